@@ -1,0 +1,1 @@
+"""The cell: configuration, scheduler core, policies, placement and Ray actors."""

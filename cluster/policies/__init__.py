@@ -1,0 +1,1 @@
+"""Speculation policies by name; each file cites the paper it implements."""

@@ -1,0 +1,138 @@
+"""Messages between a front end and a cell, multiplexed over one connection (design, idea 7)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.sampling_params import SamplingParams
+from verifier.messages import TokenLogprobs
+
+
+class Objective(msgspec.Struct, frozen=True):
+    """Latency objectives of a request, in milliseconds; None is no objective.
+
+    Attributes:
+        tpot_ms: mean time per output token after the first.
+        ttft_ms: time to the first token.
+    """
+
+    tpot_ms: float | None = None
+    ttft_ms: float | None = None
+
+
+class Speculation(msgspec.Struct, frozen=True):
+    """What a request allows speculation to do.
+
+    Attributes:
+        mode: "auto" lets the policy decide, "off" decodes without drafts.
+        drafters: names it may use; empty allows all.
+        max_tokens: most draft tokens verified per step; None leaves it to the policy.
+    """
+
+    mode: str = "auto"
+    drafters: tuple[str, ...] = ()
+    max_tokens: int | None = None
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+    """A new request. `output` is empty unless the front end resubmits what was already committed."""
+
+    request_id: str
+    prompt: list[int]
+    sampling: SamplingParams
+    output: list[int] = []
+    objective: Objective = Objective()
+    tier: str = "default"
+    priority: int = 0
+    speculation: Speculation = Speculation()
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """The client is gone, or has all the text it wants (a stop string matched)."""
+
+    request_id: str
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cell did for a finished request; times in milliseconds on the scheduler's clock.
+
+    Attributes:
+        queue_ms: arrival to first prefill chunk sent.
+        ttft_ms: arrival to first committed token.
+        tpot_ms: mean time per output token after the first; None below two tokens.
+        e2e_ms: arrival to the last token.
+        num_prompt_tokens, num_cached_tokens, num_output_tokens: token counts.
+        num_steps: verify steps that committed tokens for it.
+        num_drafted: candidate tokens drafted. num_verified: of those, sent to the target.
+        num_accepted: of those, accepted.
+        drafters: accepted tokens by drafter name (drafters that served it, also with 0 accepted).
+        num_preemptions: how often its KV was given up and recomputed.
+        acceptance_by_depth: accepted draft tokens at depth 1, 2, ...
+        min_gap: smallest score gap between first and second choice over the output (see Verdict).
+    """
+
+    queue_ms: float
+    ttft_ms: float | None
+    tpot_ms: float | None
+    e2e_ms: float
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_steps: int
+    num_drafted: int
+    num_verified: int
+    num_accepted: int
+    drafters: dict[str, int]
+    num_preemptions: int
+    acceptance_by_depth: list[int] = []
+    min_gap: float = float("inf")
+
+
+class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Newly committed tokens of one request.
+
+    Attributes:
+        request_id: the request.
+        position: output position of `tokens[0]`, so duplicates after a resubmission are recognised.
+        tokens: committed tokens; may be empty with a finish reason.
+        logprobs: one per token if asked for.
+        finish_reason: None while it goes on; "stop", "length", "cancelled" or "error" at its end.
+        receipt: with the finish reason.
+        drafter: who proposed the accepted tokens of this step; empty without speculation.
+        num_accepted: how many of `tokens`, from the first, were drafted (the rest are the target's own).
+    """
+
+    request_id: str
+    position: int
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] = []
+    finish_reason: str | None = None
+    receipt: Receipt | None = None
+    drafter: str = ""
+    num_accepted: int = 0
+
+
+class TokenBatch(msgspec.Struct, frozen=True, tag="tokens"):
+    """All events of one step for one front end."""
+
+    events: list[TokenEvent]
+
+
+class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag="rejected"):
+    """The cell will not serve the request, and has not begun to.
+
+    Attributes:
+        request_id: the request.
+        code: "queue_full", "slo_infeasible", "prompt_too_long", "draining" or "duplicate_id".
+        message: for people.
+        retry_after_s: when to come back, if that helps.
+    """
+
+    request_id: str
+    code: str
+    message: str
+    retry_after_s: float | None = None
+
+
+ClientMessage = Submit | Cancel
+CellMessage = TokenBatch | Rejected

@@ -1,0 +1,1 @@
+"""Who proposes: model drafters and prompt lookup behind one small protocol."""

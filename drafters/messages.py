@@ -1,0 +1,90 @@
+"""The draft call and its answer (design, contract "Draft call")."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.sampling_params import RequestSpec
+from engine.tree import TokenTree
+
+
+class DraftPlan(msgspec.Struct, frozen=True):
+    """The shape drafting may take for one request in one step.
+
+    Attributes:
+        depth: layers below the root; 0 catches up on committed tokens without drafting (a prefetch).
+        width: nodes per layer (beam width); 1 drafts a chain.
+        stop_logp: a layer whose best path log-probability falls below this ends the draft early;
+            the default never does.
+    """
+
+    depth: int
+    width: int = 1
+    stop_logp: float = float("-inf")
+
+
+class DraftItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One request's part of a draft call.
+
+    Attributes:
+        request_id: the request.
+        start: position in prompt and output of `tokens[0]`: how many tokens the drafter has heard of.
+        tokens: int32 [new], the tokens committed since; the last one is the root of the tree.
+        plan: shape of this draft.
+        spec: opens the request; sent when `start` is 0, and then `tokens` is empty because
+            `spec.tokens` holds them all.
+    """
+
+    request_id: str
+    start: int
+    tokens: NDArray[np.int32]
+    plan: DraftPlan
+    spec: RequestSpec | None = None
+
+
+class DraftCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="draft"):
+    """Everything one drafter does in one step: `release` forgets requests before `items` are drafted."""
+
+    call_id: int
+    items: list[DraftItem]
+    release: list[str] = []
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One request's candidate tree.
+
+    Attributes:
+        request_id: the request.
+        tree: the candidates; root only if the plan's depth was 0 or nothing could be proposed.
+        num_scored, num_agreed: of the committed tokens newly heard of (prompt excluded), how many the
+            drafter scored while catching up, and how many it would have drafted itself (its first
+            choice). This is the acceptance estimate that needs no target call (design, "Prefetch").
+    """
+
+    request_id: str
+    tree: TokenTree
+    num_scored: int = 0
+    num_agreed: int = 0
+
+
+class DraftResult(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="drafted"):
+    """Answer to a draft call.
+
+    Attributes:
+        call_id: of the call answered.
+        drafts: one per item served.
+        unknown: requests the drafter does not hold at the position named (it restarted, or evicted
+            them for lack of slots); the scheduler reopens them with a spec.
+        seconds: time from decoding the call to having the answer.
+        forward_seconds: part of it spent in model forwards.
+        num_forwards: model forwards run.
+    """
+
+    call_id: int
+    drafts: list[Draft]
+    unknown: list[str] = []
+    seconds: float = 0.0
+    forward_seconds: float = 0.0
+    num_forwards: int = 0

@@ -1,0 +1,46 @@
+"""What every drafter is: capabilities as data, and one call."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from drafters.messages import DraftCall, DraftResult
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a drafter can do. Callers branch on these, never on a drafter's type.
+
+    Attributes:
+        kind: "model", "prompt_lookup", ...
+        max_depth: deepest draft it makes.
+        max_width: widest beam; 1 means chains only.
+        has_probabilities: whether `logp` in its trees comes from a model.
+        needs_prefill: whether catching up on a prompt costs it a forward pass.
+        vocab_size: size of the vocabulary its tokens come from.
+        max_tokens: longest sequence (prompt and output) it can follow.
+        num_slots: tokens its KV cache holds; 0 if it keeps none.
+    """
+
+    kind: str
+    max_depth: int
+    max_width: int
+    has_probabilities: bool
+    needs_prefill: bool
+    vocab_size: int
+    max_tokens: int
+    num_slots: int = 0
+
+
+class Drafter(Protocol):
+    """Proposes candidate token trees for a batch of requests, and holds per-request state for it."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this drafter can do."""
+        ...
+
+    def draft(self, call: DraftCall) -> DraftResult:
+        """Draft for every item of the call; never raises for one request's sake (see `unknown`)."""
+        ...

@@ -1,0 +1,1 @@
+"""Running causal language models over ragged batches: KV slots, attention, sampling, token trees."""

@@ -1,0 +1,68 @@
+"""The seam between those who hold requests (drafters, verifier) and those who run models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """One request's rows in a forward pass.
+
+    Attributes:
+        tokens: int32 [rows], input token ids.
+        positions: int32 [rows], position of each row in its sequence (a tree node's depth added to the
+            context length, so siblings share a position).
+        slots: int32 [rows], KV slots the rows write.
+        past: int32 [keys], KV slots of earlier tokens, in order.
+        visible: bool [rows, recent] or None. The keys of a row are `past` followed by `slots`; `visible`
+            says which of the LAST `recent` keys each row attends to (recent >= rows), all keys before
+            those are visible to every row. None is the causal case: every row sees all of `past`, itself
+            and the rows before it.
+    """
+
+    tokens: Int32
+    positions: Int32
+    slots: Int32
+    past: Int32
+    visible: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What callers need to know of a model: vocabulary, longest sequence, and bytes of KV per token."""
+
+    vocab_size: int
+    max_tokens: int
+    num_layers: int
+    kv_bytes_per_token: int
+
+
+class ModelRunner(Protocol):
+    """Runs one causal language model over a ragged batch; owns the KV storage, not its bookkeeping."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """Sizes of the model."""
+        ...
+
+    @property
+    def num_slots(self) -> int:
+        """KV slots in the pool; slot numbers run from 0 to num_slots - 1."""
+        ...
+
+    def forward(self, segments: Sequence[Segment], keep: Int32) -> torch.Tensor:
+        """Logits, float32 [len(keep), vocab], of the rows `keep` (indices into the concatenated rows).
+
+        Writes the keys and values of all rows to their slots. Rows of different segments never see
+        each other.
+        """
+        ...

@@ -1,0 +1,68 @@
+"""Sampling parameters of one request, free of torch so that the scheduler can hold them."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tokens of one request are chosen. Field names and meanings follow vLLM and OpenAI.
+
+    Attributes:
+        temperature: 0 is greedy; otherwise logits are divided by it.
+        top_k: keep the `top_k` most probable tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens whose probability reaches `top_p`.
+        min_p: drop tokens less probable than `min_p` times the most probable one.
+        presence_penalty, frequency_penalty: OpenAI's, over generated tokens.
+        repetition_penalty: CTRL's (arXiv 1909.05858), over prompt and generated tokens; 1 is off.
+        logit_bias: added to the logits of the given token ids.
+        seed: key of the noise; with the output position it fixes the token (design, idea 2).
+        logprobs: number of alternatives whose log-probabilities are returned; None for none at all,
+            0 for the chosen token only.
+        max_tokens: most tokens to generate.
+        min_tokens: stop tokens are impossible before this many tokens.
+        stop_token_ids: generation ends after any of these (the end-of-sequence token is among them
+            unless the request ignores it); the stop token itself is the last committed token.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0
+    logprobs: int | None = None
+    max_tokens: int = 128
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the token is the plain argmax of the processed logits."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on the tokens so far, and so on the path within a tree."""
+        return (
+            self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+        )
+
+
+class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Everything a worker must know to open a request, or to reopen it after it was released.
+
+    Attributes:
+        request_id: unique within the cell.
+        tokens: prompt and the output committed so far.
+        prompt_len: how many of `tokens` are the prompt; output position t is `tokens[prompt_len + t]`.
+        sampling: how tokens are chosen.
+    """
+
+    request_id: str
+    tokens: list[int]
+    prompt_len: int
+    sampling: SamplingParams

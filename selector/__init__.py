@@ -1,0 +1,1 @@
+"""Which drafter serves which request."""

@@ -1,0 +1,1 @@
+"""Who decides: the target model, tree verification and drafter-invariant sampling."""

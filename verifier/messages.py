@@ -1,0 +1,120 @@
+"""The verify call and its answer (design, contract "Verify call")."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.sampling_params import RequestSpec
+from engine.tree import TokenTree
+
+
+class VerifyItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A fully prefilled request and its draft tree; the tree's root is its last committed token."""
+
+    request_id: str
+    tree: TokenTree
+
+
+class PrefillItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A chunk of a request still being prefilled.
+
+    The verifier computes up to `num_tokens` more of the tokens it knows (after any prefix found in its
+    cache). When that completes the sequence, the same forward also decides the next token.
+
+    Attributes:
+        request_id: the request.
+        num_tokens: most prompt tokens to compute in this step (at least 1).
+        spec: opens the request; sent with its first chunk, also after a preemption.
+    """
+
+    request_id: str
+    num_tokens: int
+    spec: RequestSpec | None = None
+
+
+class VerifyCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="verify"):
+    """One step of the target: `release` frees requests first, then all items share one forward."""
+
+    call_id: int
+    verify: list[VerifyItem] = []
+    prefill: list[PrefillItem] = []
+    release: list[str] = []
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Log-probability of a committed token and of the most probable alternatives.
+
+    They are of the model's distribution before temperature, penalties and truncation, as vLLM's
+    default `raw_logprobs`.
+    """
+
+    logprob: float
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What became of one request's tree.
+
+    Attributes:
+        request_id: the request.
+        tokens: newly committed: the accepted path and one bonus token; cut after the first stop token
+            or at `max_tokens`.
+        num_accepted: how many of the tree's drafted nodes were accepted (before the cut).
+        nodes: indices of the accepted nodes in the draft tree, in order, root excluded.
+        logprobs: one per token if the request asked for them, else empty.
+        min_gap: smallest difference between the best and second-best score among the decided tokens;
+            a near tie (below 1e-4) is where another batch shape may round to the other token.
+    """
+
+    request_id: str
+    tokens: list[int]
+    num_accepted: int = 0
+    nodes: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    min_gap: float = float("inf")
+
+
+class PrefillProgress(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """How far one request's prefill came.
+
+    Attributes:
+        request_id: the request.
+        num_computed: tokens of its sequence now in the KV cache.
+        num_cached: how many of those came from a shared prefix (set with the first chunk).
+        verdict: the first decided token, once the sequence is complete.
+    """
+
+    request_id: str
+    num_computed: int
+    num_cached: int = 0
+    verdict: Verdict | None = None
+
+
+class VerifyResult(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="verified"):
+    """Answer to a verify call.
+
+    Attributes:
+        call_id: of the call answered.
+        verdicts: one per verify item served.
+        prefills: one per prefill item served.
+        deferred: requests left untouched because the KV pool had no slots for them in this step; the
+            scheduler preempts somebody and asks again.
+        unknown: requests the verifier does not hold (it restarted); the scheduler reopens them.
+        free_slots: slots available to the next call, shared prefixes that can be evicted included.
+        num_tokens: rows in the forward pass.
+        seconds: time from decoding the call to having the answer.
+        forward_seconds: part of it spent in the model's forward.
+        digest: checksum of all committed tokens; tensor-parallel ranks must agree on it.
+    """
+
+    call_id: int
+    verdicts: list[Verdict] = []
+    prefills: list[PrefillProgress] = []
+    deferred: list[str] = []
+    unknown: list[str] = []
+    free_slots: int = 0
+    num_tokens: int = 0
+    seconds: float = 0.0
+    forward_seconds: float = 0.0
+    digest: int = 0
