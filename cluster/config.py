@@ -1,0 +1,145 @@
+"""Configuration of a cell and its front ends: one typed tree, the same for YAML and the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class _Strict(BaseModel):
+    """Unknown fields are errors, and nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TargetConfig(_Strict):
+    """The target model and how it is run."""
+
+    path: str = Field(description="Hugging Face directory, or `zoo:NAME` for an embedded demo model.")
+    served_name: str | None = Field(
+        default=None, description="Model id in the API; the directory's name if unset."
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="Weights and KV cache."
+    )
+    tensor_parallel: int = Field(default=1, ge=1, le=64, description="Ranks, one Ray actor each.")
+    num_slots: int = Field(default=32768, ge=64, description="Tokens the KV pool holds.")
+    runner: Literal["auto", "hf", "lean"] = Field(
+        default="auto", description="`hf` runs any architecture, `lean` the Llama family faster."
+    )
+    num_cpus: float = Field(default=1.0, ge=0, description="Ray CPUs reserved per rank.")
+    num_gpus: float = Field(default=0.0, ge=0, description="Ray GPUs reserved per rank.")
+
+
+class ModelDrafterConfig(_Strict):
+    """A small causal language model as drafter."""
+
+    kind: Literal["model"] = "model"
+    name: str = Field(description="Name in receipts and metrics.")
+    path: str = Field(description="Hugging Face directory, or `zoo:NAME`.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32")
+    num_slots: int = Field(default=32768, ge=64, description="Tokens its KV pool holds.")
+    runner: Literal["auto", "hf", "lean"] = "auto"
+    max_requests: int = Field(default=64, ge=1, description="Capacity: requests it serves at once (SPIN's B_j).")
+    num_cpus: float = Field(default=0.0, ge=0, description="Ray CPUs reserved.")
+    num_gpus: float = Field(default=0.0, ge=0, description="Ray GPUs reserved.")
+
+
+class PromptLookupConfig(_Strict):
+    """Drafts what followed the same n-gram earlier in the request."""
+
+    kind: Literal["prompt_lookup"] = "prompt_lookup"
+    name: str = "prompt-lookup"
+    max_ngram: int = Field(default=4, ge=1, le=16, description="Longest suffix looked up.")
+    min_ngram: int = Field(default=2, ge=1, le=16, description="Shortest suffix looked up.")
+    max_requests: int = Field(default=256, ge=1)
+    num_cpus: float = Field(default=0.0, ge=0)
+    num_gpus: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> PromptLookupConfig:
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}")
+        return self
+
+
+DrafterConfig = Annotated[ModelDrafterConfig | PromptLookupConfig, Field(discriminator="kind")]
+
+
+class PolicyConfig(_Strict):
+    """Which speculation policy runs, and its bounds."""
+
+    name: str = Field(default="flotilla", description="See cluster/policies.")
+    max_depth: int = Field(default=6, ge=0, le=32, description="Deepest draft (AdaServe's D_max).")
+    min_depth: int = Field(default=1, ge=0, le=32, description="Shallowest draft (AdaServe's D_min).")
+    max_width: int = Field(default=3, ge=1, le=16, description="Widest beam (AdaServe's W_max).")
+    verify_budget: int | None = Field(
+        default=None, ge=1, description="Tokens per verify step (B1); the measured knee if unset."
+    )
+    draft_budget: int = Field(default=16, ge=1, description="Beam tokens per draft step (B2).")
+    depth_offset: float = Field(default=0.0, ge=0, description="AdaServe's c1.")
+    width_offset: int = Field(default=0, ge=0, description="AdaServe's c2.")
+    max_nodes: int = Field(default=16, ge=1, description="Nodes one request may take in the SLO phase (n_max).")
+    fixed_depth: int = Field(default=4, ge=0, le=32, description="Depth of the `fixed` policy.")
+
+
+class SchedulerConfig(_Strict):
+    """Batching and queue bounds."""
+
+    max_running: int = Field(default=64, ge=1, description="Requests decoded at once.")
+    max_waiting: int = Field(default=256, ge=0, description="Requests queued before 429.")
+    prefill_chunk: int = Field(default=128, ge=8, description="Most prompt tokens per verify step.")
+    micro_batches: int = Field(
+        default=1, ge=1, le=8, description="Groups whose drafting and verification overlap."
+    )
+    draft_timeout_ms: float = Field(
+        default=2000.0, gt=0, description="A drafter slower than this is left behind for the step."
+    )
+
+
+class TierConfig(_Strict):
+    """Objectives of a service tier, used when a request names none."""
+
+    tpot_ms: float | None = Field(default=None, gt=0)
+    ttft_ms: float | None = Field(default=None, gt=0)
+
+
+class HttpConfig(_Strict):
+    """Where the API listens."""
+
+    host: str = Field(default="127.0.0.1", description="Loopback unless told otherwise.")
+    port: int = Field(default=8000, ge=0, le=65535)
+    front_ends: int = Field(default=1, ge=1, description="Front-end replicas.")
+    max_body_bytes: int = Field(default=1 << 20, ge=1024)
+
+
+class FlotillaConfig(_Strict):
+    """A cell and its front ends."""
+
+    target: TargetConfig
+    drafters: tuple[DrafterConfig, ...] = ()
+    policy: PolicyConfig = PolicyConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    tiers: dict[str, TierConfig] = Field(default_factory=dict)
+    http: HttpConfig = HttpConfig()
+    profile: str | None = Field(
+        default=None, description="Cost profile (JSON of `flotilla profile`); measured at start if unset."
+    )
+
+    @field_validator("drafters")
+    @classmethod
+    def _distinct(cls, drafters: tuple[DrafterConfig, ...]) -> tuple[DrafterConfig, ...]:
+        names = [drafter.name for drafter in drafters]
+        if len(set(names)) != len(names):
+            raise ValueError(f"drafter names must differ: {sorted(names)}")
+        if "verifier" in names:
+            raise ValueError("`verifier` names the target's worker; call the drafter something else")
+        return drafters
+
+    @classmethod
+    def load(cls, path: Path) -> FlotillaConfig:
+        """Read a YAML file; errors name the field and what it may be."""
+        return cls.model_validate(yaml.safe_load(path.read_text()) or {})
