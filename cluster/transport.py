@@ -1,0 +1,38 @@
+"""Length-prefixed frames over a TCP stream: four bytes of length, big-endian, then the message."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+#: Largest frame either side accepts. Steps stay below 100 kB; a submission holds at most one prompt.
+MAX_FRAME_BYTES = 64 << 20
+
+_LENGTH = struct.Struct(">I")
+
+
+class FrameTooLarge(ConnectionError):
+    """A frame above the limit: who announces one does not speak this protocol, so the stream is useless."""
+
+
+async def read_frame(reader: asyncio.StreamReader, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
+    """The next frame.
+
+    Raises `asyncio.IncompleteReadError` when the stream ends, with empty `partial` if between two frames, and
+    `FrameTooLarge` before anything of an oversized frame is read.
+    """
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    if length > max_bytes:
+        raise FrameTooLarge(f"frame of {length} bytes, at most {max_bytes} are accepted")
+    return await reader.readexactly(length)
+
+
+def write_frame(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Queue one frame for sending, without waiting: `await writer.drain()` where back pressure matters.
+
+    Not a coroutine, so that a frame can be sent from a `finally` block of a cancelled task.
+    """
+    if len(data) > MAX_FRAME_BYTES:
+        raise FrameTooLarge(f"frame of {len(data)} bytes, at most {MAX_FRAME_BYTES} are accepted")
+    writer.write(_LENGTH.pack(len(data)))
+    writer.write(data)
