@@ -19,15 +19,13 @@ has_nvidia_gpu() {
     nvidia-smi -L 2>/dev/null | grep -q '^GPU'
 }
 
-# The range pyproject.toml admits, and whether the torch that is installed lies in it.
 requirement=$("$python" scripts/torch_requirement.py)
-if "$python" scripts/torch_requirement.py --is-installed; then
-    exit 0
-fi
 
 if [ -n "${TORCH:-}" ]; then
     echo "Installing $TORCH"
     pip_install "$TORCH"
+elif "$python" scripts/torch_requirement.py --is-installed; then
+    :
 elif [ "$(uname -s)" != "Linux" ]; then
     echo "Installing torch"
     pip_install "$requirement"

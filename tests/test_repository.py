@@ -1,0 +1,155 @@
+"""The repository keeps its own promises: layout, import rules, commands and links in the documentation."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_FILE_LINES = 400
+NOT_OURS = {".venv", ".git", "build", "dist", "weights", "node_modules"}
+
+# The selector, the scheduler core and the messages it exchanges run without Ray and torch.
+PURE_MODULES = (
+    "cluster.config",
+    "cluster.core",
+    "cluster.cost_model",
+    "cluster.events",
+    "cluster.requests",
+    "cluster.stream_messages",
+    "drafters.messages",
+    "drafters.protocol",
+    "engine.sampling_params",
+    "engine.tree",
+    "engine.wire",
+    "verifier.messages",
+)
+PURE_PACKAGES = ("cluster/policies", "selector")
+
+
+def own_files(pattern: str) -> Iterator[Path]:
+    for path in sorted(ROOT.rglob(pattern)):
+        parts = path.relative_to(ROOT).parts
+        if not NOT_OURS.intersection(parts) and not any(part.startswith(".") for part in parts):
+            yield path
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+PYTHON_FILES = [path for path in own_files("*.py") if not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))]
+DOCUMENTS = [*own_files("*.md")]
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# -- layout ------------------------------------------------------------------------------------------
+
+
+def test_every_package_is_shipped() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    found = {module_name(path) for path in own_files("__init__.py")}
+    in_tree = {name for name in found if name.split(".")[0] != "tests"}
+    assert in_tree == set(pyproject["tool"]["setuptools"]["packages"])
+
+
+def test_every_top_level_package_is_under_import_contracts_and_types() -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    top_level = {name for name in tool["setuptools"]["packages"] if "." not in name}
+    assert top_level == set(tool["importlinter"]["root_packages"])
+    assert top_level <= set(tool["mypy"]["files"])
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=relative)
+def test_a_file_fits_in_one_head(path: Path) -> None:
+    num_lines = len(path.read_text().splitlines())
+    assert num_lines <= MAX_FILE_LINES, f"{num_lines} lines: split it by concept"
+
+
+# -- imports -----------------------------------------------------------------------------------------
+
+
+def test_the_core_imports_without_ray_and_torch() -> None:
+    modules = [*PURE_MODULES]
+    for package in PURE_PACKAGES:
+        modules += [module_name(path) for path in sorted((ROOT / package).rglob("*.py"))]
+    script = (
+        "import importlib, sys\n"
+        "sys.modules.update(ray=None, torch=None, transformers=None)\n"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# -- documentation -----------------------------------------------------------------------------------
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+
+
+def code_of(text: str) -> str:
+    """Fenced blocks and inline code: prose may say "make sure"."""
+    return "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, flags=re.DOTALL))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_commands_in_the_documentation_exist(document: Path) -> None:
+    named = set(re.findall(r"\bmake ([a-z][a-z-]*)", code_of(document.read_text())))
+    assert named <= make_targets()
+
+
+def test_readme_names_the_two_commands() -> None:
+    assert {"make serve", "make test"} <= set(
+        re.findall(r"make [a-z]+", code_of((ROOT / "README.md").read_text()))
+    )
+
+
+def test_ci_runs_the_readme_test_command() -> None:
+    assert "make test" in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+def anchors(document: Path) -> set[str]:
+    """GitHub's anchors of a document's headings."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_links_in_the_documentation_resolve(document: Path) -> None:
+    text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    for target in targets:
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (document.parent / name).resolve() if name else document
+        assert linked.exists(), f"{target} does not exist"
+        if anchor and linked.suffix == ".md":
+            assert anchor in anchors(linked), f"{linked.name} has no heading for #{anchor}"
+
+
+@pytest.mark.parametrize("document", DECISIONS, ids=relative)
+def test_a_decision_follows_the_template(document: Path) -> None:
+    text = document.read_text()
+    headings = re.findall(r"^(#+ .+)$", text, flags=re.MULTILINE)
+    assert headings[0].startswith(f"# {document.name[:4]} "), "the title carries the file's number"
+    assert headings[1:] == ["## Context", "## Decision", "## Consequences"]
+    assert len(text.split()) <= 500, "a decision is one page"
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    assert [int(path.name[:4]) for path in DECISIONS] == list(range(1, len(DECISIONS) + 1))
