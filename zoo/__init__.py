@@ -1,0 +1,1 @@
+"""The embedded demo family: the recipe that trains it, and its weights."""

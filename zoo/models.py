@@ -1,0 +1,77 @@
+"""Shapes of the family's models, building them, and writing them as Hugging Face directories."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from zoo.registry import TARGET
+from zoo.tokenizer import VOCABULARY
+
+#: Longest sequence the models are made for, in tokens.
+WINDOW = 1024
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Dimensions of a Llama model with tied embeddings."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+
+
+SHAPES: dict[str, Shape] = {
+    TARGET: Shape(8, 384, 6, 2, 1024),
+    "drafter-general-2x192": Shape(2, 192, 3, 1, 512),
+    "drafter-code-2x128": Shape(2, 128, 2, 1, 384),
+    "drafter-chat-1x128": Shape(1, 128, 2, 1, 384),
+    "drafter-summary-1x128": Shape(1, 128, 2, 1, 384),
+}
+
+
+def build(name: str, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> LlamaForCausalLM:
+    """A freshly initialised model of the named shape, in float32."""
+    shape = SHAPES[name]
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.hidden // shape.heads,
+        max_position_embeddings=WINDOW,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
+    """Write weights in float16 with configuration, generation settings and tokenizer."""
+    half = LlamaForCausalLM(model.config).to(torch.float16)
+    half.load_state_dict({k: v.to(torch.float16) for k, v in model.state_dict().items()})
+    half.tie_weights()
+    half.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    half.save_pretrained(str(directory))
+    tokenizer.save_pretrained(str(directory))
+
+
+def load(directory: Path) -> LlamaForCausalLM:
+    """A model of the family for use, in float32, without dropout."""
+    model = LlamaForCausalLM.from_pretrained(str(directory), dtype=torch.float32)
+    assert isinstance(model, LlamaForCausalLM)
+    return model.eval()

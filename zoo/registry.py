@@ -1,0 +1,55 @@
+"""Names of the shipped models and prompts, and where they lie. Imports neither torch nor transformers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+WEIGHTS = Path(__file__).parent / "weights"
+PROMPTS = WEIGHTS / "prompts.jsonl"
+
+TARGET = "target-8x384"
+DRAFTERS: tuple[str, ...] = (
+    "drafter-general-2x192",
+    "drafter-code-2x128",
+    "drafter-chat-1x128",
+    "drafter-summary-1x128",
+)
+MODELS: tuple[str, ...] = (TARGET, *DRAFTERS)
+
+Domain = Literal["code", "chat", "summary"]
+DOMAINS: tuple[Domain, ...] = ("code", "chat", "summary")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A held-out prompt with the corpus's own answer; ``max_tokens`` bounds the output, in tokens."""
+
+    domain: Domain
+    kind: Literal["chat", "completion"]
+    reference: str
+    max_tokens: int
+    prompt: str = ""
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+
+def weights_dir(name: str) -> Path:
+    """The Hugging Face directory of a shipped model; ``KeyError`` for a name that is not in the family."""
+    if name not in MODELS:
+        raise KeyError(f"unknown model {name!r}; the family is {', '.join(MODELS)}")
+    return WEIGHTS / name
+
+
+def load_prompts(domain: str | None = None, path: Path = PROMPTS) -> list[Prompt]:
+    """The shipped held-out prompts, in file order, of one domain or of all."""
+    if domain is not None and domain not in DOMAINS:
+        raise KeyError(f"unknown domain {domain!r}; the domains are {', '.join(DOMAINS)}")
+    found: list[Prompt] = []
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            record: dict[str, Any] = json.loads(line)
+            if domain is None or record["domain"] == domain:
+                found.append(Prompt(**record))
+    return found
