@@ -1,0 +1,277 @@
+"""Attention of a ragged batch of token trees over paged keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from engine.runner import Segment
+
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+Plan = TypeVar("Plan")
+
+_HIDDEN = np.float32(-1e30)
+"""Added to the score of an invisible key: finite, so that a row of padding cannot become NaN."""
+
+# Relative costs that decide the grouping of segments, in units of one score of one query row over all
+# heads: gathering a key and its value costs about as much as two scores, a further group as 400.
+_GATHER_COST = 2
+_GROUP_COST = 400
+
+
+class AttentionBackend(Protocol[Plan]):
+    """Holds keys and values of all layers, and attends over them.
+
+    A forward pass calls `plan` once, then `run` once per layer. `store` and `attend` are its two halves.
+    """
+
+    def plan(self, segments: Sequence[Segment]) -> Plan:
+        """Everything about the batch that layers share: indices and masks."""
+        ...
+
+    def store(self, plan: Plan, layer: int, kv: torch.Tensor) -> None:
+        """Write the batch's keys and values, [rows, kv_heads * (k_dim + v_dim)], keys first, to its slots."""
+        ...
+
+    def attend(self, plan: Plan, layer: int, q: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+        """Attention output [rows, q_heads * v_dim] of queries [rows, q_heads, k_dim].
+
+        `scale` multiplies the scores; None is `k_dim ** -0.5`.
+        """
+        ...
+
+    def run(
+        self,
+        plan: Plan,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None = None,
+    ) -> torch.Tensor:
+        """`store` then `attend`, with k [rows, kv_heads, k_dim] and v [rows, kv_heads, v_dim]."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Segments attended to together, padded to one rectangle of `rows` queries and `keys` keys each.
+
+    Attributes:
+        read: int64 [segments * keys], slots of the keys; for padding, a slot of the same segment, so that
+            one request's values can never reach another's.
+        first_slot: where `read` is a run of neighbouring slots, its first; else -1.
+        mask: float [segments, 1, rows, keys] to add to the scores; None if all keys are visible to all rows.
+        gather: int64 [segments * rows], batch row of each (padded) query; None if they are `span`.
+        keep: int64 [n], which of the padded rows are real; `target` int64 [n], their batch rows.
+        span: batch rows of the group, where they are adjacent and unpadded.
+        folded: the mask with its rows repeated for the query heads that share a key head.
+    """
+
+    segments: int
+    rows: int
+    keys: int
+    read: torch.Tensor
+    first_slot: int
+    mask: torch.Tensor | None
+    gather: torch.Tensor | None
+    keep: torch.Tensor | None
+    target: torch.Tensor | None
+    span: slice
+    folded: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PaddedPlan:
+    """Plan of one forward: `write` int64 [rows], slots the batch writes, and the padded groups."""
+
+    num_rows: int
+    write: torch.Tensor
+    groups: list[_Group]
+
+
+class PaddedAttention:
+    """Attention by PyTorch's `scaled_dot_product_attention` over gathered, padded keys and values.
+
+    Segments are grouped so that a long prompt chunk and single decoded rows are not padded to one
+    rectangle. Storage of a layer is one tensor [num_slots, kv_heads * (k_dim + v_dim)], so that a token
+    is written and gathered in one piece; it is allocated when the layer is first stored to, or by `allocate`.
+    """
+
+    def __init__(self, num_slots: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        self.num_slots = num_slots
+        self._dtype = dtype
+        self._device = torch.device(device)
+        self._layers: dict[int, torch.Tensor] = {}
+        self._shapes: dict[int, tuple[int, int, int]] = {}
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token takes over all layers allocated so far."""
+        return sum(layer.shape[1] * layer.element_size() for layer in self._layers.values())
+
+    def allocate(self, layer: int, kv_heads: int, k_dim: int, v_dim: int) -> None:
+        """Give `layer` zeroed storage. Does nothing if it has it already."""
+        if layer in self._layers:
+            return
+        width = kv_heads * (k_dim + v_dim)
+        self._layers[layer] = torch.zeros(self.num_slots, width, dtype=self._dtype, device=self._device)
+        self._shapes[layer] = (kv_heads, k_dim, v_dim)
+
+    def plan(self, segments: Sequence[Segment]) -> PaddedPlan:
+        """See `AttentionBackend`."""
+        starts = [0]
+        for segment in segments:
+            starts.append(starts[-1] + len(segment.slots))
+        write = np.concatenate([segment.slots for segment in segments]).astype(np.int64)
+        groups = [self._group(segments, members, starts) for members in _partition(segments)]
+        return PaddedPlan(starts[-1], self._tensor(write), groups)
+
+    def store(self, plan: PaddedPlan, layer: int, kv: torch.Tensor) -> None:
+        """See `AttentionBackend`."""
+        self._layers[layer].index_copy_(0, plan.write, kv)
+
+    def run(
+        self,
+        plan: PaddedPlan,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float | None = None,
+    ) -> torch.Tensor:
+        """See `AttentionBackend`."""
+        self.allocate(layer, k.shape[1], k.shape[2], v.shape[2])
+        self.store(plan, layer, torch.cat([k.flatten(1), v.flatten(1)], dim=1))
+        return self.attend(plan, layer, q, scale)
+
+    def attend(
+        self, plan: PaddedPlan, layer: int, q: torch.Tensor, scale: float | None = None
+    ) -> torch.Tensor:
+        """See `AttentionBackend`."""
+        if len(plan.groups) == 1 and plan.groups[0].gather is None:
+            return self._attend_group(plan.groups[0], layer, q, scale)
+        v_dim = self._shapes[layer][2]
+        out = q.new_empty(plan.num_rows, q.shape[1] * v_dim)
+        for group in plan.groups:
+            if group.gather is None:
+                out[group.span] = self._attend_group(group, layer, q[group.span], scale)
+                continue
+            assert group.keep is not None
+            assert group.target is not None
+            padded = self._attend_group(group, layer, q.index_select(0, group.gather), scale)
+            out.index_copy_(0, group.target, padded.index_select(0, group.keep))
+        return out
+
+    def _attend_group(self, group: _Group, layer: int, q: torch.Tensor, scale: float | None) -> torch.Tensor:
+        kv_heads, k_dim, v_dim = self._shapes[layer]
+        segments, rows, keys = group.segments, group.rows, group.keys
+        shared = q.shape[1] // kv_heads
+        storage = self._layers[layer]
+        if group.first_slot >= 0:
+            kv = storage.narrow(0, group.first_slot, keys)
+        else:
+            kv = storage.index_select(0, group.read)
+        kv = kv.view(segments, keys, -1)
+        split = kv_heads * k_dim
+        k = kv[..., :split].unflatten(2, (kv_heads, k_dim)).transpose(1, 2)
+        v = kv[..., split:].unflatten(2, (kv_heads, v_dim)).transpose(1, 2)
+        # Query heads that share a key head become further rows of it: grouped-query attention without
+        # repeating keys.
+        q = q.view(segments, rows, kv_heads, shared, k_dim).transpose(1, 2)
+        q = q.reshape(segments, kv_heads, rows * shared, k_dim)
+        mask = group.mask
+        if mask is not None and rows > 1 and shared > 1:
+            if shared not in group.folded:
+                group.folded[shared] = mask.repeat_interleave(shared, dim=2)
+            mask = group.folded[shared]
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        out = out.view(segments, kv_heads, rows, shared, v_dim).transpose(1, 2)
+        return out.reshape(segments * rows, -1)
+
+    def _tensor(self, array: Int64 | Float32) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+
+    def _group(self, segments: Sequence[Segment], members: list[int], starts: list[int]) -> _Group:
+        chosen = [segments[index] for index in members]
+        row_counts = [len(segment.slots) for segment in chosen]
+        key_counts = [len(s.past) + rows for s, rows in zip(chosen, row_counts, strict=True)]
+        rows, keys, size = max(row_counts), max(key_counts), len(chosen)
+        read = np.empty((size, keys), dtype=np.int64)
+        for line, segment in zip(read, chosen, strict=True):
+            past = len(segment.past)
+            total = past + len(segment.slots)
+            line[:past] = segment.past
+            line[past:total] = segment.slots
+            line[total:] = segment.slots[0]
+        first = int(read[0, 0])
+        is_run = size == 1 and int(read[0, -1]) - first == keys - 1 and bool((np.diff(read[0]) == 1).all())
+        mask = _mask(chosen, row_counts, key_counts, rows, keys)
+        padded = min(row_counts) < rows
+        adjacent = members[-1] - members[0] == size - 1
+        gather = keep = target = None
+        if padded or not adjacent:
+            columns = np.arange(rows)
+            real = columns < np.array(row_counts)[:, None]
+            batch_rows = np.where(real, columns, 0) + np.array([starts[index] for index in members])[:, None]
+            gather = self._tensor(batch_rows.reshape(-1))
+            keep = self._tensor(np.flatnonzero(real))
+            target = self._tensor(batch_rows[real])
+        return _Group(
+            segments=size,
+            rows=rows,
+            keys=keys,
+            read=self._tensor(read.reshape(-1)),
+            first_slot=first if is_run else -1,
+            mask=None if mask is None else self._tensor(mask).unsqueeze(1).to(self._dtype),
+            gather=gather,
+            keep=keep,
+            target=target,
+            span=slice(starts[members[0]], starts[members[-1] + 1]),
+        )
+
+
+def _partition(segments: Sequence[Segment]) -> list[list[int]]:
+    """Indices of the segments of each group, ascending within a group."""
+    shapes = [(len(segment.slots), len(segment.past) + len(segment.slots)) for segment in segments]
+    if len(shapes) == 1:
+        return [[0]]
+    order = sorted(range(len(shapes)), key=shapes.__getitem__, reverse=True)
+    groups: list[list[int]] = []
+    rows = keys = 0
+    for index in order:
+        q, k = shapes[index]
+        if groups:
+            members = groups[-1]
+            apart = len(members) * keys * (rows + _GATHER_COST) + k * (q + _GATHER_COST) + _GROUP_COST
+            wide = max(keys, k)
+            if (len(members) + 1) * wide * (rows + _GATHER_COST) <= apart:
+                members.append(index)
+                keys = wide
+                continue
+        groups.append([index])
+        rows, keys = q, k
+    return [sorted(members) for members in groups]
+
+
+def _mask(
+    segments: list[Segment], row_counts: list[int], key_counts: list[int], rows: int, keys: int
+) -> Float32 | None:
+    """float32 [segments, rows, keys], what to add to scores; None if every key is visible to every row."""
+    if rows == 1 and min(key_counts) == keys and all(segment.visible is None for segment in segments):
+        return None
+    limits = (np.array(key_counts) - np.array(row_counts))[:, None] + np.arange(1, rows + 1)
+    mask = np.where(np.arange(keys) < limits[:, :, None], np.float32(0), _HIDDEN)
+    for line, segment, total in zip(mask, segments, key_counts, strict=True):
+        if segment.visible is not None:
+            n, recent = segment.visible.shape
+            line[:n, total - recent : total] = np.where(segment.visible, np.float32(0), _HIDDEN)
+    return mask

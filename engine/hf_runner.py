@@ -1,0 +1,201 @@
+"""Runs any causal language model of Transformers over a ragged batch, with our attention inside it."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AttentionInterface, PreTrainedModel
+
+from engine.attention import PaddedAttention, PaddedPlan
+from engine.runner import ModelShape, Segment
+
+Int32 = NDArray[np.int32]
+
+ATTENTION_NAME = "flotilla_tree"
+"""Name of our attention in Transformers' registry. It must not contain "sdpa", "flash" or "paged|", which
+Transformers treats specially, and must have no mask function of that name, so that none is built."""
+
+# Arguments that say nothing about which keys a row sees or how it weighs them.
+_HARMLESS = frozenset(
+    {
+        "cache_position",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+
+
+class UnsupportedModel(Exception):
+    """The model would not run, or would silently give wrong results, on this engine."""
+
+
+class _Pass:
+    """One forward pass in progress: where its attention layers find their keys, and how many ran."""
+
+    __slots__ = ("attention", "calls", "max_tokens", "plan")
+
+    def __init__(self, attention: PaddedAttention, plan: PaddedPlan, max_tokens: int) -> None:
+        self.attention = attention
+        self.plan = plan
+        self.max_tokens = max_tokens
+        self.calls = 0
+
+
+class _Current(threading.local):
+    # Thread-local and not a keyword argument: several architectures do not hand keyword arguments of
+    # `forward` down to their attention layers.
+    running: _Pass | None = None
+
+
+_current = _Current()
+
+
+def _tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Transformers' attention signature: q, k, v [1, heads, rows, dim] to [1, rows, heads, v_dim]."""
+    running = _current.running
+    if running is None:
+        raise RuntimeError(f"attention {ATTENTION_NAME!r} was called outside an engine forward pass")
+    if attention_mask is not None:
+        raise UnsupportedModel("the model builds an attention mask of its own")
+    window = kwargs.pop("sliding_window", None)
+    if window is not None and window < running.max_tokens:
+        raise UnsupportedModel(
+            f"the model attends to a sliding window of {window} tokens, shorter than its longest sequence of "
+            f"{running.max_tokens}; load it with max_tokens={window}"
+        )
+    if kwargs.pop("is_causal", None) is False:
+        raise UnsupportedModel("the model has an attention layer that is not causal")
+    unknown = sorted(name for name, value in kwargs.items() if value is not None and name not in _HARMLESS)
+    if unknown:
+        raise UnsupportedModel(f"the model's attention uses {', '.join(unknown)}, not implemented here")
+    layer = running.calls
+    running.calls += 1
+    out = running.attention.run(
+        running.plan,
+        layer,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scaling,
+    )
+    return out.view(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _tree_attention)
+
+
+class HFRunner:
+    """`ModelRunner` over a Transformers model whose attention goes through the attention interface.
+
+    Not for use by several threads at once.
+    """
+
+    def __init__(self, model: PreTrainedModel, num_slots: int, *, max_tokens: int | None = None) -> None:
+        """Wrap `model`, in evaluation mode on its device, with a pool of `num_slots` KV slots.
+
+        Runs one token through it, which writes slot 0, to size the storage and to see its attention.
+
+        Args:
+            model: a causal language model; its attention implementation is switched to ours.
+            num_slots: KV slots of the pool.
+            max_tokens: longest sequence; by default what the model's configuration says.
+
+        Raises:
+            UnsupportedModel: if the model does not use the attention interface in every layer, or needs
+                attention that is not implemented.
+        """
+        config = model.config.get_text_config()
+        if model.config.is_encoder_decoder:
+            raise UnsupportedModel("encoder-decoder models are not causal language models")
+        parameters = inspect.signature(model.forward).parameters
+        if "position_ids" not in parameters:
+            raise UnsupportedModel(f"{type(model).__name__} takes no position_ids, so it cannot run trees")
+        if not model._can_set_attn_implementation():
+            raise UnsupportedModel(f"{type(model).__name__} does not use Transformers' attention interface")
+        model.set_attn_implementation(ATTENTION_NAME)
+        self._model = model.eval()
+        self._device = model.device
+        self._keeps_logits = "logits_to_keep" in parameters
+        self._num_layers = int(config.num_hidden_layers)
+        self._num_slots = num_slots
+        limit = getattr(config, "max_position_embeddings", None) or num_slots
+        self._max_tokens = int(min(limit, max_tokens or limit))
+        self._attention = PaddedAttention(num_slots, dtype=model.dtype, device=self._device)
+        zero = np.zeros(1, dtype=np.int32)
+        self.forward([Segment(tokens=zero, positions=zero, slots=zero, past=zero[:0])], zero)
+        self._shape = ModelShape(
+            vocab_size=int(config.vocab_size),
+            max_tokens=self._max_tokens,
+            num_layers=self._num_layers,
+            kv_bytes_per_token=self._attention.bytes_per_token,
+        )
+
+    @property
+    def shape(self) -> ModelShape:
+        """See `ModelRunner`."""
+        return self._shape
+
+    @property
+    def num_slots(self) -> int:
+        """See `ModelRunner`."""
+        return self._num_slots
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The Transformers model."""
+        return self._model
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment], keep: Int32) -> torch.Tensor:
+        """See `ModelRunner`.
+
+        Raises:
+            UnsupportedModel: if an attention layer of the model bypasses the attention interface.
+        """
+        tokens = np.concatenate([segment.tokens for segment in segments]).astype(np.int64)
+        positions = np.concatenate([segment.positions for segment in segments]).astype(np.int64)
+        kept = torch.from_numpy(keep.astype(np.int64)).to(self._device)
+        arguments: dict[str, Any] = {"use_cache": False}
+        if self._keeps_logits:
+            arguments["logits_to_keep"] = kept
+        running = _Pass(self._attention, self._attention.plan(segments), self._max_tokens)
+        previous = _current.running
+        _current.running = running
+        try:
+            output = self._model(
+                input_ids=torch.from_numpy(tokens)[None].to(self._device),
+                position_ids=torch.from_numpy(positions)[None].to(self._device),
+                **arguments,
+            )
+        finally:
+            _current.running = previous
+        if running.calls != self._num_layers:
+            raise UnsupportedModel(
+                f"{running.calls} of {self._num_layers} layers of {type(self._model).__name__} went through "
+                "Transformers' attention interface"
+            )
+        logits: torch.Tensor = output.logits[0]
+        if not self._keeps_logits:
+            logits = logits.index_select(0, kept)
+        return logits.float()
