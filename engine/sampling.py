@@ -1,0 +1,274 @@
+"""From logits to tokens for many rows at once: logit processing, then Gumbel-max (design, idea 2).
+
+The order of the operations is vLLM's (`vllm/v1/sample/sampler.py`): min_tokens, logit bias, penalties
+(repetition, frequency, presence), temperature, min_p, top_k, top_p. Verifier and drafters share this
+module, so that a draft is ranked by the same rule that decides the token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.noise import gumbel_noise
+from engine.sampling_params import SamplingParams
+from engine.truncation import min_p_, top_k_, top_p_
+
+_Number = TypeVar("_Number", int, float)
+_Entries = tuple[NDArray[np.int64], NDArray[np.float32]]
+
+
+class TokenHistory:
+    """Which tokens a request has seen, and how often it generated each: what penalties depend on.
+
+    Kept up to date token by token, so that a step costs the number of distinct tokens, not a pass over
+    the whole text. Requests without penalties need none.
+    """
+
+    def __init__(self, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
+        self._counts: dict[int, int] = dict.fromkeys(prompt, 0)
+        self._entries: _Entries | None = None
+        self.extend(output)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append generated tokens."""
+        for token in tokens:
+            self._counts[token] = self._counts.get(token, 0) + 1
+        self._entries = None
+
+    def entries(self, path: Sequence[int] = ()) -> _Entries:
+        """Distinct tokens of prompt, output and `path`, and how often output and path hold each.
+
+        Args:
+            path: tokens generated after the history, along a path of a tree.
+
+        Returns:
+            (int64 [m] token ids, float32 [m] counts; 0 for a token of the prompt only).
+        """
+        if self._entries is None:
+            size = len(self._counts)
+            self._entries = (
+                np.fromiter(self._counts.keys(), np.int64, size),
+                np.fromiter(self._counts.values(), np.float32, size),
+            )
+        if not path:
+            return self._entries
+        on_path: dict[int, int] = {}
+        for token in path:
+            on_path[token] = on_path.get(token, 0) + 1
+        ids, counts = self._entries
+        new = [token for token in on_path if token not in self._counts]
+        counts = np.concatenate((counts, np.zeros(len(new), np.float32)))
+        ids = np.concatenate((ids, np.array(new, np.int64)))
+        for token, count in on_path.items():
+            counts[ids == token] += count
+        return ids, counts
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One decision to take: the next token after a tree node, or after a sequence.
+
+    Attributes:
+        params: of the request.
+        position: output position of the token to be decided; with `params.seed` it fixes the noise.
+        history: tokens of the request up to and including the tree's root; needed with penalties only.
+        path: tokens after the history, from the root (excluded) to the node.
+    """
+
+    params: SamplingParams
+    position: int
+    history: TokenHistory | None = None
+    path: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Outcome of `decide`.
+
+    Attributes:
+        tokens: int64 [n], the chosen token of each row.
+        gap: float32 [n], best minus second-best score; near zero, rounding may decide (a near tie).
+    """
+
+    tokens: torch.Tensor
+    gap: torch.Tensor
+
+
+def perturbed_scores(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """Log-probability of every token after processing, plus the row's Gumbel noise unless it is greedy.
+
+    The highest score is the token `decide` chooses; excluded tokens score -inf. Drafters rank children by
+    it (Gumbel coupling).
+
+    Args:
+        logits: float32 [n, vocab], raw; left unchanged.
+        rows: n descriptions.
+
+    Returns:
+        float32 [n, vocab].
+    """
+    sampled = _where(rows, lambda row: not row.params.is_greedy)
+    return _add_noise(_process(logits, rows, sampled).log_softmax(-1), rows, sampled)
+
+
+def decide(logits: torch.Tensor, rows: Sequence[Row]) -> Decision:
+    """The next token of every row: argmax of the perturbed scores, ties to the lowest token id.
+
+    A row's outcome depends on its own logits and description only, never on the other rows.
+
+    Args:
+        logits: float32 [n, vocab], raw; left unchanged.
+        rows: n descriptions.
+    """
+    sampled = _where(rows, lambda row: not row.params.is_greedy)
+    with torch.inference_mode():
+        scores = _add_noise(_process(logits, rows, sampled), rows, sampled)
+        best, tokens = scores.max(dim=-1, keepdim=True)
+        # Knock the winner out to find the runner-up: cheaper than topk(2).
+        scores.scatter_(1, tokens, -math.inf)
+        second = scores.amax(dim=-1, keepdim=True)
+        if scores is logits:
+            logits.scatter_(1, tokens, best)
+    return Decision(tokens=tokens[:, 0], gap=(best - second)[:, 0])
+
+
+def processed_logits(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """Logits after every operation but the noise, float32 [n, vocab]; excluded tokens are -inf.
+
+    May return `logits` itself when there is nothing to do.
+    """
+    return _process(logits, rows, _where(rows, lambda row: not row.params.is_greedy))
+
+
+def _where(rows: Sequence[Row], needs: Callable[[Row], bool]) -> list[int]:
+    return [i for i, row in enumerate(rows) if needs(row)]
+
+
+def _process(logits: torch.Tensor, rows: Sequence[Row], sampled: list[int]) -> torch.Tensor:
+    """All operations, each on the rows that ask for it; a copy unless nothing applies."""
+    if len(rows) != len(logits):
+        raise ValueError(f"{len(logits)} rows of logits but {len(rows)} descriptions")
+    shifted = _where(rows, lambda row: bool(row.params.logit_bias) or row.position < row.params.min_tokens)
+    penalized = _where(rows, lambda row: row.params.has_penalties)
+    if not (sampled or shifted or penalized):
+        return logits
+    work = logits.clone()
+    if shifted:
+        _mask_and_bias(work, rows, shifted)
+    if penalized:
+        _penalize(work, rows, penalized)
+    if sampled:
+        _truncate(work, rows, sampled)
+    return work
+
+
+def _mask_and_bias(work: torch.Tensor, rows: Sequence[Row], which: list[int]) -> None:
+    """Stop tokens before min_tokens to -inf, then the logit bias; ids outside the vocabulary are ignored."""
+    vocab = work.shape[1]
+    index: list[tuple[int, int]] = []
+    shift: list[float] = []
+    for i in which:
+        params = rows[i].params
+        for token, bias in params.logit_bias.items():
+            if 0 <= token < vocab:
+                index.append((i, token))
+                shift.append(bias)
+        if rows[i].position < params.min_tokens:
+            for token in dict.fromkeys(params.stop_token_ids):
+                if 0 <= token < vocab:
+                    index.append((i, token))
+                    shift.append(-math.inf)
+    if index:
+        row, token_id = torch.tensor(index, device=work.device).unbind(1)
+        values = torch.tensor(shift, dtype=work.dtype, device=work.device)
+        work.index_put_((row, token_id), values, accumulate=True)
+
+
+def _penalize(work: torch.Tensor, rows: Sequence[Row], which: list[int]) -> None:
+    """Repetition (CTRL, arXiv 1909.05858), frequency and presence penalties (OpenAI), in vLLM's order."""
+    ids: list[NDArray[np.int64]] = []
+    counts: list[NDArray[np.float32]] = []
+    for i in which:
+        history = rows[i].history
+        if history is None:
+            raise ValueError("a request with penalties needs its token history")
+        row_ids, row_counts = history.entries(rows[i].path)
+        ids.append(row_ids)
+        counts.append(row_counts)
+    lengths = torch.tensor([len(row_ids) for row_ids in ids], device=work.device)
+    row = _column(which, work, torch.int64).repeat_interleave(lengths)
+    token = torch.from_numpy(np.concatenate(ids)).to(work.device)
+    count = torch.from_numpy(np.concatenate(counts)).to(work.device)
+
+    def per_entry(value: Callable[[SamplingParams], float]) -> torch.Tensor:
+        return _column([value(rows[i].params) for i in which], work).repeat_interleave(lengths)
+
+    repetition = per_entry(lambda params: params.repetition_penalty)
+    frequency = per_entry(lambda params: params.frequency_penalty)
+    presence = per_entry(lambda params: params.presence_penalty)
+    value = work[row, token]
+    value = torch.where(value > 0, value / repetition, value * repetition)
+    value -= frequency * count
+    value -= presence * (count > 0)
+    work.index_put_((row, token), value)
+
+
+def _truncate(work: torch.Tensor, rows: Sequence[Row], sampled: list[int]) -> None:
+    """Temperature, min_p, top_k and top_p of the sampled rows."""
+    vocab = work.shape[1]
+    params = [rows[i].params for i in sampled]
+    part = work if len(sampled) == len(rows) else work[sampled]
+    # Subtracting the maximum first keeps tiny temperatures from overflowing to inf - inf.
+    part -= part.amax(dim=-1, keepdim=True)
+    part /= _column([p.temperature for p in params], work).unsqueeze(1)
+    _apply(part, min_p_, [p.min_p for p in params], [p.min_p > 0.0 for p in params])
+    _apply(part, top_k_, [p.top_k for p in params], [0 < p.top_k < vocab for p in params])
+    _apply(part, top_p_, [p.top_p for p in params], [p.top_p < 1.0 for p in params])
+    if part is not work:
+        work[sampled] = part
+
+
+def _apply(
+    part: torch.Tensor,
+    operation: Callable[[torch.Tensor, Sequence[_Number]], None],
+    values: Sequence[_Number],
+    needed: Sequence[bool],
+) -> None:
+    """Run an in-place operation on the rows that need it."""
+    which = [j for j, need in enumerate(needed) if need]
+    if len(which) == len(values):
+        operation(part, values)
+    elif which:
+        some = part[which]
+        operation(some, [values[j] for j in which])
+        part[which] = some
+
+
+def _add_noise(scores: torch.Tensor, rows: Sequence[Row], sampled: list[int]) -> torch.Tensor:
+    """Add each sampled row's noise in place; rows of one request and position share its computation."""
+    if not sampled:
+        return scores
+    keys = [(rows[i].params.seed, rows[i].position) for i in sampled]
+    distinct = {key: j for j, key in enumerate(dict.fromkeys(keys))}
+    noise = gumbel_noise(
+        [seed for seed, _ in distinct],
+        [position for _, position in distinct],
+        scores.shape[1],
+        device=scores.device,
+    )
+    if len(distinct) < len(keys):
+        noise = noise[[distinct[key] for key in keys]]
+    if len(sampled) == len(rows):
+        return scores.add_(noise)
+    return scores.index_add_(0, _column(sampled, scores, torch.int64), noise)
+
+
+def _column(values: Sequence[float], like: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=like.device)

@@ -1,0 +1,75 @@
+"""Truncation of distributions in place: min-p, top-k, top-p over rows of logits.
+
+Every cut is a threshold on the value: tokens that tie with the last one kept are kept too (as vLLM's and
+Transformers' top-k do), so that the outcome depends on no sort's treatment of ties. The most probable
+token always survives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+_NUCLEUS_GUESS = 64
+
+
+def min_p_(logits: torch.Tensor, min_p: Sequence[float]) -> None:
+    """Drop tokens less probable than `min_p` times the most probable one (arXiv 2407.01082).
+
+    Args:
+        logits: float32 [n, vocab], changed in place; dropped tokens become -inf.
+        min_p: n values in (0, 1].
+    """
+    log_min_p = torch.tensor([math.log(p) for p in min_p], dtype=logits.dtype, device=logits.device)
+    _cut(logits, logits.amax(dim=-1, keepdim=True) + log_min_p.unsqueeze(1))
+
+
+def top_k_(logits: torch.Tensor, top_k: Sequence[int]) -> None:
+    """Keep the `top_k` most probable tokens of each row (and ties of the last).
+
+    Args:
+        logits: float32 [n, vocab], changed in place; dropped tokens become -inf.
+        top_k: n values, 1 <= top_k <= vocab.
+    """
+    best = logits.topk(max(top_k), dim=-1).values
+    last = torch.tensor(top_k, device=logits.device).unsqueeze(1) - 1
+    _cut(logits, best.gather(1, last))
+
+
+def top_p_(logits: torch.Tensor, top_p: Sequence[float]) -> None:
+    """Keep the smallest set of most probable tokens that holds `top_p` of the mass (arXiv 1904.09751).
+
+    Args:
+        logits: float32 [n, vocab], changed in place; dropped tokens become -inf.
+        top_p: n values in [0, 1).
+    """
+    wanted = torch.tensor(top_p, dtype=logits.dtype, device=logits.device).unsqueeze(1)
+    vocab = logits.shape[1]
+    log_mass = logits.logsumexp(dim=-1, keepdim=True)
+    # A nucleus is nearly always small: sort only the head, and whole rows where that was not enough.
+    head = logits.topk(min(_NUCLEUS_GUESS, vocab), dim=-1).values
+    threshold, short = _nucleus(head, log_mass, wanted)
+    _cut(logits, threshold.masked_fill(short, -math.inf))
+    if short.any() and head.shape[1] < vocab:
+        rows = short[:, 0].nonzero()[:, 0]
+        whole = logits[rows].sort(dim=-1, descending=True).values
+        threshold, short = _nucleus(whole, log_mass[rows], wanted[rows])
+        logits[rows] = logits[rows].masked_fill(logits[rows] < threshold, -math.inf)
+
+
+def _nucleus(
+    head: torch.Tensor, log_mass: torch.Tensor, wanted: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Smallest logit kept, [n, 1], and whether the head [n, k] (descending) holds too little, bool [n, 1]."""
+    mass = (head - log_mass).exp_().cumsum(dim=-1)
+    # A token is kept while the mass before it is still below what is wanted.
+    enough = mass >= wanted
+    last = (~enough).sum(dim=-1, keepdim=True)
+    short = last >= head.shape[1]
+    return head.gather(1, last.clamp_(max=head.shape[1] - 1)), short
+
+
+def _cut(logits: torch.Tensor, threshold: torch.Tensor) -> None:
+    logits.masked_fill_(logits < threshold, -math.inf)

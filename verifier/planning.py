@@ -1,0 +1,188 @@
+"""From the items of a verify call to rows of a forward pass: which requests, which slots, which tokens."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.kv_cache import KVCache
+from engine.runner import ModelShape, Segment
+from engine.slots import OutOfSlots
+from engine.tree import TokenTree
+from verifier.messages import PrefillItem, VerifyItem
+from verifier.request_state import RequestState
+
+Int32 = NDArray[np.int32]
+
+logger = logging.getLogger(__name__)
+
+# A prefill item that does not fit takes a smaller chunk, but none so small that the step is not worth it.
+_SMALLEST_CHUNK = 16
+
+
+@dataclass(slots=True, eq=False)
+class Planned:
+    """One item's share of the forward.
+
+    Attributes:
+        state: the request.
+        segment: its rows: `num_context` known tokens, then the nodes of `tree`.
+        num_context: rows before the root (prefill only).
+        tree: nodes that are decided on; None while a prefill is not complete.
+        nodes: int32 [len(tree)], their indices in the tree that was sent.
+        is_prefill: whether the item asked for prefill.
+        num_cached: tokens found in the cache when this item opened the request, None if it did not.
+    """
+
+    state: RequestState
+    segment: Segment
+    num_context: int
+    tree: TokenTree | None
+    nodes: Int32
+    is_prefill: bool
+    num_cached: int | None = None
+
+
+class RequestTable:
+    """The requests a verifier holds, with their KV slots.
+
+    Between calls the cache holds a request's first `len(tokens) - 1` tokens, or fewer while it is being
+    prefilled.
+    """
+
+    def __init__(self, shape: ModelShape, num_slots: int, *, prefix_sharing: bool) -> None:
+        self._shape = shape
+        self._cache = KVCache(num_slots, prefix_sharing=prefix_sharing)
+        self._requests: dict[str, RequestState] = {}
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._requests
+
+    @property
+    def free_slots(self) -> int:
+        """KV slots that can be given out, those of evictable shared prefixes included."""
+        return self._cache.free_slots
+
+    def num_computed(self, request_id: str) -> int:
+        """Tokens of the request's sequence in the KV cache."""
+        return self._cache.length(request_id)
+
+    def is_finished(self, request_id: str) -> bool:
+        """Whether the request is known and has all the tokens it may have."""
+        state = self._requests.get(request_id)
+        return state is not None and state.remaining <= 0
+
+    def forget(self, request_id: str) -> None:
+        """Drop a request if it is held; its KV stays findable as a shared prefix until evicted."""
+        state = self._requests.pop(request_id, None)
+        if state is not None:
+            self._cache.discard(request_id)
+            self._cache.publish(request_id, state.tokens)
+            self._cache.release(request_id)
+
+    def plan_verify(self, item: VerifyItem) -> Planned:
+        """Rows of a draft tree. A malformed tree is planned as if nothing had been drafted.
+
+        Raises:
+            KeyError: if the request is not held.
+            OutOfSlots: nothing is changed then.
+            ValueError: if the tree does not continue what is known of the request.
+        """
+        state = self._requests[item.request_id]
+        context = len(state.tokens) - 1
+        if self._cache.length(item.request_id) != context:
+            raise ValueError("a tree came before the prefill was complete")
+        tree = item.tree
+        if len(tree) == 0 or tree.token[0] != state.tokens[-1]:
+            raise ValueError("the tree's root is not the last committed token")
+        try:
+            tree.validate()
+            if tree.token.min() < 0 or tree.token.max() >= self._shape.vocab_size:
+                raise ValueError("drafted token outside the vocabulary")
+        except ValueError as error:
+            logger.error("draft tree of %s ignored: %s", item.request_id, error)
+            tree = TokenTree.root_only(state.tokens[-1])
+        # Deeper nodes could not be committed any more, and might lie beyond the longest sequence.
+        nodes = np.flatnonzero(tree.depth < state.remaining).astype(np.int32)
+        tree = tree.subset(nodes)
+        is_chain = bool((tree.parent == np.arange(-1, len(tree) - 1)).all())
+        segment = Segment(
+            tokens=tree.token,
+            positions=tree.depth + np.int32(context),
+            slots=self._cache.reserve(item.request_id, len(tree)),
+            past=self._cache.past(item.request_id),
+            visible=None if is_chain else tree.ancestor_mask(),
+        )
+        return Planned(state, segment, num_context=0, tree=tree, nodes=nodes, is_prefill=False)
+
+    def plan_prefill(self, item: PrefillItem) -> Planned:
+        """Rows of the next chunk; opens the request if the item carries a new specification.
+
+        Raises:
+            KeyError: if the request is neither held nor specified.
+            OutOfSlots: nothing is changed then.
+            ValueError: if the specification cannot be run.
+        """
+        request_id = item.request_id
+        num_cached = None
+        state = self._requests.get(request_id)
+        if item.spec is not None and (state is None or not state.same_as(item.spec)):
+            self.forget(request_id)
+            state = RequestState(item.spec, self._shape)
+            num_cached = self._cache.open(request_id, state.tokens)
+        if state is None:
+            raise KeyError(request_id)
+        computed = self._cache.length(request_id)
+        try:
+            slots = self._reserve_chunk(
+                request_id, min(max(item.num_tokens, 1), len(state.tokens) - computed)
+            )
+        except OutOfSlots:
+            if num_cached is not None:
+                self._cache.release(request_id)
+            raise
+        self._requests[request_id] = state
+        end = computed + len(slots)
+        is_complete = end == len(state.tokens)
+        segment = Segment(
+            tokens=np.array(state.tokens[computed:end], dtype=np.int32),
+            positions=np.arange(computed, end, dtype=np.int32),
+            slots=slots,
+            past=self._cache.past(request_id),
+        )
+        return Planned(
+            state,
+            segment,
+            num_context=len(slots) - is_complete,
+            tree=TokenTree.root_only(state.tokens[-1]) if is_complete else None,
+            nodes=np.zeros(1, dtype=np.int32),
+            is_prefill=True,
+            num_cached=num_cached,
+        )
+
+    def _reserve_chunk(self, request_id: str, n: int) -> Int32:
+        try:
+            return self._cache.reserve(request_id, n)
+        except OutOfSlots as error:
+            if not _SMALLEST_CHUNK <= error.available < n:
+                raise
+            return self._cache.reserve(request_id, error.available)
+
+    def abandon(self, planned: Planned) -> None:
+        """Undo the planning of an item whose forward did not happen."""
+        request_id = planned.state.request_id
+        self._cache.discard(request_id)
+        if planned.num_cached is not None:
+            self.forget(request_id)
+
+    def settle(self, planned: Planned, kept: Int32, tokens: list[int]) -> None:
+        """Commit the KV of the rows `kept` (int32, indices into the segment) and append output `tokens`."""
+        state = planned.state
+        self._cache.commit(state.request_id, planned.segment.slots[kept])
+        self._cache.discard(state.request_id)
+        if planned.is_prefill and planned.tree is not None:
+            self._cache.publish(state.request_id, state.tokens[: state.prompt_len])
+        state.extend(tokens)

@@ -1,0 +1,93 @@
+"""What the verifier remembers of a request besides its KV slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.runner import ModelShape
+from engine.sampling import Row, TokenHistory
+from engine.sampling_params import RequestSpec
+from engine.tree import TokenTree
+
+
+class RequestState:
+    """Known sequence of one request: prompt and committed output. All of it is soft state (design, idea 3).
+
+    Attributes:
+        request_id: unique within the cell.
+        tokens: prompt and output committed so far; the last one is the root of the next tree and has no
+            KV yet.
+        prompt_len: how many of `tokens` are the prompt.
+        params: how tokens are chosen.
+    """
+
+    __slots__ = ("_history", "_max_output", "_stop", "params", "prompt_len", "request_id", "tokens")
+
+    def __init__(self, spec: RequestSpec, shape: ModelShape) -> None:
+        """Start from `spec`.
+
+        Raises:
+            ValueError: if the sequence cannot be run by the model of `shape`.
+        """
+        if not 1 <= spec.prompt_len <= len(spec.tokens):
+            raise ValueError(f"prompt of {spec.prompt_len} among {len(spec.tokens)} tokens")
+        if len(spec.tokens) > shape.max_tokens:
+            raise ValueError(f"{len(spec.tokens)} tokens; the model takes {shape.max_tokens}")
+        if min(spec.tokens) < 0 or max(spec.tokens) >= shape.vocab_size:
+            raise ValueError("token id outside the vocabulary")
+        self.request_id = spec.request_id
+        self.tokens = list(spec.tokens)
+        self.prompt_len = spec.prompt_len
+        self.params = spec.sampling
+        self._stop = frozenset(spec.sampling.stop_token_ids)
+        # The last row a model can run is at position max_tokens - 1 and decides one token more.
+        self._max_output = min(spec.sampling.max_tokens, shape.max_tokens + 1 - spec.prompt_len)
+        self._history = (
+            TokenHistory(self.tokens[: self.prompt_len], self.tokens[self.prompt_len :])
+            if self.params.has_penalties
+            else None
+        )
+
+    def same_as(self, spec: RequestSpec) -> bool:
+        """Whether `spec` describes exactly this state."""
+        return (
+            self.prompt_len == spec.prompt_len and self.params == spec.sampling and self.tokens == spec.tokens
+        )
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens committed so far; also the output position of the next one."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        """How many more tokens may be committed."""
+        return self._max_output - self.num_output
+
+    def rows(self, tree: TokenTree) -> list[Row]:
+        """The decision to take at each node of `tree`, whose root is the last known token."""
+        first = self.num_output
+        depths = tree.depth.tolist()
+        if self._history is None:
+            return [Row(self.params, first + depth) for depth in depths]
+        paths: list[tuple[int, ...]] = [()]
+        for token, parent in zip(tree.token.tolist()[1:], tree.parent.tolist()[1:], strict=True):
+            paths.append((*paths[parent], token))
+        return [
+            Row(self.params, first + depth, self._history, path)
+            for depth, path in zip(depths, paths, strict=True)
+        ]
+
+    def cut(self, tokens: Sequence[int]) -> int:
+        """How many of the decided `tokens` are committed: up to the first stop token or `max_tokens`."""
+        allowed = max(0, min(len(tokens), self.remaining))
+        for i in range(allowed):
+            if tokens[i] in self._stop:
+                return i + 1
+        return allowed
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Commit output tokens."""
+        self.tokens.extend(tokens)
+        if self._history is not None:
+            self._history.extend(tokens)

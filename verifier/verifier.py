@@ -1,0 +1,209 @@
+"""One target model deciding tokens for many requests: prefill chunks and draft trees in one forward."""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.logprobs import raw_logprobs
+from engine.runner import ModelRunner
+from engine.sampling import Row, decide
+from engine.slots import OutOfSlots
+from engine.tree import TokenTree
+from verifier.messages import (
+    PrefillItem,
+    PrefillProgress,
+    TokenLogprobs,
+    Verdict,
+    VerifyCall,
+    VerifyItem,
+    VerifyResult,
+)
+from verifier.planning import Planned, RequestTable
+from verifier.tree_walk import walk
+
+Int32 = NDArray[np.int32]
+
+logger = logging.getLogger(__name__)
+
+
+class Verifier:
+    """Serves verify calls over one model runner, whose KV storage it alone uses.
+
+    What a request returns depends on its specification only (design, idea 2): not on trees, chunks,
+    neighbours in the batch, preemption or restart. Deterministic, so that tensor-parallel ranks that
+    serve the same calls stay in step.
+    """
+
+    def __init__(self, runner: ModelRunner, *, prefix_sharing: bool = True) -> None:
+        self._runner = runner
+        self._table = RequestTable(runner.shape, runner.num_slots, prefix_sharing=prefix_sharing)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._table
+
+    @property
+    def free_slots(self) -> int:
+        """KV slots that can be given out, those of evictable shared prefixes included."""
+        return self._table.free_slots
+
+    def step(self, call: VerifyCall) -> VerifyResult:
+        """Serve one call (see `verifier.messages`).
+
+        A bad item harms nobody else: a malformed tree is verified as if nothing had been drafted; a
+        request whose specification cannot be run, or whose tree does not continue what the verifier
+        knows, is dropped and reported as unknown; a second item of one request is ignored. A request
+        that has all its tokens already gets a verdict without any.
+
+        Raises:
+            Exception: whatever the model's forward raises; requests are then as before their items.
+        """
+        start = time.perf_counter()
+        for request_id in call.release:
+            self._table.forget(request_id)
+        planned: list[Planned] = []
+        finished: list[Verdict] = []
+        deferred: list[str] = []
+        unknown: list[str] = []
+        seen: set[str] = set()
+        items: list[VerifyItem | PrefillItem] = [*call.verify, *call.prefill]
+        for item in items:
+            request_id = item.request_id
+            if request_id in seen:
+                logger.error("second item of request %s in call %d ignored", request_id, call.call_id)
+                continue
+            seen.add(request_id)
+            try:
+                if not isinstance(item, VerifyItem):
+                    planned.append(self._table.plan_prefill(item))
+                elif self._table.is_finished(request_id):
+                    finished.append(Verdict(request_id=request_id, tokens=[]))
+                else:
+                    planned.append(self._table.plan_verify(item))
+            except OutOfSlots:
+                deferred.append(request_id)
+            except KeyError:
+                unknown.append(request_id)
+            except ValueError as error:
+                logger.error("request %s dropped: %s", request_id, error)
+                self._table.forget(request_id)
+                unknown.append(request_id)
+
+        verdicts: list[Verdict | None] = []
+        forward_seconds = 0.0
+        if planned:
+            try:
+                logits, forward_seconds = self._forward(planned)
+                decided = self._decide(planned, logits)
+            except BaseException:
+                for p in planned:
+                    self._table.abandon(p)
+                raise
+            for p, (verdict, kept) in zip(planned, decided, strict=True):
+                self._table.settle(p, kept, verdict.tokens if verdict is not None else [])
+                verdicts.append(verdict)
+        return VerifyResult(
+            call_id=call.call_id,
+            verdicts=[v for p, v in zip(planned, verdicts, strict=True) if v is not None and not p.is_prefill]
+            + finished,
+            prefills=[
+                PrefillProgress(
+                    request_id=p.state.request_id,
+                    num_computed=self._table.num_computed(p.state.request_id),
+                    num_cached=p.num_cached or 0,
+                    verdict=verdict,
+                )
+                for p, verdict in zip(planned, verdicts, strict=True)
+                if p.is_prefill
+            ],
+            deferred=deferred,
+            unknown=unknown,
+            free_slots=self._table.free_slots,
+            num_tokens=sum(len(p.segment.tokens) for p in planned),
+            seconds=time.perf_counter() - start,
+            forward_seconds=forward_seconds,
+            digest=_digest(verdicts),
+        )
+
+    def _forward(self, planned: Sequence[Planned]) -> tuple[torch.Tensor, float]:
+        """Logits of all decided rows, and the seconds it took."""
+        keep: list[Int32] = []
+        row = 0
+        for p in planned:
+            end = row + len(p.segment.tokens)
+            if p.tree is not None:
+                keep.append(np.arange(row + p.num_context, end, dtype=np.int32))
+            row = end
+        start = time.perf_counter()
+        logits = self._runner.forward(
+            [p.segment for p in planned],
+            np.concatenate(keep) if keep else np.empty(0, dtype=np.int32),
+        )
+        if logits.is_cuda:
+            torch.cuda.synchronize(logits.device)
+        return logits, time.perf_counter() - start
+
+    def _decide(self, planned: Sequence[Planned], logits: torch.Tensor) -> list[tuple[Verdict | None, Int32]]:
+        """Per planned item its verdict, None if nothing is decided yet, and the rows whose KV is kept."""
+        rows: list[Row] = []
+        for p in planned:
+            if p.tree is not None:
+                rows.extend(p.state.rows(p.tree))
+        tokens: list[int] = []
+        gaps: list[float] = []
+        if rows:
+            decision = decide(logits, rows)
+            tokens = decision.tokens.tolist()
+            gaps = decision.gap.tolist()
+        decided: list[tuple[Verdict | None, Int32]] = []
+        first = 0
+        for p in planned:
+            context = np.arange(p.num_context, dtype=np.int32)
+            if p.tree is None:
+                decided.append((None, context))
+                continue
+            end = first + len(p.tree)
+            verdict, path = _verdict(p, p.tree, tokens[first:end], gaps[first:end], logits[first:end])
+            kept = np.array([p.num_context + node for node in path], dtype=np.int32)
+            decided.append((verdict, np.concatenate((context, kept))))
+            first = end
+        return decided
+
+
+def _verdict(
+    planned: Planned, tree: TokenTree, decided: Sequence[int], gaps: Sequence[float], logits: torch.Tensor
+) -> tuple[Verdict, list[int]]:
+    """What becomes of a tree, and the nodes (root included) whose successors were committed."""
+    state = planned.state
+    accepted, _ = walk(tree, decided)
+    path = [0, *accepted]
+    path = path[: state.cut([decided[node] for node in path])]
+    tokens = [decided[node] for node in path]
+    logprobs: list[TokenLogprobs] = []
+    if state.params.logprobs is not None and tokens:
+        found = raw_logprobs(logits[path], tokens, state.params.logprobs)
+        logprobs = [TokenLogprobs(*one) for one in found]
+    verdict = Verdict(
+        request_id=state.request_id,
+        tokens=tokens,
+        num_accepted=len(accepted),
+        nodes=[int(planned.nodes[node]) for node in accepted],
+        logprobs=logprobs,
+        min_gap=min((gaps[node] for node in path), default=float("inf")),
+    )
+    return verdict, path
+
+
+def _digest(verdicts: Sequence[Verdict | None]) -> int:
+    """CRC-32 over all committed tokens in order."""
+    digest = 0
+    for verdict in verdicts:
+        if verdict is not None:
+            digest = zlib.crc32(np.array(verdict.tokens, dtype=np.int32).tobytes(), digest)
+    return digest
