@@ -1,0 +1,120 @@
+"""`flotilla bench`: the benchmark commands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.arrivals import Arrivals
+
+app = typer.Typer(
+    help="Measure Flotilla, alone and beside its peers.", no_args_is_help=True, rich_markup_mode="rich"
+)
+
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
+Seed = Annotated[int, typer.Option(help="Seed of the workload.")]
+MODEL_HELP = "Target model: `zoo:NAME` or a Hugging Face directory."
+
+
+def _json_object(text: str | None, option: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise typer.BadParameter(f"not JSON: {error}", param_hint=option) from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter("expected a JSON object", param_hint=option)
+    return value
+
+
+@app.command()
+def serve(
+    url: Annotated[str, typer.Option(help="Any OpenAI-compatible server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Model id; the server's first if unset.")] = None,
+    prompts: Annotated[
+        str, typer.Option(help="`zoo` (held-out prompts), a JSONL prompt file or an AdaServe workload file.")
+    ] = "zoo",
+    mix: Annotated[
+        str | None, typer.Option(help="Shares by class, as in `code=60,chat=20,summary=20`.")
+    ] = None,
+    num_requests: Annotated[int | None, typer.Option(min=1, help="How many; all prompts if unset.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")] = None,
+    arrivals: Annotated[
+        Arrivals | None, typer.Option(help="Arrival process; follows from the other options if unset.")
+    ] = None,
+    request_rate: Annotated[
+        float | None, typer.Option(help="Mean requests per second; stretches a trace to it.")
+    ] = None,
+    burstiness: Annotated[
+        float, typer.Option(help="Shape of gamma arrivals: 1 is Poisson, below 1 burstier.")
+    ] = 1.0,
+    trace: Annotated[
+        Path | None,
+        typer.Option(exists=True, help="Arrival trace: Azure CSV or Mooncake JSONL, also gzipped."),
+    ] = None,
+    max_concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Most requests at once (8 in a closed loop if unset).")
+    ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Objectives by class: `code:tpot=30,ttft=200` (ms), or relative to a baseline measured "
+            "first without speculation: `code:1.2x,chat:2x,summary:4x`. `*` is every other class."
+        ),
+    ] = None,
+    send_slo: Annotated[
+        bool, typer.Option(help="Send objectives as `slo`; switch off for servers that refuse it.")
+    ] = True,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    extra_body: Annotated[
+        str | None, typer.Option(help="JSON object merged into every request body.")
+    ] = None,
+    baseline_requests: Annotated[int, typer.Option(min=1, help="Per class, for relative objectives.")] = 4,
+    warmups: Annotated[int, typer.Option(min=0, help="Requests before measuring.")] = 2,
+    seed: Seed = 0,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Bearer token.")] = None,
+    timeout: Annotated[float, typer.Option(help="Longest silence on a stream, in seconds.")] = 300.0,
+    details: Annotated[bool, typer.Option(help="Put every request into the JSON file.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Load a running server and report latency, attainment and goodput by class."""
+    from aiohttp import ClientError
+
+    from benchmarks import objectives, tables
+    from benchmarks import serve as serving
+
+    extra = _json_object(extra_body, "--extra-body")
+    try:
+        options = serving.ServeOptions(
+            url=url,
+            model=model,
+            source=prompts,
+            mix=mix,
+            num_requests=num_requests,
+            max_tokens=max_tokens,
+            arrivals=arrivals,
+            request_rate=request_rate,
+            burstiness=burstiness,
+            trace=trace,
+            max_concurrency=max_concurrency,
+            slos=objectives.parse_slos(slo or ()),
+            send_slo=send_slo,
+            sampling={"temperature": temperature, "seed": seed},
+            extra_body=extra,
+            baseline_requests=baseline_requests,
+            num_warmups=warmups,
+            seed=seed,
+            api_key=api_key,
+            timeout_s=timeout,
+            details=details,
+        )
+        record = asyncio.run(serving.run(options))
+    except (ValueError, RuntimeError, OSError, ClientError) as error:
+        typer.secho(f"flotilla bench serve: {error}", fg="red", err=True)
+        raise typer.Exit(2) from None
+    tables.write_json(json_file, record)
+    if record["report"]["total"]["num_errors"]:
+        raise typer.Exit(1)

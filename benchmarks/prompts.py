@@ -1,0 +1,128 @@
+"""Where benchmark prompts come from: the zoo's held-out ones, JSONL files, AdaServe workload files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arrivals import read_text
+from benchmarks.objectives import NO_SLO_SPEC, Limit, SloSpec
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One thing to ask.
+
+    Attributes:
+        domain: its class in reports.
+        text: the prompt of a completion, or None for a chat.
+        messages: the messages of a chat, or None.
+        max_tokens: most tokens to generate; None leaves it to the caller.
+        slo: objectives that came with it.
+        arrival_s: when it arrives, if its source says so.
+    """
+
+    domain: str
+    text: str | None = None
+    messages: tuple[Message, ...] | None = None
+    max_tokens: int | None = None
+    slo: SloSpec = NO_SLO_SPEC
+    arrival_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.messages is None):
+            raise ValueError("a prompt has either text or messages")
+
+
+# AdaServe's files name no class; the objective tells it (a multiple for code, fixed milliseconds else).
+_ADASERVE_FIXED = {50.0: "chat", 150.0: "summary"}
+
+
+def _adaserve_prompt(row: Mapping[str, Any]) -> Prompt:
+    ratio = float(row["slo_ratio"])
+    if ratio > 0:
+        domain, limit = "code", Limit(ratio, relative=True)
+    else:
+        domain, limit = _ADASERVE_FIXED.get(-ratio, f"tpot{-ratio:g}"), Limit(-ratio)
+    return Prompt(
+        domain=domain,
+        text=row["prompt"],
+        max_tokens=int(row["output_length"]),
+        slo=SloSpec(tpot=limit),
+        arrival_s=float(row["emission_time_ms"]) / 1000.0,
+    )
+
+
+def _objectives(slo: Mapping[str, float]) -> SloSpec:
+    return SloSpec(**{name.removesuffix("_ms"): Limit(float(value)) for name, value in slo.items()})
+
+
+def _prompt(row: Mapping[str, Any], where: str) -> Prompt:
+    """A prompt from the fields that zoo files, vLLM's custom data sets and Spec-Bench use."""
+    text = messages = None
+    if row.get("messages") is not None:
+        messages = tuple(dict(message) for message in row["messages"])
+    elif row.get("turns"):
+        messages = ({"role": "user", "content": str(row["turns"][0])},)
+    elif row.get("prompt") is not None:
+        text = str(row["prompt"])
+    elif row.get("instruction") is not None:
+        content = "\n\n".join(part for part in (row["instruction"], row.get("input")) if part)
+        messages = ({"role": "user", "content": content},)
+    else:
+        raise ValueError(f"{where}: none of messages, turns, prompt, instruction among {sorted(row)}")
+    max_tokens = row.get("max_tokens", row.get("output_length", row.get("output_tokens")))
+    return Prompt(
+        domain=str(row.get("domain") or row.get("category") or "all"),
+        text=text,
+        messages=messages,
+        max_tokens=None if max_tokens is None else int(max_tokens),
+        slo=_objectives(row.get("slo") or {}),
+    )
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Prompts of a file, in its order: a JSON list or JSON lines, optionally gzipped.
+
+    Rows with `slo_ratio` and `emission_time_ms` are AdaServe workload rows.
+    """
+    text = read_text(path)
+    if text.lstrip().startswith("["):
+        rows = json.loads(text)
+    else:
+        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    prompts = []
+    for number, row in enumerate(rows):
+        where = f"{path.name} entry {number + 1}"
+        if not isinstance(row, dict):
+            raise ValueError(f"{where}: expected an object")
+        is_adaserve = "slo_ratio" in row and "emission_time_ms" in row
+        prompts.append(_adaserve_prompt(row) if is_adaserve else _prompt(row, where))
+    if not prompts:
+        raise ValueError(f"{path}: no prompts")
+    return prompts
+
+
+def zoo_prompts() -> list[Prompt]:
+    """The held-out prompts of the embedded demo family."""
+    from zoo.registry import load_prompts
+
+    return [
+        Prompt(
+            domain=held.domain,
+            text=None if held.messages else held.prompt,
+            messages=tuple(held.messages) if held.messages else None,
+            max_tokens=held.max_tokens,
+        )
+        for held in load_prompts()
+    ]
+
+
+def load(source: str) -> list[Prompt]:
+    """Prompts of `zoo`, or of a file by its path."""
+    return zoo_prompts() if source == "zoo" else read_prompts(Path(source))

@@ -1,0 +1,112 @@
+"""The streaming client and `flotilla bench serve` against a server whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import serve
+from benchmarks.load_client import LoadClient, run_load
+from benchmarks.objectives import Slo, parse_slos
+from benchmarks.prompts import Prompt
+from benchmarks.workload import BenchRequest
+from tests.benchmarks.fake_server import FakeServer, serving
+
+
+def request(text: str = "hello", index: int = 0, arrival_s: float | None = None) -> BenchRequest:
+    return BenchRequest(index, Prompt("code", text=text), max_tokens=8, arrival_s=arrival_s)
+
+
+async def test_stream_is_recorded() -> None:
+    server = FakeServer(lambda body: ["one ", "two ", "three"], pause_s=0.02)
+    async with serving(server) as url, LoadClient(url + "/v1", "fake") as client:
+        outcome = await client.send(request())
+    assert outcome.is_ok, outcome.error
+    assert outcome.text == "one two three"
+    assert outcome.finish_reason == "stop"
+    assert (outcome.num_prompt_tokens, outcome.num_output_tokens) == (3, 6)
+    assert len(outcome.chunk_ms) == 3
+    assert outcome.ttft_ms is not None
+    assert outcome.e2e_ms is not None
+    assert 15.0 < outcome.ttft_ms < outcome.e2e_ms
+    assert outcome.e2e_ms > 55.0
+    assert outcome.metrics is not None
+    assert server.bodies[0]["stream_options"] == {"include_usage": True}
+    assert "slo" not in server.bodies[0]
+
+
+async def test_chat_role_chunk_is_not_the_first_token() -> None:
+    server = FakeServer(lambda body: ["hi"], pause_s=0.05)
+    chat = BenchRequest(
+        0, Prompt("chat", messages=({"role": "user", "content": "q"},)), 4, slo=Slo(tpot_ms=20.0)
+    )
+    async with serving(server) as url, LoadClient(url, "fake") as client:
+        outcome = await client.send(chat)
+    assert outcome.text == "hi"
+    assert outcome.ttft_ms is not None
+    assert outcome.ttft_ms > 45.0
+    assert server.bodies[0]["slo"] == {"tpot_ms": 20.0}
+
+
+async def test_errors_are_recorded() -> None:
+    server = FakeServer(lambda body: ["a", "<cut>"] if body["prompt"] == "cut" else ["a"])
+    async with serving(server) as url, LoadClient(url, "fake") as client:
+        refused = await client.send(request("refuse"))
+        cut = await client.send(request("cut"))
+    assert (refused.status, refused.error) == (429, "HTTP 429: queue full")
+    assert "ended early" in cut.error
+    async with LoadClient(url, "fake") as client:
+        gone = await client.send(request())
+    assert gone.status == 0
+    assert "Connect" in gone.error
+
+
+async def test_closed_loop_bounds_concurrency_and_reuses_connections() -> None:
+    server = FakeServer(lambda body: ["a"], pause_s=0.01)
+    async with serving(server) as url, LoadClient(url, "fake") as client:
+        result = await run_load(client, [request(index=n) for n in range(12)], max_concurrency=3)
+    assert server.most_at_once == 3
+    assert len(server.num_connections) <= 3
+    assert [outcome.request.index for outcome in result.outcomes] == list(range(12))
+    assert 0.0 <= result.client_cpu_share <= 1.5
+
+
+async def test_open_loop_keeps_arrival_times() -> None:
+    server = FakeServer(lambda body: ["a"])
+    async with serving(server) as url, LoadClient(url, "fake") as client:
+        await client.send(request())
+        result = await run_load(client, [request(index=n, arrival_s=0.1 * n) for n in range(3)])
+    assert [outcome.sent_s for outcome in result.outcomes] == pytest.approx([0.0, 0.1, 0.2], abs=0.05)
+
+
+async def test_serve_measures_the_baseline_without_speculation(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        "\n".join(json.dumps({"domain": d, "prompt": d}) for d in ("code", "chat") for _ in range(5))
+    )
+    server = FakeServer(lambda body: ["a ", "b ", "c"], pause_s=0.005)
+    async with serving(server) as url:
+        record = await serve.run(
+            serve.ServeOptions(
+                url=url,
+                source=str(path),
+                mix="code=60,chat=40",
+                num_requests=10,
+                slos=parse_slos(["code:1000x", "chat:tpot=0.001"]),
+                baseline_requests=2,
+                details=True,
+            )
+        )
+    off = [body for body in server.bodies if "speculation" in body]
+    assert len(off) == 4
+    assert len(server.bodies) == 2 + 4 + 10
+    total, (chat, code) = record["report"]["total"], record["report"]["by_class"]
+    assert (total["num_requests"], total["num_errors"]) == (10, 0)
+    assert (code["attainment"], chat["attainment"]) == (1.0, 0.0)
+    assert total["attainment"] == pytest.approx(0.6)
+    assert total["receipts"]["drafters"] == {"small": 40}
+    assert record["model"] == "fake"
+    assert len(record["requests"]) == 10
+    json.dumps(record, default=str)

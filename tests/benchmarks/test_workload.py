@@ -1,0 +1,151 @@
+"""Workloads are the same for the same seed, and hold what was asked for."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import arrivals, prompts, workload
+from benchmarks.arrivals import Arrivals
+from benchmarks.objectives import Limit, Slo, SloSpec, parse_slos
+from benchmarks.prompts import Prompt
+
+POOL = [Prompt(domain, text=f"{domain} {n}") for domain in ("code", "chat", "summary") for n in range(10)]
+
+
+def test_same_seed_same_workload() -> None:
+    def build(seed: int) -> list[workload.BenchRequest]:
+        return workload.build(POOL, count=50, arrivals=Arrivals.poisson, rate=5.0, seed=seed)
+
+    assert build(3) == build(3)
+    assert build(3) != build(4)
+
+
+def test_rate_does_not_change_prompts() -> None:
+    slow = workload.build(POOL, count=20, arrivals=Arrivals.poisson, rate=1.0)
+    closed = workload.build(POOL, count=20)
+    assert [request.prompt for request in slow] == [request.prompt for request in closed]
+    assert all(request.arrival_s is None for request in closed)
+
+
+def test_mix_is_exact_and_draws_without_replacement() -> None:
+    shares = workload.parse_mix("code=60,chat=20,summary=20")
+    requests = workload.build(POOL, count=15, shares=shares)
+    assert Counter(request.domain for request in requests) == {"code": 9, "chat": 3, "summary": 3}
+    assert len({request.prompt.text for request in requests}) == 15
+    # More than there are: each is used again only after all were used.
+    many = workload.build(POOL, count=25, shares={"code": 1.0})
+    assert max(Counter(request.prompt.text for request in many).values()) == 3
+
+
+def test_mix_rounds_to_the_count() -> None:
+    requests = workload.build(POOL, count=10, shares=workload.parse_mix("code=1,chat=1,summary=1"))
+    assert len(requests) == 10
+    assert sorted(Counter(request.domain for request in requests).values()) == [3, 3, 4]
+
+
+@pytest.mark.parametrize("text", ["", "code", "code=-1", "code=0", "code=x", "code=inf"])
+def test_bad_mix(text: str) -> None:
+    with pytest.raises(ValueError, match="--mix"):
+        workload.parse_mix(text)
+
+
+def test_unknown_class_is_named() -> None:
+    with pytest.raises(ValueError, match="poetry"):
+        workload.build(POOL, count=5, shares={"poetry": 1.0})
+    named = workload.build(POOL, count=4, shares={"summarization": 1.0})
+    assert {request.domain for request in named} == {"summary"}
+
+
+@pytest.mark.parametrize(("burstiness", "variation"), [(1.0, 1.0), (0.25, 2.0), (4.0, 0.5)])
+def test_gamma_gaps(burstiness: float, variation: float) -> None:
+    times = arrivals.renewal_times(20_000, 8.0, burstiness, np.random.default_rng(0))
+    gaps = np.diff(times)
+    assert times[0] == 0.0
+    assert gaps.mean() == pytest.approx(1 / 8.0, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05)
+
+
+def test_constant_gaps() -> None:
+    requests = workload.build(POOL, count=4, arrivals=Arrivals.constant, rate=2.0)
+    assert [request.arrival_s for request in requests] == [0.0, 0.5, 1.0, 1.5]
+
+
+def test_azure_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv.gz"
+    rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(
+        f"2023-11-16 18:17:{second}00,1,1" for second in ("03.50000", "03.75000", "05.50000")
+    )
+    path.write_bytes(gzip.compress(rows.encode()))
+    assert arrivals.trace_times(path) == pytest.approx([0.0, 0.25, 2.0])
+    requests = workload.build(POOL, count=3, arrivals=Arrivals.trace, trace=path, rate=4.0)
+    assert [request.arrival_s for request in requests] == pytest.approx([0.0, 0.0625, 0.5])
+    with pytest.raises(ValueError, match="3 arrivals"):
+        workload.build(POOL, count=4, arrivals=Arrivals.trace, trace=path)
+
+
+def test_adaserve_file(tmp_path: Path) -> None:
+    def row(ms: float, prompt: str, ratio: float) -> dict[str, object]:
+        return {
+            "emission_time_ms": ms,
+            "input_length": 3,
+            "output_length": 256,
+            "prompt": prompt,
+            "slo_ratio": ratio,
+        }
+
+    path = tmp_path / "emission.json"
+    path.write_text(json.dumps([row(0.0, "a", 1.2), row(1500.0, "b", -50), row(2000.0, "c", -150)]))
+    loaded = prompts.load(str(path))
+    requests = workload.build(loaded, arrivals=Arrivals.workload, max_tokens=100)
+    assert [request.domain for request in requests] == ["code", "chat", "summary"]
+    assert [request.arrival_s for request in requests] == [0.0, 1.5, 2.0]
+    assert {request.max_tokens for request in requests} == {100}
+    resolved = workload.with_slos(requests, {"code": Slo(tpot_ms=10.0)})
+    assert [request.slo.tpot_ms for request in resolved] == pytest.approx([12.0, 50.0, 150.0])
+
+
+def test_jsonl_fields(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    rows = [
+        {"domain": "chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 7},
+        {"category": "math", "turns": ["one", "two"]},
+        {"prompt": "def f():", "slo": {"tpot_ms": 20}},
+        {"instruction": "Add.", "input": "1 1"},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    chat, math, plain, instruction = prompts.load(str(path))
+    assert (chat.max_tokens, chat.messages) == (7, ({"role": "user", "content": "hi"},))
+    assert math.messages == ({"role": "user", "content": "one"},)
+    assert (plain.domain, plain.text, plain.slo) == ("all", "def f():", SloSpec(tpot=Limit(20.0)))
+    assert instruction.messages == ({"role": "user", "content": "Add.\n\n1 1"},)
+
+
+def test_slo_options() -> None:
+    specs = parse_slos(["code:tpot=30,ttft=200", "chat:2x,summary:e2e=4x", "*:50"])
+    assert specs["code"] == SloSpec(tpot=Limit(30.0), ttft=Limit(200.0))
+    assert specs["chat"] == SloSpec(tpot=Limit(2.0, relative=True))
+    assert specs["summary"] == SloSpec(e2e=Limit(4.0, relative=True))
+    assert specs["*"] == SloSpec(tpot=Limit(50.0))
+    chat = specs["chat"].resolve(Slo(tpot_ms=8.0))
+    assert chat == Slo(tpot_ms=16.0)
+    with pytest.raises(ValueError, match="baseline"):
+        specs["chat"].resolve(None)
+
+
+@pytest.mark.parametrize("option", ["30", "code:speed=1", "code:-1", "code:0x", "code:nanx", "code:tpot="])
+def test_bad_slo(option: str) -> None:
+    with pytest.raises(ValueError, match="--slo"):
+        parse_slos([option])
+
+
+def test_default_class_and_own_objectives() -> None:
+    own = [Prompt("code", text="a", slo=SloSpec(tpot=Limit(9.0))), Prompt("chat", text="b")]
+    requests = workload.build(own, slos={"chat": SloSpec(ttft=Limit(1.0))}, seed=1)
+    specs = {request.domain: request.spec for request in requests}
+    assert specs == {"code": SloSpec(tpot=Limit(9.0)), "chat": SloSpec(ttft=Limit(1.0))}
