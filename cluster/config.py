@@ -43,7 +43,9 @@ class ModelDrafterConfig(_Strict):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32")
     num_slots: int = Field(default=32768, ge=64, description="Tokens its KV pool holds.")
     runner: Literal["auto", "hf", "lean"] = "auto"
-    max_requests: int = Field(default=64, ge=1, description="Capacity: requests it serves at once (SPIN's B_j).")
+    max_requests: int = Field(
+        default=64, ge=1, description="Capacity: requests it serves at once (SPIN's B_j)."
+    )
     num_cpus: float = Field(default=0.0, ge=0, description="Ray CPUs reserved.")
     num_gpus: float = Field(default=0.0, ge=0, description="Ray GPUs reserved.")
 
@@ -82,7 +84,9 @@ class PolicyConfig(_Strict):
     draft_budget: int = Field(default=16, ge=1, description="Beam tokens per draft step (B2).")
     depth_offset: float = Field(default=0.0, ge=0, description="AdaServe's c1.")
     width_offset: int = Field(default=0, ge=0, description="AdaServe's c2.")
-    max_nodes: int = Field(default=16, ge=1, description="Nodes one request may take in the SLO phase (n_max).")
+    max_nodes: int = Field(
+        default=16, ge=1, description="Nodes one request may take in the SLO phase (n_max)."
+    )
     fixed_depth: int = Field(default=4, ge=0, le=32, description="Depth of the `fixed` policy.")
 
 

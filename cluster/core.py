@@ -1,0 +1,420 @@
+"""The scheduler core: events in, actions out; no Ray, no torch, no clock, no sleep (design, idea 1)."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cluster import admission
+from cluster.config import FlotillaConfig
+from cluster.cost_model import CostModel
+from cluster.drafter_pool import DrafterPool
+from cluster.events import (
+    Action,
+    Cancelled,
+    ClientLost,
+    Draft,
+    DraftDone,
+    DrafterReady,
+    Emit,
+    Event,
+    Reject,
+    RequestArrived,
+    Tick,
+    VerifierReady,
+    Verify,
+    VerifyDone,
+    WorkerLost,
+)
+from cluster.planning import StepPlanner
+from cluster.policies.base import Policy
+from cluster.requests import Request, State, Trigger
+from cluster.stream_messages import TokenEvent
+from drafters.messages import DraftPlan
+from engine.tree import TokenTree
+from verifier.messages import PrefillItem, Verdict, VerifyCall, VerifyItem, VerifyResult
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """The verify call the target is working on."""
+
+    call_id: int
+    sent_at: float
+    predicted_s: float
+    verifying: dict[str, TokenTree]
+    prefilling: set[str]
+    num_context: int
+
+
+class SchedulerCore:
+    """Continuous batching with drafted token trees, for one target and a pool of drafters.
+
+    Time is whatever the caller passes as `now`, in seconds; it must not go backwards.
+    """
+
+    def __init__(self, config: FlotillaConfig, policy: Policy, cost: CostModel) -> None:
+        self.config = config
+        self.cost = cost
+        self.pool = DrafterPool(cost, config.policy.max_depth)
+        self.planner = StepPlanner(policy, cost, self.pool)
+        self.requests: dict[str, Request] = {}
+        self.waiting: list[Request] = []
+        self.running: dict[str, Request] = {}
+        self.verifier: VerifierReady | None = None
+        self.free_slots = 0
+        self.totals = self.planner.totals
+        self._outstanding: Outstanding | None = None
+        self._release: list[str] = []
+        self._next_order = 0
+        self._next_call = 0
+        self._iteration_started: dict[int, float] = {}
+        self._actions: list[Action] = []
+        self._emitted: dict[str, list[TokenEvent]] = {}
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take one event in and say what to do now."""
+        self._actions, self._emitted = [], {}
+        match event:
+            case RequestArrived():
+                self._arrive(event, now)
+            case Cancelled(request_id):
+                self._cancel(request_id, now)
+            case ClientLost(client):
+                for request in [r for r in self.requests.values() if r.client == client]:
+                    self._cancel(request.request_id, now)
+            case DraftDone():
+                self._draft_done(event)
+            case VerifyDone(result):
+                self._verify_done(result, now)
+            case DrafterReady(name, capabilities, max_requests):
+                self.pool.add(name, capabilities, max_requests)
+            case VerifierReady(num_slots=num_slots):
+                self.verifier, self.free_slots = event, num_slots
+            case WorkerLost(name):
+                self._worker_lost(name)
+            case Tick():
+                self._time_out_drafts(now)
+        self._progress(now)
+        for client, events in self._emitted.items():
+            self._actions.append(Emit(client, events))
+        return self._actions
+
+    @property
+    def max_model_tokens(self) -> int:
+        """Longest sequence served: the model's window, or what the KV pool holds if that is less."""
+        if self.verifier is None:
+            return 0
+        return min(self.verifier.max_tokens, self.verifier.num_slots - admission.SLOT_MARGIN)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued, running or outstanding."""
+        return not self.requests and self._outstanding is None
+
+    # Requests come and go
+
+    def _arrive(self, event: RequestArrived, now: float) -> None:
+        rejection = admission.check(event.submit, self)
+        if rejection is not None:
+            self._actions.append(Reject(event.client, rejection))
+            return
+        submit = event.submit
+        request = Request(submit, event.client, now, self._next_order, output=list(submit.output))
+        request.num_resubmitted = len(submit.output)
+        self._next_order += 1
+        self.requests[request.request_id] = request
+        reason = request.finish_reason(self.max_model_tokens)
+        if reason is not None:  # resubmitted when only its end was left to tell
+            self._finish(request, reason, now)
+            return
+        insort(self.waiting, request, key=_queue_key)
+
+    def _cancel(self, request_id: str, now: float) -> None:
+        request = self.requests.get(request_id)
+        if request is not None:
+            self._finish(request, "cancelled", now)
+
+    def _finish(self, request: Request, reason: str, now: float, event: TokenEvent | None = None) -> None:
+        if request.state is State.WAITING:
+            if request in self.waiting:
+                self.waiting.remove(request)
+        elif request.opened:
+            self._release.append(request.request_id)
+        request.advance(Trigger.FINISH)
+        self.running.pop(request.request_id, None)
+        del self.requests[request.request_id]
+        self.pool.forget(request)
+        self._emit(
+            request,
+            TokenEvent(
+                request_id=request.request_id,
+                position=event.position if event else len(request.output),
+                tokens=event.tokens if event else [],
+                logprobs=event.logprobs if event else [],
+                drafter=event.drafter if event else "",
+                num_accepted=event.num_accepted if event else 0,
+                finish_reason=reason,
+                receipt=request.receipt(now),
+            ),
+        )
+
+    def _emit(self, request: Request, event: TokenEvent) -> None:
+        self._emitted.setdefault(request.client, []).append(event)
+
+    # Answers
+
+    def _draft_done(self, event: DraftDone) -> None:
+        result = event.result
+        outstanding = self.pool.answered(event.drafter, result)
+        if outstanding is None:
+            return
+        self.totals.draft_forward_s += result.forward_seconds
+        if outstanding.predicted_s > 0.0:
+            self.cost.observe(event.drafter, outstanding.predicted_s, result.seconds)
+        for draft in result.drafts:
+            request = self._awaiting(draft.request_id, result.call_id)
+            if request is not None:
+                request.num_drafted += draft.tree.num_drafted
+                self.totals.drafted_tokens += draft.tree.num_drafted
+                request.drafted(draft.tree)
+        # Whoever got no tree (unknown to the drafter, or left out) is verified without one.
+        for request_id in outstanding.request_ids:
+            request = self._awaiting(request_id, result.call_id)
+            if request is not None:
+                request.drafted(TokenTree.root_only(request.last_token))
+
+    def _awaiting(self, request_id: str, call_id: int) -> Request | None:
+        """The request, if it still waits for this very draft call."""
+        request = self.requests.get(request_id)
+        if request is None or request.state is not State.DRAFTING or request.draft_call != call_id:
+            return None
+        return request
+
+    def _verify_done(self, result: VerifyResult, now: float) -> None:
+        sent = self._outstanding
+        if sent is None or sent.call_id != result.call_id:
+            return
+        self._outstanding = None
+        self.free_slots = result.free_slots
+        self.totals.steps += 1
+        self.totals.forward_s += result.forward_seconds
+        self.cost.observe("verifier", sent.predicted_s, result.forward_seconds)
+        self.planner.learn(result, sent.verifying, self.requests)
+        micro_batches = set()
+        for verdict in result.verdicts:
+            request = self.requests.get(verdict.request_id)
+            if request is None or request.state is not State.VERIFYING:
+                continue  # cancelled while the target worked on it
+            micro_batches.add(request.micro_batch)
+            request.advance(Trigger.VERIFIED)
+            self._commit(request, verdict, now)
+        for progress in result.prefills:
+            request = self.requests.get(progress.request_id)
+            if request is None or request.state is not State.PREFILL_SENT:
+                continue
+            request.num_computed = progress.num_computed
+            if progress.num_cached and request.num_preemptions == 0:
+                request.num_cached = progress.num_cached
+                self.totals.cached_prompt_tokens += progress.num_cached
+            if progress.verdict is None:
+                request.advance(Trigger.CHUNK_DONE)
+            else:
+                request.advance(Trigger.PREFILLED)
+                self._commit(request, progress.verdict, now)
+        for micro_batch in micro_batches:
+            started = self._iteration_started.get(micro_batch)
+            if started is not None:
+                self.planner.measure_iteration(now - started, result)
+        for request_id in result.unknown:
+            request = self.requests.get(request_id)
+            if request is not None and request.is_running:
+                self._preempt(request, lost=True)
+        deferred = [self.requests[i] for i in result.deferred if i in self.requests]
+        for request in deferred:
+            request.advance(Trigger.DEFERRED)
+        if deferred and len(self.running) > 1:
+            self._preempt(admission.victim(self.running.values(), now, self.planner.step_s))
+
+    def _commit(self, request: Request, verdict: Verdict, now: float) -> None:
+        position, drafter = len(request.output), request.drafter
+        request.commit(verdict, now)
+        self.totals.committed_tokens += len(verdict.tokens)
+        event = TokenEvent(
+            request_id=request.request_id,
+            position=position,
+            tokens=verdict.tokens,
+            logprobs=verdict.logprobs,
+            drafter=drafter if verdict.num_accepted else "",
+            num_accepted=min(verdict.num_accepted, len(verdict.tokens)),
+        )
+        reason = request.finish_reason(self.max_model_tokens)
+        if reason is not None:
+            self._finish(request, reason, now, event)
+            return
+        self._emit(request, event)
+        if len(self.running) <= self.config.scheduler.max_running // 4:
+            for name, call in self.pool.explorations(request, now):
+                self._actions.append(Draft(name, call))
+
+    # Losses
+
+    def _worker_lost(self, name: str) -> None:
+        if name != "verifier":
+            self.pool.lose(name, iter(self.requests.values()))
+            for request in self.requests.values():
+                if request.state is State.DRAFTING and not request.drafter:
+                    request.drafted(TokenTree.root_only(request.last_token))
+            return
+        self.verifier = None
+        self._outstanding = None
+        self._release.clear()
+        for request in list(self.running.values()):
+            self._preempt(request, lost=True)
+
+    def _time_out_drafts(self, now: float) -> None:
+        late = now - self.config.scheduler.draft_timeout_ms / 1e3
+        for drafter in self.pool.drafters.values():
+            for call in drafter.outstanding.values():
+                if call.sent_at > late:
+                    continue
+                for request_id in call.request_ids:
+                    request = self._awaiting(request_id, call.call_id)
+                    if request is not None:
+                        self.totals.draft_timeouts += 1
+                        request.drafted(TokenTree.root_only(request.last_token))
+
+    def _preempt(self, request: Request, *, lost: bool = False) -> None:
+        """Back to the queue, KV given up; `lost` when the target already has forgotten it."""
+        if request.opened and not lost:
+            self._release.append(request.request_id)
+            self.free_slots += request.num_computed
+        request.preempt()
+        request.num_preemptions += 1
+        self.totals.preemptions += 1
+        del self.running[request.request_id]
+        insort(self.waiting, request, key=_queue_key)
+
+    # Progress: admit, draft, verify
+
+    def _progress(self, now: float) -> None:
+        if self.verifier is None:
+            return
+        self._admit(now)
+        by_batch: dict[int, list[Request]] = defaultdict(list)
+        for request in self.running.values():
+            by_batch[request.micro_batch].append(request)
+        for micro_batch, members in by_batch.items():
+            if any(r.state in (State.DRAFTING, State.VERIFYING) for r in members):
+                continue
+            ready = [r for r in members if r.state is State.READY]
+            if ready:
+                self._iteration_started[micro_batch] = now
+                self._actions.extend(self.planner.draft(ready, now, self.max_model_tokens))
+        if self._outstanding is None:
+            self._verify(by_batch, now)
+
+    def _admit(self, now: float) -> None:
+        limit = self.config.scheduler.max_running
+        while self.waiting and len(self.running) < limit:
+            request = self.waiting[0]
+            if self.running and not admission.has_room(request, self.running.values(), self.free_slots):
+                return
+            del self.waiting[0]
+            request.advance(Trigger.ADMITTED)
+            request.micro_batch = self._emptiest_micro_batch()
+            self.running[request.request_id] = request
+            self.pool.assign(request)
+            drafter = self.pool.drafters.get(request.drafter)
+            if drafter is not None and drafter.capabilities.needs_prefill and not request.heard:
+                # The drafter reads the prompt while the target does, so that its first draft is quick.
+                item = self.pool.item(request, DraftPlan(depth=0))
+                self._actions.append(Draft(drafter.name, self.pool.call(drafter.name, [item], now, 0.0)))
+
+    def _emptiest_micro_batch(self) -> int:
+        sizes = [0] * self.config.scheduler.micro_batches
+        for request in self.running.values():
+            sizes[request.micro_batch] += 1
+        return sizes.index(min(sizes))
+
+    def _verify(self, by_batch: dict[int, list[Request]], now: float) -> None:
+        candidates: list[tuple[float, int]] = []
+        waiting_for_drafts = False
+        for micro_batch, members in by_batch.items():
+            if any(r.state is State.DRAFTING for r in members):
+                waiting_for_drafts = True
+            elif any(r.state is State.DRAFTED for r in members):
+                candidates.append((self._iteration_started.get(micro_batch, now), micro_batch))
+        # The micro-batch that began its iteration first has waited longest.
+        drafted = [r for r in by_batch[min(candidates)[1]] if r.state is State.DRAFTED] if candidates else []
+        prefilling = [r for r in self.running.values() if r.state is State.PREFILLING]
+        if not drafted and (waiting_for_drafts or not prefilling):
+            return
+        chosen = self.planner.select(drafted, now, self.max_model_tokens)
+        chunks = admission.prefill_chunks(prefilling, self.config.scheduler.prefill_chunk)
+        needed = sum(len(tree) for tree in chosen.values()) + sum(tokens for _, tokens in chunks)
+        if needed > self.free_slots:
+            # Drafts are the first to go, then the request with the most slack.
+            chosen = {r.request_id: TokenTree.root_only(r.last_token) for r in drafted}
+            while len(chosen) > self.free_slots and len(self.running) > 1:
+                victim = admission.victim(self.running.values(), now, self.planner.step_s)
+                self._preempt(victim)
+                chosen.pop(victim.request_id, None)
+            drafted = [r for r in drafted if r.request_id in chosen]
+            chunks = [(r, n) for r, n in chunks if r.state is State.PREFILLING]
+        items = []
+        for request in drafted:
+            request.tree = chosen[request.request_id]
+            request.advance(Trigger.VERIFY_SENT)
+            items.append(VerifyItem(request_id=request.request_id, tree=request.tree))
+        prefill = [self._chunk(request, tokens, now) for request, tokens in chunks]
+        self._send_verify(drafted, items, prefill, now)
+
+    def _chunk(self, request: Request, num_tokens: int, now: float) -> PrefillItem:
+        spec = None if request.opened else request.spec()
+        request.opened = True
+        if request.first_chunk_at is None:
+            request.first_chunk_at = now
+        request.advance(Trigger.CHUNK_SENT)
+        return PrefillItem(request_id=request.request_id, num_tokens=num_tokens, spec=spec)
+
+    def _send_verify(
+        self, drafted: list[Request], items: list[VerifyItem], prefill: list[PrefillItem], now: float
+    ) -> None:
+        if not items and not prefill:
+            return
+        num_tokens = sum(len(item.tree) for item in items) + sum(item.num_tokens for item in prefill)
+        num_context = sum(request.num_tokens for request in drafted)
+        self._next_call += 1
+        release, self._release = self._release, []
+        self._outstanding = Outstanding(
+            call_id=self._next_call,
+            sent_at=now,
+            predicted_s=self.cost.verify_seconds(len(items) + len(prefill), num_tokens, num_context),
+            verifying={item.request_id: item.tree for item in items},
+            prefilling={item.request_id for item in prefill},
+            num_context=num_context,
+        )
+        call = VerifyCall(call_id=self._next_call, verify=items, prefill=prefill, release=release)
+        self._actions.append(Verify(call))
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the books do not balance; for tests and for idle moments."""
+        assert all(r.state is State.WAITING for r in self.waiting)
+        assert all(r.is_running for r in self.running.values())
+        assert len(self.waiting) + len(self.running) == len(self.requests)
+        in_call: Iterable[str] = ()
+        if self._outstanding is not None:
+            in_call = self._outstanding.verifying.keys() | self._outstanding.prefilling
+        for request in self.running.values():
+            if request.state in (State.VERIFYING, State.PREFILL_SENT):
+                assert request.request_id in in_call
+        for drafter in self.pool.drafters.values():
+            assert drafter.served <= self.requests.keys()
+            assert drafter.known <= self.requests.keys()
+
+
+def _queue_key(request: Request) -> tuple[int, int]:
+    return (request.submit.priority, request.order)

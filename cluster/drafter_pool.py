@@ -1,0 +1,180 @@
+"""The drafters of a cell as the scheduler sees them: who is there, how busy, and who serves whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cluster.cost_model import CostModel
+from cluster.requests import Request
+from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
+from drafters.protocol import Capabilities
+from selector.acceptance import AcceptanceEstimates
+from selector.greedy import Candidate, choose
+
+# A request's drafter is reconsidered every so many verify steps.
+RECONSIDER_STEPS = 6
+# Other drafters are scored on a request once it has this many output tokens, if they are idle.
+EXPLORE_TOKENS = 8
+
+
+@dataclass(slots=True)
+class OutstandingDraft:
+    """A draft call sent and not answered."""
+
+    call_id: int
+    sent_at: float
+    predicted_s: float
+    request_ids: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class DrafterState:
+    """One drafter: what it can do, whom it serves, what it was asked."""
+
+    name: str
+    capabilities: Capabilities
+    max_requests: int
+    served: set[str] = field(default_factory=set)
+    outstanding: dict[int, OutstandingDraft] = field(default_factory=dict)
+    release: list[str] = field(default_factory=list)
+    known: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class DrafterPool:
+    """Assigns requests to drafters by greedy estimated goodput and builds their calls."""
+
+    cost: CostModel
+    max_depth: int
+    acceptance: AcceptanceEstimates = field(default_factory=AcceptanceEstimates)
+    drafters: dict[str, DrafterState] = field(default_factory=dict)
+    num_switches: int = 0
+    _next_call: int = 0
+
+    def add(self, name: str, capabilities: Capabilities, max_requests: int) -> None:
+        """A drafter is ready, and knows nothing."""
+        self.drafters[name] = DrafterState(name, capabilities, max_requests)
+
+    def lose(self, name: str, requests: Iterator[Request]) -> None:
+        """A drafter is gone; its requests are without a drafter until the next assignment."""
+        self.drafters.pop(name, None)
+        for request in requests:
+            request.heard.pop(name, None)
+            if request.drafter == name:
+                request.drafter = ""
+
+    def allowed(self, request: Request) -> list[DrafterState]:
+        """Drafters the request may use at its present length."""
+        wish = request.submit.speculation
+        if wish.mode == "off":
+            return []
+        return [
+            drafter
+            for name, drafter in self.drafters.items()
+            if (not wish.drafters or name in wish.drafters)
+            and request.num_tokens < drafter.capabilities.max_tokens
+        ]
+
+    def assign(self, request: Request) -> None:
+        """Give the request the drafter that promises it the highest goodput; none if none has room."""
+        candidates = [
+            Candidate(
+                name=drafter.name,
+                rate=self.acceptance.rate(request.request_id, drafter.name),
+                draft_s=self.cost.draft_seconds(drafter.name, 1, 1, 1),
+                load=len(drafter.served),
+                capacity=drafter.max_requests,
+            )
+            for drafter in self.allowed(request)
+        ]
+        verify_s = self.cost.verify_seconds(1, 1, request.num_tokens)
+        chosen = choose(
+            candidates, request.drafter, verify_s, self.cost.verify_token_seconds(), self.max_depth
+        )
+        if chosen == request.drafter:
+            return
+        if request.drafter:
+            self.num_switches += 1
+        self._unassign(request)
+        request.drafter = chosen
+        if chosen:
+            self.drafters[chosen].served.add(request.request_id)
+
+    def is_due(self, request: Request) -> bool:
+        """Whether the request's drafter should be (re)considered before this step."""
+        return not request.drafter or request.num_steps % RECONSIDER_STEPS == RECONSIDER_STEPS - 1
+
+    def item(self, request: Request, plan: DraftPlan) -> DraftItem:
+        """The request's part of a call to its drafter; the drafter has then heard of all its tokens."""
+        return self._item(request, self.drafters[request.drafter], plan)
+
+    def call(self, name: str, items: list[DraftItem], now: float, predicted_s: float) -> DraftCall:
+        """A call to one drafter, with the releases owed to it."""
+        drafter = self.drafters[name]
+        self._next_call += 1
+        ids = tuple(item.request_id for item in items)
+        drafter.outstanding[self._next_call] = OutstandingDraft(self._next_call, now, predicted_s, ids)
+        release, drafter.release = drafter.release, []
+        return DraftCall(call_id=self._next_call, items=items, release=release)
+
+    def explorations(self, request: Request, now: float) -> list[tuple[str, DraftCall]]:
+        """Prefetch calls that let idle drafters be scored on what the request has said so far."""
+        if len(request.output) < EXPLORE_TOKENS:
+            return []
+        calls = []
+        for drafter in self.allowed(request):
+            if drafter.name == request.drafter or drafter.outstanding:
+                continue
+            if self.acceptance.evidence(request.request_id, drafter.name) > 0:
+                continue
+            if len(drafter.known) >= drafter.max_requests or request.request_id in drafter.known:
+                continue
+            item = self._item(request, drafter, DraftPlan(depth=0))
+            calls.append((drafter.name, self.call(drafter.name, [item], now, 0.0)))
+        return calls
+
+    def answered(self, name: str, result: DraftResult) -> OutstandingDraft | None:
+        """Take an answer in: scores feed the estimates. None if the call is not known (any more)."""
+        drafter = self.drafters.get(name)
+        if drafter is None:
+            return None
+        outstanding = drafter.outstanding.pop(result.call_id, None)
+        for draft in result.drafts:
+            if draft.request_id in drafter.known:
+                self.acceptance.observe(draft.request_id, name, draft.num_scored, draft.num_agreed)
+        for request_id in result.unknown:
+            drafter.known.discard(request_id)
+        return outstanding
+
+    def forget(self, request: Request) -> None:
+        """A request ended: every drafter that knows it is told with its next call."""
+        self._unassign(request)
+        request.drafter = ""
+        self.acceptance.forget(request.request_id)
+        for drafter in self.drafters.values():
+            if request.request_id in drafter.known:
+                drafter.known.discard(request.request_id)
+                drafter.release.append(request.request_id)
+
+    def _item(self, request: Request, drafter: DrafterState, plan: DraftPlan) -> DraftItem:
+        start = request.heard.get(drafter.name, 0)
+        if request.request_id not in drafter.known:
+            start = 0
+        tokens = request.tokens_from(start) if start else []
+        request.heard[drafter.name] = request.num_tokens
+        drafter.known.add(request.request_id)
+        return DraftItem(
+            request_id=request.request_id,
+            start=start,
+            tokens=np.array(tokens, dtype=np.int32),
+            plan=plan,
+            spec=request.spec() if start == 0 else None,
+        )
+
+    def _unassign(self, request: Request) -> None:
+        state = self.drafters.get(request.drafter)
+        if state is not None:
+            state.served.discard(request.request_id)

@@ -1,0 +1,84 @@
+"""All candidate trees of a step as one set of arrays, so that selection is vectorised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forest:
+    """Trees of a batch, concatenated.
+
+    Attributes:
+        offsets: int64 [requests + 1], where each tree's nodes begin; its root is the first of them.
+        request: int64 [nodes], index of the request a node belongs to.
+        parent: int64 [nodes], index of the parent within the forest; -1 for roots.
+        depth: int32 [nodes], 0 for roots.
+        conditional: float64 [nodes], draft probability of a node given its parent; 1 for roots.
+    """
+
+    offsets: NDArray[np.int64]
+    request: NDArray[np.int64]
+    parent: NDArray[np.int64]
+    depth: NDArray[np.int32]
+    conditional: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, trees: Sequence[TokenTree]) -> Forest:
+        """Concatenate trees in order."""
+        sizes = np.fromiter((len(tree.token) for tree in trees), dtype=np.int64, count=len(trees))
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        parent = np.concatenate([tree.parent for tree in trees]).astype(np.int64)
+        is_root = parent < 0
+        parent += np.repeat(offsets[:-1], sizes)
+        parent[is_root] = -1
+        logp = np.concatenate([tree.logp for tree in trees]).astype(np.float64)
+        conditional = np.exp(logp - logp[parent])
+        conditional[is_root] = 1.0
+        np.minimum(conditional, 1.0, out=conditional)
+        return cls(
+            offsets=offsets,
+            request=np.repeat(np.arange(len(trees)), sizes),
+            parent=parent,
+            depth=np.concatenate([tree.depth for tree in trees]),
+            conditional=conditional,
+        )
+
+    @property
+    def num_requests(self) -> int:
+        """Trees in the forest."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes in the forest, roots included."""
+        return len(self.parent)
+
+    @property
+    def roots(self) -> NDArray[np.int64]:
+        """int64 [requests], index of each tree's root."""
+        return self.offsets[:-1]
+
+    def path_product(self, conditional: NDArray[np.float64]) -> NDArray[np.float64]:
+        """float64 [nodes]: product of `conditional` from the root down to each node (the papers' f(v))."""
+        product = conditional.copy()
+        for depth in range(1, int(self.depth.max(initial=0)) + 1):
+            layer = np.flatnonzero(self.depth == depth)
+            product[layer] *= product[self.parent[layer]]
+        return product
+
+    def chosen_nodes(self, chosen: NDArray[np.bool_]) -> list[NDArray[np.int32]]:
+        """Per request, the indices within its own tree of the nodes chosen, ascending."""
+        picked = np.flatnonzero(chosen)
+        ends = np.searchsorted(picked, self.offsets[1:])
+        starts = np.searchsorted(picked, self.offsets[:-1])
+        return [
+            (picked[start:end] - offset).astype(np.int32)
+            for start, end, offset in zip(starts, ends, self.offsets[:-1], strict=True)
+        ]

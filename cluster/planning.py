@@ -1,0 +1,169 @@
+"""The step planner: asks the policy, builds draft calls and draft trees, learns from what was verified."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cluster.calibration import Calibration
+from cluster.cost_model import CostModel
+from cluster.drafter_pool import DrafterPool
+from cluster.events import Draft
+from cluster.forest import Forest
+from cluster.policies.base import DecodeRequest, Policy, StepContext
+from cluster.requests import Request, Trigger
+from drafters.messages import DraftItem
+from engine.tree import TokenTree
+from verifier.messages import VerifyResult
+
+# Weight of the newest step in the running means of iteration time and overhead.
+SMOOTHING = 0.1
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters since the start; rates are derived by whoever reads them."""
+
+    steps: int = 0
+    drafted_tokens: int = 0
+    verified_tokens: int = 0
+    accepted_tokens: int = 0
+    committed_tokens: int = 0
+    preemptions: int = 0
+    draft_timeouts: int = 0
+    forward_s: float = 0.0
+    draft_forward_s: float = 0.0
+    cached_prompt_tokens: int = 0
+    accepted_by_drafter: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    verified_by_drafter: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+
+class StepPlanner:
+    """One step planner for every policy (design, idea 4)."""
+
+    def __init__(self, policy: Policy, cost: CostModel, pool: DrafterPool) -> None:
+        self.policy = policy
+        self.cost = cost
+        self.pool = pool
+        self.calibration = Calibration()
+        self.totals = Totals()
+        self.step_s = cost.verify_seconds(1, 1, 0)
+        self._overhead_s = cost.profile.overhead_s
+
+    def draft(self, ready: Sequence[Request], now: float, max_model_tokens: int) -> list[Draft]:
+        """Ask the policy for shapes; move every request to DRAFTING or, with nothing to draft, DRAFTED."""
+        for request in ready:
+            if self.pool.is_due(request):
+                self.pool.assign(request)
+        batch = [self.view(request, now, max_model_tokens) for request in ready]
+        plans = self.policy.plan(batch, self._context())
+        items: dict[str, list[DraftItem]] = defaultdict(list)
+        drafting: dict[str, list[Request]] = defaultdict(list)
+        for request, plan in zip(ready, plans, strict=True):
+            if plan.depth <= 0 or not request.drafter:
+                request.drafted(TokenTree.root_only(request.last_token))
+            else:
+                items[request.drafter].append(self.pool.item(request, plan))
+                drafting[request.drafter].append(request)
+        actions = []
+        for name, mine in items.items():
+            depth = max(item.plan.depth for item in mine)
+            width = max(item.plan.width for item in mine)
+            predicted_s = self.cost.draft_seconds(name, len(mine), width, depth)
+            call = self.pool.call(name, mine, now, predicted_s)
+            for request in drafting[name]:
+                request.draft_call = call.call_id
+                request.advance(Trigger.DRAFT_SENT)
+            actions.append(Draft(name, call))
+        return actions
+
+    def select(self, drafted: Sequence[Request], now: float, max_model_tokens: int) -> dict[str, TokenTree]:
+        """The draft trees to verify, by request id."""
+        trees = [r.tree if r.tree is not None else TokenTree.root_only(r.last_token) for r in drafted]
+        if all(tree.num_drafted == 0 for tree in trees):
+            return {r.request_id: tree for r, tree in zip(drafted, trees, strict=True)}
+        batch = [self.view(request, now, max_model_tokens) for request in drafted]
+        selected = self.policy.select(batch, trees, self._context())
+        chosen = {}
+        for request, tree, nodes in zip(drafted, trees, selected, strict=True):
+            most = request.submit.speculation.max_tokens
+            # Trees are in topological order, so a prefix of the nodes is closed under parent.
+            chosen[request.request_id] = tree.subset(nodes if most is None else nodes[: most + 1])
+        return chosen
+
+    def view(self, request: Request, now: float, max_model_tokens: int) -> DecodeRequest:
+        """The request in the papers' terms."""
+        drafter = self.pool.drafters.get(request.drafter)
+        max_draft, max_width, rate = 0, 1, 0.0
+        wish = request.submit.speculation
+        if drafter is not None and wish.mode != "off":
+            capabilities = drafter.capabilities
+            limits = [
+                capabilities.max_depth,
+                request.num_remaining - 1,
+                max_model_tokens - request.num_tokens - 1,
+                capabilities.max_tokens - request.num_tokens,
+            ]
+            if wish.max_tokens is not None:
+                limits.append(wish.max_tokens)
+            max_draft, max_width = max(0, min(limits)), capabilities.max_width
+            rate = self.pool.acceptance.rate(request.request_id, request.drafter)
+        tpot_ms = request.submit.objective.tpot_ms
+        return DecodeRequest(
+            request_id=request.request_id,
+            drafter=request.drafter if max_draft else "",
+            num_decoded=max(0, len(request.output) - 1 - request.num_resubmitted),
+            decoding_s=0.0 if request.first_token_at is None else now - request.first_token_at,
+            tpot_s=None if tpot_ms is None else tpot_ms / 1e3,
+            max_draft=max_draft,
+            max_width=max_width,
+            num_context=request.num_tokens,
+            rate=rate,
+        )
+
+    def learn(
+        self, result: VerifyResult, verified: Mapping[str, TokenTree], requests: Mapping[str, Request]
+    ) -> None:
+        """Acceptance by drafter and request, and the calibration, from one verified batch."""
+        trees, drafters, accepted_nodes = [], [], []
+        for verdict in result.verdicts:
+            tree, request = verified.get(verdict.request_id), requests.get(verdict.request_id)
+            if tree is None or request is None or tree.num_drafted == 0 or not request.drafter:
+                continue
+            accepted = len(verdict.nodes)
+            missed = 1 if accepted < int(tree.depth[-1]) else 0
+            name = request.drafter
+            self.pool.acceptance.observe(request.request_id, name, accepted + missed, accepted)
+            self.totals.verified_tokens += tree.num_drafted
+            self.totals.accepted_tokens += accepted
+            self.totals.verified_by_drafter[name] += tree.num_drafted
+            self.totals.accepted_by_drafter[name] += accepted
+            trees.append(tree)
+            drafters.append(name)
+            accepted_nodes.append(verdict.nodes)
+        if not trees:
+            return
+        forest = Forest.of(trees)
+        on_path = np.zeros(forest.num_nodes, dtype=np.bool_)
+        on_path[forest.roots] = True
+        for offset, nodes in zip(forest.roots, accepted_nodes, strict=True):
+            on_path[offset + np.array(nodes, dtype=np.int64)] = True
+        self.calibration.observe(forest, drafters, on_path)
+
+    def measure_iteration(self, elapsed_s: float, result: VerifyResult) -> None:
+        """Fold one whole iteration of a micro-batch into t_spec and the overhead outside forwards."""
+        self.step_s += SMOOTHING * (elapsed_s - self.step_s)
+        overhead = max(0.0, result.seconds - result.forward_seconds) + self.cost.profile.overhead_s
+        self._overhead_s += SMOOTHING * (overhead - self._overhead_s)
+
+    def _context(self) -> StepContext:
+        return StepContext(
+            cost=self.cost,
+            calibration=self.calibration,
+            step_s=self.step_s,
+            overhead_s=self._overhead_s,
+            step=self.totals.steps,
+        )

@@ -1,0 +1,55 @@
+"""AdaServe: SLO-customized speculative decoding (EuroSys 2026)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cluster.config import PolicyConfig
+from cluster.forest import Forest
+from cluster.policies.base import DecodeRequest, Int32, StepContext, clip
+from cluster.selection import slo_customized, throughput_optimized
+from drafters.messages import DraftPlan
+from engine.tree import TokenTree
+
+
+class AdaServe:
+    """Adaptive depth and width, then the two selection phases under the hardware budget.
+
+    f(v) is the drafter's own path probability, as in the paper.
+    """
+
+    def __init__(self, config: PolicyConfig) -> None:
+        self._config = config
+
+    def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
+        """`d = clip(floor(B1 / (n + c1)) - 1, D_min, D_max)`, `w = clip(floor(B2 / n) + c2, 1, W_max)`."""
+        if not batch:
+            return []
+        config, n = self._config, len(batch)
+        budget = self._budget(n, context)
+        depth = clip(budget / (n + config.depth_offset) - 1, config.min_depth, config.max_depth)
+        width = clip(config.draft_budget / n + config.width_offset, 1, config.max_width)
+        return [
+            DraftPlan(depth=min(depth, request.max_draft), width=min(width, request.max_width))
+            for request in batch
+        ]
+
+    def select(
+        self, batch: Sequence[DecodeRequest], trees: Sequence[TokenTree], context: StepContext
+    ) -> list[Int32]:
+        """SLO-customized selection in descending A(r), then throughput-optimized selection."""
+        if not batch:
+            return []
+        forest = Forest.of(trees)
+        probability = forest.path_product(forest.conditional)
+        budget = self._budget(len(batch), context)
+        depths = np.array([int(tree.depth.max()) for tree in trees])
+        required = np.array([request.required(context.step_s) for request in batch])
+        capped = np.minimum(required, depths + 1.0)
+        chosen = slo_customized(forest, probability, capped, self._config.max_nodes, budget)
+        return forest.chosen_nodes(throughput_optimized(chosen, probability, budget))
+
+    def _budget(self, num_requests: int, context: StepContext) -> int:
+        return self._config.verify_budget or context.cost.knee(num_requests)

@@ -1,0 +1,102 @@
+"""What a speculation policy is asked (design, idea 4): which shape to draft, which nodes to verify."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.calibration import Calibration
+from cluster.config import PolicyConfig
+from cluster.cost_model import CostModel
+from drafters.messages import DraftPlan
+from engine.tree import TokenTree
+
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRequest:
+    """A request about to be drafted for or verified, in the papers' terms.
+
+    Attributes:
+        request_id: the request.
+        drafter: who drafts for it; empty if nobody does.
+        num_decoded: o, tokens decoded after the first.
+        decoding_s: l, seconds since the first token.
+        tpot_s: the objective in seconds per token; None without one.
+        max_draft: most tokens it may draft now (what remains of its output, context window, its own wish).
+        max_width: widest beam its drafter can make.
+        num_context: tokens of its sequence.
+        rate: estimated acceptance rate of its drafter on it.
+    """
+
+    request_id: str
+    drafter: str
+    num_decoded: int
+    decoding_s: float
+    tpot_s: float | None
+    max_draft: int
+    max_width: int
+    num_context: int
+    rate: float
+
+    def required(self, step_s: float) -> float:
+        """A(r) = (l + t_spec) / t_tpot - o (AdaServe): tokens it needs from a step of `step_s` seconds."""
+        if self.tpot_s is None:
+            return 0.0
+        return (self.decoding_s + step_s) / self.tpot_s - self.num_decoded
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What a policy may read besides the requests.
+
+    Attributes:
+        cost: forward-time model of target and drafters.
+        calibration: acceptance probability from draft probability.
+        step_s: t_spec, recent seconds of one whole iteration.
+        overhead_s: seconds of a step outside forwards.
+        step: number of the step, for policies that probe now and then.
+    """
+
+    cost: CostModel
+    calibration: Calibration
+    step_s: float
+    overhead_s: float
+    step: int
+
+
+class Policy(Protocol):
+    """A named way to speculate."""
+
+    def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
+        """The shape drafting may take for each request; depth 0 drafts nothing."""
+        ...
+
+    def select(
+        self, batch: Sequence[DecodeRequest], trees: Sequence[TokenTree], context: StepContext
+    ) -> list[Int32]:
+        """Per request the nodes to verify: ascending, with the root, closed under parent."""
+        ...
+
+
+class PolicyFactory(Protocol):
+    """Makes a policy from its configuration."""
+
+    def __call__(self, config: PolicyConfig) -> Policy:
+        """The policy."""
+        ...
+
+
+def all_nodes(trees: Sequence[TokenTree]) -> list[Int32]:
+    """Verify everything that was drafted."""
+    return [np.arange(len(tree), dtype=np.int32) for tree in trees]
+
+
+def clip(value: float, low: float, high: float) -> int:
+    """`value` rounded down and held within bounds; `high` wins where they cross."""
+    return int(min(max(int(value), low), high))

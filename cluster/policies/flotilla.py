@@ -1,0 +1,105 @@
+"""Our default: AdaServe's SLO phase, calibrated acceptance, and a budget found by marginal goodput."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from cluster.config import PolicyConfig
+from cluster.forest import Forest
+from cluster.policies.base import DecodeRequest, Int32, StepContext, clip
+from cluster.selection import marginal_goodput, slo_customized
+from drafters.messages import DraftPlan
+from engine.tree import TokenTree
+
+# While speculation does not pay, one step in this many drafts a single token, so that it is noticed when
+# it pays again; the cost is bounded by one drafted token per request in so many steps.
+PROBE_INTERVAL = 64
+
+
+class Flotilla:
+    """Speculates as deep and wide as raises expected tokens per second, and more where an SLO needs it."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        self._config = config
+
+    def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
+        """Depth by predicted goodput from acceptance rates and measured costs; width by AdaServe's rule."""
+        if not batch:
+            return []
+        config, n = self._config, len(batch)
+        width = clip(config.draft_budget / n + config.width_offset, 1, config.max_width)
+        depth, goodput = self._best_depth(batch, width, context)
+        if depth == 0 and context.step % PROBE_INTERVAL == 0:
+            return [DraftPlan(depth=min(1, request.max_draft)) for request in batch]
+        least = goodput * context.cost.verify_token_seconds()
+        plans = []
+        for request in batch:
+            own = depth
+            if 0.0 < request.rate < 1.0 and least > 0.0:
+                # Past this depth a path is less likely accepted than its token costs.
+                own = min(own, int(math.log(least) / math.log(request.rate)) if least < 1.0 else 0)
+            behind = request.required(context.step_s)
+            if behind > 1.0 and depth > 0:
+                own = max(own, math.ceil(behind))
+            own = min(own, config.max_depth, request.max_draft)
+            plans.append(DraftPlan(depth=own, width=min(width, request.max_width)))
+        return plans
+
+    def select(
+        self, batch: Sequence[DecodeRequest], trees: Sequence[TokenTree], context: StepContext
+    ) -> list[Int32]:
+        """The SLO phase within the knee of the roofline, then nodes while they pay."""
+        if not batch:
+            return []
+        forest = Forest.of(trees)
+        drafters = [request.drafter for request in batch]
+        probability = context.calibration.path_probabilities(forest, drafters)
+        cost, n = context.cost, len(batch)
+        budget = self._config.verify_budget or cost.knee(n)
+        depths = np.zeros(n)
+        np.maximum.at(depths, forest.request, forest.depth)
+        required = np.array([request.required(context.step_s) for request in batch])
+        capped = np.minimum(required, depths + 1.0)
+        chosen = slo_customized(forest, probability, capped, self._config.max_nodes, budget)
+        num_context = sum(request.num_context for request in batch)
+        base = cost.verify_seconds(n, int(chosen.sum()), num_context) + context.overhead_s
+        chosen = marginal_goodput(chosen, probability, base, cost.verify_token_seconds())
+        return forest.chosen_nodes(chosen)
+
+    def _best_depth(
+        self, batch: Sequence[DecodeRequest], width: int, context: StepContext
+    ) -> tuple[int, float]:
+        """Depth with the highest predicted goodput (SmartSpec's objective) and that goodput."""
+        n = len(batch)
+        num_context = sum(request.num_context for request in batch)
+        rates = np.array([request.rate if request.drafter else 0.0 for request in batch])
+        rates = np.minimum(rates, 0.98)
+        limits = np.array([request.max_draft for request in batch])
+        load: dict[str, int] = {}
+        for request in batch:
+            if request.drafter:
+                load[request.drafter] = load.get(request.drafter, 0) + 1
+        best_depth, best = 0, 0.0
+        expected, drafted = float(n), 0.0
+        for depth in range(self._config.max_depth + 1):
+            if depth > 0:
+                gain = np.where(limits >= depth, rates**depth, 0.0)
+                # Selection will drop drafts of requests that have little chance this deep.
+                worth = gain > 0.1
+                if not worth.any():
+                    break
+                expected += float(gain[worth].sum())
+                drafted += float(worth.sum())
+            draft_s = max(
+                (context.cost.draft_seconds(name, count, width, depth) for name, count in load.items()),
+                default=0.0,
+            )
+            verify_s = context.cost.verify_seconds(n, n + int(drafted), num_context)
+            overhead_s = context.overhead_s if depth else context.overhead_s / 2
+            goodput = expected / (draft_s + verify_s + overhead_s)
+            if goodput > best:
+                best_depth, best = depth, goodput
+        return best_depth, best

@@ -1,0 +1,247 @@
+"""One request as the scheduler sees it: a transition table and the tokens that outlive every worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+from cluster.stream_messages import Receipt, Submit
+from engine.sampling_params import RequestSpec
+from engine.tree import TokenTree
+from verifier.messages import Verdict
+
+
+class State(Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"  # queued; the target holds none of its KV
+    PREFILLING = "prefilling"  # admitted; part of its sequence is not in the target's KV yet
+    PREFILL_SENT = "prefill_sent"  # a chunk is in the outstanding verify call
+    READY = "ready"  # prefilled and idle: may be drafted for
+    DRAFTING = "drafting"  # a draft call is outstanding
+    DRAFTED = "drafted"  # its candidate tree (perhaps only the root) waits for verification
+    VERIFYING = "verifying"  # its draft tree is in the outstanding verify call
+    FINISHED = "finished"  # ended, for whatever reason
+
+
+class Trigger(Enum):
+    """What moves a request from state to state."""
+
+    ADMITTED = "admitted"
+    CHUNK_SENT = "chunk_sent"
+    CHUNK_DONE = "chunk_done"
+    PREFILLED = "prefilled"
+    DRAFT_SENT = "draft_sent"
+    DRAFT_DONE = "draft_done"  # also: skipped, timed out, or the drafter died (a root-only tree)
+    VERIFY_SENT = "verify_sent"
+    VERIFIED = "verified"
+    DEFERRED = "deferred"  # the target had no slots for it in this step
+    PREEMPTED = "preempted"  # its KV was given up, or lost with the target
+    FINISH = "finish"
+
+
+TRANSITIONS = MappingProxyType(
+    {
+        (State.WAITING, Trigger.ADMITTED): State.PREFILLING,
+        (State.WAITING, Trigger.FINISH): State.FINISHED,
+        (State.PREFILLING, Trigger.CHUNK_SENT): State.PREFILL_SENT,
+        (State.PREFILLING, Trigger.PREEMPTED): State.WAITING,
+        (State.PREFILLING, Trigger.FINISH): State.FINISHED,
+        (State.PREFILL_SENT, Trigger.CHUNK_DONE): State.PREFILLING,
+        (State.PREFILL_SENT, Trigger.DEFERRED): State.PREFILLING,
+        (State.PREFILL_SENT, Trigger.PREFILLED): State.READY,
+        (State.PREFILL_SENT, Trigger.PREEMPTED): State.WAITING,
+        (State.PREFILL_SENT, Trigger.FINISH): State.FINISHED,
+        (State.READY, Trigger.DRAFT_SENT): State.DRAFTING,
+        (State.READY, Trigger.DRAFT_DONE): State.DRAFTED,
+        (State.READY, Trigger.PREEMPTED): State.WAITING,
+        (State.READY, Trigger.FINISH): State.FINISHED,
+        (State.DRAFTING, Trigger.DRAFT_DONE): State.DRAFTED,
+        (State.DRAFTING, Trigger.PREEMPTED): State.WAITING,
+        (State.DRAFTING, Trigger.FINISH): State.FINISHED,
+        (State.DRAFTED, Trigger.VERIFY_SENT): State.VERIFYING,
+        (State.DRAFTED, Trigger.PREEMPTED): State.WAITING,
+        (State.DRAFTED, Trigger.FINISH): State.FINISHED,
+        (State.VERIFYING, Trigger.VERIFIED): State.READY,
+        (State.VERIFYING, Trigger.DEFERRED): State.DRAFTED,
+        (State.VERIFYING, Trigger.PREEMPTED): State.WAITING,
+        (State.VERIFYING, Trigger.FINISH): State.FINISHED,
+    }
+)
+
+
+class IllegalTransition(RuntimeError):
+    """The scheduler tried to move a request in a way the table does not know: a bug, never user input."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """State, tokens and accounts of one request. Times are the scheduler's clock, in seconds.
+
+    Attributes:
+        submit: what the front end sent.
+        client: which front end.
+        arrived: when it came.
+        order: admission order among equals; a preempted request keeps its own.
+        output: committed tokens.
+        num_computed: tokens of its sequence in the target's KV (the last known token never is).
+        opened: whether the target holds an entry for it (so that a release is owed).
+        drafter: name of the drafter serving it; empty before one is assigned.
+        heard: per drafter, how many tokens of the sequence it has been told.
+        draft_call: id of the draft call waited for.
+        tree: the candidate tree of this step; then, once selected, the draft tree.
+        micro_batch: index of the micro-batch it belongs to while running.
+    """
+
+    submit: Submit
+    client: str
+    arrived: float
+    order: int
+    state: State = State.WAITING
+    output: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    opened: bool = False
+    drafter: str = ""
+    heard: dict[str, int] = field(default_factory=dict)
+    draft_call: int = -1
+    tree: TokenTree | None = None
+    micro_batch: int = 0
+    first_chunk_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    num_cached: int = 0
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_verified: int = 0
+    num_accepted: int = 0
+    num_preemptions: int = 0
+    num_resubmitted: int = 0
+    accepted_by_drafter: dict[str, int] = field(default_factory=dict)
+    accepted_by_depth: list[int] = field(default_factory=list)
+    min_gap: float = float("inf")
+
+    @property
+    def request_id(self) -> str:
+        """The id chosen by the front end."""
+        return self.submit.request_id
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and committed output."""
+        return len(self.submit.prompt) + len(self.output)
+
+    @property
+    def last_token(self) -> int:
+        """The root of its next tree."""
+        return self.output[-1] if self.output else self.submit.prompt[-1]
+
+    @property
+    def num_remaining(self) -> int:
+        """Output tokens it may still get by its own `max_tokens`."""
+        return self.submit.sampling.max_tokens - len(self.output)
+
+    @property
+    def is_running(self) -> bool:
+        """Admitted and not ended."""
+        return self.state not in (State.WAITING, State.FINISHED)
+
+    def advance(self, trigger: Trigger) -> None:
+        """Move to the next state, or raise IllegalTransition."""
+        target = TRANSITIONS.get((self.state, trigger))
+        if target is None:
+            raise IllegalTransition(f"request {self.request_id}: {trigger.value} while {self.state.value}")
+        self.state = target
+
+    def drafted(self, tree: TokenTree) -> None:
+        """Its candidate tree is here; the root alone when nothing was or could be drafted."""
+        self.tree = tree
+        self.draft_call = -1
+        self.advance(Trigger.DRAFT_DONE)
+
+    def tokens_from(self, start: int) -> list[int]:
+        """Tokens of the sequence at positions `start` and later."""
+        prompt = self.submit.prompt
+        if start >= len(prompt):
+            return self.output[start - len(prompt) :]
+        return prompt[start:] + self.output
+
+    def spec(self) -> RequestSpec:
+        """What a worker needs to open the request as it stands."""
+        return RequestSpec(
+            request_id=self.request_id,
+            tokens=self.submit.prompt + self.output,
+            prompt_len=len(self.submit.prompt),
+            sampling=self.submit.sampling,
+        )
+
+    def preempt(self) -> None:
+        """Forget everything that lived in the target's KV."""
+        self.advance(Trigger.PREEMPTED)
+        self.num_computed = 0
+        self.opened = False
+        self.tree = None
+        self.draft_call = -1
+
+    def commit(self, verdict: Verdict, now: float) -> None:
+        """Append the tokens of a verdict and keep the accounts."""
+        if self.first_token_at is None:
+            self.first_token_at = now
+        self.last_token_at = now
+        self.output.extend(verdict.tokens)
+        self.num_computed = self.num_tokens - 1
+        self.num_steps += 1
+        self.min_gap = min(self.min_gap, verdict.min_gap)
+        tree, self.tree = self.tree, None
+        num_drafted = tree.num_drafted if tree is not None else 0
+        self.num_verified += num_drafted
+        self.num_accepted += verdict.num_accepted
+        if num_drafted:
+            accepted = self.accepted_by_drafter
+            accepted[self.drafter] = accepted.get(self.drafter, 0) + verdict.num_accepted
+        while len(self.accepted_by_depth) < verdict.num_accepted:
+            self.accepted_by_depth.append(0)
+        for depth in range(verdict.num_accepted):
+            self.accepted_by_depth[depth] += 1
+
+    def finish_reason(self, max_model_tokens: int) -> str | None:
+        """ "stop", "length" or None, from the committed tokens alone."""
+        if not self.output:
+            return None
+        sampling = self.submit.sampling
+        if self.output[-1] in sampling.stop_token_ids and len(self.output) > sampling.min_tokens:
+            return "stop"
+        if len(self.output) >= sampling.max_tokens or self.num_tokens >= max_model_tokens:
+            return "length"
+        return None
+
+    def tpot_so_far(self) -> float | None:
+        """Mean seconds per output token after the first; None below two tokens."""
+        if self.first_token_at is None or self.last_token_at is None or len(self.output) < 2:
+            return None
+        decoded = len(self.output) - 1 - self.num_resubmitted
+        if decoded < 1:
+            return None
+        return (self.last_token_at - self.first_token_at) / decoded
+
+    def receipt(self, now: float) -> Receipt:
+        """The accounts, in the units of the API."""
+        tpot = self.tpot_so_far()
+        started = self.first_chunk_at if self.first_chunk_at is not None else now
+        return Receipt(
+            queue_ms=1e3 * (started - self.arrived),
+            ttft_ms=None if self.first_token_at is None else 1e3 * (self.first_token_at - self.arrived),
+            tpot_ms=None if tpot is None else 1e3 * tpot,
+            e2e_ms=1e3 * ((self.last_token_at or now) - self.arrived),
+            num_prompt_tokens=len(self.submit.prompt),
+            num_cached_tokens=self.num_cached,
+            num_output_tokens=len(self.output),
+            num_steps=self.num_steps,
+            num_drafted=self.num_drafted,
+            num_verified=self.num_verified,
+            num_accepted=self.num_accepted,
+            drafters=dict(self.accepted_by_drafter),
+            num_preemptions=self.num_preemptions,
+            acceptance_by_depth=list(self.accepted_by_depth),
+            min_gap=self.min_gap,
+        )

@@ -1,0 +1,66 @@
+"""Greedy choice of a drafter by estimated goodput, with hysteresis.
+
+A deliberately simple rule: SPIN's bandit and the matching under capacities come as selectors of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from selector.acceptance import expected_tokens
+
+# A rival must promise this much more goodput before a request moves to it.
+HYSTERESIS = 1.08
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One drafter as it looks to one request.
+
+    Attributes:
+        name: the drafter.
+        rate: estimated acceptance rate on this request.
+        draft_s: seconds per drafted token.
+        load: requests it serves now.
+        capacity: requests it may serve (SPIN's B_j).
+    """
+
+    name: str
+    rate: float
+    draft_s: float
+    load: int
+    capacity: int
+
+
+def goodput(candidate: Candidate, verify_s: float, token_s: float, max_depth: int) -> float:
+    """Best tokens per second over draft depths: l(a, d) / (verify + d * (draft + token))."""
+    return max(
+        expected_tokens(candidate.rate, depth) / (verify_s + depth * (candidate.draft_s + token_s))
+        for depth in range(max_depth + 1)
+    )
+
+
+def choose(
+    candidates: Sequence[Candidate], current: str, verify_s: float, token_s: float, max_depth: int
+) -> str:
+    """The drafter to use next; empty if none has room.
+
+    Args:
+        candidates: drafters the request may use.
+        current: the drafter serving it now, or empty; its own place counts as room.
+        verify_s: seconds of a verify step without drafts.
+        token_s: seconds one more verified token adds.
+        max_depth: deepest draft.
+    """
+    best_name, best_key = "", (float("-inf"), 0, "")
+    for candidate in candidates:
+        stays = candidate.name == current
+        if not stays and candidate.load >= candidate.capacity:
+            continue
+        value = goodput(candidate, verify_s, token_s, max_depth) * (HYSTERESIS if stays else 1.0)
+        # Equal promises go to the less loaded drafter, then by name, so that the choice is deterministic.
+        key = (value, -candidate.load, candidate.name)
+        if key > best_key:
+            best_name, best_key = candidate.name, key
+    return best_name
