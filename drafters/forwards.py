@@ -1,0 +1,155 @@
+"""The forwards of one draft call: catching up on committed tokens, then one forward per tree layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafters.job import Job
+from drafters.next_tokens import NextTokens
+from engine.kv_cache import KVCache
+from engine.runner import Segment
+from engine.sampling import Row
+
+Int32 = NDArray[np.int32]
+
+
+def catch_up(jobs: Sequence[Job], model: NextTokens, kv: KVCache, max_rows: int) -> None:
+    """Forward every committed token that has no KV, and grow each tree's first layer from the root's logits.
+
+    Args:
+        jobs: their `slots` are reserved.
+        model: what is forwarded.
+        kv: slot tables; the rows forwarded are committed.
+        max_rows: most rows in one forward, so that activations stay bounded on long prompts.
+    """
+    pending = list(jobs)
+    while pending:
+        segments: list[Segment] = []
+        parts: list[_Part] = []
+        keep: list[Int32] = []
+        num_rows = 0
+        for job in pending:
+            room = max_rows - num_rows
+            if room == 0:
+                break
+            part = _Part(job, room)
+            segments.append(part.segment(kv.past(job.request_id)))
+            keep.append(np.arange(part.keep_from, part.high, dtype=np.int32) + (num_rows - part.low))
+            num_rows += part.high - part.low
+            parts.append(part)
+        described = [row for part in parts for row in part.described()]
+        logp, token = model.best(
+            segments, np.concatenate(keep), described, max(part.job.beam.width for part in parts)
+        )
+        row = 0
+        for part, segment in zip(parts, segments, strict=True):
+            kv.commit(part.job.request_id, segment.slots)
+            end = row + part.high - part.keep_from
+            part.score(token[row:end, 0])
+            if part.reaches_root:
+                width = part.job.beam.width
+                part.job.beam.grow(logp[end - 1 : end, :width], token[end - 1 : end, :width])
+            row = end
+        pending = [job for job in pending if job.done < len(job.held.tokens)]
+
+
+class _Part:
+    """Positions [low, high) of one job's sequence in a catch-up forward; logits from `keep_from` on."""
+
+    __slots__ = ("high", "job", "keep_from", "low")
+
+    def __init__(self, job: Job, room: int) -> None:
+        tokens, spec = job.held.tokens, job.held.spec
+        self.job = job
+        self.low = job.done
+        self.high = min(len(tokens), self.low + room)
+        # Row p predicts the token at p + 1: wanted if that is an output token to score, or yet to come.
+        first_scored = max(job.held.scored, spec.prompt_len)
+        self.keep_from = min(max(self.low, min(first_scored, len(tokens)) - 1), self.high)
+
+    @property
+    def reaches_root(self) -> bool:
+        return self.high == len(self.job.held.tokens)
+
+    def segment(self, past: Int32) -> Segment:
+        job, rows = self.job, self.high - self.low
+        slots, job.slots = job.slots[:rows], job.slots[rows:]
+        job.done = self.high
+        return Segment(
+            tokens=np.array(job.held.tokens[self.low : self.high], dtype=np.int32),
+            positions=np.arange(self.low, self.high, dtype=np.int32),
+            slots=slots,
+            past=past,
+        )
+
+    def described(self) -> list[Row | None]:
+        held, kept = self.job.held, range(self.keep_from, self.high)
+        return [None] * len(kept) if held.is_plain else [held.row(position) for position in kept]
+
+    def score(self, first_choice: Int32) -> None:
+        """Count agreement of int32 [high - keep_from] first choices with the tokens committed there."""
+        held = self.job.held
+        actual = held.tokens[self.keep_from + 1 : self.high + 1]  # one short if the root is among them
+        if actual:
+            self.job.num_scored += len(actual)
+            self.job.num_agreed += int((first_choice[: len(actual)] == actual).sum())
+        if self.reaches_root:
+            held.caught_up()
+
+
+def grow(
+    jobs: Sequence[Job], model: NextTokens, kv: KVCache, reserve: Callable[[str, int], Int32 | None]
+) -> None:
+    """Grow all trees to their plans' ends, one forward per layer over all of them.
+
+    Args:
+        jobs: their first layers are there.
+        model: what is forwarded.
+        kv: slot tables.
+        reserve: takes slots for a request's rows; None if there are none, which ends its tree there.
+    """
+    active = [job for job in jobs if len(job.beam.frontier)]
+    while active:
+        segments: list[Segment] = []
+        ready: list[Job] = []
+        described: list[Row | None] = []
+        num_rows = 0
+        for job in active:
+            beam, held = job.beam, job.held
+            live = len(beam.frontier)
+            slots = reserve(job.request_id, live)
+            if slots is None:
+                beam.stop()
+                continue
+            past = kv.past(job.request_id)
+            earlier, visible = beam.forwarding(slots)
+            segments.append(
+                Segment(
+                    tokens=beam.token[beam.frontier],
+                    positions=np.full(live, len(held.tokens) - 1 + beam.depth, dtype=np.int32),
+                    slots=slots,
+                    past=np.concatenate((past, earlier)) if len(earlier) else past,
+                    visible=visible,
+                )
+            )
+            if held.is_plain:
+                described += [None] * live
+            else:
+                described += [held.tree_row(beam, node) for node in beam.frontier.tolist()]
+            ready.append(job)
+            num_rows += live
+        if not ready:
+            return
+        logp, token = model.best(
+            segments, np.arange(num_rows, dtype=np.int32), described, max(job.beam.width for job in ready)
+        )
+        row = 0
+        for job in ready:
+            beam = job.beam
+            end = row + len(beam.frontier)
+            beam.grow(logp[row:end, : beam.width], token[row:end, : beam.width])
+            row = end
+        active = [job for job in ready if len(job.beam.frontier)]
