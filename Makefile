@@ -47,7 +47,7 @@ bench: $(RUNTIME) ## measure; ARGS="engine --json FILE" (the default is `engine`
 	@$(BIN)/flotilla bench $(or $(ARGS),engine)
 
 docs: $(RUNTIME) ## regenerate the documentation that is made from code
-	@$(BIN)/python scripts/config_reference.py
+	@PYTHONPATH=. $(BIN)/python scripts/config_reference.py
 
 clean: ## remove caches and build output; the installation stays
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
