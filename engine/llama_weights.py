@@ -1,0 +1,214 @@
+"""Weights of Llama-shaped models, fused and folded for `LlamaRunner`, whole or one rank's share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+from transformers import PreTrainedModel
+
+from engine.linear import Linear
+
+_FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+# Rotary variants whose angles depend on the position alone; the others change with the sequence length.
+_FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LlamaLayer:
+    """One layer: linear maps with the norm before them folded in.
+
+    `qkv` yields query heads, key heads, value heads; `gate_up` yields gate then up. `head_norms`
+    [query and key heads, head_dim] are the scales of Qwen3's norms of queries and keys, else None.
+    """
+
+    qkv: Linear
+    out: Linear
+    gate_up: Linear
+    down: Linear
+    head_norms: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LlamaWeights:
+    """All a `LlamaRunner` needs; `heads` and `kv_heads` are this rank's.
+
+    Attributes:
+        embedding: [vocab, hidden].
+        head: output projection to the vocabulary, with the final norm folded in.
+        rotation: complex64 [max_tokens, 1, head_dim / 2], rotary factor of each position and pair.
+        norm_floor: `sqrt(hidden * eps)` as a scalar tensor; None where the runner normalises with
+            `rms_norm` because `dtype` is too coarse for the shortcut.
+        group: ranks the model is spread over; None for a single one.
+    """
+
+    layers: list[LlamaLayer]
+    embedding: torch.Tensor
+    head: Linear
+    rotation: torch.Tensor
+    norm_floor: torch.Tensor | None
+    eps: float
+    scale: float
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_tokens: int
+    dtype: torch.dtype
+    device: torch.device
+    group: ProcessGroup | None = None
+
+
+def why_not_lean(config: Any, *, max_tokens: int | None = None) -> str | None:
+    """What about this Transformers configuration `LlamaRunner` does not handle; None if nothing."""
+    if config.model_type not in _FAMILY:
+        return f"{config.model_type} is not a Llama-shaped model"
+    if config.hidden_act != "silu":
+        return f"activation {config.hidden_act}"
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope_type = rope.get("rope_type", "default")
+    if rope_type not in _FIXED_ROTATIONS or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return f"rotary embeddings of type {rope_type}"
+    window = getattr(config, "sliding_window", None)
+    windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+    longest = min(config.max_position_embeddings, max_tokens or config.max_position_embeddings)
+    if window is not None and windowed and window < longest:
+        return f"sliding window of {window} tokens"
+    return None
+
+
+def load_llama_weights(
+    model: PreTrainedModel,
+    *,
+    max_tokens: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    group: ProcessGroup | None = None,
+) -> LlamaWeights:
+    """Convert the weights of a Transformers model; the model is left as it is.
+
+    Args:
+        model: one for which `why_not_lean` is None.
+        max_tokens: longest sequence, at most the configuration's, which is the default.
+        rank: which share of heads and feed-forward units to take, of `world_size`.
+        world_size: number of ranks; 1 takes everything.
+        group: process group of the ranks, needed when there are several.
+
+    Raises:
+        ValueError: if heads, key-value heads or feed-forward units cannot be divided by `world_size`.
+    """
+    config = model.config
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    sizes = {
+        "attention heads": config.num_attention_heads,
+        "key-value heads": config.num_key_value_heads,
+        "feed-forward units": config.intermediate_size,
+    }
+    for name, size in sizes.items():
+        if size % world_size:
+            raise ValueError(f"{size} {name} cannot be divided over {world_size} ranks")
+    heads = config.num_attention_heads // world_size
+    kv_heads = config.num_key_value_heads // world_size
+    share = _Share(head_dim=head_dim, heads=heads, kv_heads=kv_heads, rank=rank, world_size=world_size)
+    base = model.base_model
+    dtype, device = model.dtype, model.device
+    eps = float(config.rms_norm_eps)
+    is_exact = dtype == torch.float32
+    gain = math.sqrt(config.hidden_size) if is_exact else 1.0
+    longest = int(min(config.max_position_embeddings, max_tokens or config.max_position_embeddings))
+    with torch.no_grad():
+        return LlamaWeights(
+            layers=[share.layer(layer, gain) for layer in base.layers],
+            embedding=base.embed_tokens.weight.detach(),
+            head=Linear(_folded(model.get_output_embeddings().weight, base.norm.weight, gain)),
+            rotation=_rotation_table(base.rotary_emb, longest, device),
+            norm_floor=torch.tensor(math.sqrt(config.hidden_size * eps), device=device) if is_exact else None,
+            eps=eps,
+            scale=head_dim**-0.5,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocab_size=int(config.vocab_size),
+            max_tokens=longest,
+            dtype=dtype,
+            device=device,
+            group=group if world_size > 1 else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """Cuts one rank's part out of a layer; `heads` and `kv_heads` are per rank."""
+
+    head_dim: int
+    heads: int
+    kv_heads: int
+    rank: int
+    world_size: int
+
+    def layer(self, layer: Any, gain: float) -> LlamaLayer:
+        attention, mlp = layer.self_attn, layer.mlp
+        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+        query, key = self._columns(q.weight, self.heads), self._columns(k.weight, self.kv_heads)
+        qkv = torch.cat([self._paired(query), self._paired(key), self._columns(v.weight, self.kv_heads)])
+        bias = None
+        if q.bias is not None:
+            bias = torch.cat(
+                [
+                    self._paired(self._columns(q.bias, self.heads)),
+                    self._paired(self._columns(k.bias, self.kv_heads)),
+                    self._columns(v.bias, self.kv_heads),
+                ]
+            )
+        norms = None
+        if getattr(attention, "q_norm", None) is not None:
+            query_scale = self._paired(attention.q_norm.weight).expand(self.heads, -1)
+            key_scale = self._paired(attention.k_norm.weight).expand(self.kv_heads, -1)
+            norms = torch.cat([query_scale, key_scale]).contiguous()
+        gate_up = torch.cat([self._units(mlp.gate_proj.weight), self._units(mlp.up_proj.weight)])
+        gate_up_bias = None
+        if mlp.gate_proj.bias is not None:
+            gate_up_bias = torch.cat([self._units(mlp.gate_proj.bias), self._units(mlp.up_proj.bias)])
+        return LlamaLayer(
+            qkv=Linear(_folded(qkv, layer.input_layernorm.weight, gain), bias),
+            out=self._row_split(attention.o_proj),
+            gate_up=Linear(_folded(gate_up, layer.post_attention_layernorm.weight, gain), gate_up_bias),
+            down=self._row_split(mlp.down_proj),
+            head_norms=norms,
+        )
+
+    def _columns(self, weight: torch.Tensor, heads: int) -> torch.Tensor:
+        size = heads * self.head_dim
+        return weight[self.rank * size : (self.rank + 1) * size]
+
+    def _units(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.chunk(self.world_size)[self.rank]
+
+    def _row_split(self, linear: Any) -> Linear:
+        # Outputs are summed over the ranks, so only one of them may add the bias.
+        bias = linear.bias if self.rank == 0 else None
+        return Linear(linear.weight.chunk(self.world_size, dim=1)[self.rank], bias)
+
+    def _paired(self, weight: torch.Tensor) -> torch.Tensor:
+        """Reorder each head's outputs so that the two coordinates a rotary pair mixes are neighbours.
+
+        Queries and keys are reordered alike, which leaves their products as they were.
+        """
+        half = self.head_dim // 2
+        return weight.unflatten(0, (-1, 2, half)).transpose(1, 2).flatten(0, 2)
+
+
+def _folded(weight: torch.Tensor, norm: torch.Tensor, gain: float) -> torch.Tensor:
+    """The map [outputs, inputs] with the scales of the norm before it, times `gain`, folded in."""
+    return (weight.float() * (norm.float() * gain)).to(weight.dtype)
+
+
+def _rotation_table(rotary: Any, max_tokens: int, device: torch.device) -> torch.Tensor:
+    positions = torch.arange(max_tokens, device=device)[None]
+    cos, sin = rotary(torch.empty(0, dtype=torch.float32, device=device), positions)
+    half = cos.shape[-1] // 2
+    table: torch.Tensor = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
+    return table.unsqueeze(1)
