@@ -78,23 +78,25 @@ def encode(tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example]) -> T
     )
 
 
-def repeats(tokens: Tokens, shares: dict[Domain, float]) -> list[float]:
+def repeats(tokens: Tokens, shares: dict[Domain, float], most: float = MAX_REPEAT) -> list[float]:
     """How often each domain's examples appear in one pass so that response tokens come in the wanted shares.
 
-    The domain that has most relative to its share appears once, the others more often, up to ``MAX_REPEAT``.
+    The domain that has most relative to its share appears once, the others more often, up to ``most`` times.
     """
     running = np.concatenate([[0], np.cumsum(tokens.answer, dtype=np.int64)])
     per_example = running[tokens.starts[1:]] - running[tokens.starts[:-1]]
     totals = [float(per_example[tokens.domain == d].sum()) for d in range(len(DOMAINS))]
     need = [shares[name] / max(total, 1.0) for name, total in zip(DOMAINS, totals, strict=True)]
     least = min(n for n in need if n > 0)
-    return [min(n / least, MAX_REPEAT) for n in need]
+    return [min(n / least, most) for n in need]
 
 
-def order(tokens: Tokens, shares: dict[Domain, float], rng: np.random.Generator) -> npt.NDArray[np.int64]:
+def order(
+    tokens: Tokens, shares: dict[Domain, float], rng: np.random.Generator, most: float = MAX_REPEAT
+) -> npt.NDArray[np.int64]:
     """Indices of one balanced, shuffled pass over the examples."""
     chosen: list[npt.NDArray[np.int64]] = []
-    for d, times in enumerate(repeats(tokens, shares)):
+    for d, times in enumerate(repeats(tokens, shares, most)):
         members = np.flatnonzero(tokens.domain == d)
         whole, rest = divmod(times, 1.0)
         chosen += [members] * int(whole)

@@ -30,7 +30,7 @@ SHAPES: dict[str, Shape] = {
     TARGET: Shape(8, 384, 6, 2, 1024),
     "drafter-general-2x192": Shape(2, 192, 3, 1, 512),
     "drafter-code-2x128": Shape(2, 128, 2, 1, 384),
-    "drafter-chat-1x128": Shape(1, 128, 2, 1, 384),
+    "drafter-chat-2x128": Shape(2, 128, 2, 1, 384),
     "drafter-summary-1x128": Shape(1, 128, 2, 1, 384),
 }
 

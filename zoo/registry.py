@@ -14,7 +14,7 @@ TARGET = "target-8x384"
 DRAFTERS: tuple[str, ...] = (
     "drafter-general-2x192",
     "drafter-code-2x128",
-    "drafter-chat-1x128",
+    "drafter-chat-2x128",
     "drafter-summary-1x128",
 )
 MODELS: tuple[str, ...] = (TARGET, *DRAFTERS)

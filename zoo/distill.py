@@ -1,0 +1,138 @@
+"""Distil the drafters: the target's distributions on its own answers and on corpus text, for a budget of minutes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from zoo import generate, models, score
+from zoo.dataset import Tokens
+from zoo.optimizer import SharedOptimizer
+from zoo.registry import DRAFTERS, TARGET, Domain
+from zoo.scored import Batch, Scored, batches
+from zoo.tokenizer import load as load_tokenizer
+from zoo.train import schedule
+
+#: What each drafter learns: shares of the response tokens. Specialists see a little of the rest.
+DIETS: dict[str, dict[Domain, float]] = {
+    "drafter-general-2x192": {"code": 0.4, "chat": 0.35, "summary": 0.25},
+    "drafter-code-2x128": {"code": 0.9, "chat": 0.05, "summary": 0.05},
+    "drafter-chat-2x128": {"code": 0.05, "chat": 0.9, "summary": 0.05},
+    "drafter-summary-1x128": {"code": 0.04, "chat": 0.06, "summary": 0.9},
+}
+#: Share of rows that are the target's own answers, which is what is drafted when serving; the rest is corpus text.
+OWN_SHARE = 0.65
+#: Weight of the cross-entropy to the target's most probable token, which is what greedy acceptance asks for.
+ARGMAX_WEIGHT = 0.3
+LEARNING_RATE = 5e-3
+ROWS, LENGTH = 16, 384
+
+
+@dataclass(frozen=True)
+class Minutes:
+    """Wall-clock budgets of the three stages, in minutes (``drafter`` is for one drafter)."""
+
+    generate: float = 10.0
+    score: float = 3.0
+    drafter: float = 9.0
+
+
+def divergence(logits: Tensor, top_ids: Tensor, top_logp: Tensor) -> Tensor:
+    """Mean over positions of KL(target || drafter), nats, over the target's top tokens and one bucket for the rest.
+
+    ``logits`` is [positions, vocabulary]; the other two are [positions, TOP].
+    """
+    logq = torch.log_softmax(logits, -1).gather(1, top_ids)
+    p = top_logp.exp()
+    rest_p = (1.0 - p.sum(-1)).clamp(min=1e-6)
+    rest_q = (1.0 - logq.exp().sum(-1)).clamp(min=1e-6)
+    return ((p * (top_logp - logq)).sum(-1) + rest_p * (rest_p.log() - rest_q.log())).mean()
+
+
+def distillation_loss(model: LlamaForCausalLM, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Training loss, and the share of positions where drafter and target have the same most probable token."""
+    ids = torch.from_numpy(batch.ids).to(device)
+    top_ids = torch.from_numpy(batch.top_ids).to(device)
+    top_logp = torch.from_numpy(batch.top_logp).to(device)
+    with torch.autocast(device.type, torch.bfloat16):
+        hidden = model.model(ids, use_cache=False).last_hidden_state.flatten(0, 1)
+        # Logits of prompt positions are never needed; at this size they would be most of the work.
+        logits = model.lm_head(hidden[torch.from_numpy(batch.where).to(device)])
+    logits = logits.float()
+    best = top_ids[:, 0]
+    loss = divergence(logits, top_ids, top_logp) + ARGMAX_WEIGHT * torch.nn.functional.cross_entropy(logits, best)
+    return loss, (logits.argmax(-1) == best).float().mean()
+
+
+def _mixed(own: Scored, corpus: Scored, name: str, rows: int) -> Iterator[Batch]:
+    rng = np.random.default_rng(11)
+    streams = [batches(data, DIETS[name], rows, LENGTH, rng) for data in (own, corpus)]
+    while True:
+        yield next(streams[0 if rng.random() < OWN_SHARE else 1])
+
+
+def distil(name: str, data: Path, out: Path, minutes: float) -> None:
+    """Train one drafter on the scored data in ``data`` and write its Hugging Face directory ``out/name/model``."""
+    torch.set_num_threads(1)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_tokenizer(data / "tokenizer")
+    model = models.build(name, tokenizer).to(device)
+    optimizer = SharedOptimizer(model, LEARNING_RATE, LEARNING_RATE)
+    own = Scored.load(sorted(data.glob("generated-*.npz")))
+    corpus = Scored.load(sorted(data.glob("scored-*.npz")))
+    begun = time.monotonic()
+    step, loss_mean, same_mean = 0, 0.0, 0.0
+    for batch in _mixed(own, corpus, name, ROWS * (8 if device.type == "cuda" else 1)):
+        loss, same = distillation_loss(model, batch, device)
+        loss.backward()  # type: ignore[no-untyped-call]
+        progress = min((time.monotonic() - begun) / (minutes * 60.0), 1.0)
+        optimizer.step(schedule(progress))
+        step += 1
+        fade = 0.98 if step > 1 else 0.0
+        loss_mean = fade * loss_mean + (1 - fade) * float(loss.detach())
+        same_mean = fade * same_mean + (1 - fade) * float(same)
+        if step % 25 == 0 or progress >= 1.0:
+            record = {"step": step, "seconds": round(time.monotonic() - begun), "loss": round(loss_mean, 4)}
+            with (folder / "log.jsonl").open("a") as file:
+                file.write(json.dumps({**record, "agreement": round(same_mean, 4)}) + "\n")
+        if progress >= 1.0:
+            break
+    models.export(model, tokenizer, folder / "model")
+
+
+def _teach(part: int, parts: int, data: Path, out: Path, minutes: Minutes) -> None:
+    torch.set_num_threads(1)
+    tokens = Tokens.load(data / "train.npz")
+    target = out / TARGET / "model"
+    generated, scored = data / f"generated-{part}.npz", data / f"scored-{part}.npz"
+    if not generated.exists():
+        generate.generate(target, tokens, minutes.generate, seed=100 + part).save(generated)
+    if not scored.exists():
+        score.score(target, tokens, minutes.score, part, parts).save(scored)
+
+
+def _queue(part: int, parts: int, names: tuple[str, ...], data: Path, out: Path, minutes: float) -> None:
+    for name in names[part::parts]:
+        if not (out / name / "model" / "model.safetensors").exists():
+            distil(name, data, out, minutes)
+
+
+def run(data: Path, out: Path, minutes: Minutes, processes: int = 2, names: tuple[str, ...] = DRAFTERS) -> None:
+    """All stages; what exists already is kept, so a killed run goes on where it was."""
+    if torch.cuda.is_available():
+        processes = 1
+    mp.start_processes(_teach, args=(processes, data, out, minutes), nprocs=processes, start_method="spawn")
+    mp.start_processes(
+        _queue, args=(processes, names, data, out, minutes.drafter), nprocs=processes, start_method="spawn"
+    )
