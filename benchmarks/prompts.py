@@ -22,6 +22,7 @@ class Prompt:
         domain: its class in reports.
         text: the prompt of a completion, or None for a chat.
         messages: the messages of a chat, or None.
+        token_ids: the tokens of a completion's prompt, where every engine must see the same ones, or None.
         max_tokens: most tokens to generate; None leaves it to the caller.
         slo: objectives that came with it.
         arrival_s: when it arrives, if its source says so.
@@ -33,10 +34,11 @@ class Prompt:
     max_tokens: int | None = None
     slo: SloSpec = NO_SLO_SPEC
     arrival_s: float | None = None
+    token_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if (self.text is None) == (self.messages is None):
-            raise ValueError("a prompt has either text or messages")
+        if sum(given is not None for given in (self.text, self.messages, self.token_ids)) != 1:
+            raise ValueError("a prompt has one of text, messages and token_ids")
 
 
 # AdaServe's files name no class; the objective tells it (a multiple for code, fixed milliseconds else).

@@ -9,20 +9,22 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ReceiptSummary:
-    """Speculation over many requests, from `metrics.speculative_decoding` (vLLM's field names).
+    """Speculation over many requests, from `metrics` (vLLM's field names).
 
     Attributes:
         num_receipts: responses that carried one.
         num_steps: verification steps.
-        num_drafted, num_accepted: draft tokens, and those the target kept.
+        num_drafted, num_verified, num_accepted: draft tokens, those of them sent to the target, and those
+            it kept. Servers that verify all they draft name only the first.
         mean_acceptance_length: tokens per step, counting the target's own; weighted by steps.
-        acceptance_rate: accepted over drafted tokens.
+        acceptance_rate: accepted over verified tokens.
         drafters: accepted tokens by drafter.
     """
 
     num_receipts: int
     num_steps: int
     num_drafted: int
+    num_verified: int
     num_accepted: int
     mean_acceptance_length: float | None
     acceptance_rate: float | None
@@ -37,7 +39,7 @@ def speculation_of(metrics: Mapping[str, Any] | None) -> Mapping[str, Any] | Non
 
 def drafters_of(metrics: Mapping[str, Any] | None) -> dict[str, int]:
     """Accepted tokens by drafter; a plain list of names counts no tokens."""
-    drafters = (speculation_of(metrics) or {}).get("drafters") or {}
+    drafters = (metrics or {}).get("drafters") or (speculation_of(metrics) or {}).get("drafters") or {}
     if isinstance(drafters, Mapping):
         return {str(name): int(accepted) for name, accepted in drafters.items()}
     return {str(name): 0 for name in drafters}
@@ -50,6 +52,7 @@ def summarise_receipts(metrics: Sequence[Mapping[str, Any]]) -> ReceiptSummary |
         return None
     steps = sum(part.get("num_spec_steps") or 0 for part in parts)
     drafted = sum(part.get("num_draft_tokens") or 0 for part in parts)
+    verified = sum(part.get("num_verified_tokens", part.get("num_draft_tokens")) or 0 for part in parts)
     accepted = sum(part.get("num_accepted_draft_tokens") or 0 for part in parts)
     drafters: dict[str, int] = {}
     for entry in metrics:
@@ -59,8 +62,9 @@ def summarise_receipts(metrics: Sequence[Mapping[str, Any]]) -> ReceiptSummary |
         num_receipts=len(parts),
         num_steps=steps,
         num_drafted=drafted,
+        num_verified=verified,
         num_accepted=accepted,
         mean_acceptance_length=(steps + accepted) / steps if steps else None,
-        acceptance_rate=accepted / drafted if drafted else None,
+        acceptance_rate=accepted / verified if verified else None,
         drafters=dict(sorted(drafters.items(), key=lambda item: -item[1])),
     )

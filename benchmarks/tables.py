@@ -110,11 +110,20 @@ def receipt_table(classes: Sequence[ClassReport]) -> Table | None:
                     number(receipts.mean_acceptance_length, 2),
                     percent(receipts.acceptance_rate),
                     f"{receipts.num_drafted:,}",
+                    f"{receipts.num_verified:,}",
                     f"{receipts.num_accepted:,}",
                     drafters or "-",
                 ]
             )
-    heads = ["class", "tokens/step", "accepted share", "drafted", "accepted", "accepted by drafter"]
+    heads = [
+        "class",
+        "tokens/step",
+        "accepted share",
+        "drafted",
+        "verified",
+        "accepted",
+        "accepted by drafter",
+    ]
     return plain_table("Speculation (server's receipts)", heads, rows) if rows else None
 
 

@@ -48,6 +48,8 @@ class BenchRequest:
         """The request body's part that holds the prompt."""
         if self.prompt.messages is not None:
             return {"messages": list(self.prompt.messages)}
+        if self.prompt.token_ids is not None:
+            return {"prompt": list(self.prompt.token_ids)}
         return {"prompt": self.prompt.text}
 
 
