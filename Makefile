@@ -64,11 +64,11 @@ $(BIN)/python:
 
 $(RUNTIME): pyproject.toml scripts/install_torch.sh | $(BIN)/python
 	@TORCH='$(TORCH)' scripts/install_torch.sh $(BIN)/python
-	@echo "Installing Flotilla and what it depends on (the first time takes a minute or two)"
-	@$(PIP) install --quiet --editable .
+	@echo "Installing Flotilla and what it depends on (a few minutes the first time)"
+	@$(PIP) install -qq --editable .
 	@touch $@
 
 $(DEV): $(RUNTIME)
 	@echo "Installing the developers' tools"
-	@$(PIP) install --quiet --editable '.[dev]'
+	@$(PIP) install -qq --editable '.[dev]'
 	@touch $@

@@ -11,8 +11,9 @@ python=$1
 cpu_build="torch==2.13.0+cpu"
 cpu_index="https://download.pytorch.org/whl/cpu"
 
+# Errors only: pip also warns of every package that one of several indexes does not hold.
 pip_install() {
-    "$python" -m pip --disable-pip-version-check install --quiet "$@"
+    "$python" -m pip --disable-pip-version-check install -qq "$@"
 }
 
 has_nvidia_gpu() {

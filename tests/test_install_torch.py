@@ -86,7 +86,7 @@ def test_then_the_index_of_pytorch(machine: Machine) -> None:
 
 
 def test_then_the_plain_wheel_with_a_warning(machine: Machine) -> None:
-    calls, stderr = machine.install(finds="--quiet torch<")
+    calls, stderr = machine.install(finds="-qq torch<")
     assert len(calls) == 3
     assert "no CPU build" in stderr
 
