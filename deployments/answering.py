@@ -1,0 +1,142 @@
+"""From the updates of a request's choices to its response, whole or as server-sent events."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from cluster.stream_messages import Objective
+from deployments.cell_client import CellLost, RequestRejected
+from deployments.errors import ApiError, from_rejection, internal, not_ready
+from deployments.generation import Update
+from deployments.openai_responses import ChatFormat, ChoiceState, CompletionFormat
+from deployments.receipts import ChoiceOutcome, metrics, usage
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Call:
+    """A checked request on its way.
+
+    Attributes:
+        updates: of all its choices, as they come.
+        states: one per choice.
+        shape: how it is shown.
+        objective: what it asked for. seed: its random number seed. num_prompts: how many prompts it has.
+        prompt_field: the field that holds the prompt, for errors.
+        includes_usage: whether a stream ends with a usage chunk.
+        shows_all: whether a chunk is due also for tokens whose text is still held back.
+        request_id: how the client and the log call it.
+        outcomes: of the choices that have finished.
+    """
+
+    updates: AsyncGenerator[Update, None]
+    states: list[ChoiceState]
+    shape: CompletionFormat | ChatFormat
+    objective: Objective
+    seed: int
+    num_prompts: int
+    prompt_field: str
+    includes_usage: bool
+    shows_all: bool
+    request_id: str
+    outcomes: dict[int, ChoiceOutcome] = field(default_factory=dict)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has."""
+        return len(self.outcomes) == len(self.states)
+
+    def add_usage(self, body: dict[str, Any]) -> None:
+        """Put the token counts into a response or chunk."""
+        body["usage"] = usage(self._ordered(), self.num_prompts)
+
+    def add_metrics(self, body: dict[str, Any]) -> None:
+        """Put the receipt into a response or chunk."""
+        body["metrics"] = metrics(self._ordered(), self.objective, self.seed)
+
+    def _ordered(self) -> list[ChoiceOutcome]:
+        return [self.outcomes[index] for index in sorted(self.outcomes)]
+
+
+async def answer(call: Call) -> bytes:
+    """Run a request to its end; the response's body."""
+    async with aclosing(_translated(call)) as updates:
+        async for update in updates:
+            call.states[update.choice].add(update)
+    body = call.shape.whole(call.states)
+    call.add_usage(body)
+    call.add_metrics(body)
+    return msgspec.json.encode(body)
+
+
+async def stream(call: Call) -> AsyncGenerator[bytes, None]:
+    """Run a request; its server-sent events.
+
+    What fails before the first event is raised as `ApiError`; later it can only be an event.
+    """
+    started = False
+    try:
+        async with aclosing(_translated(call)) as updates:
+            async for update in updates:
+                events = _events(call, update)
+                if events:
+                    started = True
+                    yield events
+        if call.includes_usage:
+            closing = call.shape.closing()
+            call.add_usage(closing)
+            call.add_metrics(closing)
+            yield _event(closing)
+    except ApiError as error:
+        if not started:
+            raise
+        # No [DONE]: its absence tells a client that does not know error events that something broke.
+        yield b"event: error\n" + _event(error.body())
+        return
+    yield b"data: [DONE]\n\n"
+
+
+def _events(call: Call, update: Update) -> bytes:
+    """What one update adds to the stream; nothing while its text is held back."""
+    state = call.states[update.choice]
+    events = b""
+    if isinstance(call.shape, ChatFormat) and not state.started:
+        events = _event(call.shape.role_chunk(update.choice, state))
+    if update.text or update.finish_reason is not None or call.shows_all:
+        chunk = call.shape.chunk(update, state)
+        if call.includes_usage:
+            chunk["usage"] = None
+        elif call.is_finished:
+            call.add_metrics(chunk)
+        events += _event(chunk)
+    return events
+
+
+async def _translated(call: Call) -> AsyncGenerator[Update, None]:
+    """The call's updates, with every failure as an `ApiError`."""
+    try:
+        async with aclosing(call.updates) as updates:
+            async for update in updates:
+                if update.outcome is not None:
+                    call.outcomes[update.choice] = update.outcome
+                yield update
+    except RequestRejected as error:
+        raise from_rejection(error.rejected, call.prompt_field) from error
+    except CellLost as error:
+        raise not_ready(f"The model was lost while it worked on this request ({error}).") from error
+    except ApiError:
+        raise
+    except Exception as error:
+        _log.exception("request %s failed", call.request_id)
+        raise internal(call.request_id) from error
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"

@@ -1,0 +1,219 @@
+"""What the HTTP routes do before an answer: check a request against the cell and prepare its choices."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from cluster.config import TierConfig
+from cluster.stream_messages import Submit
+from deployments import sampling_mapping as mapping
+from deployments.answering import Call
+from deployments.cell_client import CellClient, Endpoint
+from deployments.errors import bad_request, model_not_found, not_ready
+from deployments.generation import TextAssembler, Update, generate, merge
+from deployments.openai_responses import ChatFormat, ChoiceState, CompletionFormat, Envelope
+from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.sampling_mapping import CellInfo
+from deployments.stop_strings import StopStrings
+from deployments.text_codec import TextCodec
+
+_log = logging.getLogger(__name__)
+
+#: A cell that does not answer within this is not ready.
+_DESCRIBE_TIMEOUT_S = 5.0
+#: Texts above this many characters are tokenized in a thread, so that other streams go on meanwhile.
+_INLINE_CHARS = 8192
+
+
+class CellControl(Protocol):
+    """The control calls of a cell (`cluster.cell.Cell`)."""
+
+    async def endpoint(self) -> Endpoint:
+        """Where it listens for streams, and the token that admits."""
+        ...
+
+    async def describe(self) -> Mapping[str, Any]:
+        """See `CellInfo`."""
+        ...
+
+    async def metrics(self) -> str:
+        """Prometheus text."""
+        ...
+
+
+class ApiService:
+    """The API of one cell, free of HTTP.
+
+    Args:
+        cell: its control calls.
+        codec: the target's tokenizer.
+        tiers: objectives by service tier.
+        give_up_after_s: how long requests wait for a lost cell.
+    """
+
+    def __init__(
+        self,
+        cell: CellControl,
+        codec: TextCodec,
+        *,
+        tiers: Mapping[str, TierConfig] | None = None,
+        give_up_after_s: float = 60.0,
+    ) -> None:
+        self._cell = cell
+        self._codec = codec
+        self._tiers = dict(tiers or {})
+        self._info: CellInfo | None = None
+        self.client = CellClient(cell.endpoint, give_up_after_s=give_up_after_s)
+
+    async def describe(self) -> CellInfo:
+        """Ask the cell now; raises 503 if it does not answer or is not ready."""
+        try:
+            async with asyncio.timeout(_DESCRIBE_TIMEOUT_S):
+                info = CellInfo.from_description(await self._cell.describe())
+        except Exception as error:  # a remote call: anything may come out of it
+            _log.warning("the cell does not answer: %r", error)
+            raise not_ready("The model does not answer.") from error
+        if not info.ready:
+            raise not_ready("The model is still loading.")
+        self._info = info
+        return info
+
+    async def info(self) -> CellInfo:
+        """The cell's description; it does not change while the cell's configuration does not."""
+        return self._info or await self.describe()
+
+    async def prometheus(self) -> str:
+        """The cell's metrics; raises 503 if it does not answer."""
+        try:
+            async with asyncio.timeout(_DESCRIBE_TIMEOUT_S):
+                return await self._cell.metrics()
+        except Exception as error:
+            raise not_ready("The model does not answer.") from error
+
+    async def close(self) -> None:
+        """Drop the connection to the cell."""
+        await self.client.close()
+
+    # -- requests ------------------------------------------------------------------------------------
+
+    async def begin(self, request: GenerationRequest, request_id: str) -> Call:
+        """Check everything that can be checked before the cell hears of the request."""
+        arrived = time.perf_counter()
+        info = await self.info()
+        if request.model is not None and request.model != info.model:
+            raise model_not_found(request.model, info.model)
+        seed = mapping.choose_seed(request)
+        tier, objective = mapping.objective(request, self._tiers)
+        speculation = mapping.speculation(request, info)
+        prompts, prompt_field = await self._prompts(request, info)
+        call_id = uuid.uuid4().hex
+        choices: list[AsyncGenerator[Update, None]] = []
+        states: list[ChoiceState] = []
+        for text, prompt in prompts:
+            max_tokens = mapping.max_new_tokens(request, len(prompt), info, prompt_field)
+            for choice in range(request.n or 1):
+                submit = Submit(
+                    request_id=f"{call_id}-{len(choices)}",
+                    prompt=prompt,
+                    sampling=mapping.sampling_params(
+                        request,
+                        seed=mapping.choice_seed(seed, choice),
+                        max_tokens=max_tokens,
+                        eos_ids=self._codec.eos_ids,
+                        info=info,
+                    ),
+                    objective=objective,
+                    tier=tier,
+                    priority=request.priority or 0,
+                    speculation=speculation,
+                )
+                state = ChoiceState(prompt, echo=text, text_offset=len(text))
+                choices.append(self._choice(submit, request, len(choices), arrived))
+                states.append(state)
+        return Call(
+            updates=merge(choices),
+            states=states,
+            shape=self._shape(request, info, call_id),
+            objective=objective,
+            seed=seed,
+            num_prompts=len(prompts),
+            prompt_field=prompt_field,
+            includes_usage=request.includes_usage,
+            shows_all=bool(request.return_token_ids) or mapping.num_logprobs(request) is not None,
+            request_id=request_id,
+        )
+
+    # -- parts -----------------------------------------------------------------------------------------
+
+    async def _prompts(
+        self, request: GenerationRequest, info: CellInfo
+    ) -> tuple[list[tuple[str, list[int]]], str]:
+        """Text to echo and tokens of every prompt, and the field they came in."""
+        if isinstance(request, ChatRequest):
+            messages = [
+                {
+                    "role": "system" if message.role == "developer" else message.role,
+                    "content": message.content,
+                }
+                for message in request.messages
+            ]
+            tokens = await _tokenize(
+                sum(len(message["content"]) for message in messages),
+                lambda: self._codec.encode_chat(
+                    messages, add_generation_prompt=request.add_generation_prompt is not False
+                ),
+            )
+            return [("", tokens)], "messages"
+        assert isinstance(request, CompletionRequest)
+        found = []
+        for prompt in request.prompt:
+            if isinstance(prompt, str):
+                special = request.add_special_tokens is not False
+                ids = await _tokenize(
+                    len(prompt), partial(self._codec.encode, prompt, add_special_tokens=special)
+                )
+                found.append((prompt if request.echo else "", ids))
+            else:
+                mapping.check_prompt_ids(prompt, info)
+                found.append((self._codec.decode(prompt) if request.echo else "", prompt))
+        if len(found) * (request.n or 1) > 128:
+            raise bad_request("Prompts times `n` may be at most 128.", "n")
+        return found, "prompt"
+
+    def _choice(
+        self, submit: Submit, request: GenerationRequest, index: int, arrived: float
+    ) -> AsyncGenerator[Update, None]:
+        show_stop = bool(request.include_stop_str_in_output)
+        assembler = TextAssembler(
+            self._codec.detokenizer(skip_special_tokens=request.skip_special_tokens is not False),
+            StopStrings(request.stop, include=show_stop),
+            frozenset(submit.sampling.stop_token_ids),
+            show_stop=show_stop,
+        )
+        return generate(
+            self.client, submit, assembler, choice=index, arrived=arrived, eos_ids=self._codec.eos_ids
+        )
+
+    def _shape(
+        self, request: GenerationRequest, info: CellInfo, call_id: str
+    ) -> CompletionFormat | ChatFormat:
+        is_chat = isinstance(request, ChatRequest)
+        envelope = Envelope(
+            response_id=("chatcmpl-" if is_chat else "cmpl-") + call_id,
+            model=info.model,
+            codec=self._codec,
+            service_tier=request.service_tier,
+            with_token_ids=bool(request.return_token_ids),
+            num_logprobs=mapping.num_logprobs(request),
+        )
+        return ChatFormat(envelope) if is_chat else CompletionFormat(envelope)
+
+
+async def _tokenize(num_chars: int, encode: Callable[[], list[int]]) -> list[int]:
+    return encode() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(encode)

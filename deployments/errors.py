@@ -1,0 +1,154 @@
+"""Errors of the HTTP API in OpenAI's shape: what was wrong, in which field, and what to do about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from cluster.stream_messages import Rejected
+
+#: Most characters of a client's value repeated in a message.
+_SHOWN = 80
+
+
+class ApiError(Exception):
+    """A request that ends with an error response.
+
+    Attributes:
+        status: HTTP status.
+        message: for people: what was wrong and what to do.
+        param: the request field at fault.
+        code: for programs, as OpenAI's where one exists.
+        retry_after_s: when trying again may help.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        if self.status == 429:
+            kind = "rate_limit_error"
+        elif self.status < 500:
+            kind = "invalid_request_error"
+        elif self.status == 503:
+            kind = "service_unavailable_error"
+        else:
+            kind = "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self, headers: Mapping[str, str] | None = None) -> Response:
+        """The whole HTTP response."""
+        sent = dict(headers or {})
+        if self.retry_after_s is not None:
+            # The header holds whole seconds; rounding down would invite a retry that is too early.
+            sent["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        return Response(
+            msgspec.json.encode(self.body()), self.status, headers=sent, media_type="application/json"
+        )
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
+    """A 400 that names the field."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def model_not_found(asked: str, served: str) -> ApiError:
+    """A 404 that says which model there is."""
+    return ApiError(
+        404,
+        f"The model {_shorten(asked)} does not exist here. `model` may be '{served}', or be left out.",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def body_too_large(limit: int) -> ApiError:
+    """A 413 that says where the limit is set."""
+    return ApiError(
+        413,
+        f"The request body is above {limit} bytes. Send a shorter prompt, or raise `http.max_body_bytes` "
+        "in the server's configuration.",
+        code="request_too_large",
+    )
+
+
+def not_ready(reason: str, retry_after_s: float = 2.0) -> ApiError:
+    """A 503 for a cell that is starting, restarting or gone."""
+    return ApiError(
+        503, f"{reason} Try again in a moment.", code="service_unavailable", retry_after_s=retry_after_s
+    )
+
+
+def internal(request_id: str) -> ApiError:
+    """A 500 that hides what went wrong inside but can be found in the log."""
+    return ApiError(
+        500,
+        f"The server failed on this request; its log names the cause under request id {request_id}.",
+        code="internal_error",
+    )
+
+
+def from_rejection(rejected: Rejected, prompt_field: str) -> ApiError:
+    """The response for a request the cell turned away."""
+    code, message, retry = rejected.code, rejected.message, rejected.retry_after_s
+    if code == "prompt_too_long":
+        return ApiError(400, message, param=prompt_field, code="context_length_exceeded")
+    if code == "slo_infeasible" and retry is None:
+        return ApiError(400, message, param="slo", code=code)
+    if code in ("queue_full", "slo_infeasible"):
+        param = "slo" if code == "slo_infeasible" else None
+        return ApiError(429, message, param=param, code=code, retry_after_s=1.0 if retry is None else retry)
+    if code == "draining":
+        return ApiError(503, message, code=code, retry_after_s=2.0 if retry is None else retry)
+    if code == "duplicate_id":
+        return ApiError(409, message, code=code)
+    return ApiError(500, message, code=code)
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """One readable message for the first field that is wrong."""
+    first = error.errors(include_url=False)[0]
+    path = _path(first["loc"])
+    kind, text = first["type"], first["msg"]
+    field = f"`{path}`" if path else "the request body"
+    if kind == "extra_forbidden":
+        return bad_request(
+            f"Unknown field {field}. Remove it; the fields are listed in the server's /openapi.json.",
+            path,
+            "unknown_parameter",
+        )
+    if kind == "missing":
+        return bad_request(f"The field {field} is required.", path, "missing_required_parameter")
+    text = text.removeprefix("Value error, ").replace("Input should be", "must be")
+    value = first.get("input")
+    shown = "" if isinstance(value, dict | list) else f" (got {_shorten(value)})"
+    code = "invalid_type" if kind.endswith("_type") else "invalid_value"
+    return bad_request(f"{field}: {text}{shown}.", path or None, code)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    return ".".join(str(part)[:_SHOWN] for part in location)
+
+
+def _shorten(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."

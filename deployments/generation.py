@@ -1,0 +1,212 @@
+"""One choice of one request: tokens from the cell in, text with its end decided out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from cluster.stream_messages import Receipt, Submit, TokenEvent
+from deployments.cell_client import CellClient
+from deployments.detokenizer import Detokenizer
+from deployments.errors import ApiError, not_ready
+from deployments.receipts import ChoiceOutcome
+from deployments.stop_strings import StopStrings
+from verifier.messages import TokenLogprobs
+
+#: How long a choice that a stop string ended waits for the cell's receipt before it answers without.
+RECEIPT_WAIT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Update:
+    """News of one choice.
+
+    Attributes:
+        choice: its index in the response.
+        text: new text.
+        tokens: new tokens, those of held-back text included.
+        logprobs: one per token if asked for.
+        finish_reason: "stop" or "length" in the last update.
+        stop_reason: the stop string or stop token that ended it; None for the end-of-sequence token.
+        outcome: with the finish reason.
+    """
+
+    choice: int
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    outcome: ChoiceOutcome | None = None
+
+
+class TextAssembler:
+    """Text of one choice from its tokens, up to its end; knows no clock and no connection.
+
+    It goes token by token, so where the text ends does not depend on how the tokens were batched into steps.
+
+    Attributes:
+        finish_reason: "stop" once a stop token or stop string was met.
+        stop_reason: which.
+    """
+
+    def __init__(
+        self, detokenizer: Detokenizer, stops: StopStrings, stop_ids: frozenset[int], *, show_stop: bool
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._stop_ids = stop_ids
+        self._show_stop = show_stop
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+
+    def feed(self, tokens: Sequence[int]) -> tuple[str, int]:
+        """The new text, and how many of `tokens` belong to the choice."""
+        pieces: list[str] = []
+        for used, token in enumerate(tokens, 1):
+            is_stop = token in self._stop_ids
+            if not is_stop or self._show_stop:
+                pieces.append(self._stops.feed(self._detokenizer.feed(token)))
+            if is_stop or self._stops.matched is not None:
+                self.finish_reason = "stop"
+                self.stop_reason = token if self._stops.matched is None else self._stops.matched
+                return "".join(pieces), used
+        return "".join(pieces), len(tokens)
+
+    def finish(self) -> str:
+        """The text still held back when no more tokens come."""
+        # Both give nothing once a stop string matched.
+        text = self._stops.feed(self._detokenizer.finish()) + self._stops.finish()
+        if self.finish_reason is None and self._stops.matched is not None:
+            self.finish_reason, self.stop_reason = "stop", self._stops.matched
+        return text
+
+
+async def generate(
+    client: CellClient,
+    request: Submit,
+    assembler: TextAssembler,
+    *,
+    choice: int,
+    arrived: float,
+    eos_ids: frozenset[int] = frozenset(),
+) -> AsyncGenerator[Update, None]:
+    """Run one choice; `arrived` is when the HTTP request came, on `time.perf_counter`.
+
+    Raises what `CellClient.submit` raises, and `ApiError` if the cell gave up on the request.
+    """
+    first_at: float | None = None
+    last_at = arrived
+    num_tokens, lives = 0, 1
+    async with aclosing(client.submit(request)) as events:
+        async for event in events:
+            _check_end(event)
+            if event.tokens:
+                last_at = time.perf_counter()
+                first_at = last_at if first_at is None else first_at
+            lives = max(lives, client.lives(request.request_id))
+            text, used = assembler.feed(event.tokens)
+            num_tokens += used
+            tokens, logprobs, receipt = event.tokens[:used], event.logprobs[:used], event.receipt
+            if assembler.finish_reason is None and event.finish_reason is None:
+                yield Update(choice, text, tokens, logprobs)
+                continue
+            if event.finish_reason is None:
+                # The text is complete; show it now, and let the cell account for what it did.
+                yield Update(choice, text, tokens, logprobs)
+                text, tokens, logprobs = "", [], []
+                client.cancel(request.request_id)
+                receipt = await _await_receipt(events)
+            text += assembler.finish()
+            yield Update(
+                choice,
+                text,
+                tokens,
+                logprobs,
+                finish_reason=assembler.finish_reason or event.finish_reason,
+                stop_reason=None if assembler.stop_reason in eos_ids else assembler.stop_reason,
+                outcome=_outcome(
+                    request, num_tokens, receipt if lives == 1 else None, receipt, arrived, first_at, last_at
+                ),
+            )
+            return
+
+
+async def merge(choices: Sequence[AsyncGenerator[Update, None]]) -> AsyncGenerator[Update, None]:
+    """The updates of several choices as they come; the first failure ends all."""
+    if len(choices) == 1:
+        async with aclosing(choices[0]) as only:
+            async for update in only:
+                yield update
+        return
+    queue: asyncio.Queue[Update | BaseException | None] = asyncio.Queue()
+
+    async def drain(choice: AsyncGenerator[Update, None]) -> None:
+        try:
+            async with aclosing(choice) as updates:
+                async for update in updates:
+                    queue.put_nowait(update)
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    tasks = [asyncio.create_task(drain(choice)) for choice in choices]
+    running = len(tasks)
+    try:
+        while running:
+            item = await queue.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _check_end(event: TokenEvent) -> None:
+    if event.finish_reason == "error":
+        raise ApiError(500, "The cell failed on this request; its log says why.", code="cell_error")
+    if event.finish_reason == "cancelled":
+        raise not_ready("The cell ended this request before its answer was complete.")
+
+
+async def _await_receipt(events: AsyncGenerator[TokenEvent, None]) -> Receipt | None:
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(RECEIPT_WAIT_S):
+            async for event in events:
+                if event.receipt is not None:
+                    return event.receipt
+    return None
+
+
+def _outcome(
+    request: Submit,
+    num_tokens: int,
+    clock: Receipt | None,
+    receipt: Receipt | None,
+    arrived: float,
+    first_at: float | None,
+    last_at: float,
+) -> ChoiceOutcome:
+    """`clock` is the receipt if its times cover the whole request."""
+    if clock is not None:
+        ttft_ms, e2e_ms, tpot_ms = clock.ttft_ms, clock.e2e_ms, clock.tpot_ms
+    else:
+        ttft_ms = None if first_at is None else 1000 * (first_at - arrived)
+        e2e_ms = 1000 * (last_at - arrived)
+        tpot_ms = (e2e_ms - ttft_ms) / (num_tokens - 1) if ttft_ms is not None and num_tokens > 1 else None
+    return ChoiceOutcome(
+        num_prompt_tokens=len(request.prompt),
+        num_output_tokens=num_tokens,
+        receipt=receipt,
+        ttft_ms=ttft_ms,
+        e2e_ms=e2e_ms,
+        tpot_ms=tpot_ms,
+    )

@@ -1,0 +1,255 @@
+"""The OpenAI-compatible HTTP routes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.answering import answer, stream
+from deployments.api_service import ApiService
+from deployments.errors import ApiError, body_too_large, internal, model_not_found
+from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest, parse
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+#: Request ids a client may choose; anything else could forge log lines or headers.
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
+
+_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def create_app(service: ApiService, *, max_body_bytes: int = 1 << 20) -> FastAPI:
+    """The application of one front end."""
+    started = int(time.time())
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.client.connect()
+        yield
+        await service.close()
+
+    app = FastAPI(
+        title="Flotilla", version=flotilla_version(), lifespan=lifespan, docs_url=None, redoc_url=None
+    )
+
+    async def generate(request: Request, request_type: type[GenerationRequest]) -> Response:
+        parsed = parse(await read_body(request, max_body_bytes), request_type)
+        if parsed.request_id is not None and "x-request-id" not in request.headers:
+            request.state.request_id = _clean_id(parsed.request_id)
+        call = await service.begin(parsed, request.state.request_id)
+        if not parsed.stream:
+            body = await unless_disconnected(request, answer(call))
+            return Response(body, media_type="application/json")
+        events = stream(call)
+        # The status line waits for the first event, so that a rejection is a status and not a broken stream.
+        first = await unless_disconnected(request, anext(events))
+        return StreamingResponse(
+            _chain(first, events), media_type="text/event-stream", headers=dict(_STREAM_HEADERS)
+        )
+
+    @app.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        """Continue a prompt."""
+        return await generate(request, CompletionRequest)
+
+    @app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation."""
+        return await generate(request, ChatRequest)
+
+    async def model_card() -> dict[str, Any]:
+        info = await service.info()
+        return {
+            "id": info.model,
+            "object": "model",
+            "created": started,
+            "owned_by": "flotilla",
+            "max_model_len": info.max_tokens,
+            "drafters": list(info.drafters),
+            "policy": info.policy,
+        }
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        """The one served model."""
+        return _json({"object": "list", "data": [await model_card()]})
+
+    @app.get("/v1/models/{model_id:path}")
+    async def model(model_id: str) -> Response:
+        """The served model, by its id."""
+        card = await model_card()
+        if model_id != card["id"]:
+            raise model_not_found(model_id, str(card["id"]))
+        return _json(card)
+
+    @app.get("/health")
+    async def health() -> Response:
+        """Whether this process is alive."""
+        return _json({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Whether requests would be served now."""
+        info = await service.describe()
+        return _json({"status": "ready", "model": info.model})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """The cell's metrics for Prometheus."""
+        return PlainTextResponse(await service.prometheus(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/version")
+    async def version_route() -> Response:
+        """The version that runs."""
+        return _json({"version": flotilla_version()})
+
+    _install_error_handlers(app)
+    app.add_middleware(RequestIds)
+    return app
+
+
+def flotilla_version() -> str:
+    """The installed version, or that of a checkout."""
+    try:
+        return version("flotilla")
+    except PackageNotFoundError:
+        return "0+checkout"
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The request's body; raises 413 as soon as it is known to be above `limit` bytes."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit:
+        raise body_too_large(limit)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise body_too_large(limit)
+    return bytes(body)
+
+
+async def unless_disconnected(request: Request, work: Awaitable[_Result]) -> _Result:
+    """The result of `work`, which is cancelled when the client goes away; raises `ClientDisconnect` then."""
+
+    async def disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(disconnect())
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        # The cell must have been told to stop before the request counts as over.
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+class RequestIds:
+    """Gives every request an id, the client's `X-Request-Id` if it sent one, and returns it as such."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry; plain ASGI because Starlette's middleware class would buffer disconnects of streams."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        state = scope.setdefault("state", {})
+        state["request_id"] = _clean_id(sent.decode("latin-1"))
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", state["request_id"].encode()),
+                ]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def _clean_id(asked: str) -> str:
+    return asked if _REQUEST_ID.fullmatch(asked) else f"req-{uuid.uuid4().hex}"
+
+
+def _install_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def on_api_error(_: Request, error: ApiError) -> Response:
+        return error.response()
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        message = {
+            404: f"There is no {request.url.path} here; the routes are listed in /openapi.json.",
+            405: f"{request.url.path} does not answer {request.method}.",
+        }.get(error.status_code, str(error.detail))
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+        return ApiError(error.status_code, message, code=code).response(error.headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def on_disconnect(_: Request, __: ClientDisconnect) -> Response:
+        # Nobody reads it; 499 is nginx's name for it in logs.
+        return Response(status_code=499)
+
+    @app.exception_handler(Exception)
+    async def on_bug(request: Request, error: Exception) -> Response:
+        request_id = str(request.state.request_id)
+        _log.error("request %s failed", request_id, exc_info=error)
+        return internal(request_id).response()
+
+
+async def _chain(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(rest):
+        yield first
+        async for event in rest:
+            yield event
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _body_schema(request_type: type[GenerationRequest]) -> dict[str, Any]:
+    """The route's body in /openapi.json, though it is parsed by hand for the sake of its errors."""
+    schema = request_type.model_json_schema(ref_template="#/components/schemas/{model}")
+    definitions = schema.pop("$defs", {})
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _inline(schema, definitions)}},
+        }
+    }
+
+
+def _inline(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Replace references by what they refer to: FastAPI does not know these definitions."""
+    if isinstance(schema, list):
+        return [_inline(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inline(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {key: _inline(value, definitions) for key, value in schema.items()}

@@ -1,0 +1,184 @@
+"""From the fields of an API request to what a cell is asked for."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.config import TierConfig
+from cluster.stream_messages import Objective, Speculation
+from deployments.errors import ApiError, bad_request
+from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
+from engine.sampling_params import SamplingParams
+
+#: OpenAI's default for completions; a chat goes on to the end of the window, but not for ever.
+COMPLETION_MAX_TOKENS = 16
+CHAT_MAX_TOKENS = 4096
+
+#: OpenAI's tiers, accepted also where none is configured under that name.
+OPENAI_TIERS = ("auto", "default", "flex", "scale", "priority")
+
+_MAX_INT64 = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class CellInfo:
+    """What a cell says about itself (`Cell.describe`), as far as requests are checked against it.
+
+    Attributes:
+        model: the served model's id.
+        max_tokens: the window: most tokens of prompt and output together.
+        vocab_size: token ids are below it.
+        drafters: names a request may choose from.
+        ready: whether it serves.
+        policy: the speculation policy that runs.
+    """
+
+    model: str
+    max_tokens: int
+    vocab_size: int
+    drafters: tuple[str, ...] = ()
+    ready: bool = True
+    policy: str = ""
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> CellInfo:
+        """Read the dictionary of `Cell.describe`."""
+        return cls(
+            model=str(description["model"]),
+            max_tokens=int(description["max_tokens"]),
+            vocab_size=int(description["vocab_size"]),
+            drafters=tuple(description.get("drafters", ())),
+            ready=bool(description.get("ready", True)),
+            policy=str(description.get("policy", "")),
+        )
+
+
+def choose_seed(request: GenerationRequest) -> int:
+    """The request's seed, or a random one; small enough that JavaScript can send it back unchanged."""
+    return secrets.randbits(53) if request.seed is None else request.seed
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of one of `n` choices; the first has the request's own, so it is what `n = 1` would give."""
+    return (seed + choice) & _MAX_INT64
+
+
+def max_new_tokens(request: GenerationRequest, prompt_length: int, info: CellInfo, prompt_field: str) -> int:
+    """How many tokens to generate; raises 400 with both lengths where prompt and output exceed the window."""
+    rest = info.max_tokens - prompt_length
+    if prompt_length == 0:
+        raise bad_request(f"`{prompt_field}` has no tokens; send at least one.", prompt_field)
+    if rest < 1:
+        raise ApiError(
+            400,
+            f"`{prompt_field}` has {prompt_length} tokens, but the context window of '{info.model}' holds "
+            f"{info.max_tokens} tokens of prompt and output together. Shorten the prompt.",
+            param=prompt_field,
+            code="context_length_exceeded",
+        )
+    field, asked = "max_tokens", request.max_tokens
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        field, asked = "max_completion_tokens", request.max_completion_tokens
+    if asked is None:
+        default = COMPLETION_MAX_TOKENS if isinstance(request, CompletionRequest) else CHAT_MAX_TOKENS
+        return min(default, rest)
+    if asked > rest:
+        raise ApiError(
+            400,
+            f"`{prompt_field}` has {prompt_length} tokens and `{field}` asks for {asked} more, but the "
+            f"context window of '{info.model}' holds {info.max_tokens} tokens. Ask for at most {rest}.",
+            param=field,
+            code="context_length_exceeded",
+        )
+    return asked
+
+
+def sampling_params(
+    request: GenerationRequest, *, seed: int, max_tokens: int, eos_ids: frozenset[int], info: CellInfo
+) -> SamplingParams:
+    """The sampling parameters of one choice."""
+    stop_ids = frozenset(request.stop_token_ids or ())
+    _check_vocabulary("logit_bias", request.logit_bias, info)
+    _check_vocabulary("stop_token_ids", stop_ids, info)
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise bad_request(f"`min_tokens` is {min_tokens}, above the {max_tokens} to generate.", "min_tokens")
+    if not request.ignore_eos:
+        stop_ids |= eos_ids
+    return SamplingParams(
+        temperature=_default(request.temperature, 1.0),
+        top_k=max(0, request.top_k or 0),
+        top_p=_default(request.top_p, 1.0),
+        min_p=_default(request.min_p, 0.0),
+        presence_penalty=_default(request.presence_penalty, 0.0),
+        frequency_penalty=_default(request.frequency_penalty, 0.0),
+        repetition_penalty=_default(request.repetition_penalty, 1.0),
+        logit_bias=request.logit_bias,
+        seed=seed,
+        logprobs=num_logprobs(request),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop_token_ids=tuple(sorted(stop_ids)),
+    )
+
+
+def num_logprobs(request: GenerationRequest) -> int | None:
+    """How many alternatives are returned per token; None for no log-probabilities."""
+    if isinstance(request, ChatRequest):
+        return (request.top_logprobs or 0) if request.logprobs else None
+    return request.logprobs if isinstance(request, CompletionRequest) else None
+
+
+def speculation(request: GenerationRequest, info: CellInfo) -> Speculation:
+    """What speculation may do; raises 400 for a drafter the cell does not have."""
+    asked = request.speculation
+    if asked is None:
+        return Speculation()
+    for name in asked.drafters or ():
+        if name not in info.drafters:
+            there = ", ".join(info.drafters) or "none"
+            raise bad_request(
+                f"`speculation.drafters` names '{name}', but the drafters here are: {there}.",
+                "speculation.drafters",
+            )
+    return Speculation(
+        mode=asked.mode or "auto", drafters=tuple(asked.drafters or ()), max_tokens=asked.max_tokens
+    )
+
+
+def objective(request: GenerationRequest, tiers: Mapping[str, TierConfig]) -> tuple[str, Objective]:
+    """The request's tier and objectives: its own where given, else the tier's."""
+    name = request.service_tier or "default"
+    if name not in tiers and name not in OPENAI_TIERS:
+        raise bad_request(
+            f"`service_tier` is '{name}', but the tiers here are: {', '.join((*tiers, *OPENAI_TIERS))}.",
+            "service_tier",
+        )
+    if name == "auto":
+        name = "default"
+    tier, own = tiers.get(name, TierConfig()), request.slo
+    tpot_ms = own.tpot_ms if own is not None and own.tpot_ms is not None else tier.tpot_ms
+    ttft_ms = own.ttft_ms if own is not None and own.ttft_ms is not None else tier.ttft_ms
+    return name, Objective(tpot_ms=tpot_ms, ttft_ms=ttft_ms)
+
+
+def check_prompt_ids(ids: list[int], info: CellInfo) -> None:
+    """Refuse token ids the model does not have."""
+    _check_vocabulary("prompt", ids, info)
+
+
+def _check_vocabulary(field: str, ids: Any, info: CellInfo) -> None:
+    largest = max(ids, default=0)
+    if largest >= info.vocab_size:
+        raise bad_request(
+            f"`{field}` names token {largest}, but the vocabulary of '{info.model}' ends at "
+            f"{info.vocab_size - 1}.",
+            field,
+        )
+
+
+def _default(value: float | None, default: float) -> float:
+    return default if value is None else value

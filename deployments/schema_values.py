@@ -1,0 +1,115 @@
+"""Validators of request values that have several forms, each with one message instead of one per form."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+#: Most stop strings, most characters of one, most prompts in one request, most alternatives per token.
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_PROMPTS = 64
+MAX_LOGPROBS = 20
+
+#: JSON numbers beyond this cannot be carried to the cell.
+MAX_INT64 = (1 << 63) - 1
+
+
+def _fail(kind: str, message: str) -> PydanticCustomError:
+    # `kind` is ours, and `message` may hold braces that pydantic would take for its own placeholders.
+    return PydanticCustomError(kind, "{text}", {"text": message})
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def stop_strings(value: Any) -> Any:
+    """A string or a list of them as a tuple; null is none."""
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise _fail("stop_type", "must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise _fail("stop_value", f"must hold at most {MAX_STOPS} strings, not {len(stops)}")
+    if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise _fail("stop_value", f"every string must have 1 to {MAX_STOP_CHARS} characters")
+    return tuple(stops)
+
+
+def logit_bias(value: Any) -> Any:
+    """JSON's string keys as token ids; the vocabulary's size is checked where it is known."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _fail("logit_bias_type", "must be an object from token ids to biases")
+    if len(value) > 1024:
+        raise _fail("logit_bias_value", f"must hold at most 1024 token ids, not {len(value)}")
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10):
+            raise _fail("logit_bias_value", f'keys must be token ids such as "17", not {str(key)[:40]!r}')
+        if not isinstance(bias, int | float) or isinstance(bias, bool) or not -100 <= bias <= 100:
+            raise _fail("logit_bias_value", f"the bias of token {key} must be a number from -100 to 100")
+        biases[int(key)] = float(bias)
+    return biases
+
+
+def prompts(value: Any) -> Any:
+    """A string, token ids, or a list of either, as a list of prompts (each a string or token ids)."""
+    form = "must be a string, a list of token ids, or a list of either"
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise _fail("prompt_type", form)
+    if not value:
+        raise _fail("prompt_value", "must not be empty")
+    if all(_is_int(item) for item in value):
+        return [_token_ids(value)]
+    if len(value) > MAX_PROMPTS:
+        raise _fail("prompt_value", f"must hold at most {MAX_PROMPTS} prompts, not {len(value)}")
+    found: list[str | list[int]] = []
+    for item in value:
+        if isinstance(item, list) and item and all(_is_int(token) for token in item):
+            found.append(_token_ids(item))
+        elif isinstance(item, str):
+            found.append(item)
+        else:
+            raise _fail("prompt_type", form)
+    return found
+
+
+def _token_ids(ids: list[int]) -> list[int]:
+    if any(not 0 <= token < 1 << 31 for token in ids):
+        raise _fail("prompt_value", "token ids must not be negative or above the vocabulary")
+    return ids
+
+
+def message_text(value: Any) -> Any:
+    """A message's text: a string, or OpenAI's list of text parts, joined."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    if not isinstance(value, list):
+        raise _fail("content_type", "must be a string or a list of text parts")
+    texts = []
+    for number, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
+            raise _fail(
+                "content_value",
+                f'part {number} must be {{"type": "text", "text": ...}}; this model reads text only',
+            )
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+StopStrings = Annotated[tuple[str, ...], BeforeValidator(stop_strings)]
+LogitBias = Annotated[dict[int, float], BeforeValidator(logit_bias)]
+Prompts = Annotated[list[str | list[int]], BeforeValidator(prompts)]
+MessageText = Annotated[str, BeforeValidator(message_text)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]

@@ -1,0 +1,60 @@
+"""The API over a stand-in cell, reached in process and over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from cluster.config import TierConfig
+from deployments.api_service import ApiService
+from deployments.openai_api import create_app
+from tests.fakes.cell_stand_in import CellStandIn
+from tests.fakes.tiny_tokenizer import ANSWER, codec, ids
+
+
+@pytest.fixture
+async def cell() -> AsyncIterator[CellStandIn]:
+    stand_in = CellStandIn(lambda submit: [*ids(ANSWER), *codec().eos_ids])
+    yield stand_in
+    await stand_in.close()
+
+
+@pytest.fixture
+async def service(cell: CellStandIn) -> AsyncIterator[ApiService]:
+    made = ApiService(cell, codec(), tiers={"fast": TierConfig(tpot_ms=10, ttft_ms=100)}, give_up_after_s=0.5)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def app(service: ApiService) -> FastAPI:
+    return create_app(service, max_body_bytes=20_000)
+
+
+@pytest.fixture
+async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://cell") as client:
+        yield client
+
+
+@pytest.fixture
+async def url(app: FastAPI) -> AsyncIterator[str]:
+    """The app behind a real server: only there a client can hang up, and chunks arrive one by one."""
+    config = uvicorn.Config(app, port=0, log_level="error", lifespan="on")
+    server = uvicorn.Server(config)
+    # Pytest's own signal handling stays in place.
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    await task

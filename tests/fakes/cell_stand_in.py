@@ -1,0 +1,221 @@
+"""A cell without models: a real TCP server speaking the stream protocol, with scripted tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cluster.stream_messages import (
+    Cancel,
+    ClientMessage,
+    Receipt,
+    Rejected,
+    Submit,
+    TokenBatch,
+    TokenEvent,
+)
+from cluster.transport import read_frame, write_frame
+from engine import wire
+from verifier.messages import TokenLogprobs
+
+_decoder: wire.Decoder[ClientMessage] = wire.Decoder(ClientMessage)
+
+
+class CellStandIn:
+    """Answers each submission with `script(submit)`, `per_step` tokens at a time, `pause_s` apart.
+
+    Attributes:
+        submissions, cancels: what arrived, in order.
+        finish_reason: put over the reason of the last event.
+        ready: what it says of itself.
+        lose_after: hang up on everybody once a request has been sent that many tokens (one entry per loss).
+        repeat: start resubmitted requests over from position 0, as a cell that knows no better would.
+        reject: answer submissions with this instead.
+        starved: never send anything.
+        away: refuse to be located.
+    """
+
+    def __init__(
+        self, script: Callable[[Submit], list[int]], *, vocab_size: int = 512, max_tokens: int = 256
+    ) -> None:
+        self.script = script
+        self.vocab_size = vocab_size
+        self.max_tokens = max_tokens
+        self.per_step = 3
+        self.pause_s = 0.0
+        self.submissions: list[Submit] = []
+        self.cancels: list[str] = []
+        self.lose_after: list[int] = []
+        self.repeat = False
+        self.reject: Rejected | None = None
+        self.starved = False
+        self.away = False
+        self.ready = True
+        self.finish_reason: str | None = None
+        self._token = b"sesame"
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: dict[tuple[asyncio.StreamWriter, str], asyncio.Task[None]] = {}
+
+    # -- control calls -----------------------------------------------------------------------------
+
+    async def endpoint(self) -> tuple[str, int, bytes]:
+        if self.away:
+            raise ConnectionError("no such actor")
+        if self._server is None:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return "127.0.0.1", self._server.sockets[0].getsockname()[1], self._token
+
+    async def describe(self) -> dict[str, Any]:
+        if self.away:
+            raise ConnectionError("no such actor")
+        return {
+            "model": "demo",
+            "max_tokens": self.max_tokens,
+            "vocab_size": self.vocab_size,
+            "drafters": ["small", "lookup"],
+            "policy": "flotilla",
+            "ready": self.ready,
+        }
+
+    async def metrics(self) -> str:
+        return "# TYPE flotilla_requests_total counter\nflotilla_requests_total 1\n"
+
+    async def check_health(self) -> None:
+        return None
+
+    # -- streams -----------------------------------------------------------------------------------
+
+    def hang_up(self) -> None:
+        """Lose every connection and forget every request."""
+        for task in self._tasks.values():
+            task.cancel()
+        self._tasks.clear()
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def close(self) -> None:
+        self.hang_up()
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            assert await read_frame(reader) == self._token
+            while True:
+                message = _decoder.decode(await read_frame(reader))
+                key = (writer, message.request_id)
+                if isinstance(message, Cancel):
+                    self.cancels.append(message.request_id)
+                    task = self._tasks.pop(key, None)
+                    if task is not None:
+                        task.cancel()
+                        self._send(writer, self._last(message.request_id, 0, [], "cancelled"))
+                    continue
+                self.submissions.append(message)
+                if self.reject is not None:
+                    rejected = {**self._fields(self.reject), "request_id": message.request_id}
+                    write_frame(writer, wire.encode(Rejected(**rejected)))
+                elif not self.starved:
+                    self._tasks[key] = asyncio.create_task(self._answer(writer, message))
+        except (EOFError, OSError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    @staticmethod
+    def _fields(rejected: Rejected) -> dict[str, Any]:
+        return {"code": rejected.code, "message": rejected.message, "retry_after_s": rejected.retry_after_s}
+
+    async def _answer(self, writer: asyncio.StreamWriter, submit: Submit) -> None:
+        sampling = submit.sampling
+        tokens = self.script(submit)[: sampling.max_tokens]
+        reason = "length"
+        for index, token in enumerate(tokens):
+            if token in sampling.stop_token_ids:
+                tokens, reason = tokens[: index + 1], "stop"
+                break
+        position = 0 if self.repeat else len(submit.output)
+        while True:
+            await asyncio.sleep(self.pause_s)
+            part = tokens[position : position + self.per_step]
+            ends = position + len(part) >= len(tokens)
+            logprobs = [self.logprob(token, sampling.logprobs) for token in part]
+            if ends:
+                event = self._last(submit.request_id, position, part, self.finish_reason or reason, logprobs)
+            else:
+                event = TokenEvent(
+                    request_id=submit.request_id,
+                    position=position,
+                    tokens=part,
+                    logprobs=[entry for entry in logprobs if entry is not None],
+                    drafter="small",
+                    num_accepted=len(part) - 1,
+                )
+            position += len(part)
+            self._send(writer, event)
+            if self.lose_after and position >= self.lose_after[0]:
+                self.lose_after.pop(0)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+                self.hang_up()
+                return
+            if ends:
+                return
+
+    @staticmethod
+    def logprob(token: int, alternatives: int | None) -> TokenLogprobs | None:
+        if alternatives is None:
+            return None
+        others = [token, *(other for other in range(40, 60) if other != token)][:alternatives]
+        return TokenLogprobs(-0.25, others, [-0.25 - index for index in range(len(others))])
+
+    def _last(
+        self,
+        request_id: str,
+        position: int,
+        tokens: list[int],
+        reason: str,
+        logprobs: list[TokenLogprobs | None] | None = None,
+    ) -> TokenEvent:
+        total = position + len(tokens)
+        receipt = Receipt(
+            queue_ms=1.0,
+            ttft_ms=5.0,
+            tpot_ms=2.0,
+            e2e_ms=5.0 + 2.0 * max(0, total - 1),
+            num_prompt_tokens=7,
+            num_cached_tokens=2,
+            num_output_tokens=total,
+            num_steps=4,
+            num_drafted=20,
+            num_verified=12,
+            num_accepted=8,
+            drafters={"small": 6, "lookup": 2},
+            num_preemptions=0,
+            acceptance_by_depth=[4, 3, 1],
+        )
+        return TokenEvent(
+            request_id=request_id,
+            position=position,
+            tokens=tokens,
+            logprobs=[entry for entry in logprobs or [] if entry is not None],
+            finish_reason=reason,
+            receipt=receipt,
+        )
+
+    @staticmethod
+    def _send(writer: asyncio.StreamWriter, event: TokenEvent) -> None:
+        write_frame(writer, wire.encode(TokenBatch([event])))
+
+
+async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    """Wait until `condition` holds."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "condition did not come true"
+        await asyncio.sleep(0.005)
