@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,9 @@ _HARMLESS = frozenset(
         "use_cache",
     }
 )
+
+# Layer types of a configuration whose keys are all earlier tokens, or announced as a window in the call.
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 class UnsupportedModel(Exception):
@@ -133,6 +137,9 @@ class HFRunner:
             raise UnsupportedModel(f"{type(model).__name__} takes no position_ids, so it cannot run trees")
         if not model._can_set_attn_implementation():
             raise UnsupportedModel(f"{type(model).__name__} does not use Transformers' attention interface")
+        unusual = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES)
+        if unusual:
+            raise UnsupportedModel(f"the model has layers of type {', '.join(unusual)}")
         model.set_attn_implementation(ATTENTION_NAME)
         self._model = model.eval()
         self._device = model.device
@@ -165,6 +172,15 @@ class HFRunner:
     def model(self) -> PreTrainedModel:
         """The Transformers model."""
         return self._model
+
+    @contextmanager
+    def plain_attention(self) -> Iterator[None]:
+        """While entered, the model computes its own attention, as if it had never been wrapped."""
+        self._model.set_attn_implementation("eager")
+        try:
+            yield
+        finally:
+            self._model.set_attn_implementation(ATTENTION_NAME)
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], keep: Int32) -> torch.Tensor:

@@ -198,7 +198,8 @@ class _Share:
         Queries and keys are reordered alike, which leaves their products as they were.
         """
         half = self.head_dim // 2
-        return weight.unflatten(0, (-1, 2, half)).transpose(1, 2).flatten(0, 2)
+        pairs: torch.Tensor = weight.unflatten(0, (-1, 2, half))
+        return pairs.transpose(1, 2).flatten(0, 2)
 
 
 def _folded(weight: torch.Tensor, norm: torch.Tensor, gain: float) -> torch.Tensor:

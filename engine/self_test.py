@@ -1,0 +1,128 @@
+"""Load-time check that a runner computes what the plain Transformers forward computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.hf_runner import UnsupportedModel
+from engine.kv_cache import KVCache
+from engine.runner import ModelRunner, Segment
+from engine.tree import TokenTree
+
+Int32 = NDArray[np.int32]
+
+Reference = Callable[[Int32], torch.Tensor]
+"""Plain forward of one sequence: tokens int32 [n] to logits [n, vocab]."""
+
+# Largest difference allowed, relative to the largest logit. Wrong masks, positions or slots miss by far
+# more; rounding stays far below.
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1.5e-1}
+
+_TREE_PARENTS = np.array([-1, 0, 0, 1, 1, 2, 5], dtype=np.int32)
+
+
+def check_runner(runner: ModelRunner, reference: Reference, dtype: torch.dtype) -> None:
+    """Compare `runner` with `reference`: ragged prefill, trees beside a prompt chunk, decode after commit.
+
+    Writes over the KV slots of the runner, which must hold nothing yet. Both are float models of `dtype`.
+
+    Raises:
+        UnsupportedModel: if they differ by more than rounding.
+    """
+    shape = runner.shape
+    longest = min(24, shape.max_tokens - 12, runner.num_slots // 3 - 12)
+    if longest < 3:
+        raise UnsupportedModel("the self-test needs 45 KV slots and sequences of 15 tokens")
+    rng = np.random.default_rng(0)
+    lengths = (longest, max(2, longest // 3), max(3, longest // 2))
+    sequences = [rng.integers(0, shape.vocab_size, n).astype(np.int32) for n in lengths]
+    cache = KVCache(runner.num_slots, prefix_sharing=False)
+    _scatter(cache)
+    tolerance = _TOLERANCE[dtype]
+
+    def compare(step: str, got: torch.Tensor, expected: torch.Tensor) -> None:
+        expected = expected.float()
+        error = float((got - expected).abs().max())
+        if not error <= tolerance * max(1.0, float(expected.abs().max())):
+            raise UnsupportedModel(
+                f"self-test failed at {step}: logits are {error:.3g} off the plain Transformers forward"
+            )
+
+    # 1. Prompts of different lengths in one batch.
+    segments = []
+    for name, tokens in enumerate(sequences):
+        cache.open(str(name), tokens)
+        positions = np.arange(len(tokens), dtype=np.int32)
+        segments.append(_reserve(cache, str(name), tokens, positions, None))
+    logits = runner.forward(segments, np.arange(sum(lengths), dtype=np.int32))
+    compare("ragged prefill", logits, torch.cat([reference(tokens) for tokens in sequences]))
+    for name, segment in enumerate(segments):
+        cache.commit(str(name), segment.slots)
+
+    # 2. Trees on the first two sequences beside a prompt chunk on the third.
+    nodes = len(_TREE_PARENTS)
+    trees = [rng.integers(0, shape.vocab_size, nodes).astype(np.int32) for _ in range(2)]
+    chunk = rng.integers(0, shape.vocab_size, 4).astype(np.int32)
+    segments = [_tree_segment(cache, str(name), tokens) for name, tokens in enumerate(trees)]
+    positions = np.arange(lengths[2], lengths[2] + 4, dtype=np.int32)
+    segments.append(_reserve(cache, "2", chunk, positions, None))
+    logits = runner.forward(segments, np.arange(2 * nodes + 4, dtype=np.int32))
+    tree = _tree(trees[0])
+    for name, tokens in enumerate(trees):
+        for node in range(nodes):
+            path = np.concatenate([sequences[name], tokens[tree.path(node)]])
+            compare("token tree", logits[name * nodes + node], reference(path)[-1])
+    compare("prompt chunk", logits[2 * nodes :], reference(np.concatenate([sequences[2], chunk]))[-4:])
+
+    # 3. One more token after a branch was accepted and the rest rolled back.
+    branch = np.array(tree.path(nodes - 1))
+    cache.commit("0", segments[0].slots[branch])
+    cache.discard("0")
+    accepted = np.concatenate([sequences[0], trees[0][branch]])
+    token = rng.integers(0, shape.vocab_size, 1).astype(np.int32)
+    segment = _reserve(cache, "0", token, np.array([len(accepted)], dtype=np.int32), None)
+    logits = runner.forward([segment], np.zeros(1, dtype=np.int32))
+    compare("decode after commit", logits[0], reference(np.concatenate([accepted, token]))[-1])
+
+
+def _scatter(cache: KVCache) -> None:
+    """Leave the free slots in an order without runs, so that indexing errors cannot cancel out."""
+    cache.open("kept", [0])
+    slots = cache.reserve("kept", cache.free_slots)
+    cache.commit("kept", np.concatenate([slots[1::2], slots[::2]]))
+    cache.release("kept")
+
+
+def _tree(tokens: Int32) -> TokenTree:
+    depth = np.array([len(_ancestors(node)) for node in range(len(tokens))], dtype=np.int32)
+    return TokenTree(
+        token=tokens, parent=_TREE_PARENTS, logp=np.zeros(len(tokens), dtype=np.float32), depth=depth
+    )
+
+
+def _ancestors(node: int) -> list[int]:
+    parents = []
+    while (node := int(_TREE_PARENTS[node])) >= 0:
+        parents.append(node)
+    return parents
+
+
+def _tree_segment(cache: KVCache, name: str, tokens: Int32) -> Segment:
+    tree = _tree(tokens)
+    return _reserve(cache, name, tokens, cache.length(name) + tree.depth, tree.ancestor_mask())
+
+
+def _reserve(
+    cache: KVCache, name: str, tokens: Int32, positions: Int32, visible: NDArray[np.bool_] | None
+) -> Segment:
+    return Segment(
+        tokens=tokens,
+        positions=positions.astype(np.int32),
+        slots=cache.reserve(name, len(tokens)),
+        past=cache.past(name).copy(),
+        visible=visible,
+    )

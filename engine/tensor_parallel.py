@@ -1,0 +1,76 @@
+"""Running one model over several processes: the process group, and how weights are divided."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from engine.hf_runner import UnsupportedModel
+
+
+def join(rank: int, world_size: int, master_addr: str, master_port: int, *, timeout_s: float = 60.0) -> None:
+    """Enter the process group of a tensor-parallel model; blocks until all ranks have.
+
+    A process can be in one group at a time. The backend is NCCL where CUDA is present and gloo elsewhere.
+
+    Args:
+        rank: this process' number, from 0.
+        world_size: number of processes.
+        master_addr: address of rank 0.
+        master_port: free port there.
+        timeout_s: after this many seconds without the others, give up; also for later collectives.
+
+    Raises:
+        RuntimeError: if this process is in a group already, or the others do not come.
+    """
+    if dist.is_initialized():
+        raise RuntimeError("this process is already in a process group; call leave() first")
+    # Transformers and NCCL read the local rank from here. One accelerator per Ray actor is visible as 0.
+    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    os.environ["LOCAL_RANK"] = str(rank % num_devices if num_devices else 0)
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = master_addr, str(master_port)
+    dist.init_process_group(
+        backend="nccl" if num_devices else "gloo",
+        init_method=f"tcp://{master_addr}:{master_port}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def leave() -> None:
+    """Leave the process group, if in one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def check_divisible(config: Any, world_size: int) -> None:
+    """Check that the heads of a Transformers configuration can be divided over `world_size` ranks.
+
+    Raises:
+        UnsupportedModel: if they cannot; Transformers itself would fail only in the first forward pass.
+    """
+    text = config.get_text_config()
+    heads = int(text.num_attention_heads)
+    kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+    for name, number in (("attention heads", heads), ("key-value heads", kv_heads)):
+        if number % world_size:
+            raise UnsupportedModel(
+                f"{number} {name} cannot be divided over {world_size} ranks; "
+                f"the number of ranks must divide {kv_heads}"
+            )
+
+
+def sharding(world_size: int) -> dict[str, Any]:
+    """Arguments that make `from_pretrained` load this rank's shard under the model's own plan.
+
+    The process group must exist: Transformers then uses it instead of making one.
+    """
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=world_size)}
