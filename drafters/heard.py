@@ -1,10 +1,12 @@
-"""What a drafter has heard of one request: reading a draft item against it."""
+"""What a drafter has heard of one request: reading draft items against it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drafters.messages import DraftItem
+from drafters.messages import DraftItem, DraftPlan
+from drafters.protocol import Capabilities
 from engine.sampling_params import RequestSpec
 
 
@@ -21,23 +23,44 @@ class Heard:
     tokens: list[int]
 
 
-def committed(heard: Heard | None, item: DraftItem) -> list[int] | None:
-    """All committed tokens of the item's request, or None if this drafter lacks some of them.
+def news(heard: Heard | None, item: DraftItem) -> tuple[int, list[int]] | None:
+    """What the item changes of what was heard: the tokens that stay valid, and those that follow them.
 
-    The item names a position. One that is behind what was heard is no error: a worker that answered
-    late, or a scheduler that rolled back, resends tokens, and those replace what was heard from there on.
+    A position behind the last token heard is no error: a scheduler that lost an answer sends tokens again,
+    and they replace what was heard from there on as far as they differ.
+
+    Returns:
+        (how many of `heard.tokens` stay, the tokens after those); None if the drafter lacks tokens before
+        the item's, or nothing would be left.
     """
     if item.spec is not None:
-        return list(item.spec.tokens) or None
+        return (0, list(item.spec.tokens)) if item.spec.tokens else None
     if heard is None or not 0 <= item.start <= len(heard.tokens):
         return None
     new: list[int] = item.tokens.tolist()
-    return heard.tokens[: item.start] + new or None
+    same = _common_prefix(heard.tokens[item.start :], new)
+    kept = item.start + same
+    return (kept, new[same:]) if kept or new else None
 
 
-def common_prefix(a: list[int], b: list[int]) -> int:
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many leading tokens `a` and `b` share."""
-    shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:
-        return shorter
-    return next(i for i in range(shorter) if a[i] != b[i])
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
+
+
+def fit_plan(plan: DraftPlan, heard: Heard, capabilities: Capabilities) -> DraftPlan:
+    """The plan within what the drafter can do, the context it can follow, and what is left to generate."""
+    length = len(heard.tokens)
+    left = heard.spec.prompt_len + heard.spec.sampling.max_tokens - length
+    depth = min(
+        plan.depth,
+        capabilities.max_depth,
+        capabilities.max_tokens - length,
+        left - 1,  # verification adds one token of its own to the path it accepts
+    )
+    return DraftPlan(
+        depth=max(0, depth), width=max(1, min(plan.width, capabilities.max_width)), stop_logp=plan.stop_logp
+    )

@@ -44,7 +44,8 @@ class Held(Heard):
         return _is_plain(self.spec.sampling)
 
     def roll_back(self, length: int) -> None:
-        """Only the first `length` tokens are still those known before."""
+        """Forget all but the first `length` tokens."""
+        del self.tokens[length:]
         self.scored = min(self.scored, length)
         self._history = None
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from drafters.beam import Beam
 from drafters.forwards import catch_up, grow
-from drafters.heard import committed, common_prefix
+from drafters.heard import fit_plan, news
 from drafters.job import Held, Job
-from drafters.messages import Draft, DraftCall, DraftItem, DraftPlan, DraftResult
+from drafters.messages import Draft, DraftCall, DraftItem, DraftResult
 from drafters.next_tokens import NextTokens
 from drafters.protocol import Capabilities
 from engine.kv_cache import KVCache
@@ -125,9 +125,10 @@ class ModelDrafter:
         """Take in the item's tokens: score and keep what follows the last tree; None if unknown."""
         request_id = item.request_id
         held = self._held.get(request_id)
-        tokens = committed(held, item)
-        if tokens is None:
+        change = news(held, item)
+        if change is None:
             return None
+        kept, new = change
         if item.spec is not None:
             self._forget(request_id)
             held = Held(spec=item.spec, tokens=[], stops=frozenset(item.spec.sampling.stop_token_ids))
@@ -136,30 +137,21 @@ class ModelDrafter:
         else:
             return None
         self._held[request_id] = held  # now the most recently used
-        known = len(held.tokens)
-        shared = known if tokens[:known] == held.tokens else common_prefix(tokens, held.tokens)
-        last, held.last, held.tokens = held.last, None, tokens
-        job = Job(request_id, held, Beam(tokens[-1], self._fit(item.plan, held), held.stops))
-        if shared < known:
-            held.roll_back(shared)
-        if request_id in self._kv:
-            if last is not None and shared == known:
-                self._follow(job, last, tokens[known:])
-            self._kv.discard(request_id)
-            if self._kv.length(request_id) > shared and shared < known:
-                self._kv.truncate(request_id, shared)
-        return job
-
-    def _fit(self, plan: DraftPlan, held: Held) -> DraftPlan:
-        """The plan within this drafter's bounds, the model's context, and what is left to generate."""
-        length = len(held.tokens)
-        left = held.spec.prompt_len + held.spec.sampling.max_tokens - length
-        # Verification adds one token of its own to the path it accepts.
-        depth = min(
-            plan.depth, self._capabilities.max_depth, self._capabilities.max_tokens - length, left - 1
+        last, held.last = held.last, None
+        follows = kept == len(held.tokens)
+        if not follows:
+            held.roll_back(kept)
+        held.tokens += new
+        job = Job(
+            request_id, held, Beam(held.tokens[-1], fit_plan(item.plan, held, self._capabilities), held.stops)
         )
-        width = min(plan.width, self._capabilities.max_width)
-        return DraftPlan(depth=max(0, depth), width=max(1, width), stop_logp=plan.stop_logp)
+        if request_id in self._kv:
+            if follows and last is not None:
+                self._follow(job, last, new)
+            self._kv.discard(request_id)
+            if not follows and self._kv.length(request_id) > kept:
+                self._kv.truncate(request_id, kept)
+        return job
 
     def _follow(self, job: Job, last: Beam, new: list[int]) -> None:
         """Walk the last tree along the newly committed tokens: score them, keep the KV of those it holds."""

@@ -1,0 +1,60 @@
+"""One constructor of every drafter from plain arguments, for Ray actors and the local engine alike."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from drafters.prompt_lookup import PromptLookupDrafter
+from drafters.protocol import Drafter
+
+
+def build_drafter(
+    kind: Literal["model", "prompt_lookup"],
+    *,
+    path: str | None = None,
+    dtype: str = "float32",
+    num_slots: int = 32768,
+    runner: Literal["auto", "hf", "lean"] = "auto",
+    max_ngram: int = 4,
+    min_ngram: int = 2,
+    vocab_size: int | None = None,
+    max_tokens: int | None = None,
+    max_depth: int = 16,
+    max_width: int = 16,
+) -> Drafter:
+    """Build a drafter. Prompt lookup imports no torch.
+
+    Args:
+        kind: "model" or "prompt_lookup".
+        path: model: its Hugging Face directory.
+        dtype, num_slots, runner: model: as for `engine.loading.load_runner`.
+        max_ngram, min_ngram: prompt lookup: lengths of the suffixes looked up.
+        vocab_size, max_tokens: prompt lookup: vocabulary and context length of the target.
+        max_depth, max_width: bounds of every plan.
+
+    Raises:
+        ValueError: if `kind` is unknown, or an argument it needs is missing.
+    """
+    if kind == "model":
+        if path is None:
+            raise ValueError("a model drafter needs the path of its model")
+        from drafters.model_drafter import ModelDrafter
+        from engine.loading import load_runner
+
+        return ModelDrafter(
+            load_runner(path, dtype=dtype, num_slots=num_slots, runner=runner),
+            max_depth=max_depth,
+            max_width=max_width,
+        )
+    if kind == "prompt_lookup":
+        if vocab_size is None or max_tokens is None:
+            raise ValueError("prompt lookup needs the target's vocab_size and max_tokens")
+        return PromptLookupDrafter(
+            vocab_size=vocab_size,
+            max_tokens=max_tokens,
+            max_ngram=max_ngram,
+            min_ngram=min_ngram,
+            max_depth=max_depth,
+            max_width=max_width,
+        )
+    raise ValueError(f"unknown kind of drafter {kind!r}: model or prompt_lookup")

@@ -1,0 +1,184 @@
+"""What a model drafter keeps between calls: KV of drafted paths, slots, scores, and what it forgets."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafters.messages import DraftPlan
+from drafters.model_drafter import ModelDrafter
+from engine.sampling_params import SamplingParams
+from engine.tree import TokenTree
+from tests.drafters.tiny import (
+    GREEDY,
+    VOCAB,
+    assert_same_tree,
+    call,
+    drafter,
+    following,
+    llama,
+    log_probs,
+    opening,
+    prompt,
+    trees,
+)
+
+MODEL = llama()
+PLAN = DraftPlan(depth=3, width=2)
+
+
+def random_commit(rng: np.random.Generator, tree: TokenTree) -> list[int]:
+    """What a verifier may return: some path of the tree, then a token of its own (perhaps in the tree)."""
+    node, tokens = 0, []
+    while len(children := tree.children(node)) and rng.random() < 0.7:
+        node = int(rng.choice(children))
+        tokens.append(int(tree.token[node]))
+    children = tree.children(node)
+    if len(children) and rng.random() < 0.3:
+        return [*tokens, int(tree.token[rng.choice(children)])]
+    return [*tokens, int(rng.integers(VOCAB))]
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), sampled=st.booleans())
+def test_reusing_drafted_kv_equals_recomputing_it(seed: int, sampled: bool) -> None:
+    rng = np.random.default_rng(seed)
+    sampling = (
+        SamplingParams(temperature=0.9, seed=seed, repetition_penalty=1.2, max_tokens=999)
+        if sampled
+        else GREEDY
+    )
+    warm = drafter(MODEL, num_slots=600, catch_up_rows=20)
+    warm_kv = warm._kv
+    tokens = {name: prompt(int(rng.integers(1000)), int(rng.integers(1, 30))) for name in "abc"}
+    prompt_len = {name: len(t) for name, t in tokens.items()}
+    heard: dict[str, int] = {}
+    expected = {name: [0, 0] for name in tokens}
+    scores = {name: [0, 0] for name in tokens}
+    for _ in range(6):
+        items, fresh = [], []
+        for name in rng.permutation(list(tokens))[: rng.integers(1, 4)].tolist():
+            plan = DraftPlan(depth=int(rng.integers(0, 5)), width=int(rng.integers(1, 5)))
+            full = tokens[name]
+            whole = opening(name, full, plan, prompt_len=prompt_len[name], sampling=sampling)
+            fresh.append(whole)
+            items.append(following(name, heard[name], full[heard[name] :], plan) if name in heard else whole)
+            heard[name] = len(full)
+        result = warm.draft(call(*items))
+        warm_kv.check_invariants()
+        cold = drafter(MODEL, num_slots=600).draft(call(*fresh))
+        cold_trees = trees(cold)
+        assert not result.unknown
+        for name, tree in trees(result).items():
+            assert_same_tree(tree, cold_trees[name])
+        for draft in result.drafts:
+            scores[draft.request_id][0] += draft.num_scored
+            scores[draft.request_id][1] += draft.num_agreed
+            tokens[draft.request_id] += random_commit(rng, draft.tree)
+        for draft in cold.drafts:  # a cold start scores all of the output at once
+            expected[draft.request_id] = [draft.num_scored, draft.num_agreed]
+    assert scores == expected
+    warm.draft(call(release=list(tokens)))
+    warm_kv.check_invariants()
+    assert warm.free_slots == 600
+
+
+def test_accepted_paths_cost_one_row_and_no_more() -> None:
+    d = drafter(MODEL)
+    context = prompt(1, 20)
+    tree = trees(d.draft(call(opening("a", context, DraftPlan(4, 3)))))["a"]
+    rows = count_rows(d)
+    leaf = int(np.flatnonzero(tree.depth == 4)[0])
+    path = [int(tree.token[node]) for node in tree.path(leaf)[1:]]
+    d.draft(call(following("a", 20, [*path[:3], 7], DraftPlan(0))))
+    assert rows == [1]  # the bonus token
+    d.draft(call(following("a", 24, [], DraftPlan(0))))
+    assert rows == [1, 1]  # the root again, for its logits
+
+
+def count_rows(d: ModelDrafter) -> list[int]:
+    rows: list[int] = []
+    runner = d._model._runner
+    forward = runner.forward
+
+    def counting(segments, keep):  # type: ignore[no-untyped-def]
+        rows.append(sum(len(segment.tokens) for segment in segments))
+        return forward(segments, keep)
+
+    runner.forward = counting  # type: ignore[method-assign]
+    return rows
+
+
+def test_a_prefetch_scores_the_output_without_drafting() -> None:
+    context, rng = prompt(2, 15), np.random.default_rng(0)
+    output, right = [], 0
+    for _ in range(12):
+        best = int(log_probs(MODEL, context + output).argmax())
+        token = best if rng.random() < 0.5 else int(rng.integers(VOCAB))
+        right += token == best
+        output.append(token)
+    item = opening("a", context + output, DraftPlan(depth=0), prompt_len=15)
+    result = drafter(MODEL).draft(call(item))
+    assert result.num_forwards == 1
+    (draft,) = result.drafts
+    assert (len(draft.tree), draft.num_scored, draft.num_agreed) == (1, 12, right)
+
+
+def test_positions_behind_are_rolled_back_and_positions_ahead_unknown() -> None:
+    d, context = drafter(MODEL), prompt(4, 30)
+    d.draft(call(opening("a", context, PLAN)))
+    changed = [*context[:25], 1, 2, 3]
+    tree = trees(d.draft(call(following("a", 22, changed[22:], PLAN))))["a"]
+    fresh = drafter(MODEL)
+    assert_same_tree(tree, trees(fresh.draft(call(opening("a", changed, PLAN))))["a"])
+    result = d.draft(
+        call(following("a", 29, [4], PLAN), following("b", 0, [4], PLAN), following("c", 3, [4], PLAN))
+    )
+    assert result.unknown == ["a", "b", "c"]
+    assert not result.drafts
+    tree = trees(d.draft(call(following("a", 28, [4], PLAN))))["a"]  # what was held is held still
+    assert_same_tree(tree, trees(fresh.draft(call(following("a", 28, [4], PLAN))))["a"])
+    d._kv.check_invariants()
+
+
+def test_without_slots_the_least_recently_used_request_is_evicted_and_can_be_reopened() -> None:
+    d = drafter(MODEL, num_slots=80)
+    for name in "abc":
+        d.draft(call(opening(name, prompt(ord(name), 20), PLAN)))
+    d.draft(call(following("a", 20, [1], PLAN)))
+    full = trees(d.draft(call(opening("d", prompt(9, 30), PLAN))))["d"]
+    assert full.depth.max() == 3
+    d._kv.check_invariants()
+    assert d.draft(call(following("b", 20, [1], PLAN))).unknown == ["b"]
+    assert not d.draft(call(following("a", 21, [2], PLAN))).unknown
+    reopened = trees(d.draft(call(opening("b", [*prompt(ord("b"), 20), 1], PLAN, prompt_len=20))))["b"]
+    alone = drafter(MODEL).draft(call(opening("b", [*prompt(ord("b"), 20), 1], PLAN)))
+    assert_same_tree(reopened, trees(alone)["b"])
+    d._kv.check_invariants()
+
+
+def test_requests_of_one_call_never_evict_each_other() -> None:
+    d = drafter(MODEL, num_slots=64)
+    items = [opening(name, prompt(ord(name), 20), PLAN) for name in "abcd"]
+    result = d.draft(call(*items))
+    assert not result.unknown
+    depths = [int(tree.depth.max()) for tree in trees(result).values()]
+    assert depths[:2] != [0, 0]
+    assert depths[3] == 0
+    d._kv.check_invariants()
+    result = d.draft(call(following("d", 20, [3], PLAN)))  # it was heard, and now there is room
+    assert trees(result)["d"].depth.max() == 3
+    assert len(trees(d.draft(call(opening("e", prompt(0, 100), PLAN))))["e"]) == 1  # never fits
+    d.draft(call(release="abcde"))
+    d._kv.check_invariants()
+    assert d.free_slots == 64
+
+
+def test_a_reopened_request_finds_the_kv_it_left_behind() -> None:
+    d = drafter(MODEL)
+    context = prompt(7, 100)
+    d.draft(call(opening("a", context, PLAN)))
+    rows = count_rows(d)
+    d.draft(call(opening("b", context, DraftPlan(0)), release=["a"]))
+    assert rows[0] < 40
