@@ -118,7 +118,7 @@ class CostModel:
         return self.profile.target.knee(num_requests)
 
     def observe(self, model: str, predicted: float, actual: float) -> None:
-        """Fold one measured step into the model's correction factor."""
+        """Fold one step into the model's correction factor; `predicted` is what this model said (corrected)."""
         if predicted <= 0.0 or actual <= 0.0:
             return
         current = self._factor.get(model, 1.0)

@@ -1,0 +1,122 @@
+"""Ray actors of a cell: one per drafter, one per tensor-parallel rank of the target.
+
+Actor calls are for lifecycle (load, profile, stop). Steps travel over each actor's own TCP port. Actors
+are made with `max_restarts=0`: their loss is noticed within a step, and the cell makes new ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from typing import Any
+
+import ray
+from ray.util import get_node_ip_address
+
+from cluster.config import DrafterConfig, TargetConfig
+from cluster.cost_model import StepPoint
+from cluster.events import VerifierReady
+from cluster.step_server import StepServer
+from cluster.workers import Rank, Target, build_pool_drafter, build_target, profile_target
+from drafters.messages import DraftCall, DraftResult
+from drafters.profile import measure_draft_costs
+from drafters.protocol import Capabilities, Drafter
+from engine.wire import Decoder, encode
+from verifier.messages import VerifyCall, VerifyResult
+
+_log = logging.getLogger(__name__)
+
+# Environment of every worker: one torch thread each, and no spinning while others compute.
+WORKER_ENV = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+Address = tuple[str, int]
+
+
+class DrafterWorker:
+    """A drafter in a process of its own."""
+
+    def __init__(self) -> None:
+        self._drafter: Drafter | None = None
+        self._decoder: Decoder[DraftCall] = Decoder(DraftCall)
+
+    def load(
+        self, config: DrafterConfig, vocab_size: int, max_tokens: int, token: bytes
+    ) -> tuple[Address, Capabilities]:
+        """Build the drafter and listen for draft calls."""
+        self._drafter = build_pool_drafter(config, vocab_size, max_tokens)
+        server = StepServer(self._handle, token, get_node_ip_address())
+        return server.address, self._drafter.capabilities
+
+    def profile(self) -> list[StepPoint]:
+        """Measured cost of one draft layer over batch shapes."""
+        assert self._drafter is not None
+        return [StepPoint(*point) for point in measure_draft_costs(self._drafter)]
+
+    def _handle(self, data: bytes) -> bytes:
+        assert self._drafter is not None
+        call = self._decoder.decode(data)
+        try:
+            return encode(self._drafter.draft(call))
+        except Exception:
+            # A drafter's bug costs speculation, never a request: all of them go on without drafts.
+            _log.exception("draft call %d failed", call.call_id)
+            unknown = [item.request_id for item in call.items]
+            return encode(DraftResult(call_id=call.call_id, drafts=[], unknown=unknown))
+
+
+class VerifierWorker:
+    """One tensor-parallel rank of the target in a process of its own."""
+
+    def __init__(self) -> None:
+        self._target: Target | None = None
+        self._rank = 0
+        self._decoder: Decoder[VerifyCall] = Decoder(VerifyCall)
+
+    def rendezvous(self) -> Address:
+        """An address on this node where the ranks can meet (asked of rank 0)."""
+        with socket.create_server((get_node_ip_address(), 0)) as probe:
+            host, port = probe.getsockname()[:2]
+            return str(host), int(port)
+
+    def load(self, config: TargetConfig, rank: Rank, token: bytes) -> tuple[Address, VerifierReady]:
+        """Load the model (this rank of it) and listen for verify calls."""
+        self._rank = rank.rank
+        self._target = build_target(config, rank)
+        server = StepServer(self._handle, token, get_node_ip_address())
+        return server.address, self._target.ready()
+
+    def profile(self) -> list[StepPoint]:
+        """Measured cost of verify forwards; every rank must be asked at the same time."""
+        assert self._target is not None
+        return profile_target(self._target)
+
+    def _handle(self, data: bytes) -> bytes:
+        assert self._target is not None
+        call = self._decoder.decode(data)
+        try:
+            result = self._target.verifier.step(call)
+        except Exception:
+            # The cell rebuilds a rank that is gone; one that lingers in an unknown state it cannot help.
+            _log.exception("verify call %d failed", call.call_id)
+            time.sleep(0.1)  # lets the log line out
+            os._exit(70)
+        if self._rank != 0:
+            # Rank 0 speaks for all; the others only prove that they decided the same.
+            result = VerifyResult(call_id=result.call_id, digest=result.digest)
+        return encode(result)
+
+
+def spawn(worker: type[Any], *, num_cpus: float, num_gpus: float) -> Any:
+    """A new actor of a worker class, without Ray's own restarts and retries."""
+    return (
+        ray.remote(worker)
+        .options(
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            max_restarts=0,
+            max_task_retries=0,
+            runtime_env={"env_vars": WORKER_ENV},
+        )
+        .remote()
+    )

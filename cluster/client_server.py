@@ -1,0 +1,91 @@
+"""Where front ends connect: one TCP stream each, carrying the messages of all their requests."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import itertools
+import logging
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from cluster.stream_messages import CellMessage, ClientMessage
+from cluster.transport import FrameTooLarge, read_frame, write_frame
+from engine.wire import Decoder, encode
+
+_log = logging.getLogger(__name__)
+
+# A front end that does not read is dropped once this much is queued for it; it will reconnect and
+# resubmit, and loses nothing.
+MAX_QUEUED_BYTES = 32 << 20
+
+
+class ClientServer:
+    """Accepts front ends and passes their messages on.
+
+    Args:
+        token: secret a front end sends first.
+        on_message: called with the client's name and each message.
+        on_lost: called with the client's name when its connection ends.
+    """
+
+    def __init__(
+        self,
+        token: bytes,
+        on_message: Callable[[str, ClientMessage], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._token = token
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._names = (f"front-end-{n}" for n in itertools.count())
+        self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str) -> tuple[str, int]:
+        """Listen; returns the address."""
+        self._server = await asyncio.start_server(self._serve, host, 0)
+        name = self._server.sockets[0].getsockname()
+        return str(name[0]), int(name[1])
+
+    def send(self, client: str, message: CellMessage) -> None:
+        """Queue a message for a front end; messages to one that is gone are dropped."""
+        writer = self._writers.get(client)
+        if writer is None:
+            return
+        if writer.transport.get_write_buffer_size() > MAX_QUEUED_BYTES:
+            _log.error("%s does not read; dropping its connection", client)
+            writer.transport.abort()
+            return
+        write_frame(writer, encode(message))
+
+    async def close(self) -> None:
+        """Stop listening and drop all connections."""
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._writers.values()):
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        name = ""
+        try:
+            if not hmac.compare_digest(await read_frame(reader, 1024), self._token):
+                _log.warning("front end with a wrong token refused")
+                return
+            name = next(self._names)
+            self._writers[name] = writer
+            while True:
+                self._on_message(name, self._decoder.decode(await read_frame(reader)))
+        except (asyncio.IncompleteReadError, ConnectionError, FrameTooLarge):
+            _log.info("%s disconnected", name or "a front end")
+        except msgspec.ValidationError as error:
+            _log.error("%s sent a message this cell does not understand: %s", name, error)
+        finally:
+            writer.close()
+            if name:
+                del self._writers[name]
+                self._on_lost(name)

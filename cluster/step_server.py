@@ -1,0 +1,77 @@
+"""The worker's end of the step transport: one blocking thread, one connection, one answer per call.
+
+A thread of its own with blocking sockets has the lowest latency Python offers, and leaves the actor's
+own calls (lifecycle, control) free to be answered while a step is computed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+_LENGTH = struct.Struct(">I")
+_log = logging.getLogger(__name__)
+
+
+class StepServer:
+    """Answers framed calls on a TCP port, for one scheduler at a time.
+
+    Args:
+        handle: turns a call's bytes into the answer's bytes; runs in the server's thread.
+        token: secret the other side must send as its first frame.
+        host: address to listen on.
+    """
+
+    def __init__(self, handle: Callable[[bytes], bytes], token: bytes, host: str) -> None:
+        self._handle = handle
+        self._token = token
+        self._listener = socket.create_server((host, 0))
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._thread = threading.Thread(target=self._serve, name="step-server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop accepting; the thread ends with its connection."""
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            with connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                try:
+                    self._answer(connection)
+                except (ConnectionError, EOFError) as error:
+                    _log.info("scheduler disconnected: %s", error)
+
+    def _answer(self, connection: socket.socket) -> None:
+        if not hmac.compare_digest(_read(connection, limit=1024), self._token):
+            _log.warning("connection with a wrong token refused")
+            return
+        while True:
+            answer = self._handle(_read(connection))
+            connection.sendall(_LENGTH.pack(len(answer)) + answer)
+
+
+def _read(connection: socket.socket, limit: int = 64 << 20) -> bytes:
+    (length,) = _LENGTH.unpack(_read_exactly(connection, _LENGTH.size))
+    if length > limit:
+        raise ConnectionError(f"frame of {length} bytes")
+    return _read_exactly(connection, length)
+
+
+def _read_exactly(connection: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        part = connection.recv(length - len(data))
+        if not part:
+            raise EOFError("end of stream")
+        data += part
+    return bytes(data)
