@@ -1,0 +1,48 @@
+"""The Ray Serve application: a cell and its front ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+
+from cluster.cell import Cell
+from cluster.config import FlotillaConfig
+from deployments.front_end import FrontEnd
+
+APP_NAME = "flotilla"
+CELL_NAME = "Cell"
+
+#: Of every process: one torch thread, because on few cores the threads of several workers fight.
+WORKER_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}
+
+# Requests are bounded by the cell's own queue, which answers 429; Serve's limits must not come first.
+_UNBOUNDED = 100_000
+
+
+def build_app(args: FlotillaConfig) -> serve.Application:
+    """The application, also for a Serve YAML (`import_path: deployments.serving:build_app`)."""
+    actor: dict[str, Any] = {"num_cpus": 0, "runtime_env": {"env_vars": WORKER_ENVIRONMENT}}
+    cell = serve.deployment(Cell).options(
+        name=CELL_NAME,
+        num_replicas=1,
+        max_ongoing_requests=_UNBOUNDED,
+        ray_actor_options=actor,
+        health_check_period_s=2,
+        graceful_shutdown_timeout_s=5,
+    )
+    front_end = serve.deployment(FrontEnd).options(
+        name="FrontEnd",
+        num_replicas=args.http.front_ends,
+        max_ongoing_requests=_UNBOUNDED,
+        ray_actor_options=actor,
+        graceful_shutdown_timeout_s=5,
+    )
+    application: serve.Application = front_end.bind(args.model_dump(mode="json"), cell.bind(args))
+    return application

@@ -1,0 +1,155 @@
+"""Terminal chat with any OpenAI-compatible server; shows Flotilla's receipt where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+
+_HELP = "[dim]/new starts over, /quit leaves[/]"
+
+
+class ServerError(Exception):
+    """The server refused or failed; the message is its own."""
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """What is sent with every turn."""
+
+    url: str
+    model: str | None = None
+    system: str | None = None
+    temperature: float = 0.7
+    max_tokens: int | None = None
+    slo: dict[str, float] = field(default_factory=dict)
+    seed: int | None = None
+
+    def body(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+        """The request for the next answer."""
+        body: dict[str, Any] = {"messages": messages, "temperature": self.temperature, "stream": True}
+        optional = {"model": self.model, "max_tokens": self.max_tokens, "seed": self.seed, "slo": self.slo}
+        return body | {name: value for name, value in optional.items() if value not in (None, {})}
+
+
+def run_chat(options: ChatOptions, console: Console | None = None) -> int:
+    """Chat until the user leaves; returns the exit status."""
+    console = console or Console(highlight=False)
+    try:
+        return asyncio.run(_chat(options, console))
+    except KeyboardInterrupt:
+        return 0
+
+
+async def _chat(options: ChatOptions, console: Console) -> int:
+    start = [{"role": "system", "content": options.system}] if options.system else []
+    messages = list(start)
+    console.print(_HELP)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=10)) as session:
+        if options.model is None:
+            # Other servers insist on a model; ours would not.
+            options = ChatOptions(**{**vars(options), "model": await _first_model(session, options.url)})
+        while True:
+            try:
+                line = (await asyncio.to_thread(console.input, "[bold]> [/]")).strip()
+            except EOFError:
+                return 0
+            if line == "/quit":
+                return 0
+            if line == "/new":
+                messages = list(start)
+                continue
+            if not line:
+                continue
+            messages.append({"role": "user", "content": line})
+            try:
+                answer = await _turn(session, options, messages, console)
+            except (ServerError, aiohttp.ClientError) as error:
+                console.print(f"[red]{error}[/]")
+                messages.pop()
+                continue
+            messages.append({"role": "assistant", "content": answer})
+
+
+async def _turn(
+    session: aiohttp.ClientSession, options: ChatOptions, messages: list[dict[str, str]], console: Console
+) -> str:
+    pieces: list[str] = []
+    receipt: dict[str, Any] | None = None
+    async for chunk in stream_chat(session, options.url, options.body(messages)):
+        receipt = chunk.get("metrics", receipt)
+        for choice in chunk.get("choices", ()):
+            text = choice["delta"].get("content") or ""
+            pieces.append(text)
+            # Not markup: brackets in an answer are text.
+            console.out(text, end="", highlight=False)
+    console.print()
+    if receipt is not None:
+        console.print(f"[dim]{describe_receipt(receipt)}[/]")
+    return "".join(pieces)
+
+
+async def stream_chat(
+    session: aiohttp.ClientSession, url: str, body: dict[str, Any]
+) -> AsyncIterator[dict[str, Any]]:
+    """The chunks of a streamed answer; raises `ServerError` also where the stream breaks off."""
+    async with session.post(f"{url.rstrip('/')}/v1/chat/completions", json=body) as response:
+        if response.status != 200:
+            raise ServerError(_error_message(await response.text()) or f"HTTP status {response.status}")
+        async for raw in response.content:
+            line = raw.decode().strip()
+            if not line.startswith("data: "):
+                continue
+            data = line.removeprefix("data: ")
+            if data == "[DONE]":
+                return
+            chunk = json.loads(data)
+            if "error" in chunk:
+                raise ServerError(str(chunk["error"].get("message", chunk["error"])))
+            yield chunk
+    raise ServerError("the server broke off the stream")
+
+
+async def _first_model(session: aiohttp.ClientSession, url: str) -> str | None:
+    try:
+        async with session.get(f"{url.rstrip('/')}/v1/models") as response:
+            models = (await response.json())["data"]
+            return str(models[0]["id"]) if models else None
+    except (aiohttp.ClientError, ValueError, KeyError, TypeError):
+        return None
+
+
+def describe_receipt(metrics: dict[str, Any]) -> str:
+    """One line about how an answer came about."""
+    parts = []
+    if metrics.get("time_to_first_token_ms") is not None:
+        parts.append(f"first token {metrics['time_to_first_token_ms']:.0f} ms")
+    if metrics.get("tpot_ms") is not None:
+        parts.append(f"{metrics['tpot_ms']:.1f} ms/token")
+    spec = metrics.get("speculative_decoding") or {}
+    if spec.get("mean_acceptance_length") is not None:
+        drafted, accepted = spec.get("num_draft_tokens", 0), spec.get("num_accepted_draft_tokens", 0)
+        parts.append(
+            f"{spec['mean_acceptance_length']:.2f} tokens/step ({accepted} of {drafted} drafted accepted)"
+        )
+    drafters = metrics.get("drafters") or {}
+    if drafters:
+        parts.append(", ".join(f"{name} {count}" for name, count in sorted(drafters.items())))
+    met = (metrics.get("slo") or {}).get("met")
+    if met is not None:
+        parts.append("objective met" if met else "objective missed")
+    if metrics.get("seed") is not None:
+        parts.append(f"seed {metrics['seed']}")
+    return " · ".join(parts)
+
+
+def _error_message(body: str) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200]

@@ -1,0 +1,192 @@
+"""The `flotilla` command. What a command needs is imported when it runs, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from cluster.config import FlotillaConfig
+
+app = typer.Typer(
+    help="SLO-customized speculative decoding on Ray.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+
+#: Passes everything behind the command's name on, `--help` included.
+_FORWARD: dict[str, Any] = {
+    "add_help_option": False,
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+}
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="YAML configuration; the embedded demo models if unset.")
+]
+PolicyOption = Annotated[str | None, typer.Option(help="Speculation policy.")]
+DraftersOption = Annotated[
+    str | None, typer.Option(help="Only these drafters of the configuration, by name: `a,b`, or `none`.")
+]
+TensorParallelOption = Annotated[int | None, typer.Option(min=1, help="Ranks of the target model.")]
+DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16, of all models.")]
+
+
+@app.command()
+def serve(
+    config: ConfigOption = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; loopback if unset.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 for any free one.")] = None,
+    policy: PolicyOption = None,
+    drafters: DraftersOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    dtype: DtypeOption = None,
+) -> None:
+    """Serve models over an OpenAI-compatible HTTP API."""
+    settings = load_config(config, host, port, policy, drafters, tensor_parallel, dtype)
+    from deployments import serving
+
+    try:
+        serving.run(settings)
+    except serving.StartError as error:
+        _fail(str(error))
+
+
+@app.command()
+def profile(
+    out: Annotated[Path, typer.Option(help="Where the cost profile is written.")] = Path("profile.json"),
+    config: ConfigOption = None,
+    drafters: DraftersOption = None,
+    tensor_parallel: TensorParallelOption = None,
+    dtype: DtypeOption = None,
+) -> None:
+    """Measure what steps of the target and the drafters cost on this machine."""
+    import json
+
+    settings = load_config(config, None, 0, None, drafters, tensor_parallel, dtype)
+    from deployments import serving
+
+    try:
+        costs = serving.profile(settings)
+    except serving.StartError as error:
+        _fail(str(error))
+    out.write_text(json.dumps(costs, indent=2) + "\n")
+    typer.echo(f"wrote {out}; use it with `profile: {out}` in the configuration")
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Option(help="Any OpenAI-compatible server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Model id; the server's first if unset.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.7,
+    max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
+    tpot_ms: Annotated[float | None, typer.Option(help="Objective: time per output token.")] = None,
+    ttft_ms: Annotated[float | None, typer.Option(help="Objective: time to the first token.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes answers repeatable.")] = None,
+) -> None:
+    """Chat in the terminal, with the receipt under every answer."""
+    from deployments.chat_client import ChatOptions, run_chat
+
+    slo = {name: value for name, value in (("tpot_ms", tpot_ms), ("ttft_ms", ttft_ms)) if value is not None}
+    options = ChatOptions(
+        url=url,
+        model=model,
+        system=system,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        slo=slo,
+        seed=seed,
+    )
+    raise typer.Exit(run_chat(options))
+
+
+@app.command(**_FORWARD)
+def bench(context: typer.Context) -> None:
+    """Measure Flotilla, alone and beside its peers."""
+    _forward(context, "benchmarks.cli", "bench")
+
+
+@app.command(**_FORWARD)
+def zoo(context: typer.Context) -> None:
+    """Train, measure and inspect the embedded demo models."""
+    _forward(context, "zoo.cli", "zoo")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    typer.echo(installed("flotilla"))
+
+
+def load_config(
+    path: Path | None,
+    host: str | None = None,
+    port: int | None = None,
+    policy: str | None = None,
+    drafters: str | None = None,
+    tensor_parallel: int | None = None,
+    dtype: str | None = None,
+) -> FlotillaConfig:
+    """The configuration of a file, or the demo's, with the command line's changes; exits 2 if it is wrong."""
+    import yaml
+    from pydantic import ValidationError
+
+    from cluster.config import FlotillaConfig
+    from deployments.demo import demo_config
+
+    try:
+        base = demo_config() if path is None else FlotillaConfig.load(path)
+        tree = base.model_dump(mode="json")
+        _override(tree["http"], host=host, port=port)
+        _override(tree["policy"], name=policy)
+        _override(tree["target"], tensor_parallel=tensor_parallel, dtype=dtype)
+        if drafters is not None:
+            tree["drafters"] = _chosen(tree["drafters"], drafters)
+        for drafter in tree["drafters"]:
+            if drafter["kind"] == "model":
+                _override(drafter, dtype=dtype)
+        return FlotillaConfig.model_validate(tree)
+    except ValidationError as error:
+        lines = [
+            f"  {'.'.join(map(str, one['loc'])) or 'configuration'}: {one['msg']}" for one in error.errors()
+        ]
+        _fail("\n".join([f"{path or 'the options'}: the configuration is wrong", *lines]))
+    except (OSError, yaml.YAMLError) as error:
+        _fail(f"cannot read {path}: {error}")
+
+
+def _override(section: dict[str, Any], **values: Any) -> None:
+    section.update({name: value for name, value in values.items() if value is not None})
+
+
+def _chosen(drafters: list[dict[str, Any]], names: str) -> list[dict[str, Any]]:
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if wanted == ["none"]:
+        return []
+    by_name = {drafter["name"]: drafter for drafter in drafters}
+    unknown = [name for name in wanted if name not in by_name]
+    if unknown:
+        _fail(f"--drafters: no drafter called {', '.join(unknown)}; there are {', '.join(by_name) or 'none'}")
+    return [by_name[name] for name in wanted]
+
+
+def _forward(context: typer.Context, module: str, command: str) -> None:
+    """Hand the arguments to another package's command line, loaded only now."""
+    # By name: imports point downwards, and these packages sit on top or beside.
+    try:
+        sub_app = importlib.import_module(module).app
+    except ModuleNotFoundError as error:
+        _fail(f"`flotilla {command}` is not installed here: {error}")
+    sub_app(args=context.args, prog_name=f"flotilla {command}")
+
+
+def _fail(message: str) -> NoReturn:
+    typer.secho(f"flotilla: {message}", err=True, fg=typer.colors.RED)
+    raise typer.Exit(2)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,233 @@
+"""Starting and stopping the whole system on Ray Serve."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import shlex
+import signal
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+# Ray reads these when it is imported or when it makes processes, so they come first.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+
+import ray
+from ray import serve
+from rich.console import Console
+
+from cluster.config import FlotillaConfig
+from deployments.application import APP_NAME, CELL_NAME, WORKER_ENVIRONMENT, build_app
+from deployments.model_paths import model_directory
+from deployments.startup import Startup
+
+__all__ = ["StartError", "build_app", "profile", "run", "running"]
+
+_ROOT = Path(__file__).resolve().parents[1]
+_POLL_S = 0.2
+
+#: How the cell names its stages, and how they are shown.
+_STAGES = {
+    "starting": "Cell",
+    "loading the target": "Target model",
+    "loading drafters": "Drafters",
+    "measuring costs": "Cost profile",
+    "ready": "Cost profile",
+}
+
+
+class StartError(Exception):
+    """The system cannot be started; the message says why and what to do."""
+
+
+def run(config: FlotillaConfig, block: bool = True, console: Console | None = None) -> str:
+    """Serve until interrupted (or, without `block`, until the process ends); returns the URL."""
+    console = console or Console(stderr=True)
+    if not block:
+        return _start(config, console)
+    stopped = threading.Event()
+    with running(config, console) as url:
+        _stop_on_signal(stopped)
+        _print_welcome(console, config, url)
+        # With a timeout, because a plain wait would not let Python see the signal on every platform.
+        while not stopped.wait(1.0):
+            pass
+    return url
+
+
+@contextmanager
+def running(config: FlotillaConfig, console: Console | None = None) -> Iterator[str]:
+    """The system's URL, while it runs."""
+    console = console or Console(stderr=True)
+    try:
+        yield _start(config, console)
+    finally:
+        with console.status("Stopping ..."):
+            stop()
+
+
+def profile(config: FlotillaConfig, console: Console | None = None) -> dict[str, Any]:
+    """Measure the cost model of this configuration on this machine."""
+    measured = config.model_copy(update={"profile": None})
+    with running(measured, console):
+        costs: dict[str, Any] = _describe()["profile"]
+    return costs
+
+
+def stop() -> None:
+    """Stop the application and the Ray instance this process started or joined."""
+    # Ray's and Serve's own farewells are errors about processes that are meant to go.
+    logging.disable(logging.ERROR)
+    try:
+        if ray.is_initialized():
+            serve.shutdown()
+            ray.shutdown()
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _start(config: FlotillaConfig, console: Console) -> str:
+    _check(config)
+    host, port = config.http.host, config.http.port or _free_port(config.http.host)
+    with Startup(console).running() as startup:
+        startup.enter("Ray")
+        _start_ray(config)
+        # "HeadOnly": one proxy, on the node the user talks to.
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options={"host": host, "port": port, "request_timeout_s": None},
+            logging_config={"log_level": "WARNING", "enable_access_log": False},
+        )
+        startup.enter("Cell")
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        serve.run(build_app(config), name=APP_NAME)
+        _await_cell(startup)
+        startup.enter("HTTP")
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
+        _await_http(url)
+    console.print(f"[dim]ready after {startup.seconds:.0f} s[/]")
+    return url
+
+
+def _check(config: FlotillaConfig) -> None:
+    """Find what is wrong before the seconds that Ray takes."""
+    paths = [config.target.path, *(drafter.path for drafter in config.drafters if drafter.kind == "model")]
+    for path in paths:
+        try:
+            model_directory(path)
+        except (FileNotFoundError, KeyError) as error:
+            raise StartError(str(error.args[0])) from None
+    if config.http.port:
+        try:
+            with socket.create_server((config.http.host, config.http.port)):
+                pass
+        except OSError as error:
+            raise StartError(
+                f"cannot listen on {config.http.host}:{config.http.port} ({error.strerror}); "
+                "choose another with --port, or 0 for any free one"
+            ) from None
+
+
+def _start_ray(config: FlotillaConfig) -> None:
+    if ray.is_initialized():
+        return
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    os.environ.update(WORKER_ENVIRONMENT)
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if "RAY_ADDRESS" in os.environ:
+        ray.init(**options)
+        return
+    # Reservations are about placement on a cluster; on one machine they must not keep it from starting.
+    reserved = config.target.tensor_parallel * config.target.num_cpus
+    reserved += sum(drafter.num_cpus for drafter in config.drafters)
+    if config.http.host in ("127.0.0.1", "localhost"):
+        options["_node_ip_address"] = "127.0.0.1"
+    ray.init(
+        num_cpus=max(os.cpu_count() or 1, math.ceil(reserved)),
+        include_dashboard=False,
+        # Messages travel over TCP; the object store holds next to nothing.
+        object_store_memory=200 << 20,
+        **options,
+    )
+
+
+def _describe() -> dict[str, Any]:
+    handle = serve.get_deployment_handle(CELL_NAME, APP_NAME)
+    description: dict[str, Any] = handle.describe.remote().result(timeout_s=30)
+    return description
+
+
+def _await_cell(startup: Startup) -> None:
+    while True:
+        description = _describe()
+        if description.get("failure"):
+            raise StartError(str(description["failure"]))
+        stage = str(description.get("stage", ""))
+        startup.enter(_STAGES.get(stage, stage))
+        if description["ready"]:
+            return
+        time.sleep(_POLL_S)
+
+
+def _await_http(url: str, within_s: float = 60.0) -> None:
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url}/ready", timeout=10):
+                return
+        except (OSError, urllib.error.URLError) as error:
+            if time.monotonic() > deadline:
+                raise StartError(f"{url}/ready does not answer: {error}") from error
+            time.sleep(_POLL_S)
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _stop_on_signal(stopped: threading.Event) -> None:
+    """The first signal stops in order, a second one at once."""
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        if stopped.is_set():
+            os._exit(128 + number)
+        stopped.set()
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+
+
+def _print_welcome(console: Console, config: FlotillaConfig, url: str) -> None:
+    description = _describe()
+    model = description["model"]
+    body = json.dumps(
+        {
+            "model": model,
+            "messages": [{"role": "user", "content": "What does os.path.join do?"}],
+            "slo": {"tpot_ms": 20},
+        }
+    )
+    console.print(
+        f"\n[bold]{model}[/] with {', '.join(description['drafters']) or 'no drafters'}, "
+        f"policy {config.policy.name}, on [bold]{url}[/]\nTry:\n"
+    )
+    # Not through rich's wrapping: the line is there to be copied.
+    print(
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}\n",
+        flush=True,
+    )
+    console.print("[dim]or `flotilla chat`; Ctrl-C stops[/]")
