@@ -20,6 +20,11 @@ Seed = Annotated[int, typer.Option(help="Seed of the workload.")]
 MODEL_HELP = "Target model: `zoo:NAME` or a Hugging Face directory."
 
 
+def _fail(command: str, error: Exception) -> typer.Exit:
+    typer.secho(f"flotilla bench {command}: {error}", fg="red", err=True)
+    return typer.Exit(2)
+
+
 def _json_object(text: str | None, option: str) -> dict[str, Any]:
     try:
         value = json.loads(text or "{}")
@@ -113,8 +118,70 @@ def serve(
         )
         record = asyncio.run(serving.run(options))
     except (ValueError, RuntimeError, OSError, ClientError) as error:
-        typer.secho(f"flotilla bench serve: {error}", fg="red", err=True)
-        raise typer.Exit(2) from None
+        raise _fail("serve", error) from None
     tables.write_json(json_file, record)
     if record["report"]["total"]["num_errors"]:
         raise typer.Exit(1)
+
+
+@app.command()
+def engine(
+    config: Annotated[
+        Path | None, typer.Option(exists=True, help="Cell configuration; the demo family if unset.")
+    ] = None,
+    prompts: Annotated[str, typer.Option(help="`zoo` or a prompt file.")] = "zoo",
+    domain: Annotated[list[str] | None, typer.Option(help="Classes to measure; all if unset.")] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Requests at once: 1, 8, 32 if unset.")
+    ] = None,
+    per_domain: Annotated[
+        int, typer.Option(min=1, help="Prompts of each class in a run (at least the batch).")
+    ] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; figures are medians over them.")] = 3,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")] = None,
+    processes: Annotated[
+        bool, typer.Option(help="Measure a Ray cell with its worker processes, or all in this process.")
+    ] = True,
+    url: Annotated[
+        str | None, typer.Option(help="Measure a running Flotilla server instead; peers still run here.")
+    ] = None,
+    peers: Annotated[bool, typer.Option(help="Also measure Transformers.")] = True,
+    assistant: Annotated[
+        list[str] | None, typer.Option(help="Assistant of Transformers' assisted generation; may repeat.")
+    ] = None,
+    prompt_lookup: Annotated[int, typer.Option(min=1, help="Tokens Transformers' prompt lookup drafts.")] = 8,
+    peer_threads: Annotated[
+        int, typer.Option(min=0, help="Torch threads for Transformers; 0 takes the fastest.")
+    ] = 0,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Compare this engine with and without speculation and Transformers' ways to generate."""
+    import os
+
+    # Before torch is imported: idle threads must not spin while another engine is measured.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from benchmarks import engine_run, tables
+
+    try:
+        record = engine_run.run(
+            engine_run.EngineOptions(
+                config=config,
+                source=prompts,
+                domains=tuple(domain or ()),
+                concurrencies=tuple(batch or (1, 8, 32)),
+                per_domain=per_domain,
+                rounds=rounds,
+                max_tokens=max_tokens,
+                processes=processes,
+                url=url,
+                peers=peers,
+                assistants=tuple(assistant or ()),
+                prompt_lookup=prompt_lookup,
+                peer_threads=peer_threads,
+                seed=seed,
+            )
+        )
+    except (ValueError, RuntimeError, OSError) as error:
+        raise _fail("engine", error) from None
+    tables.write_json(json_file, record)

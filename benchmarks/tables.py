@@ -21,7 +21,14 @@ from rich.table import Table
 
 from benchmarks.report import ClassReport, RunReport
 
-console = Console()
+
+def _make_console() -> Console:
+    console = Console()
+    # Logs and pipes have no width; the default of 80 columns would break the tables.
+    return console if console.is_terminal else Console(width=132)
+
+
+console = _make_console()
 
 
 def progress() -> Progress:
@@ -52,7 +59,9 @@ def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     """A table with its first column to the left and figures to the right."""
     table = Table(title=title, title_justify="left")
     for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place == 0 else "right", overflow="fold")
+        table.add_column(
+            column, justify="left" if place == 0 else "right", overflow="fold", no_wrap=place == 0
+        )
     for row in rows:
         table.add_row(*row, end_section=row is rows[-1])
     return table

@@ -105,13 +105,13 @@ class GenerateEngine:
         self._reference, self._threads = reference, threads
         self._options: dict[str, Any] = {}
         self.max_concurrency: int | None = 1 if assistant or prompt_lookup else None
-        self.name = "transformers generate"
+        self.name = "HF generate"
         if assistant:
             self._options["assistant_model"] = load_model(assistant, reference.dtype)
-            self.name = f"transformers assisted ({os.path.basename(assistant)})"
+            self.name = f"HF assisted ({os.path.basename(assistant)})"
         if prompt_lookup:
             self._options["prompt_lookup_num_tokens"] = prompt_lookup
-            self.name = "transformers prompt lookup"
+            self.name = "HF prompt lookup"
 
     def run(self, tasks: Sequence[Task], concurrency: int) -> RunResult:
         """Waves of `concurrency` prompts; a wave lasts as long as its longest answer."""
@@ -137,7 +137,7 @@ class GenerateEngine:
 class GenerateBatchEngine:
     """`generate_batch`: continuous batching; its manager stays up, so that no run pays its start."""
 
-    name = "transformers generate_batch"
+    name = "HF generate_batch"
     max_concurrency: int | None = None
 
     def __init__(self, reference: Reference, *, threads: int) -> None:

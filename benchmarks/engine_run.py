@@ -1,0 +1,146 @@
+"""Which engines `flotilla bench engine` sets side by side, and the run itself."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import demo, tables
+from benchmarks import prompts as prompt_sources
+from benchmarks.engine import Deck, compare, print_comparison, to_json
+from benchmarks.engine_under_test import EngineUnderTest
+from benchmarks.local_engine import InProcessEngine, without_speculation
+from benchmarks.transformers_engine import GenerateBatchEngine, GenerateEngine, Reference, generate
+from cluster.config import FlotillaConfig
+
+OWN = "flotilla"
+PLAIN = "no speculation"
+GENERATE = "HF generate"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What `flotilla bench engine` was asked to do; see its help for the meaning of each."""
+
+    config: Path | None = None
+    source: str = "zoo"
+    domains: tuple[str, ...] = ()
+    concurrencies: tuple[int, ...] = (1, 8, 32)
+    per_domain: int = 8
+    rounds: int = 3
+    max_tokens: int | None = None
+    processes: bool = True
+    url: str | None = None
+    peers: bool = True
+    assistants: tuple[str, ...] = ()
+    prompt_lookup: int = 8
+    peer_threads: int = 0
+    seed: int = 0
+
+
+def own_engine(
+    name: str, config: FlotillaConfig, end_tokens: Sequence[int], processes: bool
+) -> EngineUnderTest:
+    """This engine: a Ray cell with its processes, or everything in this one."""
+    if not processes:
+        return InProcessEngine(name, config, end_tokens)
+    from benchmarks.cell_engine import CellEngine
+
+    return CellEngine(name, config, end_tokens)
+
+
+def best_threads(reference: Reference, prompt: list[int]) -> int:
+    """The thread count at which `generate` is fastest: a small model may be slower on more cores."""
+    fastest, chosen = float("inf"), 1
+    for threads in sorted({1, os.cpu_count() or 1}):
+        torch.set_num_threads(threads)
+        for _ in range(2):  # the first is warm-up
+            start = time.perf_counter()
+            generate(reference.model, [prompt], 16, reference.end_tokens)
+            seconds = time.perf_counter() - start
+        if seconds < fastest:
+            fastest, chosen = seconds, threads
+    return chosen
+
+
+def build_engines(
+    options: EngineOptions, config: FlotillaConfig, reference: Reference, threads: int, stack: ExitStack
+) -> list[EngineUnderTest]:
+    """All engines of the comparison; the stack closes them."""
+    engines: list[EngineUnderTest] = []
+
+    def add(engine: EngineUnderTest) -> None:
+        stack.callback(engine.close)
+        engines.append(engine)
+
+    if options.url is not None:
+        from benchmarks.http_engine import HttpEngine
+        from benchmarks.serve import SPECULATION_OFF
+
+        model = config.target.served_name or os.path.basename(demo.directory(config.target.path))
+        add(HttpEngine(PLAIN, options.url, model, SPECULATION_OFF))
+        add(HttpEngine(OWN, options.url, model))
+    else:
+        # Two separate cells, so that neither finds the other's prompts in its prefix cache.
+        add(own_engine(PLAIN, without_speculation(config), reference.end_tokens, options.processes))
+        add(own_engine(OWN, config, reference.end_tokens, options.processes))
+    if options.peers:
+        add(GenerateEngine(reference, threads=threads))
+        for name in options.assistants or (f"zoo:{demo.GENERAL_DRAFTER}",):
+            add(GenerateEngine(reference, threads=threads, assistant=demo.directory(name)))
+        add(GenerateEngine(reference, threads=threads, prompt_lookup=options.prompt_lookup))
+        add(GenerateBatchEngine(reference, threads=threads))
+    return engines
+
+
+def run(options: EngineOptions) -> dict[str, Any]:
+    """Run the comparison, print its tables and return its JSON record."""
+    config = demo.load_config(options.config)
+    reference = Reference(demo.directory(config.target.path), config.target.dtype)
+    loaded = [
+        prompt
+        for prompt in prompt_sources.load(options.source)
+        if not options.domains or prompt.domain in options.domains
+    ]
+    if not loaded:
+        raise ValueError(f"no prompts of {', '.join(options.domains)} in {options.source}")
+    encoded = [reference.encode(prompt) for prompt in loaded]
+    deck = Deck(loaded, encoded, bound=options.max_tokens, seed=options.seed)
+    threads = options.peer_threads or best_threads(reference, encoded[0])
+    with ExitStack() as stack:
+        with tables.console.status("Starting engines..."):
+            engines = build_engines(options, config, reference, threads, stack)
+        comparison = compare(
+            engines,
+            deck,
+            concurrencies=sorted(set(options.concurrencies)),
+            per_domain=options.per_domain,
+            rounds=options.rounds,
+            end_tokens=reference.end_tokens,
+            reference=GENERATE if options.peers else PLAIN,
+        )
+    baselines = [PLAIN, GENERATE] if options.peers else [PLAIN]
+    where = options.url or ("Ray cell, through its stream" if options.processes else "one process")
+    tables.console.print(
+        f"{os.path.basename(reference.path)} in {config.target.dtype}, greedy, medians of "
+        f"{options.rounds} rounds; flotilla: {where}; Transformers: {threads} thread(s)."
+    )
+    if deck.repeats:
+        tables.console.print(
+            "[yellow]More prompts were needed than there are: some were repeated, which favours engines "
+            "that cache prefixes.[/yellow]"
+        )
+    print_comparison(comparison, [engine.name for engine in engines], OWN, baselines)
+    record = to_json(comparison, OWN, baselines)
+    return record | {
+        "options": asdict(options),
+        "transformers_threads": threads,
+        "prompts_repeated": deck.repeats,
+    }
