@@ -25,7 +25,8 @@ serve: $(RUNTIME) ## serve the embedded demo models over HTTP; ARGS="--config my
 test: check ## what CI runs: the checks, then every test; ARGS="-k name"
 	@$(BIN)/python -m pytest $(ARGS)
 
-check: format-check lint types imports ## formatting, linter, strict types, import contracts
+check: $(DEV) ## formatting, linter, strict types, import contracts
+	@$(MAKE) --no-print-directory --keep-going format-check lint types imports
 
 format-check: $(DEV)
 	$(BIN)/ruff format --check .
@@ -68,7 +69,8 @@ $(RUNTIME): pyproject.toml scripts/install_torch.sh | $(BIN)/python
 	@$(PIP) install -qq --editable .
 	@touch $@
 
-$(DEV): $(RUNTIME)
-	@echo "Installing the developers' tools"
+$(DEV): pyproject.toml scripts/install_torch.sh | $(BIN)/python
+	@TORCH='$(TORCH)' scripts/install_torch.sh $(BIN)/python
+	@echo "Installing Flotilla and the developers' tools (a few minutes the first time)"
 	@$(PIP) install -qq --editable '.[dev]'
-	@touch $@
+	@touch $(RUNTIME) $@
