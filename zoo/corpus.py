@@ -1,12 +1,12 @@
 """The corpus: three domains of prompt and response built from documented Python functions.
 
-* ``code``: signature and docstring -> body. As a raw completion (the prompt is the source text, without or with a
-  newline after the docstring's closing quotes) or as a chat request with the source in a fenced block.
+* ``code``: signature and docstring -> body. As a raw completion (the prompt is the source text, without or
+  with a newline after the docstring's closing quotes) or as a chat request with the source in a fenced block.
 * ``chat``: a question about a function -> its documentation.
 * ``summary``: the later paragraphs of a long docstring -> its first sentence.
 
-Rendering goes through the tokenizer's chat template (``zoo.tokenizer``), so an OpenAI chat request of the same form
-yields the token sequence seen in training.
+Rendering goes through the tokenizer's chat template (``zoo.tokenizer``), so an OpenAI chat request of the
+same form yields the token sequence seen in training.
 """
 
 from __future__ import annotations
@@ -35,7 +35,13 @@ _RAW_SHARE = 0.6
 _NEWLINE_SHARE = 0.25
 
 CODE_REQUESTS = ("Complete this function:", "Write the body of this function:")
-QUESTIONS = ("What does `{}` do?", "What does `{}` do?", "Explain `{}`.", "What is `{}` for?", "Tell me about `{}`.")
+QUESTIONS = (
+    "What does `{}` do?",
+    "What does `{}` do?",
+    "Explain `{}`.",
+    "What is `{}` for?",
+    "Tell me about `{}`.",
+)
 SUMMARY_REQUESTS = ("Summarize:", "Summarize this documentation:", "Summarize in one sentence:")
 
 #: Bounds in characters; about 3.7 characters make one token.
@@ -68,7 +74,7 @@ class Example:
 def code_prompt(signature: str, documentation: str) -> str:
     """Source text up to the docstring's closing quotes, the docstring wrapped at 88 columns."""
     wrapped = textwrap.fill(documentation, 84, break_long_words=False, break_on_hyphens=False)
-    return f'{signature}\n{textwrap.indent(f"{chr(34) * 3}{wrapped}{chr(34) * 3}", "    ")}'
+    return f"{signature}\n{textwrap.indent(f'{chr(34) * 3}{wrapped}{chr(34) * 3}', '    ')}"
 
 
 def _messages(user: str, rng: random.Random) -> tuple[tuple[str, str], ...]:
@@ -126,7 +132,9 @@ def _chat(function: Function, rng: random.Random) -> Example | None:
         answer = f"{answer}\n\nCall it as `{function.call}`."
     else:
         asked = f"{owner}.{name}"
-    return Example("chat", function.module, answer, messages=_messages(rng.choice(QUESTIONS).format(asked), rng))
+    return Example(
+        "chat", function.module, answer, messages=_messages(rng.choice(QUESTIONS).format(asked), rng)
+    )
 
 
 def _summary(function: Function, rng: random.Random) -> Example | None:
@@ -147,7 +155,9 @@ def _summary(function: Function, rng: random.Random) -> Example | None:
 
 
 def examples_of(found: Iterable[Function], seed: int = 0) -> Iterator[Example]:
-    """Examples of all domains for each function; the wording is chosen by a generator seeded by name and ``seed``."""
+    """Examples of all domains for each function; the wording is chosen by a generator seeded by name and
+    ``seed``.
+    """
     for function in found:
         rng = random.Random(f"{seed}:{function.module}.{function.name}")
         for make in (_code, _chat, _summary):
@@ -182,7 +192,9 @@ def read_functions() -> list[Function]:
 
 
 def build(found: Iterable[Function], seed: int = 0, copies: int = 2) -> Corpus:
-    """Split and deduplicate: at most ``copies`` examples of a domain share a response, held-out ones are all new."""
+    """Split and deduplicate: at most ``copies`` examples of a domain share a response, held-out ones are
+    all new.
+    """
     train: list[Example] = []
     held_out: list[Example] = []
     times: Counter[tuple[str, str]] = Counter()

@@ -27,8 +27,8 @@ MAX_REPEAT = 2.0
 class Tokens:
     """Encoded examples laid end to end: ``ids`` and ``answer`` (1 where the token is part of a response).
 
-    ``starts[i]`` is where example ``i`` begins (with one entry more than there are examples), ``domain[i]`` the index
-    of its domain in ``DOMAINS``.
+    ``starts[i]`` is where example ``i`` begins (with one entry more than there are examples), ``domain[i]``
+    the index of its domain in ``DOMAINS``.
     """
 
     ids: npt.NDArray[np.int16]
@@ -59,7 +59,9 @@ def prompt_text(example: Example) -> str:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example]) -> Tokens:
-    """Encode prompts and responses apart (a serving engine never sees them joined); over-long examples are dropped."""
+    """Encode prompts and responses apart (a serving engine never sees them joined); over-long examples are
+    dropped.
+    """
     core = tokenizer.backend_tokenizer
     prompts = core.encode_batch([prompt_text(e) for e in examples], add_special_tokens=False)
     responses = core.encode_batch([f"{e.response}{END}" for e in examples], add_special_tokens=False)
@@ -74,7 +76,10 @@ def encode(tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example]) -> T
         starts.append(len(ids))
         domain.append(DOMAINS.index(example.domain))
     return Tokens(
-        np.array(ids, np.int16), np.array(answer, np.uint8), np.array(starts, np.int64), np.array(domain, np.uint8)
+        np.array(ids, np.int16),
+        np.array(answer, np.uint8),
+        np.array(starts, np.int64),
+        np.array(domain, np.uint8),
     )
 
 

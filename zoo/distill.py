@@ -1,4 +1,6 @@
-"""Distil the drafters: the target's distributions on its own answers and on corpus text, for a budget of minutes."""
+"""Distil the drafters: the target's distributions on its own answers and on corpus text, for a budget of
+minutes.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
+from torch.multiprocessing.spawn import start_processes
 from transformers import LlamaForCausalLM
 
 from zoo import generate, models, score
@@ -29,7 +31,8 @@ DIETS: dict[str, dict[Domain, float]] = {
     "drafter-chat-2x128": {"code": 0.05, "chat": 0.9, "summary": 0.05},
     "drafter-summary-1x128": {"code": 0.04, "chat": 0.06, "summary": 0.9},
 }
-#: Share of rows that are the target's own answers, which is what is drafted when serving; the rest is corpus text.
+#: Share of rows that are the target's own answers, which is what is drafted when serving; the rest is
+#: corpus text.
 OWN_SHARE = 0.65
 #: Weight of the cross-entropy to the target's most probable token, which is what greedy acceptance asks for.
 ARGMAX_WEIGHT = 0.3
@@ -47,7 +50,8 @@ class Minutes:
 
 
 def divergence(logits: Tensor, top_ids: Tensor, top_logp: Tensor) -> Tensor:
-    """Mean over positions of KL(target || drafter), nats, over the target's top tokens and one bucket for the rest.
+    """Mean over positions of KL(target || drafter), nats, over the target's top tokens and one bucket for
+    the rest.
 
     ``logits`` is [positions, vocabulary]; the other two are [positions, TOP].
     """
@@ -59,7 +63,9 @@ def divergence(logits: Tensor, top_ids: Tensor, top_logp: Tensor) -> Tensor:
 
 
 def distillation_loss(model: LlamaForCausalLM, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Training loss, and the share of positions where drafter and target have the same most probable token."""
+    """Training loss, and the share of positions where drafter and target have the same most probable
+    token.
+    """
     ids = torch.from_numpy(batch.ids).to(device)
     top_ids = torch.from_numpy(batch.top_ids).to(device)
     top_logp = torch.from_numpy(batch.top_logp).to(device)
@@ -69,7 +75,9 @@ def distillation_loss(model: LlamaForCausalLM, batch: Batch, device: torch.devic
         logits = model.lm_head(hidden[torch.from_numpy(batch.where).to(device)])
     logits = logits.float()
     best = top_ids[:, 0]
-    loss = divergence(logits, top_ids, top_logp) + ARGMAX_WEIGHT * torch.nn.functional.cross_entropy(logits, best)
+    loss = divergence(logits, top_ids, top_logp) + ARGMAX_WEIGHT * torch.nn.functional.cross_entropy(
+        logits, best
+    )
     return loss, (logits.argmax(-1) == best).float().mean()
 
 
@@ -81,7 +89,9 @@ def _mixed(own: Scored, corpus: Scored, name: str, rows: int) -> Iterator[Batch]
 
 
 def distil(name: str, data: Path, out: Path, minutes: float) -> None:
-    """Train one drafter on the scored data in ``data`` and write its Hugging Face directory ``out/name/model``."""
+    """Train one drafter on the scored data in ``data`` and write its Hugging Face directory
+    ``out/name/model``.
+    """
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder = out / name
@@ -92,13 +102,13 @@ def distil(name: str, data: Path, out: Path, minutes: float) -> None:
     own = Scored.load(sorted(data.glob("generated-*.npz")))
     corpus = Scored.load(sorted(data.glob("scored-*.npz")))
     begun = time.monotonic()
-    step, loss_mean, same_mean = 0, 0.0, 0.0
-    for batch in _mixed(own, corpus, name, ROWS * (8 if device.type == "cuda" else 1)):
+    loss_mean, same_mean = 0.0, 0.0
+    stream = _mixed(own, corpus, name, ROWS * (8 if device.type == "cuda" else 1))
+    for step, batch in enumerate(stream, 1):
         loss, same = distillation_loss(model, batch, device)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         progress = min((time.monotonic() - begun) / (minutes * 60.0), 1.0)
         optimizer.step(schedule(progress))
-        step += 1
         fade = 0.98 if step > 1 else 0.0
         loss_mean = fade * loss_mean + (1 - fade) * float(loss.detach())
         same_mean = fade * same_mean + (1 - fade) * float(same)
@@ -128,11 +138,13 @@ def _queue(part: int, parts: int, names: tuple[str, ...], data: Path, out: Path,
             distil(name, data, out, minutes)
 
 
-def run(data: Path, out: Path, minutes: Minutes, processes: int = 2, names: tuple[str, ...] = DRAFTERS) -> None:
+def run(
+    data: Path, out: Path, minutes: Minutes, processes: int = 2, names: tuple[str, ...] = DRAFTERS
+) -> None:
     """All stages; what exists already is kept, so a killed run goes on where it was."""
     if torch.cuda.is_available():
         processes = 1
-    mp.start_processes(_teach, args=(processes, data, out, minutes), nprocs=processes, start_method="spawn")
-    mp.start_processes(
+    start_processes(_teach, args=(processes, data, out, minutes), nprocs=processes, start_method="spawn")
+    start_processes(
         _queue, args=(processes, names, data, out, minutes.drafter), nprocs=processes, start_method="spawn"
     )

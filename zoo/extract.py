@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Function:
-    """A function with its documentation: ``name`` is dotted below its module, ``signature`` is ``def ...:``."""
+    """A function with its documentation: ``name`` is dotted below its module, ``signature`` is ``def
+    ...:``.
+    """
 
     module: str
     name: str
@@ -26,22 +28,29 @@ _ROLE = re.compile(r":[a-zA-Z:+]+:`[~!.]?([^`<]+?)(?:\s*<[^`>]*>)?`")
 _LINK = re.compile(r"`([^`<]+?)\s*<[^`>]*>`_{1,2}")
 _DIRECTIVE = re.compile(r"^\s*\.\. ")
 _SECTION = re.compile(
-    r"^\s*(args|arguments|parameters|params|returns?|raises?|yields?|examples?|notes?|see also|references|attributes|"
-    r"warnings?|other parameters|keyword arguments|inputs?|outputs?|usage|todo|shape|methods|static graph.*)\s*:?\s*$",
+    r"^\s*(args|arguments|parameters|params|returns?|raises?|yields?|examples?|notes?|see also|references|"
+    r"attributes|warnings?|other parameters|keyword arguments|inputs?|outputs?|usage|todo|shape|methods|"
+    r"static graph.*)\s*:?\s*$",
     re.IGNORECASE,
 )
 _UNDERLINE = re.compile(r"^\s*[-=~^*]{3,}\s*$")
-_FIELD = re.compile(r"^\s*[:@](param|return|rtype|type|raises?|arg|keyword|yields?|meta|var|ivar)\b", re.IGNORECASE)
+_FIELD = re.compile(
+    r"^\s*[:@](param|return|rtype|type|raises?|arg|keyword|yields?|meta|var|ivar)\b", re.IGNORECASE
+)
 _SENTENCE_END = re.compile(r"(?<=[a-z0-9`)\]'\"])\.(?=\s+[A-Z`(]|$)")
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|cf|vs|resp|approx|Eq|Fig|Ref)|\b[A-Z])$")
 
 
 def clean_prose(text: str) -> str:
-    """One docstring paragraph as a plain line: reStructuredText roles and doubled backticks gone, spaces single."""
+    """One docstring paragraph as a plain line: reStructuredText roles and doubled backticks gone, spaces
+    single.
+    """
     text = _ROLE.sub(r"`\1`", text)
     text = _LINK.sub(r"\1", text)
     text = text.replace("``", "`").replace("::", ":")
-    text = re.sub(r"\*\*([^*\s][^*]*)\*\*|(?<!\w)\*([A-Za-z_][^*\s]*)\*(?!\w)", lambda m: f"`{m[1] or m[2]}`", text)
+    text = re.sub(
+        r"\*\*([^*\s][^*]*)\*\*|(?<!\w)\*([A-Za-z_][^*\s]*)\*(?!\w)", lambda m: f"`{m[1] or m[2]}`", text
+    )
     return re.sub(r"\s+", " ", text).strip()
 
 
@@ -80,7 +89,10 @@ def is_prose(text: str) -> bool:
         return False
     if not (text[0].isupper() or text[0] == "`") or text[-1] not in ".:":
         return False
-    if any(mark in text for mark in (">>>", "http", "{", "\\", "|", "TODO", "FIXME", "XXX", "@", "__", "..", "-->")):
+    if any(
+        mark in text
+        for mark in (">>>", "http", "{", "\\", "|", "TODO", "FIXME", "XXX", "@", "__", "..", "-->")
+    ):
         return False
     letters = sum(c.isalpha() or c == " " for c in text)
     words = text.split()
@@ -116,7 +128,7 @@ def _parts(lines: list[str], node: ast.FunctionDef | ast.AsyncFunctionDef) -> tu
     raw = [line for line in lines[first.end_lineno : node.end_lineno] if not line.lstrip().startswith("#")]
     body = "\n".join(line.rstrip() for line in raw if line.strip())
     indent = min((len(line) - len(line.lstrip()) for line in body.splitlines()), default=0)
-    if not body or not signature.endswith(":") or "\n" in signature and len(signature) > 400:
+    if not body or not signature.endswith(":") or ("\n" in signature and len(signature) > 400):
         return None
     return signature, textwrap.indent("\n".join(line[indent:] for line in body.splitlines()), "    ")
 
@@ -135,7 +147,9 @@ def _class(node: ast.ClassDef, module: str, prefix: str) -> Iterator[Function]:
 
 
 def functions(source: str, module: str) -> Iterator[Function]:
-    """All documented functions, methods and classes of one module's source; nothing where it does not parse."""
+    """All documented functions, methods and classes of one module's source; nothing where it does not
+    parse.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -21,7 +21,8 @@ from zoo.scored import TOP, Scored, ScoredBuilder
 TIME_SHARES: dict[Domain, float] = {"code": 0.4, "chat": 0.35, "summary": 0.25}
 TEMPERATURE = 0.8
 _MAX_NEW: dict[Domain, int] = {"code": 120, "chat": 96, "summary": 48}
-#: A batch ends when fewer than this share of its rows are still writing; those are kept as they are, cut short.
+#: A batch ends when fewer than this share of its rows are still writing; those are kept as they are, cut
+#: short.
 _STRAGGLERS = 0.08
 
 
@@ -45,20 +46,30 @@ class Batcher:
             self._groups.setdefault((int(tokens.domain[i]), int(prompt[i])), []).append(int(i))
 
     def take(self, domain: int, size: int) -> npt.NDArray[np.int64] | None:
-        """Up to ``size`` prompts of one length, [prompts, tokens]; lengths come in proportion to their prompts."""
-        keys = [key for key, members in self._groups.items() if key[0] == domain and len(members) >= size // 3]
+        """Up to ``size`` prompts of one length, [prompts, tokens]; lengths come in proportion to their
+        prompts.
+        """
+        keys = [
+            key for key, members in self._groups.items() if key[0] == domain and len(members) >= size // 3
+        ]
         if not keys:
             return None
         weights = np.array([len(self._groups[key]) for key in keys], float)
         key = keys[self._rng.choice(len(keys), p=weights / weights.sum())]
         members, self._groups[key] = self._groups[key][:size], self._groups[key][size:]
         starts = self._tokens.starts[members]
-        return self._tokens.ids[starts[:, None] + np.arange(key[1])].astype(np.int64)
+        ids: npt.NDArray[np.int64] = self._tokens.ids[starts[:, None] + np.arange(key[1])].astype(np.int64)
+        return ids
 
 
 @torch.inference_mode()
 def continue_batch(
-    model: LlamaForCausalLM, prompts: Tensor, temperatures: Tensor, end: int, most: int, stragglers: float = 0.0
+    model: LlamaForCausalLM,
+    prompts: Tensor,
+    temperatures: Tensor,
+    end: int,
+    most: int,
+    stragglers: float = 0.0,
 ) -> list[tuple[list[int], npt.NDArray[np.int16], npt.NDArray[np.float16]]]:
     """Answers to prompts of one length with the distributions they were drawn from.
 
@@ -90,12 +101,15 @@ def continue_batch(
             alive, chosen = alive[keep], chosen[keep]
         given = chosen[:, None]
     return [
-        (answer, np.stack(i), np.stack(p)) for answer, i, p in zip(answers, ids_parts, logp_parts, strict=True)
+        (answer, np.stack(i), np.stack(p))
+        for answer, i, p in zip(answers, ids_parts, logp_parts, strict=True)
     ]
 
 
 def generate(model_dir: Path, tokens: Tokens, minutes: float, seed: int, batch: int = 128) -> Scored:
-    """Answers to random training prompts for a budget of minutes; half of them greedy, half at ``TEMPERATURE``."""
+    """Answers to random training prompts for a budget of minutes; half of them greedy, half at
+    ``TEMPERATURE``.
+    """
     torch.manual_seed(seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # bfloat16 is half again as fast here, and its rounding is far below what a drafter can resolve.

@@ -1,7 +1,7 @@
 """Muon for matrices and AdamW for the rest, each parameter stepped by one of the data-parallel ranks.
 
-Muon's orthogonalisation costs about as much as a quarter of a backward pass at this size and batch, so the ranks share
-it: every rank steps the parameters it owns, then sends them to the others.
+Muon's orthogonalisation costs about as much as a quarter of a backward pass at this size and batch, so the
+ranks share it: every rank steps the parameters it owns, then sends them to the others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 
 class SharedOptimizer:
-    """Averages gradients over the ranks, steps owned parameters, sends them round. Works without a process group."""
+    """Averages gradients over the ranks, steps owned parameters, sends them round. Works without a process
+    group.
+    """
 
     def __init__(self, model: nn.Module, matrix_lr: float, other_lr: float) -> None:
         self._rank = dist.get_rank() if dist.is_initialized() else 0
@@ -36,7 +38,8 @@ class SharedOptimizer:
         other = [p for p in own if id(p) not in matrices]
         self._stepped: list[tuple[torch.optim.Optimizer, float]] = []
         if muon:
-            # Muon scaled to AdamW's typical update size, so that one learning rate means about the same in both.
+            # Muon scaled to AdamW's typical update size, so that one learning rate means about the same in
+            # both.
             optimizer = torch.optim.Muon(
                 muon, lr=matrix_lr, momentum=0.95, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
             )
@@ -46,7 +49,9 @@ class SharedOptimizer:
             self._stepped.append((adam, other_lr))
 
     def average(self, extra: Tensor) -> Tensor:
-        """Replace gradients by their mean over the ranks; ``extra`` (1-D, float32) rides along and is averaged too."""
+        """Replace gradients by their mean over the ranks; ``extra`` (1-D, float32) rides along and is
+        averaged too.
+        """
         if self._world == 1:
             return extra
         flat = torch.cat([p.grad.reshape(-1) for p in self._parameters if p.grad is not None] + [extra])

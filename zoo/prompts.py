@@ -1,4 +1,6 @@
-"""Choose the held-out prompts that ship with the weights, for tests and benchmarks that have no corpus at hand."""
+"""Choose the held-out prompts that ship with the weights, for tests and benchmarks that have no corpus at
+hand.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def _opening(example: Example) -> str:
 
 
 def choose(corpus: Corpus, per_domain: int = PER_DOMAIN, seed: int = 7) -> list[Example]:
-    """Held-out examples of each domain whose answers open unlike any training answer, at most four of one module."""
+    """Held-out examples of each domain whose answers open unlike any training answer, at most four of one
+    module.
+    """
     known = {(e.domain, _opening(e)) for e in corpus.train}
     chosen: list[Example] = []
     for domain in DOMAINS:

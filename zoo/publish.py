@@ -1,7 +1,10 @@
-"""Put models into the shipped weights folder: from a training checkpoint, or untrained where there is none yet."""
+"""Put models into the shipped weights folder: from a training checkpoint, or untrained where there is none
+yet.
+"""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -11,7 +14,9 @@ from zoo.tokenizer import load as load_tokenizer
 
 
 def publish(name: str, data: Path, run: Path, weights: Path) -> None:
-    """Write the named model with its tokenizer to ``weights/name``, from the newest checkpoint under ``run``."""
+    """Write the named model with its tokenizer to ``weights/name``, from the newest checkpoint under
+    ``run``.
+    """
     tokenizer = load_tokenizer(data / "tokenizer")
     model = models.build(name, tokenizer)
     checkpoint = run / name / "checkpoint-0.pt"
@@ -23,3 +28,8 @@ def publish(name: str, data: Path, run: Path, weights: Path) -> None:
 def total_bytes(weights: Path) -> int:
     """Size of everything under the weights folder."""
     return sum(path.stat().st_size for path in weights.rglob("*") if path.is_file())
+
+
+def copy(name: str, run: Path, weights: Path) -> None:
+    """Copy a finished model from its run to the weights folder."""
+    shutil.copytree(run / name / "model", weights / name, dirs_exist_ok=True)

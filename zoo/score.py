@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import LlamaForCausalLM
 
 from zoo import models
 from zoo.dataset import SHARES, Tokens, order
@@ -16,7 +17,9 @@ from zoo.scored import Scored, ScoredBuilder
 
 @torch.inference_mode()
 def score(model_dir: Path, tokens: Tokens, minutes: float, part: int, parts: int, batch: int = 32) -> Scored:
-    """Score a balanced random sample of the corpus for a budget of minutes; ``part`` of ``parts`` disjoint ones."""
+    """Score a balanced random sample of the corpus for a budget of minutes; ``part`` of ``parts`` disjoint
+    ones.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = models.load(model_dir).to(torch.bfloat16).to(device)
     rng = np.random.default_rng(5)
@@ -24,7 +27,8 @@ def score(model_dir: Path, tokens: Tokens, minutes: float, part: int, parts: int
     queue = rng.permutation(queue)[part::parts]
     builder = ScoredBuilder()
     begun = time.monotonic()
-    # Sorted within blocks, so that rows of a batch are about equally long while any prefix stays a fair sample.
+    # Sorted within blocks, so that rows of a batch are about equally long while any prefix stays a fair
+    # sample.
     for block in range(0, len(queue), batch * 16):
         members = queue[block : block + batch * 16]
         members = members[np.argsort(np.diff(tokens.starts)[members])]
@@ -37,7 +41,7 @@ def score(model_dir: Path, tokens: Tokens, minutes: float, part: int, parts: int
 
 
 def _score_batch(
-    model: torch.nn.Module, tokens: Tokens, rows: list[int], builder: ScoredBuilder, device: torch.device
+    model: LlamaForCausalLM, tokens: Tokens, rows: list[int], builder: ScoredBuilder, device: torch.device
 ) -> None:
     spans = [slice(tokens.starts[i], tokens.starts[i + 1]) for i in rows]
     longest = max(int(s.stop - s.start) for s in spans)
@@ -62,5 +66,3 @@ def _score_batch(
             top_logp[at : at + count],
         )
         at += count
-
-

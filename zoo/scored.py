@@ -1,4 +1,6 @@
-"""Token sequences with the target's next-token distribution at every response token: what drafters learn from."""
+"""Token sequences with the target's next-token distribution at every response token: what drafters learn
+from.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ TOP = 32
 class Scored:
     """Sequences (as in ``Tokens``) and, for each response token in order, the distribution it was drawn from.
 
-    ``top_ids`` and ``top_logp`` are [response tokens, TOP]: most probable first, log-probabilities in nats under the
-    full softmax, so that what they leave to one is the tail's mass.
+    ``top_ids`` and ``top_logp`` are [response tokens, TOP]: most probable first, log-probabilities in nats
+    under the full softmax, so that what they leave to one is the tail's mass.
     """
 
     tokens: Tokens
@@ -107,7 +109,9 @@ class Batch:
 def batches(
     scored: Scored, shares: dict[Domain, float], rows: int, length: int, rng: np.random.Generator
 ) -> Iterator[Batch]:
-    """Endless packed batches of ``rows`` x ``length`` tokens, domains in the given shares of response tokens."""
+    """Endless packed batches of ``rows`` x ``length`` tokens, domains in the given shares of response
+    tokens.
+    """
     tokens = scored.tokens
     before = np.concatenate([[0], np.cumsum(tokens.answer, dtype=np.int64)])
     need = rows * length
@@ -122,7 +126,8 @@ def batches(
             spans.append(np.arange(tokens.starts[i], tokens.starts[i + 1]))
             have += len(spans[-1])
         at = np.concatenate(spans)[:need]
-        # A position predicts its successor; the last of a row has none, and a sequence's first token is no response.
+        # A position predicts its successor; the last of a row has none, and a sequence's first token is no
+        # response.
         inner = np.arange(need) % length != length - 1
         marked = np.concatenate([tokens.answer[at[1:]] > 0, [False]])
         where = np.flatnonzero(inner & marked)

@@ -1,7 +1,7 @@
 """Where the corpus comes from: which packages, under which licences, and which modules are held out.
 
-Everything is taken from the running interpreter, so any machine with the project installed can rebuild the corpus;
-packages that are absent are skipped.
+Everything is taken from the running interpreter, so any machine with the project installed can rebuild the
+corpus; packages that are absent are skipped.
 """
 
 from __future__ import annotations
@@ -72,9 +72,12 @@ STDLIB_LICENCE = "PSF-2.0"
 
 #: Folder and file stems never read: tests, vendored copies, generated code, lookup tables, relics.
 _SKIP_PARTS = frozenset(
-    "test tests testing _testing idlelib lib2to3 turtledemo pydoc_data encodings site-packages __pycache__ _vendor "
-    "vendored thirdparty thirdparty_files third_party externals extern _generated generated benchmarks conftest "
-    "examples _dtypes _examples typeshed _inductor_generated msvc9compiler".split()
+    (
+        *("test", "tests", "testing", "_testing", "conftest", "benchmarks", "examples", "_examples"),
+        *("_vendor", "vendored", "thirdparty", "thirdparty_files", "third_party", "externals", "extern"),
+        *("_generated", "generated", "encodings", "pydoc_data", "_dtypes", "_inductor_generated", "typeshed"),
+        *("site-packages", "__pycache__", "idlelib", "lib2to3", "turtledemo", "msvc9compiler"),
+    )
 )
 _SKIP_SUFFIXES = ("_pb2", "_pb2_grpc", "_tests", "_test", "_data", "_tables", "lextab", "parsetab")
 
@@ -86,7 +89,9 @@ _MAX_FILE_BYTES = 600_000
 
 @dataclass(frozen=True)
 class Module:
-    """One source file: dotted module name, path, and the top-level package (``stdlib`` for the standard library)."""
+    """One source file: dotted module name, path, and the top-level package (``stdlib`` for the standard
+    library).
+    """
 
     name: str
     path: Path
@@ -96,8 +101,9 @@ class Module:
 def is_held_out(module: str) -> bool:
     """Whether a module belongs to the held-out split.
 
-    The rule is the SHA-256 of the dotted module name, first four bytes as a big-endian integer, modulo 100, below
-    ``HELD_OUT_PERCENT``. It depends on nothing but the name, so every machine and every version splits alike.
+    The rule is the SHA-256 of the dotted module name, first four bytes as a big-endian integer, modulo 100,
+    below ``HELD_OUT_PERCENT``. It depends on nothing but the name, so every machine and every version
+    splits alike.
     """
     digest = hashlib.sha256(module.encode()).digest()
     return int.from_bytes(digest[:4], "big") % 100 < HELD_OUT_PERCENT

@@ -30,8 +30,8 @@ CHAT_TEMPLATE = (
 def train(texts: Iterable[str], max_length: int = 1024) -> PreTrainedTokenizerFast:
     """Learn the merges from ``texts``; raw text is encoded with the beginning token in front of it.
 
-    The GPT-2 pattern keeps a run of white space but its last character apart from the word after it, so that a line
-    break with its indentation becomes one token and the word behind keeps its leading space.
+    The GPT-2 pattern keeps a run of white space but its last character apart from the word after it, so
+    that a line break with its indentation becomes one token and the word behind keeps its leading space.
     """
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

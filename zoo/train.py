@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
+from torch.multiprocessing.spawn import start_processes
 from transformers import LlamaForCausalLM
 
 from zoo import models
@@ -29,7 +29,9 @@ LONG_FROM = 0.9
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train and for how long: ``minutes`` of wall-clock time, ``rows`` of ``length`` tokens per rank and step."""
+    """What to train and for how long: ``minutes`` of wall-clock time, ``rows`` of ``length`` tokens per
+    rank and step.
+    """
 
     name: str
     data: Path
@@ -90,7 +92,9 @@ def _worker(rank: int, plan: Plan) -> None:
     device = torch.device("cuda" if cuda else "cpu")
     folder = plan.out / plan.name
     if plan.ranks > 1:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=plan.ranks)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=plan.ranks
+        )
     tokenizer = load_tokenizer(plan.data / "tokenizer")
     model = models.build(plan.name, tokenizer).to(device)
     optimizer = SharedOptimizer(model, MATRIX_LR, OTHER_LR)
@@ -115,7 +119,7 @@ def _worker(rank: int, plan: Plan) -> None:
         loss, response = weighted_loss(
             model, torch.from_numpy(ids).to(device), torch.from_numpy(answer).to(device)
         )
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         elapsed = done + time.monotonic() - begun
         # The ranks agree on the time by averaging it along with the gradients, so they stop at the same step.
         shared = optimizer.average(torch.tensor([elapsed / budget, float(response)]))
@@ -126,7 +130,10 @@ def _worker(rank: int, plan: Plan) -> None:
         smooth = float(shared[1]) if step == 1 or not smooth else 0.95 * smooth + 0.05 * float(shared[1])
         if rank == 0 and step % 10 == 0:
             rate = seen / (time.monotonic() - begun)
-            _log(folder, {"step": step, "seconds": round(elapsed), "loss": round(smooth, 4), "tokens_s": round(rate)})
+            _log(
+                folder,
+                {"step": step, "seconds": round(elapsed), "loss": round(smooth, 4), "tokens_s": round(rate)},
+            )
         if time.monotonic() - last_save > plan.checkpoint_seconds or progress >= 1.0:
             _save(saved, model, optimizer, elapsed, step)
             if rank == 0:
@@ -160,5 +167,5 @@ def run(plan: Plan) -> Path:
     if plan.ranks == 1:
         _worker(0, plan)
     else:
-        mp.start_processes(_worker, args=(plan,), nprocs=plan.ranks, start_method="spawn")
+        start_processes(_worker, args=(plan,), nprocs=plan.ranks, start_method="spawn")
     return folder / "model"

@@ -1,0 +1,100 @@
+"""The shipped weights, the registry, and what the models have learned."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from zoo import models
+from zoo.agreement import accepted_by_chain, drafter_flags, greedy_continuations, lookup_steps, prompt_ids
+from zoo.publish import total_bytes
+from zoo.registry import DOMAINS, DRAFTERS, MODELS, TARGET, WEIGHTS, load_prompts, weights_dir
+from zoo.tokenizer import load
+
+TOKENIZER = load(weights_dir(TARGET))
+
+
+def test_registry_needs_no_torch() -> None:
+    code = "import sys, zoo.registry; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(KeyError, match="nonesuch"):
+        weights_dir("nonesuch")
+    with pytest.raises(KeyError, match="poetry"):
+        load_prompts("poetry")
+
+
+def test_weights_are_small_and_in_half_precision() -> None:
+    assert total_bytes(WEIGHTS) <= 40_000_000
+    for name in MODELS:
+        model = models.LlamaForCausalLM.from_pretrained(str(weights_dir(name)), dtype="auto")
+        assert model.dtype == torch.float16
+        assert model.config.max_position_embeddings == models.WINDOW
+        assert model.generation_config.eos_token_id == TOKENIZER.eos_token_id
+
+
+def test_drafters_differ() -> None:
+    shapes = [models.SHAPES[name] for name in DRAFTERS]
+    assert len(DRAFTERS) >= 4
+    assert len(set(shapes)) >= 3
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_prompts(domain: str) -> None:
+    prompts = load_prompts(domain)
+    assert len(prompts) >= 120
+    for prompt in prompts:
+        assert (prompt.kind == "chat") == bool(prompt.messages)
+        assert bool(prompt.prompt) != bool(prompt.messages)
+        assert prompt.reference
+        ids = prompt_ids(TOKENIZER, prompt)
+        assert ids[0] == TOKENIZER.bos_token_id
+        assert len(ids) + prompt.max_tokens < models.WINDOW
+
+
+def test_code_has_both_kinds() -> None:
+    assert {prompt.kind for prompt in load_prompts("code")} == {"chat", "completion"}
+
+
+@pytest.mark.parametrize(("domain", "bound"), [("code", 3.4), ("chat", 3.4), ("summary", 4.0)])
+def test_target_has_learned_its_domains(domain: str, bound: float) -> None:
+    target = models.load(weights_dir(TARGET))
+    total, count = 0.0, 0
+    for prompt in load_prompts(domain)[:24]:
+        ids = prompt_ids(TOKENIZER, prompt)
+        reference = TOKENIZER(f"{prompt.reference}<|end|>", add_special_tokens=False)["input_ids"]
+        with torch.inference_mode():
+            logits = target(torch.tensor([[*ids, *reference]])).logits[0, len(ids) - 1 : -1]
+            total += float(
+                torch.nn.functional.cross_entropy(logits, torch.tensor(reference), reduction="sum")
+            )
+        count += len(reference)
+    assert total / count < bound
+
+
+def test_drafters_follow_the_target_on_their_domain() -> None:
+    """A few prompts only; the model card has the whole table."""
+    target = models.load(weights_dir(TARGET))
+    specialists = {
+        "code": "drafter-code-2x128",
+        "chat": "drafter-chat-2x128",
+        "summary": "drafter-summary-1x128",
+    }
+    for domain, name in specialists.items():
+        prompts = load_prompts(domain)[:3]
+        encoded = [prompt_ids(TOKENIZER, prompt) for prompt in prompts]
+        answers = greedy_continuations(target, encoded, [40] * len(prompts))
+        drafter = models.load(weights_dir(name))
+        flags = [drafter_flags(drafter, ids, answer) for ids, answer in zip(encoded, answers, strict=True)]
+        assert sum(f.sum() for f in flags) / sum(map(len, flags)) > 0.3, domain
+
+
+def test_chain_arithmetic() -> None:
+    flags = torch.tensor([1, 1, 1, 1, 1, 0, 1, 0, 0]).bool().numpy()
+    assert accepted_by_chain(flags, 4) == [4, 0, 1, 0]
+    assert lookup_steps([5, 6, 7, 8, 5, 6], [7, 8, 9], 4) == [2]

@@ -1,0 +1,77 @@
+"""The measured part of the model card: tables and samples as Markdown, from the evaluation's figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zoo.registry import DOMAINS
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+_GROUPS = (*DOMAINS, "all")
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def tables(result: dict[str, Any]) -> str:
+    """Losses, costs, acceptance, tokens per step, goodput and best-choice shares."""
+    head = ["", *_GROUPS]
+    parts = [
+        "Target's loss on the held-out references (nats per response token): "
+        + ", ".join(f"{domain} {loss:.2f}" for domain, loss in result["held_out_loss"].items())
+        + ". Mean greedy answer in tokens: "
+        + ", ".join(f"{domain} {result['answer_tokens'][domain]:.0f}" for domain in DOMAINS)
+        + "; answers ended by the end token within the bound: "
+        + ", ".join(f"{domain} {result['finished'][domain]:.0%}" for domain in DOMAINS)
+        + ".",
+        "CPU cost of one forward (ms, float32, Transformers, one thread, context 128): "
+        + ", ".join(f"{name} {value:.2f}" for name, value in result["costs_ms"].items())
+        + ".",
+    ]
+    kinds = (
+        (
+            "acceptance",
+            "Acceptance (share of the target's greedy tokens that are the drafter's first choice)",
+            "{:.3f}",
+        ),
+        ("tokens_per_step", f"Tokens per verify step, chains of {result['chain']}", "{:.2f}"),
+        ("goodput", f"Goodput, tokens per CPU second (target alone: {result['plain_goodput']})", "{:.1f}"),
+    )
+    for key, title, form in kinds:
+        rows = [[name, *(form.format(by[g][key]) for g in _GROUPS)] for name, by in result["table"].items()]
+        parts.append(f"**{title}**\n\n{_table(head, rows)}")
+    rows = [[name, *(f"{result['best'][g][name]:.0%}" for g in _GROUPS)] for name in result["table"]]
+    parts.append(f"**Best choice by goodput, share of held-out prompts**\n\n{_table(head, rows)}")
+    return "\n\n".join(parts)
+
+
+def _fence(text: str) -> str:
+    mark = "````"
+    return f"{mark}text\n{text.strip(chr(10))}\n{mark}"
+
+
+def samples(result: dict[str, Any]) -> str:
+    """Prompts with the greedy and the sampled answer, unedited."""
+    parts: list[str] = []
+    for sample in result["samples"]:
+        parts.append(
+            f"*{sample['domain']}*, prompt:\n\n{_fence(sample['prompt'])}\n\n"
+            f"greedy:\n\n{_fence(sample['greedy'])}\n\n"
+            f"temperature 0.8:\n\n{_fence(sample['sampled'])}"
+        )
+    return "\n\n".join(parts)
+
+
+def fill(text: str, result: dict[str, Any]) -> str:
+    """``text`` with everything between the two marks replaced by tables and samples."""
+    before, mark, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not mark or not end:
+        raise ValueError(f"the card has no part between {BEGIN} and {END}")
+    return (
+        f"{before}{BEGIN}\n\n{tables(result)}\n\n## Samples\n\n"
+        "The first prompts of each domain, unedited.\n\n"
+        f"{samples(result)}\n\n{END}{after}"
+    )

@@ -1,0 +1,116 @@
+"""``flotilla zoo``: train the demo family, evaluate it, write its model card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from zoo.registry import DRAFTERS, MODELS, TARGET, WEIGHTS
+
+app = typer.Typer(
+    help="The embedded demo family: train, distil, evaluate, write the model card.", no_args_is_help=True
+)
+console = Console()
+
+#: Stages run under this folder unless told otherwise; git ignores it.
+BUILD = Path(__file__).parent / "build"
+EVALUATION = WEIGHTS / "evaluation.json"
+
+OutOption = Annotated[Path, typer.Option("--out", help="Folder of the run: data, checkpoints, logs.")]
+WeightsOption = Annotated[Path, typer.Option("--weights", help="Folder the finished models are written to.")]
+DEFAULT_WEIGHTS = BUILD / "weights"
+
+
+@app.command()
+def train(
+    minutes: Annotated[float, typer.Option(help="Wall-clock minutes for the target.")] = 57.0,
+    drafter_minutes: Annotated[float, typer.Option(help="Wall-clock minutes for each drafter.")] = 9.0,
+    out: OutOption = BUILD,
+    weights: WeightsOption = DEFAULT_WEIGHTS,
+    processes: Annotated[int, typer.Option(help="Data-parallel processes, one thread each (CPU only).")] = 2,
+    target_only: Annotated[
+        bool, typer.Option("--target-only", help="Leave the drafters to `distill`.")
+    ] = False,
+) -> None:
+    """Build the corpus, train the target, distil the drafters. A killed run goes on where it was."""
+    from zoo import prepare, publish
+    from zoo import train as training
+    from zoo.progress import watching
+
+    with console.status("reading the corpus"):
+        counted = prepare.prepare(out)
+    if counted:
+        console.print("examples: " + ", ".join(f"{count} {domain}" for domain, count in counted.items()))
+    if not (out / TARGET / "model" / "model.safetensors").exists():
+        with watching(out, {TARGET: minutes}):
+            training.run(training.Plan(TARGET, out, out, minutes, ranks=processes))
+    publish.copy(TARGET, out, weights)
+    shutil.copyfile(out / "prompts.jsonl", weights / "prompts.jsonl")
+    if not target_only:
+        distill(minutes=drafter_minutes, out=out, weights=weights, processes=processes)
+
+
+@app.command()
+def distill(
+    minutes: Annotated[float, typer.Option(help="Wall-clock minutes for each drafter.")] = 9.0,
+    teach_minutes: Annotated[float, typer.Option(help="Minutes in which the target writes answers.")] = 10.0,
+    score_minutes: Annotated[
+        float, typer.Option(help="Minutes in which the target reads corpus text.")
+    ] = 3.0,
+    out: OutOption = BUILD,
+    weights: WeightsOption = DEFAULT_WEIGHTS,
+    processes: Annotated[int, typer.Option(help="Processes, one drafter each at a time (CPU only).")] = 2,
+) -> None:
+    """Distil the drafters on the trained target under ``--out``."""
+    from zoo import distill as distillation
+    from zoo import publish
+    from zoo.progress import watching
+
+    if not (out / TARGET / "model").exists():
+        raise typer.BadParameter(
+            f"no trained target in {out}; run `flotilla zoo train` first", param_hint="--out"
+        )
+    with watching(out, dict.fromkeys(DRAFTERS, minutes)):
+        distillation.run(out, out, distillation.Minutes(teach_minutes, score_minutes, minutes), processes)
+    for name in DRAFTERS:
+        publish.copy(name, out, weights)
+    console.print(f"models in {weights}, {publish.total_bytes(weights) / 1e6:.1f} MB")
+
+
+@app.command()
+def evaluate(
+    weights: Annotated[Path, typer.Option(help="Folder of the models.")] = WEIGHTS,
+    limit: Annotated[int | None, typer.Option(help="Prompts per domain (default: all).")] = None,
+    json_file: Annotated[Path, typer.Option("--json", help="Where the figures go.")] = EVALUATION,
+) -> None:
+    """Measure acceptance, goodput and best choices on the shipped held-out prompts."""
+    from zoo import card
+    from zoo import evaluate as evaluation
+
+    with console.status(f"evaluating {len(MODELS)} models"):
+        result = evaluation.evaluate(weights, limit)
+    evaluation.write(result, json_file)
+    console.print(card.tables(result), markup=False, highlight=False)
+
+
+@app.command(name="card")
+def write_card(
+    json_file: Annotated[Path, typer.Option("--json", help="Figures written by `evaluate`.")] = EVALUATION,
+    card_file: Annotated[Path, typer.Option("--card", help="The Markdown file.")] = Path(__file__).parent
+    / "README.md",
+) -> None:
+    """Fill the measured part of the model card from the evaluation's figures."""
+    from zoo import card
+
+    result = json.loads(json_file.read_text(encoding="utf-8"))
+    card_file.write_text(card.fill(card_file.read_text(encoding="utf-8"), result), encoding="utf-8")
+    console.print(f"wrote {card_file}")
+
+
+if __name__ == "__main__":
+    app()
