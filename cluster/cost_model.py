@@ -60,7 +60,7 @@ class LinearCost(msgspec.Struct, frozen=True, kw_only=True):
         if self.gamma <= 0.0:
             return 1 << 16
         floor = self.seconds(num_requests, num_requests, 0)
-        return max(num_requests, int(num_requests + (slack - 1.0) * floor / self.gamma))
+        return max(num_requests, int(num_requests + (slack - 1.0) * floor / self.gamma + 1e-9))
 
 
 class CostProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +118,7 @@ class CostModel:
         return self.profile.target.knee(num_requests)
 
     def observe(self, model: str, predicted: float, actual: float) -> None:
-        """Fold one step into the model's correction factor; `predicted` is what this model said (corrected)."""
+        """Fold one step into the correction factor; `predicted` is what this model itself said."""
         if predicted <= 0.0 or actual <= 0.0:
             return
         current = self._factor.get(model, 1.0)

@@ -13,6 +13,7 @@ from drafters.factory import build_drafter
 from drafters.protocol import Drafter
 from engine.loading import load_runner
 from engine.runner import ModelRunner
+from engine.tensor_parallel import join
 from verifier.profile import measure_step_costs
 from verifier.verifier import Verifier
 from zoo.registry import weights_dir
@@ -61,23 +62,16 @@ class Target:
 
 def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
     """Load the target model (one rank of it)."""
-    if rank is not None and rank.world_size > 1:
-        from engine.tensor_parallel import load_tensor_parallel
-
-        runner: ModelRunner = load_tensor_parallel(
-            model_path(config.path),
-            dtype=config.dtype,
-            num_slots=config.num_slots,
-            runner=config.runner,
-            rank=rank.rank,
-            world_size=rank.world_size,
-            master_addr=rank.master_addr,
-            master_port=rank.master_port,
-        )
-    else:
-        runner = load_runner(
-            model_path(config.path), dtype=config.dtype, num_slots=config.num_slots, runner=config.runner
-        )
+    sharded = rank is not None and rank.world_size > 1
+    if rank is not None and sharded:
+        join(rank.rank, rank.world_size, rank.master_addr, rank.master_port)
+    runner = load_runner(
+        model_path(config.path),
+        dtype=config.dtype,
+        num_slots=config.num_slots,
+        runner=config.runner,
+        tensor_parallel=(rank.rank, rank.world_size) if rank is not None and sharded else None,
+    )
     return Target(runner, Verifier(runner))
 
 

@@ -48,7 +48,8 @@ def test_one_hiccup_hardly_moves_the_correction() -> None:
 def test_the_knee_is_where_time_leaves_its_floor() -> None:
     cost = LinearCost(gamma=1e-3, delta=9e-3)
     knee = cost.knee(1, slack=1.5)
-    assert cost.seconds(1, knee, 0) <= 1.5 * cost.seconds(1, 1, 0) + 1e-9 < cost.seconds(1, knee + 1, 0)
+    assert cost.seconds(1, knee, 0) <= 1.5 * cost.seconds(1, 1, 0) + 1e-9
+    assert cost.seconds(1, knee + 1, 0) > 1.5 * cost.seconds(1, 1, 0)
 
 
 def test_calibration_learns_an_overconfident_drafter_and_stays_monotone() -> None:
