@@ -185,3 +185,62 @@ def engine(
     except (ValueError, RuntimeError, OSError) as error:
         raise _fail("engine", error) from None
     tables.write_json(json_file, record)
+
+
+@app.command()
+def lossless(
+    url: Annotated[str, typer.Option(help="A running Flotilla server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Model id; the server's first if unset.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help=f"{MODEL_HELP} The served one; the demo target if unset.")
+    ] = None,
+    prompts: Annotated[str, typer.Option(help="`zoo` or a prompt file.")] = "zoo",
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, equally many of each class.")] = 200,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
+    drafters: Annotated[
+        str | None,
+        typer.Option(help="Drafters to test alone, as `a,b`, or `none`; all that served a request if unset."),
+    ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help="A further variant as NAME=JSON, merged into bodies; may repeat."),
+    ] = None,
+    sampling: Annotated[bool, typer.Option(help="Also test seeded sampling.")] = True,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="Score gap below which a difference is a near tie.")
+    ] = 1e-4,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Check that outputs through the whole system equal the target's own; exits 1 if any does not."""
+    from aiohttp import ClientError
+
+    from benchmarks import lossless as suite
+    from benchmarks import tables
+
+    variants = {}
+    for text in variant or ():
+        name, _, body = text.partition("=")
+        variants[name] = _json_object(body, "--variant")
+    options = suite.LosslessOptions(
+        url=url,
+        model=model,
+        source=prompts,
+        num_prompts=num_prompts,
+        concurrency=concurrency,
+        drafters=None if drafters is None else tuple(d for d in drafters.split(",") if d != "none"),
+        variants=variants,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        tolerance=tolerance,
+        seed=seed,
+        **({} if target is None else {"target": target}),
+    )
+    try:
+        record = asyncio.run(suite.run(options))
+    except (ValueError, RuntimeError, OSError, ClientError) as error:
+        raise _fail("lossless", error) from None
+    tables.write_json(json_file, record)
+    if record["num_unproven"]:
+        raise typer.Exit(1)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.config import FlotillaConfig, ModelDrafterConfig, PromptLookupConfig, TargetConfig
-from zoo.registry import DRAFTERS, TARGET, weights_dir
+from cluster.config import FlotillaConfig
+from deployments.demo import demo_config
+from zoo.registry import DRAFTERS, weights_dir
 
 # The drafter that peers, which can use only one, are given: the one that is trained on everything.
 GENERAL_DRAFTER = next(name for name in DRAFTERS if "general" in name)
@@ -13,15 +14,7 @@ GENERAL_DRAFTER = next(name for name in DRAFTERS if "general" in name)
 
 def load_config(path: Path | None) -> FlotillaConfig:
     """The configuration in a file, or that of the demo family."""
-    if path is not None:
-        return FlotillaConfig.load(path)
-    return FlotillaConfig(
-        target=TargetConfig(path=f"zoo:{TARGET}"),
-        drafters=(
-            *(ModelDrafterConfig(name=name, path=f"zoo:{name}") for name in DRAFTERS),
-            PromptLookupConfig(),
-        ),
-    )
+    return demo_config() if path is None else FlotillaConfig.load(path)
 
 
 def directory(path: str) -> str:

@@ -255,13 +255,14 @@ async def run_load(
     requests: Sequence[BenchRequest],
     *,
     max_concurrency: int | None = None,
-    extra: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | Callable[[BenchRequest], Mapping[str, Any]] | None = None,
     on_done: Callable[[Outcome], None] | None = None,
 ) -> LoadResult:
     """Send all requests when they are due, at most `max_concurrency` at once.
 
     Requests without an arrival time are sent as soon as the bound admits them: a closed loop. Latency
-    counts from sending; what waited for the bound shows in `lag_ms`.
+    counts from sending; what waited for the bound shows in `lag_ms`. `extra` overrides body fields, the
+    same of all requests or, given a function, of each its own.
     """
     bound = asyncio.Semaphore(max_concurrency or max(1, len(requests)))
     origin, cpu_origin = time.perf_counter(), time.process_time()
@@ -270,7 +271,7 @@ async def run_load(
         if request.arrival_s is not None:
             await asyncio.sleep(max(0.0, origin + request.arrival_s - time.perf_counter()))
         async with bound:
-            outcome = await client.send(request, origin, extra)
+            outcome = await client.send(request, origin, extra(request) if callable(extra) else extra)
         if on_done is not None:
             on_done(outcome)
         return outcome

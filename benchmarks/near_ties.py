@@ -1,0 +1,138 @@
+"""Proof that a differing output is a near tie: the target's own scores at the first difference.
+
+Rounding differs with the shape of a batch, so two correct runs may choose differently where two tokens
+score almost alike. That must be shown, not assumed: the reference recomputes the scores there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from benchmarks.transformers_engine import Reference
+from engine.sampling import Row, TokenHistory, decide, processed_logits
+from engine.sampling_params import SamplingParams
+
+# Scores closer than this are a near tie in float32 (issue 2).
+TOLERANCE = 1e-4
+# How far rounding may move the edge of top-p: probabilities are sums over the vocabulary.
+_EDGE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A first difference between an output and the one expected.
+
+    Attributes:
+        prompt: index of the prompt, and `domain` its class.
+        position: output position of the first difference.
+        expected, found: the tokens there; -1 where an output had ended.
+        gap: how much the reference scores its choice above the other token; infinite if the other token
+            is excluded.
+        at_edge: whether the other token wins when top-p moves by less than rounding does.
+        proven: whether this is a near tie.
+        text: the text before it, its end only.
+    """
+
+    prompt: int
+    domain: str
+    position: int
+    expected: int
+    found: int
+    gap: float
+    at_edge: bool
+    proven: bool
+    text: str
+
+
+def first_difference(expected: Sequence[int], found: Sequence[int]) -> int:
+    """The first position at which the outputs differ (one may have ended there)."""
+    shared = min(len(expected), len(found))
+    return next((place for place in range(shared) if expected[place] != found[place]), shared)
+
+
+def rows_for(
+    params: SamplingParams, prompt: Sequence[int], output: Sequence[int], first: int = 0
+) -> list[Row]:
+    """The decisions about `output` from position `first` on, and the one after its end."""
+    history = TokenHistory(prompt) if params.has_penalties else None
+    return [
+        Row(params, position, history, output[:position] if history is not None else ())
+        for position in range(first, len(output) + 1)
+    ]
+
+
+@torch.inference_mode()
+def last_logits(reference: Reference, tokens: Sequence[int], count: int) -> torch.Tensor:
+    """Logits after each of the last `count` tokens, float32 [count, vocabulary]."""
+    logits: torch.Tensor = reference.model(input_ids=torch.tensor([list(tokens)])).logits
+    return logits[0, -count:].float()
+
+
+def explain(
+    reference: Reference,
+    params: SamplingParams,
+    prompt: Sequence[int],
+    expected: Sequence[int],
+    found: Sequence[int],
+    *,
+    index: int,
+    domain: str,
+    tolerance: float = TOLERANCE,
+) -> Difference:
+    """Recompute the scores where two outputs part, and say whether rounding alone explains it."""
+    position = first_difference(expected, found)
+    common = list(expected[:position])
+    logits = last_logits(reference, [*prompt, *common], 1)
+    one = expected[position] if position < len(expected) else -1
+    other = found[position] if position < len(found) else -1
+    gap, at_edge = math.inf, False
+    if one >= 0 and other >= 0:
+        row = rows_for(params, prompt, common, position)
+        gap = score_gap(logits, row, (one, other))
+        if not params.is_greedy and params.top_p < 1.0:
+            for edge in (params.top_p - _EDGE, min(1.0, params.top_p + _EDGE)):
+                moved = msgspec.structs.replace(params, top_p=edge)
+                winner = int(decide(logits, rows_for(moved, prompt, common, position)).tokens[0])
+                settled = int(decide(logits, row).tokens[0])
+                at_edge |= {winner, settled} == {one, other}
+    return Difference(
+        prompt=index,
+        domain=domain,
+        position=position,
+        expected=one,
+        found=other,
+        gap=gap,
+        at_edge=at_edge,
+        proven=gap < tolerance or at_edge,
+        text=reference.decode(common)[-60:],
+    )
+
+
+def score_gap(logits: torch.Tensor, row: list[Row], pair: tuple[int, int]) -> float:
+    """The most that either token of the pair lags behind the best score; infinite if one is excluded."""
+    params = row[0].params
+    scores = processed_logits(logits, row)
+    if not params.is_greedy:
+        from engine.noise import gumbel_noise
+
+        scores = scores + gumbel_noise([params.seed], [row[0].position], scores.shape[1])
+    best = float(scores.max())
+    return max(best - float(scores[0, token]) for token in pair)
+
+
+def audit(
+    reference: Reference, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+) -> list[int]:
+    """What the target alone decides at every position of an output, given the output before it.
+
+    One forward pass for the whole output: equal to it everywhere means the target alone generates it.
+    """
+    body = list(output[:-1])
+    logits = last_logits(reference, [*prompt, *body], len(output))
+    tokens: list[int] = decide(logits, rows_for(params, prompt, body)).tokens.tolist()
+    return tokens
