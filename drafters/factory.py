@@ -15,6 +15,7 @@ def build_drafter(
     dtype: str = "float32",
     num_slots: int = 32768,
     runner: Literal["auto", "hf", "lean"] = "auto",
+    device: str = "cpu",
     max_ngram: int = 4,
     min_ngram: int = 2,
     vocab_size: int | None = None,
@@ -27,7 +28,7 @@ def build_drafter(
     Args:
         kind: "model" or "prompt_lookup".
         path: model: its Hugging Face directory.
-        dtype, num_slots, runner: model: as for `engine.loading.load_runner`.
+        dtype, num_slots, runner, device: model: as for `engine.loading.load_runner`.
         max_ngram, min_ngram: prompt lookup: lengths of the suffixes looked up.
         vocab_size, max_tokens: prompt lookup: vocabulary and context length of the target.
         max_depth, max_width: bounds of every plan.
@@ -42,7 +43,7 @@ def build_drafter(
         from engine.loading import load_runner
 
         return ModelDrafter(
-            load_runner(path, dtype=dtype, num_slots=num_slots, runner=runner),
+            load_runner(path, dtype=dtype, num_slots=num_slots, runner=runner, device=device),
             max_depth=max_depth,
             max_width=max_width,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,16 +42,15 @@ def catch_up(jobs: Sequence[Job], model: NextTokens, kv: KVCache, max_rows: int)
             parts.append(part)
         described = [row for part in parts for row in part.described()]
         logp, token = model.best(
-            segments, np.concatenate(keep), described, max(part.job.beam.width for part in parts)
+            segments, np.concatenate(keep), described, max(part.job.beam.choices for part in parts)
         )
         row = 0
         for part, segment in zip(parts, segments, strict=True):
             kv.commit(part.job.request_id, segment.slots)
             end = row + part.high - part.keep_from
-            part.score(token[row:end, 0])
+            part.score(token[row:end])
             if part.reaches_root:
-                width = part.job.beam.width
-                part.job.beam.grow(logp[end - 1 : end, :width], token[end - 1 : end, :width])
+                part.job.beam.grow(logp[end - 1 : end], token[end - 1 : end])
             row = end
         pending = [job for job in pending if job.done < len(job.held.tokens)]
 
@@ -89,67 +88,67 @@ class _Part:
         held, kept = self.job.held, range(self.keep_from, self.high)
         return [None] * len(kept) if held.is_plain else [held.row(position) for position in kept]
 
-    def score(self, first_choice: Int32) -> None:
-        """Count agreement of int32 [high - keep_from] first choices with the tokens committed there."""
+    def score(self, choices: Sequence[Sequence[int]]) -> None:
+        """Count how often the first of the `choices` of rows `keep_from` on is the token committed next."""
         held = self.job.held
-        actual = held.tokens[self.keep_from + 1 : self.high + 1]  # one short if the root is among them
-        if actual:
-            self.job.num_scored += len(actual)
-            self.job.num_agreed += int((first_choice[: len(actual)] == actual).sum())
+        actual = held.tokens[self.keep_from + 1 : self.high + 1]  # one short if the root is among the rows
+        self.job.num_scored += len(actual)
+        self.job.num_agreed += sum(token == best[0] for token, best in zip(actual, choices, strict=False))
         if self.reaches_root:
             held.caught_up()
 
 
-def grow(
-    jobs: Sequence[Job], model: NextTokens, kv: KVCache, reserve: Callable[[str, int], Int32 | None]
-) -> None:
+def grow(jobs: Sequence[Job], model: NextTokens, kv: KVCache) -> None:
     """Grow all trees to their plans' ends, one forward per layer over all of them.
 
     Args:
-        jobs: their first layers are there.
+        jobs: their first layers are there, and their `slots` are reserved for the rows of the others; a
+            tree ends where its slots do.
         model: what is forwarded.
         kv: slot tables.
-        reserve: takes slots for a request's rows; None if there are none, which ends its tree there.
     """
-    active = [job for job in jobs if len(job.beam.frontier)]
-    while active:
+    while True:
         segments: list[Segment] = []
-        ready: list[Job] = []
+        active: list[Job] = []
         described: list[Row | None] = []
         num_rows = 0
-        for job in active:
+        for job in jobs:
             beam, held = job.beam, job.held
             live = len(beam.frontier)
-            slots = reserve(job.request_id, live)
-            if slots is None:
+            if live > len(job.slots):
                 beam.stop()
                 continue
-            past = kv.past(job.request_id)
+            if live == 0:
+                continue
+            slots, job.slots = job.slots[:live], job.slots[live:]
             earlier, visible = beam.forwarding(slots)
+            past = kv.past(job.request_id)
             segments.append(
                 Segment(
-                    tokens=beam.token[beam.frontier],
-                    positions=np.full(live, len(held.tokens) - 1 + beam.depth, dtype=np.int32),
+                    tokens=np.array([beam.token[node] for node in beam.frontier], dtype=np.int32),
+                    positions=np.array([len(held.tokens) - 1 + beam.depth] * live, dtype=np.int32),
                     slots=slots,
-                    past=np.concatenate((past, earlier)) if len(earlier) else past,
+                    past=np.concatenate((past, *earlier)) if earlier else past,
                     visible=visible,
                 )
             )
             if held.is_plain:
                 described += [None] * live
             else:
-                described += [held.tree_row(beam, node) for node in beam.frontier.tolist()]
-            ready.append(job)
+                described += [held.tree_row(beam, node) for node in beam.frontier]
+            active.append(job)
             num_rows += live
-        if not ready:
+        if not active:
             return
         logp, token = model.best(
-            segments, np.arange(num_rows, dtype=np.int32), described, max(job.beam.width for job in ready)
+            segments,
+            np.arange(num_rows, dtype=np.int32),
+            described,
+            max(job.beam.choices for job in active),
         )
         row = 0
-        for job in ready:
-            beam = job.beam
-            end = row + len(beam.frontier)
-            beam.grow(logp[row:end, : beam.width], token[row:end, : beam.width])
+        for job in active:
+            end = row + len(job.beam.frontier)
+            job.beam.grow(logp[row:end], token[row:end])
             row = end
-        active = [job for job in ready if len(job.beam.frontier)]
+        jobs = active

@@ -98,7 +98,7 @@ class Job:
         request_id: the request.
         held: its state.
         beam: its tree; the root alone until catching up is done.
-        slots: int32 [len(held.tokens) - done], reserved for the rows still to catch up on.
+        slots: int32, reserved for the rows still to catch up on, later for those of the tree.
         done: committed tokens that have KV.
         opened: whether the KV cache opened the request in this call.
         num_scored, num_agreed: as in `Draft`.

@@ -103,7 +103,8 @@ class ModelDrafter:
                 if job.opened:
                     self._kv.publish(job.request_id, job.held.tokens)
                 job.held.last = job.beam
-            grow(ready, self._model, self._kv, self._reserve)
+                job.slots = self._reserve_layers(job)
+            grow(ready, self._model, self._kv)
         return DraftResult(
             call_id=call.call_id,
             drafts=[
@@ -158,7 +159,7 @@ class ModelDrafter:
         node = scored = 0
         path: list[int] = []
         for index, token in enumerate(new):
-            choice = int(last.first_choice[node])
+            choice = last.first_choice[node]
             if choice < 0:
                 break
             scored += 1
@@ -168,7 +169,7 @@ class ModelDrafter:
                 break
             # The new root is forwarded in any case: its logits are needed, at this plan's width.
             if len(path) == index < len(new) - 1 and last.slot[node] >= 0:
-                path.append(int(last.slot[node]))
+                path.append(last.slot[node])
         job.num_scored += scored
         job.held.scored += scored
         if path:
@@ -194,6 +195,15 @@ class ModelDrafter:
         job.held.begin()
         return True
 
+    def _reserve_layers(self, job: Job) -> Int32:
+        """Slots for the tree's rows, for as many layers as there are slots. The last layer needs none."""
+        plan = job.beam.plan
+        for layers in range(plan.depth - 1, 0, -1):
+            slots = self._reserve(job.request_id, layers * plan.width)
+            if slots is not None:
+                return slots
+        return np.zeros(0, dtype=np.int32)
+
     def _reserve(self, request_id: str, n: int) -> Int32 | None:
         """`n` slots for the request, at the cost of those not in this call; None if that is not enough."""
         try:
@@ -208,7 +218,7 @@ class ModelDrafter:
             last = self._held[other].last
             if last is not None:
                 self._kv.discard(other)
-                last.slot[:] = -1
+                last.lose_slots()
         if self._kv.free_slots + sum(self._kv.length(other) for other in idle) >= n:
             for other in idle:
                 if self._kv.free_slots >= n:

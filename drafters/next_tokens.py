@@ -23,6 +23,8 @@ from engine.sampling import Row, perturbed_scores
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
+Values = list[list[float]]
+Tokens = list[list[int]]
 
 
 class NextTokens:
@@ -45,7 +47,7 @@ class NextTokens:
 
     def best(
         self, segments: Sequence[Segment], keep: Int32, rows: Sequence[Row | None], k: int
-    ) -> tuple[Float32, Int32]:
+    ) -> tuple[Values, Tokens]:
         """The `k` best next tokens after each row kept.
 
         Args:
@@ -55,7 +57,7 @@ class NextTokens:
             k: tokens per row; fewer if the vocabulary is smaller.
 
         Returns:
-            log-softmax of the scores, float32 [n, k], descending in each row, and the tokens, int32 [n, k].
+            per row kept, log-softmax of the best scores, descending, and the tokens.
         """
         started = perf_counter()
         logits = self._runner.forward(segments, keep)
@@ -63,19 +65,32 @@ class NextTokens:
         if on_host:
             self.seconds += perf_counter() - started
         self.num_forwards += 1
-        logits = _scores(logits, rows)
-        normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
-        if k == 1:
-            best, token = logits.max(dim=-1, keepdim=True)
-        else:
-            best, token = torch.topk(logits, min(k, logits.shape[-1]), dim=-1)
-        logp = best - normalizer
+        logp = torch.log_softmax(_scores(logits, rows), dim=-1)
         if on_host:
-            return logp.numpy(), token.numpy().astype(np.int32)
+            return _best_on_host(logp.numpy(), min(k, logp.shape[1]))
+        best, token = torch.topk(logp, min(k, logp.shape[1]), dim=-1)
         # Token ids are exact in float64, and one transfer means one synchronisation.
-        packed = torch.stack((logp.double(), token.double())).cpu().numpy()
+        values, ids = torch.stack((best.double(), token.double())).cpu()
         self.seconds += perf_counter() - started
-        return packed[0].astype(np.float32), packed[1].astype(np.int32)
+        return values.tolist(), ids.long().tolist()
+
+
+def _best_on_host(logp: Float32, k: int) -> tuple[Values, Tokens]:
+    """The `k` highest of each row of float32 [n, vocab], which is overwritten; ties to the lowest token.
+
+    Numpy's argmax is a vectorised scan, 16 times as fast as a row of torch.topk at a vocabulary of 4096, and
+    k is small.
+    """
+    n = len(logp)
+    row = np.arange(n)
+    values = np.empty((n, k), dtype=np.float32)
+    tokens = np.empty((n, k), dtype=np.int64)
+    for choice in range(k):
+        token = logp.argmax(axis=1)
+        tokens[:, choice] = token
+        values[:, choice] = logp[row, token]
+        logp[row, token] = -np.inf
+    return values.tolist(), tokens.tolist()
 
 
 def _scores(logits: torch.Tensor, rows: Sequence[Row | None]) -> torch.Tensor:
