@@ -9,11 +9,10 @@ import os
 import shlex
 import signal
 import socket
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -51,27 +50,32 @@ class StartError(Exception):
     """The system cannot be started; the message says why and what to do."""
 
 
+class _Interrupted(BaseException):
+    """A signal asked to stop; raised wherever the main thread is, so that a start can be interrupted too."""
+
+
 def run(config: FlotillaConfig, block: bool = True, console: Console | None = None) -> str:
-    """Serve until interrupted (or, without `block`, until the process ends); returns the URL."""
+    """Serve until interrupted (without `block`: until `stop` or the end of the process); returns the URL."""
     console = console or Console(stderr=True)
     if not block:
         return _start(config, console)
-    stopped = threading.Event()
-    with running(config, console) as url:
-        _stop_on_signal(stopped)
-        _print_welcome(console, config, url)
-        # With a timeout, because a plain wait would not let Python see the signal on every platform.
-        while not stopped.wait(1.0):
-            pass
-    return url
+    try:
+        with running(config, console, on_ray=_stop_on_signal) as url:
+            _print_welcome(console, config, url)
+            while True:
+                time.sleep(3600)
+    except _Interrupted:
+        return ""
 
 
 @contextmanager
-def running(config: FlotillaConfig, console: Console | None = None) -> Iterator[str]:
-    """The system's URL, while it runs."""
+def running(
+    config: FlotillaConfig, console: Console | None = None, on_ray: Callable[[], None] = lambda: None
+) -> Iterator[str]:
+    """The system's URL, while it runs; `on_ray` is called once Ray is up."""
     console = console or Console(stderr=True)
     try:
-        yield _start(config, console)
+        yield _start(config, console, on_ray)
     finally:
         with console.status("Stopping ..."):
             stop()
@@ -97,12 +101,14 @@ def stop() -> None:
         logging.disable(logging.NOTSET)
 
 
-def _start(config: FlotillaConfig, console: Console) -> str:
+def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] = lambda: None) -> str:
     _check(config)
     host, port = config.http.host, config.http.port or _free_port(config.http.host)
     with Startup(console).running() as startup:
         startup.enter("Ray")
         _start_ray(config)
+        on_ray()
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         # "HeadOnly": one proxy, on the node the user talks to.
         serve.start(
             proxy_location="HeadOnly",
@@ -110,7 +116,6 @@ def _start(config: FlotillaConfig, console: Console) -> str:
             logging_config={"log_level": "WARNING", "enable_access_log": False},
         )
         startup.enter("Cell")
-        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.run(build_app(config), name=APP_NAME)
         _await_cell(startup)
         startup.enter("HTTP")
@@ -199,13 +204,16 @@ def _free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _stop_on_signal(stopped: threading.Event) -> None:
-    """The first signal stops in order, a second one at once."""
+def _stop_on_signal() -> None:
+    """The first signal stops in order, a second one at once. After `ray.init`, which takes SIGTERM itself."""
+    stopping = False
 
     def on_signal(number: int, _: FrameType | None) -> None:
-        if stopped.is_set():
+        nonlocal stopping
+        if stopping:
             os._exit(128 + number)
-        stopped.set()
+        stopping = True
+        raise _Interrupted
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)

@@ -50,7 +50,7 @@ class TextCodec:
             )
         except TemplateError as error:
             raise bad_request(
-                f"The model's chat template refuses these messages: {error}", "messages"
+                f"The model's chat template refuses these `messages`: {error}", "messages"
             ) from None
         # The template writes the special tokens itself.
         return self.encode(text, add_special_tokens=False)

@@ -1,0 +1,233 @@
+"""Whatever is sent, the answer is an OpenAI-style error that names the field, and the server stays well."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.stream_messages import Rejected
+from tests.fakes.cell_stand_in import CellStandIn
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def check_error(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert body.keys() == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["param"] == param
+    if param is not None:
+        assert f"`{param.partition('.')[0]}" in error["message"], error["message"]
+    return error
+
+
+BAD_FIELDS: list[tuple[str, Any]] = [
+    ("temperature", 2.1),
+    ("temperature", "hot"),
+    ("temperature", True),
+    ("temperature", 1e999),
+    ("top_p", 0),
+    ("top_p", 1.5),
+    ("top_k", -2),
+    ("top_k", 1.5),
+    ("min_p", -0.1),
+    ("presence_penalty", 3),
+    ("frequency_penalty", -3),
+    ("repetition_penalty", 0),
+    ("max_tokens", 0),
+    ("max_tokens", "10"),
+    ("max_tokens", 1_000_000),
+    ("min_tokens", 17),
+    ("n", 9),
+    ("n", 0),
+    ("seed", 1 << 70),
+    ("stop", [""]),
+    ("stop", 5),
+    ("stop", ["x"] * 17),
+    ("stop_token_ids", [100_000]),
+    ("stop_token_ids", ["a"]),
+    ("logit_bias", {"100000": 1}),
+    ("logit_bias", {"x": 1}),
+    ("logit_bias", {"1": 101}),
+    ("logit_bias", {"1": "a"}),
+    ("logit_bias", [1]),
+    ("slo", {"tpot_ms": 0}),
+    ("slo", {"tpot_ms": -3}),
+    ("slo", {"tpot": 3}),
+    ("slo", "fast"),
+    ("speculation", {"mode": "maximal"}),
+    ("speculation", {"drafters": ["nobody"]}),
+    ("speculation", {"max_tokens": -1}),
+    ("service_tier", "gold"),
+    ("priority", "high"),
+    ("stream", "yes"),
+    ("stream_options", {"include_usage": True}),
+    ("best_of", 2),
+    ("best_of", True),
+    ("suffix", "tail"),
+    ("temperatur", 1),
+    ("user", 5),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_FIELDS)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_bad_field_is_named(
+    http: httpx.AsyncClient, cell: CellStandIn, path: str, field: str, value: Any
+) -> None:
+    base: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": "hi"}
+    if field == "min_tokens":
+        base["max_tokens"] = 16
+    body = json.dumps(base | {field: value}).encode()
+    response = await http.post(path, content=body)
+    error = response.json()["error"]
+    check_error(response, 400, error["param"])
+    # A number JSON cannot hold is bad JSON; everything else is the field's fault.
+    assert value == 1e999 or error["param"].partition(".")[0] == field
+    assert cell.submissions == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {}, "messages"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": "hi"}, "messages"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages.0.content"),
+        (CHAT, {"messages": [{"role": "robot", "content": ""}]}, "messages.0.role"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages.0.content",
+        ),
+        (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (CHAT, {"messages": MESSAGES, "logprobs": 1}, "logprobs"),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        (CHAT, {"messages": MESSAGES, "tools": [{}]}, "tools"),
+        (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"messages": MESSAGES, "prompt": "hi"}, "prompt"),
+        (CHAT, {"messages": [*MESSAGES, {"role": "system", "content": "late"}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": "long " * 300}]}, "messages"),
+        (COMPLETIONS, {}, "prompt"),
+        (COMPLETIONS, {"prompt": []}, "prompt"),
+        (COMPLETIONS, {"prompt": [[]]}, "prompt"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
+        (COMPLETIONS, {"prompt": {"text": "a"}}, "prompt"),
+        (COMPLETIONS, {"prompt": [-1]}, "prompt"),
+        (COMPLETIONS, {"prompt": [511, 512]}, "prompt"),
+        (COMPLETIONS, {"prompt": [True]}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a"] * 65}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a"] * 60, "n": 8}, "n"),
+        (COMPLETIONS, {"prompt": [5] * 256}, "prompt"),
+        (COMPLETIONS, {"prompt": [5] * 250, "max_tokens": 7}, "max_tokens"),
+        (COMPLETIONS, {"prompt": "", "add_special_tokens": False}, "prompt"),
+        (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs"),
+        (COMPLETIONS, {"prompt": "a", "logprobs": 1, "echo": True}, "echo"),
+        (COMPLETIONS, {"prompt": "a", "messages": MESSAGES}, "messages"),
+    ],
+)
+async def test_bad_request_is_named(http: httpx.AsyncClient, path: str, body: Any, param: str) -> None:
+    error = check_error(await http.post(path, json=body), 400, param)
+    assert error["type"] == "invalid_request_error"
+
+
+async def test_window_error_tells_both_lengths(http: httpx.AsyncClient) -> None:
+    error = check_error(
+        await http.post(COMPLETIONS, json={"prompt": [5] * 250, "max_tokens": 7}), 400, "max_tokens"
+    )
+    assert error["code"] == "context_length_exceeded"
+    assert all(number in error["message"] for number in ("250", "256", "7", "6"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b"[" * 9000, b'{"prompt": NaN}', b'{"a": "\\ud800"}'],
+)
+async def test_bad_json(http: httpx.AsyncClient, body: bytes) -> None:
+    assert check_error(await http.post(COMPLETIONS, content=body), 400)["code"] == "invalid_json"
+
+
+async def test_unknown_model(http: httpx.AsyncClient) -> None:
+    response = await http.post(CHAT, json={"model": "gpt-9", "messages": MESSAGES})
+    error = check_error(response, 404, "model")
+    assert error["code"] == "model_not_found"
+    assert "'demo'" in error["message"]
+
+
+async def test_unknown_route_and_method(http: httpx.AsyncClient) -> None:
+    assert check_error(await http.get("/v2/nothing"), 404)["code"] == "not_found"
+    assert check_error(await http.get(CHAT), 405)["code"] == "method_not_allowed"
+
+
+async def test_body_too_large(http: httpx.AsyncClient) -> None:
+    check_error(await http.post(COMPLETIONS, json={"prompt": "x" * 30_000}), 413)
+
+    async def unannounced() -> Any:
+        for _ in range(30):
+            yield b"x" * 1000
+
+    check_error(await http.post(COMPLETIONS, content=unannounced()), 413)
+
+
+@pytest.mark.parametrize(
+    ("code", "retry_after_s", "status", "param"),
+    [
+        ("queue_full", 2.5, 429, None),
+        ("slo_infeasible", None, 400, "slo"),
+        ("slo_infeasible", 1.0, 429, "slo"),
+        ("prompt_too_long", None, 400, "prompt"),
+        ("draining", None, 503, None),
+        ("duplicate_id", None, 409, None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_rejection_is_a_status(
+    http: httpx.AsyncClient,
+    cell: CellStandIn,
+    code: str,
+    retry_after_s: float | None,
+    status: int,
+    param: str | None,
+    stream: bool,
+) -> None:
+    message = "`slo` and `prompt` cannot be had"
+    cell.reject = Rejected(request_id="", code=code, message=message, retry_after_s=retry_after_s)
+    response = await http.post(COMPLETIONS, json={"prompt": "a", "stream": stream})
+    check_error(response, status, param)
+    if status in (429, 503):
+        assert int(response.headers["retry-after"]) >= (retry_after_s or 1)
+
+
+async def test_cell_that_is_away_is_503(http: httpx.AsyncClient, cell: CellStandIn) -> None:
+    cell.away = True
+    response = await http.post(COMPLETIONS, json={"prompt": "a"})
+    check_error(response, 503)
+    assert response.headers["retry-after"]
+    cell.away = False
+    assert (await http.post(COMPLETIONS, json={"prompt": "a"})).status_code == 200
+
+
+async def test_cell_error_before_the_answer_and_in_its_middle(
+    http: httpx.AsyncClient, cell: CellStandIn
+) -> None:
+    cell.finish_reason = "error"
+    assert check_error(await http.post(COMPLETIONS, json={"prompt": "a"}), 500)["code"] == "cell_error"
+    response = await http.post(COMPLETIONS, json={"prompt": "a", "stream": True})
+    assert response.status_code == 200
+    assert "event: error\ndata: " in response.text
+    assert "[DONE]" not in response.text
+
+
+async def test_bug_is_500_without_details(http: httpx.AsyncClient, cell: CellStandIn) -> None:
+    cell.vocab_size = None  # type: ignore[assignment]
+    check_error(await http.post(COMPLETIONS, json={"prompt": "a"}), 503)
