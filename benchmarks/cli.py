@@ -10,19 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.arrivals import Arrivals
+from benchmarks.cli_common import JsonFile, Seed, failed
+from benchmarks.cli_vllm import vllm_app
 
 app = typer.Typer(
-    help="Measure Flotilla, alone and beside its peers.", no_args_is_help=True, rich_markup_mode="rich"
+    help="Measure Flotilla, alone and beside its peers.", no_args_is_help=True, add_completion=False
 )
 
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
-Seed = Annotated[int, typer.Option(help="Seed of the workload.")]
-MODEL_HELP = "Target model: `zoo:NAME` or a Hugging Face directory."
-
-
-def _fail(command: str, error: Exception) -> typer.Exit:
-    typer.secho(f"flotilla bench {command}: {error}", fg="red", err=True)
-    return typer.Exit(2)
+app.add_typer(vllm_app, name="vllm")
 
 
 def _json_object(text: str | None, option: str) -> dict[str, Any]:
@@ -118,7 +113,7 @@ def serve(
         )
         record = asyncio.run(serving.run(options))
     except (ValueError, RuntimeError, OSError, ClientError) as error:
-        raise _fail("serve", error) from None
+        raise failed("serve", error) from None
     tables.write_json(json_file, record)
     if record["report"]["total"]["num_errors"]:
         raise typer.Exit(1)
@@ -183,7 +178,7 @@ def engine(
             )
         )
     except (ValueError, RuntimeError, OSError) as error:
-        raise _fail("engine", error) from None
+        raise failed("engine", error) from None
     tables.write_json(json_file, record)
 
 
@@ -192,7 +187,8 @@ def lossless(
     url: Annotated[str, typer.Option(help="A running Flotilla server.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Model id; the server's first if unset.")] = None,
     target: Annotated[
-        str | None, typer.Option(help=f"{MODEL_HELP} The served one; the demo target if unset.")
+        str | None,
+        typer.Option(help="The model served, as `zoo:NAME` or a directory; the demo target if unset."),
     ] = None,
     prompts: Annotated[str, typer.Option(help="`zoo` or a prompt file.")] = "zoo",
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, equally many of each class.")] = 200,
@@ -240,7 +236,7 @@ def lossless(
     try:
         record = asyncio.run(suite.run(options))
     except (ValueError, RuntimeError, OSError, ClientError) as error:
-        raise _fail("lossless", error) from None
+        raise failed("lossless", error) from None
     tables.write_json(json_file, record)
     if record["num_unproven"]:
         raise typer.Exit(1)

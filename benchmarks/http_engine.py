@@ -7,18 +7,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.engine_under_test import RunResult, Task
-from benchmarks.load_client import LoadClient, LoadResult, run_load
+from benchmarks.load_client import LoadClient, LoadResult, Outcome, run_load
 from benchmarks.prompts import Prompt
 from benchmarks.workload import BenchRequest
 
 
 class HttpEngine:
-    """Sends token prompts in a closed loop; `extra` is merged into every body."""
+    """Sends token prompts in a closed loop; `extra` is merged into every body.
+
+    Attributes:
+        outcomes: every request of every run, by concurrency.
+    """
 
     max_concurrency: int | None = None
 
     def __init__(self, name: str, url: str, model: str, extra: Mapping[str, Any] | None = None) -> None:
         self.name = name
+        self.outcomes: dict[int, list[Outcome]] = {}
         self._extra = dict(extra or {})
         self._runner = asyncio.Runner()
         self._client = LoadClient(url, model, sampling={"temperature": 0.0, "return_token_ids": True})
@@ -45,6 +50,7 @@ class HttpEngine:
     def run(self, tasks: Sequence[Task], concurrency: int) -> RunResult:
         """Continue all tasks, `concurrency` at a time."""
         result = self.load(tasks, concurrency)
+        self.outcomes.setdefault(concurrency, []).extend(result.outcomes)
         return RunResult(result.duration_s, [outcome.token_ids for outcome in result.outcomes])
 
     def close(self) -> None:
