@@ -30,6 +30,10 @@ Endpoint = tuple[str, int, bytes | str]
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _ATTEMPT_TIMEOUT_S = 5.0
+_REFUSED_PAUSE_S = 0.1
+
+#: Rejections that pass by themselves.
+_PASSING = ("queue_full", "not_ready", "draining")
 
 _decoder: wire.Decoder[CellMessage] = wire.Decoder(CellMessage)
 
@@ -57,6 +61,7 @@ class _Pending:
         wire_id: the id in the life that runs now. Each life has its own, so that a cell that still holds the
             previous one neither refuses the new one nor confuses the two.
         lives: how often it was sent.
+        refused_at: when the cell first turned a later life away.
     """
 
     request: Submit
@@ -64,6 +69,7 @@ class _Pending:
     events: asyncio.Queue[TokenEvent | Exception] = field(default_factory=asyncio.Queue)
     wire_id: str = ""
     lives: int = 0
+    refused_at: float | None = None
 
 
 class CellClient:
@@ -219,7 +225,23 @@ class CellClient:
         else:
             pending = self._find(message.request_id)
             if pending is not None:
-                pending.events.put_nowait(RequestRejected(message))
+                self._refused(pending, message)
+
+    def _refused(self, pending: _Pending, rejected: Rejected) -> None:
+        loop = asyncio.get_running_loop()
+        pending.refused_at = loop.time() if pending.refused_at is None else pending.refused_at
+        waited = loop.time() - pending.refused_at
+        if pending.lives > 1 and rejected.code in _PASSING and waited < self._give_up_after_s:
+            # It was admitted once; that its cell starts anew, or is flooded by what it had, is not its fault.
+            loop.call_later(_REFUSED_PAUSE_S, self._send_again, pending, pending.lives)
+        else:
+            pending.events.put_nowait(RequestRejected(rejected))
+
+    def _send_again(self, pending: _Pending, life: int) -> None:
+        waiting = self._pending.get(pending.request.request_id) is pending
+        # A reconnection in between has already begun another life.
+        if waiting and self._writer is not None and pending.lives == life:
+            self._send_submission(pending)
 
     def _find(self, wire_id: str) -> _Pending | None:
         pending = self._pending.get(wire_id.partition("~")[0])

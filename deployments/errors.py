@@ -112,12 +112,14 @@ def from_rejection(rejected: Rejected, prompt_field: str) -> ApiError:
     code, message, retry = rejected.code, rejected.message, rejected.retry_after_s
     if code == "prompt_too_long":
         return ApiError(400, message, param=prompt_field, code="context_length_exceeded")
+    if code in ("empty_prompt", "bad_token"):
+        return ApiError(400, message, param=prompt_field, code=code)
     if code == "slo_infeasible" and retry is None:
         return ApiError(400, message, param="slo", code=code)
     if code in ("queue_full", "slo_infeasible"):
         param = "slo" if code == "slo_infeasible" else None
         return ApiError(429, message, param=param, code=code, retry_after_s=1.0 if retry is None else retry)
-    if code == "draining":
+    if code in ("draining", "not_ready"):
         return ApiError(503, message, code=code, retry_after_s=2.0 if retry is None else retry)
     if code == "duplicate_id":
         return ApiError(409, message, code=code)

@@ -96,10 +96,9 @@ def _speculation(receipts: Sequence[Receipt]) -> dict[str, Any]:
     steps = sum(receipt.num_steps for receipt in receipts)
     verified = sum(receipt.num_verified for receipt in receipts)
     accepted = sum(receipt.num_accepted for receipt in receipts)
-    tokens = sum(receipt.num_output_tokens for receipt in receipts)
     by_depth = zip_longest(*(receipt.acceptance_by_depth for receipt in receipts), fillvalue=0)
     return {
-        "mean_acceptance_length": _rounded(tokens / steps) if steps else None,
+        "mean_acceptance_length": _rounded(1 + accepted / steps) if steps else None,
         "draft_acceptance_rate": _rounded(accepted / verified) if verified else None,
         "num_spec_steps": steps,
         "num_draft_tokens": sum(receipt.num_drafted for receipt in receipts),

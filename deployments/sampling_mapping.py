@@ -50,7 +50,8 @@ class CellInfo:
             model=str(description["model"]),
             max_tokens=int(description["max_tokens"]),
             vocab_size=int(description["vocab_size"]),
-            drafters=tuple(description.get("drafters", ())),
+            # Those configured, where it tells: one that is being restarted may still be asked for.
+            drafters=tuple(description.get("drafters_configured") or description.get("drafters", ())),
             ready=bool(description.get("ready", True)),
             policy=str(description.get("policy", "")),
         )

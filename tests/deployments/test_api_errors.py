@@ -187,6 +187,8 @@ async def test_body_too_large(http: httpx.AsyncClient) -> None:
         ("slo_infeasible", 1.0, 429, "slo"),
         ("prompt_too_long", None, 400, "prompt"),
         ("draining", None, 503, None),
+        ("not_ready", 5.0, 503, None),
+        ("bad_token", None, 400, "prompt"),
         ("duplicate_id", None, 409, None),
     ],
 )

@@ -138,6 +138,31 @@ async def test_rejection_is_raised(client: CellClient, cell: CellStandIn) -> Non
     assert caught.value.rejected.retry_after_s == 2.0
 
 
+async def test_resubmission_is_patient_with_a_cell_that_starts(client: CellClient, cell: CellStandIn) -> None:
+    cell.pause_s = 0.01
+    request = submission()
+    events = client.submit(request)
+    tokens = (await anext(events)).tokens
+    cell.reject = Rejected(request_id="", code="not_ready", message="starting")
+    cell.hang_up()
+    await eventually(lambda: len(cell.submissions) >= 3)
+    cell.reject = None
+    async for event in events:
+        tokens += event.tokens
+    assert tokens == list(range(30))
+
+
+async def test_resubmission_does_not_wait_for_ever(client: CellClient, cell: CellStandIn) -> None:
+    cell.pause_s = 0.01
+    events = client.submit(submission())
+    await anext(events)
+    cell.reject = Rejected(request_id="", code="not_ready", message="starting")
+    cell.hang_up()
+    with pytest.raises(RequestRejected, match="starting"):
+        async for _ in events:
+            pass
+
+
 async def test_close_ends_waiting_requests(client: CellClient, cell: CellStandIn) -> None:
     cell.starved = True
     task = asyncio.create_task(tokens_of(client, submission()))
