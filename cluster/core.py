@@ -146,7 +146,7 @@ class SchedulerCore:
         request.advance(Trigger.FINISH)
         self.running.pop(request.request_id, None)
         del self.requests[request.request_id]
-        self.pool.forget(request)
+        self.planner.forget(request)
         self._emit(
             request,
             TokenEvent(

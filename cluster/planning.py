@@ -51,6 +51,7 @@ class StepPlanner:
         self.calibration = Calibration()
         self.totals = Totals()
         self.step_s = cost.verify_seconds(1, 1, 0)
+        self._views: dict[str, DecodeRequest] = {}
         self._overhead_s = cost.profile.overhead_s
 
     def draft(self, ready: Sequence[Request], now: float, max_model_tokens: int) -> list[Draft]:
@@ -58,7 +59,9 @@ class StepPlanner:
         for request in ready:
             if self.pool.is_due(request):
                 self.pool.assign(request)
+        # Kept for selection: A(r) counts from the start of the iteration, whose length t_spec estimates.
         batch = [self.view(request, now, max_model_tokens) for request in ready]
+        self._views.update((view.request_id, view) for view in batch)
         plans = self.policy.plan(batch, self._context())
         items: dict[str, list[DraftItem]] = defaultdict(list)
         drafting: dict[str, list[Request]] = defaultdict(list)
@@ -83,9 +86,12 @@ class StepPlanner:
     def select(self, drafted: Sequence[Request], now: float, max_model_tokens: int) -> dict[str, TokenTree]:
         """The draft trees to verify, by request id."""
         trees = [r.tree if r.tree is not None else TokenTree.root_only(r.last_token) for r in drafted]
-        if all(tree.num_drafted == 0 for tree in trees):
+        if all(len(tree.token) == 1 for tree in trees):
             return {r.request_id: tree for r, tree in zip(drafted, trees, strict=True)}
-        batch = [self.view(request, now, max_model_tokens) for request in drafted]
+        batch = [
+            self._views.pop(request.request_id, None) or self.view(request, now, max_model_tokens)
+            for request in drafted
+        ]
         selected = self.policy.select(batch, trees, self._context())
         chosen = {}
         for request, tree, nodes in zip(drafted, trees, selected, strict=True):
@@ -94,6 +100,11 @@ class StepPlanner:
             chosen[request.request_id] = tree.subset(nodes if most is None else nodes[: most + 1])
         return chosen
 
+    def forget(self, request: Request) -> None:
+        """The request ended."""
+        self._views.pop(request.request_id, None)
+        self.pool.forget(request)
+
     def view(self, request: Request, now: float, max_model_tokens: int) -> DecodeRequest:
         """The request in the papers' terms."""
         drafter = self.pool.drafters.get(request.drafter)
@@ -101,15 +112,16 @@ class StepPlanner:
         wish = request.submit.speculation
         if drafter is not None and wish.mode != "off":
             capabilities = drafter.capabilities
-            limits = [
+            num_tokens = request.num_tokens
+            max_draft = min(
                 capabilities.max_depth,
                 request.num_remaining - 1,
-                max_model_tokens - request.num_tokens - 1,
-                capabilities.max_tokens - request.num_tokens,
-            ]
+                max_model_tokens - num_tokens - 1,
+                capabilities.max_tokens - num_tokens,
+            )
             if wish.max_tokens is not None:
-                limits.append(wish.max_tokens)
-            max_draft, max_width = max(0, min(limits)), capabilities.max_width
+                max_draft = min(max_draft, wish.max_tokens)
+            max_draft, max_width = max(0, max_draft), capabilities.max_width
             rate = self.pool.acceptance.rate(request.request_id, request.drafter)
         tpot_ms = request.submit.objective.tpot_ms
         return DecodeRequest(

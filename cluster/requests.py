@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum, auto
 from types import MappingProxyType
 
 from cluster.stream_messages import Receipt, Submit
@@ -12,33 +12,33 @@ from engine.tree import TokenTree
 from verifier.messages import Verdict
 
 
-class State(Enum):
-    """Where a request is in its life."""
+class State(IntEnum):
+    """Where a request is in its life. Integers only because they hash fast; their order means nothing."""
 
-    WAITING = "waiting"  # queued; the target holds none of its KV
-    PREFILLING = "prefilling"  # admitted; part of its sequence is not in the target's KV yet
-    PREFILL_SENT = "prefill_sent"  # a chunk is in the outstanding verify call
-    READY = "ready"  # prefilled and idle: may be drafted for
-    DRAFTING = "drafting"  # a draft call is outstanding
-    DRAFTED = "drafted"  # its candidate tree (perhaps only the root) waits for verification
-    VERIFYING = "verifying"  # its draft tree is in the outstanding verify call
-    FINISHED = "finished"  # ended, for whatever reason
+    WAITING = auto()  # queued; the target holds none of its KV
+    PREFILLING = auto()  # admitted; part of its sequence is not in the target's KV yet
+    PREFILL_SENT = auto()  # a chunk is in the outstanding verify call
+    READY = auto()  # prefilled and idle: may be drafted for
+    DRAFTING = auto()  # a draft call is outstanding
+    DRAFTED = auto()  # its candidate tree (perhaps only the root) waits for verification
+    VERIFYING = auto()  # its draft tree is in the outstanding verify call
+    FINISHED = auto()  # ended, for whatever reason
 
 
-class Trigger(Enum):
+class Trigger(IntEnum):
     """What moves a request from state to state."""
 
-    ADMITTED = "admitted"
-    CHUNK_SENT = "chunk_sent"
-    CHUNK_DONE = "chunk_done"
-    PREFILLED = "prefilled"
-    DRAFT_SENT = "draft_sent"
-    DRAFT_DONE = "draft_done"  # also: skipped, timed out, or the drafter died (a root-only tree)
-    VERIFY_SENT = "verify_sent"
-    VERIFIED = "verified"
-    DEFERRED = "deferred"  # the target had no slots for it in this step
-    PREEMPTED = "preempted"  # its KV was given up, or lost with the target
-    FINISH = "finish"
+    ADMITTED = auto()
+    CHUNK_SENT = auto()
+    CHUNK_DONE = auto()
+    PREFILLED = auto()
+    DRAFT_SENT = auto()
+    DRAFT_DONE = auto()  # also: skipped, timed out, or the drafter died (a root-only tree)
+    VERIFY_SENT = auto()
+    VERIFIED = auto()
+    DEFERRED = auto()  # the target had no slots for it in this step
+    PREEMPTED = auto()  # its KV was given up, or lost with the target
+    FINISH = auto()
 
 
 TRANSITIONS = MappingProxyType(
@@ -150,7 +150,7 @@ class Request:
         """Move to the next state, or raise IllegalTransition."""
         target = TRANSITIONS.get((self.state, trigger))
         if target is None:
-            raise IllegalTransition(f"request {self.request_id}: {trigger.value} while {self.state.value}")
+            raise IllegalTransition(f"request {self.request_id}: {trigger.name} while {self.state.name}")
         self.state = target
 
     def drafted(self, tree: TokenTree) -> None:

@@ -33,10 +33,7 @@ class TokenTree(msgspec.Struct, frozen=True, eq=False):
     def root_only(cls, token: int) -> TokenTree:
         """The tree that proposes nothing: plain decoding of one token."""
         return cls(
-            token=np.array([token], dtype=np.int32),
-            parent=np.array([-1], dtype=np.int32),
-            logp=np.zeros(1, dtype=np.float32),
-            depth=np.zeros(1, dtype=np.int32),
+            token=np.array([token], dtype=np.int32), parent=_ROOT_PARENT, logp=_ROOT_LOGP, depth=_ROOT_DEPTH
         )
 
     @classmethod
@@ -84,6 +81,8 @@ class TokenTree(msgspec.Struct, frozen=True, eq=False):
         """
         if len(nodes) == len(self.token):
             return self
+        if len(nodes) == 1 and nodes[0] == 0:
+            return TokenTree.root_only(int(self.token[0]))
         new_index = np.full(len(self.token), -1, dtype=np.int32)
         new_index[nodes] = np.arange(len(nodes), dtype=np.int32)
         parent = self.parent[nodes]
@@ -109,6 +108,14 @@ class TokenTree(msgspec.Struct, frozen=True, eq=False):
     def ancestor_mask(self) -> Bool:
         """bool [nodes, nodes]: row i is true at i and at every ancestor of i."""
         return ancestor_mask(self.parent)
+
+
+# Shared by all trees that are only a root, which most are while speculation is off; never written to.
+_ROOT_PARENT = np.array([-1], dtype=np.int32)
+_ROOT_LOGP = np.zeros(1, dtype=np.float32)
+_ROOT_DEPTH = np.zeros(1, dtype=np.int32)
+for _array in (_ROOT_PARENT, _ROOT_LOGP, _ROOT_DEPTH):
+    _array.flags.writeable = False
 
 
 def ancestor_mask(parent: Int32) -> Bool:

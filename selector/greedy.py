@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from selector.acceptance import expected_tokens
-
 # A rival must promise this much more goodput before a request moves to it.
 HYSTERESIS = 1.08
 
@@ -35,10 +33,17 @@ class Candidate:
 
 def goodput(candidate: Candidate, verify_s: float, token_s: float, max_depth: int) -> float:
     """Best tokens per second over draft depths: l(a, d) / (verify + d * (draft + token))."""
-    return max(
-        expected_tokens(candidate.rate, depth) / (verify_s + depth * (candidate.draft_s + token_s))
-        for depth in range(max_depth + 1)
-    )
+    layer_s = candidate.draft_s + token_s
+    tokens, chance, seconds = 1.0, 1.0, verify_s
+    best = tokens / seconds
+    for _ in range(max_depth):
+        chance *= candidate.rate
+        tokens += chance
+        seconds += layer_s
+        if tokens < best * seconds:
+            break  # the curve has one peak: past it every further layer costs more than it yields
+        best = tokens / seconds
+    return best
 
 
 def choose(
