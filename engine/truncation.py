@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-_NUCLEUS_GUESS = 64
+_NUCLEUS_GUESSES = (64, 512)
 
 
 def min_p_(logits: torch.Tensor, min_p: Sequence[float]) -> None:
@@ -48,27 +48,21 @@ def top_p_(logits: torch.Tensor, top_p: Sequence[float]) -> None:
     wanted = torch.tensor(top_p, dtype=logits.dtype, device=logits.device).unsqueeze(1)
     vocab = logits.shape[1]
     log_mass = logits.logsumexp(dim=-1, keepdim=True)
-    # A nucleus is nearly always small: sort only the head, and whole rows where that was not enough.
-    head = logits.topk(min(_NUCLEUS_GUESS, vocab), dim=-1).values
-    threshold, short = _nucleus(head, log_mass, wanted)
-    _cut(logits, threshold.masked_fill(short, -math.inf))
-    if short.any() and head.shape[1] < vocab:
-        rows = short[:, 0].nonzero()[:, 0]
-        whole = logits[rows].sort(dim=-1, descending=True).values
-        threshold, short = _nucleus(whole, log_mass[rows], wanted[rows])
-        logits[rows] = logits[rows].masked_fill(logits[rows] < threshold, -math.inf)
-
-
-def _nucleus(
-    head: torch.Tensor, log_mass: torch.Tensor, wanted: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Smallest logit kept, [n, 1], and whether the head [n, k] (descending) holds too little, bool [n, 1]."""
-    mass = (head - log_mass).exp_().cumsum(dim=-1)
-    # A token is kept while the mass before it is still below what is wanted.
-    enough = mass >= wanted
-    last = (~enough).sum(dim=-1, keepdim=True)
-    short = last >= head.shape[1]
-    return head.gather(1, last.clamp_(max=head.shape[1] - 1)), short
+    threshold = torch.full_like(wanted, -math.inf)
+    # A nucleus is nearly always small, and whole rows are slow to sort: try heads of growing size.
+    rows = torch.arange(len(logits), device=logits.device)
+    for size in (*(guess for guess in _NUCLEUS_GUESSES if guess < vocab), vocab):
+        part = logits if len(rows) == len(logits) else logits[rows]
+        head = part.topk(size, dim=-1).values
+        mass = (head - log_mass[rows]).exp_().cumsum(dim=-1)
+        # A token is kept while the mass before it is still below what is wanted.
+        last = (mass < wanted[rows]).sum(dim=-1, keepdim=True)
+        found = last[:, 0] < size
+        threshold[rows[found]] = head.gather(1, last.clamp_(max=size - 1))[found]
+        rows = rows[~found]
+        if len(rows) == 0:
+            break
+    _cut(logits, threshold)
 
 
 def _cut(logits: torch.Tensor, threshold: torch.Tensor) -> None:
