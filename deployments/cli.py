@@ -44,11 +44,14 @@ def serve(
 ) -> None:
     """Serve models over an OpenAI-compatible HTTP API."""
     settings = load_config(config, host, port, policy, drafters, tensor_parallel, dtype)
-    from deployments import serving
+    from deployments import preflight
 
     try:
+        preflight.check(settings)  # before the seconds that the next import takes
+        from deployments import serving
+
         serving.run(settings)
-    except serving.StartError as error:
+    except preflight.StartError as error:
         _fail(str(error))
 
 
@@ -64,11 +67,14 @@ def profile(
     import json
 
     settings = load_config(config, None, 0, None, drafters, tensor_parallel, dtype)
-    from deployments import serving
+    from deployments import preflight
 
     try:
+        preflight.check(settings)
+        from deployments import serving
+
         costs = serving.profile(settings)
-    except serving.StartError as error:
+    except preflight.StartError as error:
         _fail(str(error))
     out.write_text(json.dumps(costs, indent=2) + "\n")
     typer.echo(f"wrote {out}; use it with `profile: {out}` in the configuration")

@@ -27,8 +27,9 @@ from ray import serve
 from rich.console import Console
 
 from cluster.config import FlotillaConfig
+from deployments import preflight
 from deployments.application import APP_NAME, CELL_NAME, WORKER_ENVIRONMENT, build_app
-from deployments.model_paths import model_directory
+from deployments.preflight import StartError
 from deployments.startup import Startup
 
 __all__ = ["StartError", "build_app", "profile", "run", "running"]
@@ -44,10 +45,6 @@ _STAGES = {
     "measuring costs": "Cost profile",
     "ready": "Cost profile",
 }
-
-
-class StartError(Exception):
-    """The system cannot be started; the message says why and what to do."""
 
 
 class _Interrupted(BaseException):
@@ -102,7 +99,7 @@ def stop() -> None:
 
 
 def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] = lambda: None) -> str:
-    _check(config)
+    preflight.check(config)
     host, port = config.http.host, config.http.port or _free_port(config.http.host)
     with Startup(console).running() as startup:
         startup.enter("Ray")
@@ -124,25 +121,6 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
         _await_http(url)
     console.print(f"[dim]ready after {startup.seconds:.0f} s[/]")
     return url
-
-
-def _check(config: FlotillaConfig) -> None:
-    """Find what is wrong before the seconds that Ray takes."""
-    paths = [config.target.path, *(drafter.path for drafter in config.drafters if drafter.kind == "model")]
-    for path in paths:
-        try:
-            model_directory(path)
-        except (FileNotFoundError, KeyError) as error:
-            raise StartError(str(error.args[0])) from None
-    if config.http.port:
-        try:
-            with socket.create_server((config.http.host, config.http.port)):
-                pass
-        except OSError as error:
-            raise StartError(
-                f"cannot listen on {config.http.host}:{config.http.port} ({error.strerror}); "
-                "choose another with --port, or 0 for any free one"
-            ) from None
 
 
 def _start_ray(config: FlotillaConfig) -> None:

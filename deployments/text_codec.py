@@ -9,6 +9,9 @@ from typing import Any
 from deployments.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_table
 from deployments.errors import bad_request
 
+#: The class that is nothing but `tokenizer.json`, by its name in Transformers 4 and in 5.
+_GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+
 
 class TextCodec:
     """Encodes prompts, renders chats, decodes outputs.
@@ -27,10 +30,7 @@ class TextCodec:
     @classmethod
     def load(cls, directory: Path) -> TextCodec:
         """The tokenizer in a Hugging Face directory."""
-        # Costs seconds and hundreds of megabytes, which commands that need no tokenizer should not pay.
-        from transformers import AutoTokenizer
-
-        return cls(AutoTokenizer.from_pretrained(str(directory)), _generation_eos(directory))
+        return cls(_load_tokenizer(directory), _generation_eos(directory))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt."""
@@ -80,6 +80,21 @@ class TextCodec:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _load_tokenizer(directory: Path) -> Any:
+    """The tokenizer, by the generic class if that is its own: AutoTokenizer loads torch, 2 s and 200 MB."""
+    try:
+        name = json.loads((directory / "tokenizer_config.json").read_text()).get("tokenizer_class")
+    except FileNotFoundError:
+        name = None
+    if name in _GENERIC_CLASSES and (directory / "tokenizer.json").is_file():
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(str(directory))
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(directory))
 
 
 def _token_bytes(tokenizer: Any) -> list[bytes] | None:

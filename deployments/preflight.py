@@ -1,0 +1,31 @@
+"""What keeps a configuration from being served, found before anything slow is imported or started."""
+
+from __future__ import annotations
+
+import socket
+
+from cluster.config import FlotillaConfig
+from deployments.model_paths import model_directory
+
+
+class StartError(Exception):
+    """The system cannot be started; the message says why and what to do."""
+
+
+def check(config: FlotillaConfig) -> None:
+    """Raise `StartError` for a model that is not there or a port that is taken."""
+    paths = [config.target.path, *(drafter.path for drafter in config.drafters if drafter.kind == "model")]
+    for path in paths:
+        try:
+            model_directory(path)
+        except (FileNotFoundError, KeyError) as error:
+            raise StartError(str(error.args[0])) from None
+    if config.http.port:
+        try:
+            with socket.create_server((config.http.host, config.http.port)):
+                pass
+        except OSError as error:
+            raise StartError(
+                f"cannot listen on {config.http.host}:{config.http.port} ({error.strerror}); "
+                "choose another with --port, or 0 for any free one"
+            ) from None

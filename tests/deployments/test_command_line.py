@@ -1,0 +1,115 @@
+"""The `flotilla` command: options, refusals, and no slow imports before they are needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cluster.config import FlotillaConfig
+from deployments import cli
+from deployments.chat_client import ChatOptions, describe_receipt, run_chat
+from deployments.demo import demo_config
+from tests.fakes.cell_stand_in import CellStandIn
+from tests.fakes.tiny_tokenizer import ANSWER
+
+
+def test_help_needs_none_of_the_heavy_imports() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from deployments.cli import app;"
+        "print(CliRunner().invoke(app, ['--help']).output);"
+        "print([name for name in ('ray', 'torch', 'fastapi', 'pydantic') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.rstrip().endswith("[]")
+    assert all(name in done.stdout for name in ("serve", "chat", "profile", "bench", "zoo", "version"))
+
+
+def test_a_front_end_needs_no_torch() -> None:
+    code = (
+        "import sys; from zoo.registry import TARGET, weights_dir;"
+        "import deployments.front_end; from deployments.text_codec import TextCodec;"
+        "codec = TextCodec.load(weights_dir(TARGET));"
+        "assert codec.decode(codec.encode('naïve 🙂')) == 'naïve 🙂';"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_missing_package_breaks_only_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zoo.cli", None)
+    result = CliRunner().invoke(cli.app, ["zoo", "train"])
+    assert result.exit_code == 2
+    assert "not installed" in result.output
+    assert CliRunner().invoke(cli.app, ["--help"]).exit_code == 0
+
+
+def test_demo_is_a_whole_configuration() -> None:
+    config = demo_config()
+    assert config.target.path.startswith("zoo:")
+    assert len(config.drafters) >= 5
+
+
+def test_options_change_the_configuration(tmp_path: Path) -> None:
+    config = cli.load_config(None, "0.0.0.0", 0, "adaserve", "prompt-lookup", 2, "bfloat16")
+    assert (config.http.host, config.http.port) == ("0.0.0.0", 0)
+    assert config.policy.name == "adaserve"
+    assert [drafter.name for drafter in config.drafters] == ["prompt-lookup"]
+    assert (config.target.tensor_parallel, config.target.dtype) == (2, "bfloat16")
+    assert cli.load_config(None, drafters="none").drafters == ()
+    file = tmp_path / "config.yaml"
+    file.write_text("target: {path: /models/big}\nhttp: {port: 9000}\n")
+    assert cli.load_config(file, host="::1") == FlotillaConfig.model_validate(
+        {"target": {"path": "/models/big"}, "http": {"port": 9000, "host": "::1"}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--drafters", "nobody"], "no drafter called nobody"),
+        (["--dtype", "int4"], "target.dtype"),
+        (["--config", "/nowhere.yaml"], "cannot read"),
+        (["--config", "BAD"], "target.size"),
+        (["--config", "MODEL"], "no model at"),
+        (["--config", "ZOO"], "unknown model"),
+    ],
+)
+def test_mistakes_are_explained(tmp_path: Path, arguments: list[str], message: str) -> None:
+    texts = {"BAD": "{path: x, size: 3}", "MODEL": "{path: /nowhere}", "ZOO": "{path: 'zoo:nothing'}"}
+    for index, argument in enumerate(arguments):
+        if argument in texts:
+            file = tmp_path / "config.yaml"
+            file.write_text(f"target: {texts[argument]}\n")
+            arguments = [*arguments[:index], str(file)]
+    result = CliRunner().invoke(cli.app, ["serve", *arguments])
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+
+
+async def test_chat_in_the_terminal(url: str, cell: CellStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    lines = iter(["hello", "", "again", "/new", "once more", "x" * 3000, "/quit"])
+    console = Console(record=True, width=200, highlight=False)
+    monkeypatch.setattr(console, "input", lambda _: next(lines))
+    options = ChatOptions(url=url, system="be brief", seed=7, slo={"tpot_ms": 50.0})
+    assert await asyncio.to_thread(run_chat, options, console) == 0
+    shown = console.export_text()
+    assert shown.count(ANSWER.partition("\n")[0]) == 3
+    assert "objective met · seed 7" in shown
+    # A turn too long for the window is refused with a reason and can be repeated shorter.
+    assert "context window" in shown
+    lengths = [len(submit.prompt) for submit in cell.submissions]
+    assert lengths[0] < lengths[1]
+    assert lengths[2] < lengths[1]
+
+
+def test_receipt_line_leaves_out_what_is_not_there() -> None:
+    assert describe_receipt({}) == ""
+    assert describe_receipt({"tpot_ms": 2.0, "slo": {"met": None}, "seed": 3}) == "2.0 ms/token · seed 3"
