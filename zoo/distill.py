@@ -97,7 +97,9 @@ def distil(name: str, data: Path, out: Path, minutes: float) -> None:
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(data / "tokenizer")
-    model = models.build(name, tokenizer).to(device)
+    model = models.build(name, tokenizer)
+    models.project_embeddings(model, models.load(out / TARGET / "model"))
+    model = model.to(device)
     optimizer = SharedOptimizer(model, LEARNING_RATE, LEARNING_RATE)
     own = Scored.load(sorted(data.glob("generated-*.npz")))
     corpus = Scored.load(sorted(data.glob("scored-*.npz")))

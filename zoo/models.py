@@ -56,6 +56,18 @@ def build(name: str, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Llama
     return LlamaForCausalLM(config)
 
 
+@torch.no_grad()
+def project_embeddings(drafter: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
+    """Start the drafter's embeddings from the target's, projected on their first principal directions.
+
+    They are most of a drafter's parameters, and rare tokens among them see few gradients in a short training.
+    """
+    taught = target.model.embed_tokens.weight.float()
+    width = drafter.model.embed_tokens.weight.shape[1]
+    _, directions = torch.linalg.eigh(taught.T @ taught)
+    drafter.model.embed_tokens.weight.copy_(taught @ directions[:, -width:])
+
+
 def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
     """Write weights in float16 with configuration, generation settings and tokenizer."""
     half = LlamaForCausalLM(model.config).to(torch.float16)
