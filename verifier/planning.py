@@ -102,7 +102,7 @@ class RequestTable:
             tree.validate()
             if tree.token.min() < 0 or tree.token.max() >= self._shape.vocab_size:
                 raise ValueError("drafted token outside the vocabulary")
-        except ValueError as error:
+        except (ValueError, IndexError, TypeError) as error:  # the latter two from arrays of a wrong type
             logger.error("draft tree of %s ignored: %s", item.request_id, error)
             tree = TokenTree.root_only(state.tokens[-1])
         # Deeper nodes could not be committed any more, and might lie beyond the longest sequence.

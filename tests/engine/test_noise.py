@@ -85,11 +85,11 @@ def test_same_bits_in_any_batch() -> None:
 
 def test_cost_per_row() -> None:
     best = min(_timed(1) for _ in range(30))
-    # 0.1 ms measured on an idle core; the bound leaves room for a busy machine.
+    # 0.2 ms measured for a lone row, 0.06 ms in a batch; the bound leaves room for a busy machine.
     assert best < 1e-3
 
 
 def _timed(rows: int) -> float:
-    start = time.perf_counter()
+    start = time.thread_time()
     gumbel_noise(list(range(rows)), list(range(rows)), 4096)
-    return time.perf_counter() - start
+    return time.thread_time() - start

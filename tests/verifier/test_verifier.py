@@ -197,7 +197,7 @@ def test_unknown_requests_and_out_of_step_trees_are_reported() -> None:
     assert prefill(verifier, spec_of("a", PROMPT, output=output)).prefills[0].verdict is not None
 
 
-@pytest.mark.parametrize("fault", ["parent", "depth", "token", "length"])
+@pytest.mark.parametrize("fault", ["parent", "depth", "token", "length", "type"])
 def test_a_malformed_tree_harms_nobody(fault: str) -> None:
     spec = spec_of("a", PROMPT)
     expected, _ = TARGET.decode(spec)
@@ -210,6 +210,7 @@ def test_a_malformed_tree_harms_nobody(fault: str) -> None:
         "depth": {"depth": np.array([0, 1, 2, 9, 4], np.int32)},
         "token": {"token": np.array([*expected[:4], VOCAB], np.int32)},
         "length": {"logp": good.logp[:3]},
+        "type": {"parent": good.parent.astype(np.float32)},
     }[fault]
     result = verify(verifier, a=TokenTree(**{**fields, **bad}), b=good)
     assert [v.tokens for v in result.verdicts] == [expected[1:2], expected[1:6]]
