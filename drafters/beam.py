@@ -82,23 +82,23 @@ class Beam:
             self.frontier = []
             return
         candidates = [
-            (self.logp[node] + value, row, choice)
+            (-self.logp[node] - value, row, choice)  # in order: likely first, ties as in a full sort
             for row, (node, values) in enumerate(zip(frontier, logp, strict=True))
             for choice, value in enumerate(values[:width])
             if value > -np.inf  # ruled out: by min_tokens, top-p, a bias of minus infinity
         ]
         if len(frontier) > 1:
-            candidates.sort(key=_by_descending_logp)
+            candidates.sort()
             del candidates[width:]
         self.depth += 1
         size = len(self.token)
         rows: list[int] = []  # of the new frontier nodes' parents in the old frontier
         self.frontier = []
-        for node, (value, row, choice) in enumerate(candidates, start=size):
+        for node, (loss, row, choice) in enumerate(candidates, start=size):
             child = token[row][choice]
             self.token.append(child)
             self.parent.append(frontier[row])
-            self.logp.append(value)
+            self.logp.append(-loss)
             if child not in self._stops:
                 self.frontier.append(node)
                 rows.append(row)
@@ -106,7 +106,7 @@ class Beam:
         self.first_choice += [NONE] * added
         self.slot += [NONE] * added
         self._node_depth += [self.depth] * added
-        if not added or self.depth >= self.plan.depth or candidates[0][0] < self.plan.stop_logp:
+        if not added or self.depth >= self.plan.depth or -candidates[0][0] < self.plan.stop_logp:
             self.frontier = []
         elif self._ancestors is not None:
             self._ancestors = self._ancestors[rows]
@@ -170,7 +170,3 @@ class Beam:
     def lose_slots(self) -> None:
         """The slots of the nodes are taken back; what the drafter chose after them remains known."""
         self.slot = [NONE] * len(self.slot)
-
-
-def _by_descending_logp(candidate: tuple[float, int, int]) -> float:
-    return -candidate[0]

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafters.job import Job
-from drafters.next_tokens import NextTokens
+from drafters.next_tokens import NextTokens, Ranking
 from engine.kv_cache import KVCache
 from engine.runner import Segment
-from engine.sampling import Row
 
 Int32 = NDArray[np.int32]
 
@@ -40,9 +39,9 @@ def catch_up(jobs: Sequence[Job], model: NextTokens, kv: KVCache, max_rows: int)
             keep.append(np.arange(part.keep_from, part.high, dtype=np.int32) + (num_rows - part.low))
             num_rows += part.high - part.low
             parts.append(part)
-        described = [row for part in parts for row in part.described()]
+        rankings = [ranking for part in parts for ranking in part.rankings()]
         logp, token = model.best(
-            segments, np.concatenate(keep), described, max(part.job.beam.choices for part in parts)
+            segments, np.concatenate(keep), rankings, max(part.job.beam.choices for part in parts)
         )
         row = 0
         for part, segment in zip(parts, segments, strict=True):
@@ -84,9 +83,8 @@ class _Part:
             past=past,
         )
 
-    def described(self) -> list[Row | None]:
-        held, kept = self.job.held, range(self.keep_from, self.high)
-        return [None] * len(kept) if held.is_plain else [held.row(position) for position in kept]
+    def rankings(self) -> list[Ranking | None]:
+        return [self.job.held.ranking(position) for position in range(self.keep_from, self.high)]
 
     def score(self, choices: Sequence[Sequence[int]]) -> None:
         """Count how often the first of the `choices` of rows `keep_from` on is the token committed next."""
@@ -110,7 +108,7 @@ def grow(jobs: Sequence[Job], model: NextTokens, kv: KVCache) -> None:
     while True:
         segments: list[Segment] = []
         active: list[Job] = []
-        described: list[Row | None] = []
+        rankings: list[Ranking | None] = []
         num_rows = 0
         for job in jobs:
             beam, held = job.beam, job.held
@@ -132,10 +130,7 @@ def grow(jobs: Sequence[Job], model: NextTokens, kv: KVCache) -> None:
                     visible=visible,
                 )
             )
-            if held.is_plain:
-                described += [None] * live
-            else:
-                described += [held.tree_row(beam, node) for node in beam.frontier]
+            rankings += [held.tree_ranking(beam, node) for node in beam.frontier]
             active.append(job)
             num_rows += live
         if not active:
@@ -143,7 +138,7 @@ def grow(jobs: Sequence[Job], model: NextTokens, kv: KVCache) -> None:
         logp, token = model.best(
             segments,
             np.arange(num_rows, dtype=np.int32),
-            described,
+            rankings,
             max(job.beam.choices for job in active),
         )
         row = 0

@@ -9,12 +9,15 @@ from numpy.typing import NDArray
 
 from drafters.beam import Beam
 from drafters.heard import Heard
+from drafters.next_tokens import Ranking
+from drafters.noise_window import NoiseWindow
 from engine.sampling import Row, TokenHistory
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import RequestSpec
 
 Int32 = NDArray[np.int32]
 
 SCORED_WITH_PENALTIES = 64
+MOST_IN_WINDOW = 16
 
 
 def _no_slots() -> Int32:
@@ -27,21 +30,38 @@ class Held(Heard):
 
     Attributes:
         stops: tokens that end generation.
+        is_plain: whether tokens are ranked by the model's own logits: greedy and nothing that shifts them.
+        noise: of a sampling request.
+        is_foreign: whether some token is not in the drafter's vocabulary, so that it cannot follow.
         scored: committed tokens before this position are not scored (again).
         last: the tree grown last, whose slots stay reserved until the next call; None if its root is
             not the last token heard.
     """
 
-    stops: frozenset[int] = frozenset()
+    stops: frozenset[int]
+    is_plain: bool
+    noise: NoiseWindow | None
+    is_foreign: bool = False
     scored: int = 0
     last: Beam | None = None
     _history: TokenHistory | None = None
     _history_length: int = 0
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether tokens are ranked by the model's own logits: greedy and nothing that shifts them."""
-        return _is_plain(self.spec.sampling)
+    @classmethod
+    def open(cls, spec: RequestSpec) -> Held:
+        """A request of which nothing was heard yet."""
+        params = spec.sampling
+        stops = frozenset(params.stop_token_ids)
+        return cls(
+            spec=spec,
+            tokens=[],
+            stops=stops,
+            is_plain=params.is_greedy
+            and not params.has_penalties
+            and not params.logit_bias
+            and not (params.min_tokens and stops),
+            noise=None if params.is_greedy else NoiseWindow(params.seed),
+        )
 
     def roll_back(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
@@ -69,25 +89,34 @@ class Held(Heard):
             self._history.extend(self.tokens[self._history_length :])
             self._history_length = len(self.tokens)
 
-    def row(self, position: int) -> Row:
-        """The decision after the committed token at `position`."""
-        path = self.tokens[self._history_length : position + 1] if self._history is not None else ()
-        return Row(self.spec.sampling, position + 1 - self.spec.prompt_len, self._history, path)
+    def ranking(self, position: int) -> Ranking | None:
+        """How to rank the tokens after the committed one at `position`."""
+        if self.is_plain:
+            return None
+        return self._ranking(position, self.tokens[self._history_length : position + 1])
 
-    def tree_row(self, beam: Beam, node: int) -> Row:
-        """The decision after a node of the frontier of `beam`, whose root is the last of `tokens`."""
-        path = beam.path_tokens(node) if self._history is not None else ()
-        position = len(self.tokens) + beam.depth - self.spec.prompt_len
-        return Row(self.spec.sampling, position, self._history, path)
+    def tree_ranking(self, beam: Beam, node: int) -> Ranking | None:
+        """How to rank those after a node of the frontier of `beam`, whose root is the last of `tokens`."""
+        if self.is_plain:
+            return None
+        return self._ranking(len(self.tokens) - 1 + beam.depth, beam.path_tokens(node))
 
+    def _ranking(self, position: int, path: list[int]) -> Ranking:
+        decided = position + 1 - self.spec.prompt_len
+        noise = self.noise.get(decided) if self.noise is not None else None
+        if self._history is None:
+            return Ranking(Row(self.spec.sampling, decided), noise)
+        return Ranking(Row(self.spec.sampling, decided, self._history, path), noise)
 
-def _is_plain(params: SamplingParams) -> bool:
-    return (
-        params.is_greedy
-        and not params.has_penalties
-        and not params.logit_bias
-        and not (params.min_tokens and params.stop_token_ids)
-    )
+    def decisions(self, depth: int) -> range:
+        """Output positions that a draft of `depth` layers decides, those to be scored before it included."""
+        root = len(self.tokens) - self.spec.prompt_len
+        first = max(self.scored - self.spec.prompt_len, 0)
+        if (
+            root - first > MOST_IN_WINDOW
+        ):  # a long catch-up: its forwards are large enough to do it themselves
+            first = root
+        return range(first, root + max(depth, 1))
 
 
 @dataclass(slots=True, eq=False)

@@ -14,6 +14,7 @@ from drafters.heard import fit_plan, news
 from drafters.job import Held, Job
 from drafters.messages import Draft, DraftCall, DraftItem, DraftResult
 from drafters.next_tokens import NextTokens
+from drafters.noise_window import close_windows, move_windows
 from drafters.protocol import Capabilities
 from engine.kv_cache import KVCache
 from engine.runner import ModelRunner
@@ -79,8 +80,8 @@ class ModelDrafter:
         """Draft for every item of the call.
 
         A request not held at the position named goes to `unknown`. A tree may be smaller than planned:
-        at the end of the model's context, of the request's `max_tokens`, after stop tokens, or for lack
-        of KV slots. The layer that falls below the plan's `stop_logp` is the last one of its tree. For
+        at the end of the model's context, of the request's `max_tokens`, after stop tokens, for lack of KV
+        slots, or because the target's vocabulary is larger and the request holds such a token. The layer that falls below the plan's `stop_logp` is the last one of its tree. For
         what `logp` means to sampling requests see `drafters.next_tokens`.
         """
         started = perf_counter()
@@ -98,6 +99,12 @@ class ModelDrafter:
                 jobs.append(job)
         ready = [job for job in jobs if self._prepare(job)]
         with torch.inference_mode():
+            windows = [
+                (job.held.noise, job.held.decisions(job.beam.plan.depth))
+                for job in ready
+                if job.held.noise is not None
+            ]
+            move_windows(windows, self._capabilities.vocab_size, self._model.device)
             catch_up(ready, self._model, self._kv, self._catch_up_rows)
             for job in ready:
                 if job.opened:
@@ -105,6 +112,7 @@ class ModelDrafter:
                 job.held.last = job.beam
                 job.slots = self._reserve_layers(job)
             grow(ready, self._model, self._kv)
+            close_windows((window for window, _ in windows), self._capabilities.vocab_size)
         return DraftResult(
             call_id=call.call_id,
             drafts=[
@@ -132,7 +140,7 @@ class ModelDrafter:
         kept, new = change
         if item.spec is not None:
             self._forget(request_id)
-            held = Held(spec=item.spec, tokens=[], stops=frozenset(item.spec.sampling.stop_token_ids))
+            held = Held.open(item.spec)
         elif held is not None:
             del self._held[request_id]
         else:
@@ -143,6 +151,7 @@ class ModelDrafter:
         if not follows:
             held.roll_back(kept)
         held.tokens += new
+        held.is_foreign = held.is_foreign or max(new, default=0) >= self._capabilities.vocab_size
         job = Job(
             request_id, held, Beam(held.tokens[-1], fit_plan(item.plan, held, self._capabilities), held.stops)
         )
@@ -178,7 +187,7 @@ class ModelDrafter:
     def _prepare(self, job: Job) -> bool:
         """Reserve the slots that catching up needs; False if the item must do without drafting."""
         request_id, tokens = job.request_id, job.held.tokens
-        if len(tokens) > self._capabilities.max_tokens:
+        if len(tokens) > self._capabilities.max_tokens or job.held.is_foreign:
             if request_id in self._kv:
                 self._kv.release(request_id)
             return False

@@ -12,19 +12,34 @@ probability of acceptance: calibration maps it to one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.noise import gumbel_noise
 from engine.runner import ModelRunner, Segment
-from engine.sampling import Row, perturbed_scores
+from engine.sampling import Row, processed_logits
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 Values = list[list[float]]
 Tokens = list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """How the tokens after one row are ranked, where that is not by the model's own logits.
+
+    Attributes:
+        row: what the target's decision there depends on.
+        noise: float32 [vocab], the Gumbel noise of that decision if it is at hand.
+    """
+
+    row: Row
+    noise: torch.Tensor | None = None
 
 
 class NextTokens:
@@ -33,11 +48,13 @@ class NextTokens:
     Attributes:
         seconds: time spent in forwards since `reset`.
         num_forwards: forwards since `reset`.
+        device: where the logits are, as far as seen.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         """Run `runner`."""
         self._runner = runner
+        self.device = torch.device("cpu")
         self.reset()
 
     def reset(self) -> None:
@@ -46,14 +63,14 @@ class NextTokens:
         self.num_forwards = 0
 
     def best(
-        self, segments: Sequence[Segment], keep: Int32, rows: Sequence[Row | None], k: int
+        self, segments: Sequence[Segment], keep: Int32, rankings: Sequence[Ranking | None], k: int
     ) -> tuple[Values, Tokens]:
         """The `k` best next tokens after each row kept.
 
         Args:
             segments: rows to forward.
             keep: int32 [n], indices of the rows wanted, among all rows concatenated.
-            rows: per row kept, what its scores depend on; None for plain log-probabilities.
+            rankings: per row kept, how its tokens are ranked; None for plain log-probabilities.
             k: tokens per row; fewer if the vocabulary is smaller.
 
         Returns:
@@ -61,21 +78,28 @@ class NextTokens:
         """
         started = perf_counter()
         logits = self._runner.forward(segments, keep)
+        self.device = logits.device
         on_host = logits.device.type == "cpu"
         if on_host:
             self.seconds += perf_counter() - started
         self.num_forwards += 1
-        logp = torch.log_softmax(_scores(logits, rows), dim=-1)
+        logp = torch.log_softmax(_scores(logits, rankings), dim=-1)
+        k = min(k, logp.shape[1])
         if on_host:
-            return _best_on_host(logp.numpy(), min(k, logp.shape[1]))
-        best, token = torch.topk(logp, min(k, logp.shape[1]), dim=-1)
-        # Token ids are exact in float64, and one transfer means one synchronisation.
-        values, ids = torch.stack((best.double(), token.double())).cpu()
-        self.seconds += perf_counter() - started
-        return values.tolist(), ids.long().tolist()
+            return best_on_host(logp.numpy(), k)
+        best = best_on_device(logp, k)
+        self.seconds += perf_counter() - started  # kernels run behind: the transfer waits for them
+        return best
 
 
-def _best_on_host(logp: Float32, k: int) -> tuple[Values, Tokens]:
+def best_on_device(logp: torch.Tensor, k: int) -> tuple[Values, Tokens]:
+    """The `k` highest of each row of float32 [n, vocab], in one transfer and so one synchronisation."""
+    best, token = torch.topk(logp, k, dim=-1)
+    values, ids = torch.stack((best.double(), token.double())).cpu()  # token ids are exact in float64
+    return values.tolist(), ids.long().tolist()
+
+
+def best_on_host(logp: Float32, k: int) -> tuple[Values, Tokens]:
     """The `k` highest of each row of float32 [n, vocab], which is overwritten; ties to the lowest token.
 
     Numpy's argmax is a vectorised scan, 16 times as fast as a row of torch.topk at a vocabulary of 4096, and
@@ -93,12 +117,37 @@ def _best_on_host(logp: Float32, k: int) -> tuple[Values, Tokens]:
     return values.tolist(), tokens.tolist()
 
 
-def _scores(logits: torch.Tensor, rows: Sequence[Row | None]) -> torch.Tensor:
-    """Perturbed scores where a row is described, the logits themselves elsewhere."""
-    described = [row for row in rows if row is not None]
+def _scores(logits: torch.Tensor, rankings: Sequence[Ranking | None]) -> torch.Tensor:
+    """Perturbed scores of the rows with a ranking, the logits themselves elsewhere."""
+    described = [ranking for ranking in rankings if ranking is not None]
     if not described:
         return logits
-    if len(described) == len(rows):
-        return perturbed_scores(logits, described)
-    which = torch.tensor([i for i, row in enumerate(rows) if row is not None], device=logits.device)
-    return logits.index_copy(0, which, perturbed_scores(logits[which], described))
+    if len(described) == len(rankings):
+        return _perturbed(logits, described)
+    which = torch.tensor(
+        [i for i, ranking in enumerate(rankings) if ranking is not None], device=logits.device
+    )
+    return logits.index_copy(0, which, _perturbed(logits[which], described))
+
+
+def _perturbed(logits: torch.Tensor, rankings: Sequence[Ranking]) -> torch.Tensor:
+    """As `engine.sampling.perturbed_scores`, with the noise that is at hand."""
+    scores = processed_logits(logits, [ranking.row for ranking in rankings]).log_softmax(dim=-1)
+    sampled = [i for i, ranking in enumerate(rankings) if not ranking.row.params.is_greedy]
+    if not sampled:
+        return scores
+    noise = {i: rankings[i].noise for i in sampled}
+    missing = [i for i, row in noise.items() if row is None]
+    if missing:
+        rows = [rankings[i].row for i in missing]
+        computed = gumbel_noise(
+            [row.params.seed for row in rows],
+            [row.position for row in rows],
+            scores.shape[1],
+            device=scores.device,
+        )
+        noise.update(zip(missing, computed, strict=True))
+    added = torch.stack([row.to(scores.device) for row in noise.values() if row is not None])
+    if len(sampled) == len(rankings):
+        return scores.add_(added)
+    return scores.index_add_(0, torch.tensor(sampled, device=scores.device), added)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from transformers import LlamaForCausalLM
 
 from drafters.messages import DraftPlan
+from drafters.next_tokens import best_on_device, best_on_host
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
 from tests.drafters.tiny import (
@@ -120,6 +122,12 @@ def test_long_prompts_are_caught_up_in_bounded_forwards() -> None:
         assert_same_tree(tree, trees(b)[request_id])
 
 
+def test_best_tokens_are_the_same_on_host_and_device() -> None:
+    logp = torch.randn(5, 40, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    device = best_on_device(logp, 6)
+    assert best_on_host(logp.numpy().copy(), 6) == device
+
+
 def test_drafts_end_with_the_context_and_with_the_request() -> None:
     short = llama(max_tokens=16)
     plan = DraftPlan(depth=4, width=2)
@@ -131,3 +139,16 @@ def test_drafts_end_with_the_context_and_with_the_request() -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=3)
     tree = trees(drafter(MODEL).draft(call(opening("a", prompt(1, 9), plan, sampling=sampling))))["a"]
     assert tree.depth.max() == 2  # the third token is the verifier's own
+
+
+def test_a_token_beyond_the_vocabulary_costs_that_request_its_drafts_only() -> None:
+    d, plan = drafter(MODEL), DraftPlan(2, 2)
+    d.draft(call(opening("a", prompt(1, 9), plan), opening("b", prompt(2, 9), plan)))
+    for start in (9, 11):
+        sizes = {
+            name: len(tree)
+            for name, tree in trees(
+                d.draft(call(following("a", start, [3, 50], plan), following("b", start, [3, 4], plan)))
+            ).items()
+        }
+        assert sizes == {"a": 1, "b": 5}
