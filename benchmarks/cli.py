@@ -195,7 +195,7 @@ def lossless(
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
     drafters: Annotated[
         str | None,
-        typer.Option(help="Drafters to test alone, as `a,b`, or `none`; all that served a request if unset."),
+        typer.Option(help="Drafters to test alone, as `a,b`, or `none`; all of the server's if unset."),
     ] = None,
     variant: Annotated[
         list[str] | None,

@@ -12,7 +12,7 @@ from benchmarks import demo, environment, prompts, tables, workload
 from benchmarks.engine_under_test import same_text
 from benchmarks.load_client import LoadClient, LoadResult, run_load
 from benchmarks.near_ties import TOLERANCE, Difference, audit, explain
-from benchmarks.receipts import ReceiptSummary, drafters_of, summarise_receipts
+from benchmarks.receipts import ReceiptSummary, summarise_receipts
 from benchmarks.serve import SPECULATION_OFF, find_model
 from benchmarks.transformers_engine import Reference
 from engine.sampling_params import SamplingParams
@@ -59,6 +59,16 @@ class VariantResult:
     num_preemptions: int
 
     @property
+    def is_speculative(self) -> bool:
+        """Whether drafts were allowed."""
+        return not self.variant.startswith("off")
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens that the target accepted, as the receipts say."""
+        return self.receipts.num_accepted if self.receipts is not None else 0
+
+    @property
     def num_unproven(self) -> int:
         """Differences that are no near ties."""
         return sum(not difference.proven for difference in self.differences)
@@ -73,6 +83,7 @@ class Suite:
     reference: Reference
     requests: list[workload.BenchRequest]
     encoded: list[list[int]]
+    drafters: tuple[str, ...] = ()
     results: list[VariantResult] = field(default_factory=list)
 
     def params(self, mode: Mapping[str, Any], index: int) -> SamplingParams:
@@ -142,8 +153,8 @@ class Suite:
             )
         )
 
-    async def greedy(self) -> set[str]:
-        """Greedy outputs of every variant against `generate`; returns the drafters seen at work."""
+    async def greedy(self) -> None:
+        """Greedy outputs of every variant against `generate`."""
         expected = []
         with tables.progress() as bar:
             task = bar.add_task("Reference: Transformers generate, float32", total=len(self.requests))
@@ -154,13 +165,11 @@ class Suite:
         self.judge("greedy", "off", GREEDY, off, expected)
         auto = await self.ask(GREEDY, {}, "Greedy, all drafters")
         self.judge("greedy", "all drafters", GREEDY, auto, expected)
-        seen = {name for outcome in auto.outcomes for name in drafters_of(outcome.metrics)}
-        for name, extra in self.variants(seen).items():
+        for name, extra in self.variants().items():
             result = await self.ask(GREEDY, extra, f"Greedy, {name}")
             self.judge("greedy", name, GREEDY, result, expected)
-        return seen
 
-    async def sampled(self, name: str, mode: Mapping[str, Any], seen: set[str]) -> None:
+    async def sampled(self, name: str, mode: Mapping[str, Any]) -> None:
         """Seeded sampling of every variant against the same server without speculation, and that
         against the target alone in Transformers."""
         off = await self.ask(mode, SPECULATION_OFF, f"{name}, speculation off")
@@ -170,14 +179,13 @@ class Suite:
             for outcome, tokens in zip(off.outcomes, self.encoded, strict=True)
         ]
         self.judge(name, "off, against Transformers", mode, off, alone)
-        for variant, extra in {"all drafters": {}, **self.variants(seen)}.items():
+        for variant, extra in {"all drafters": {}, **self.variants()}.items():
             result = await self.ask(mode, extra, f"{name}, {variant}")
             self.judge(name, variant, mode, result, expected)
 
-    def variants(self, seen: set[str]) -> dict[str, Mapping[str, Any]]:
+    def variants(self) -> dict[str, Mapping[str, Any]]:
         """Body fields of every further variant: each drafter alone, and those asked for by name."""
-        chosen = self.options.drafters if self.options.drafters is not None else sorted(seen)
-        alone = {f"{name} alone": {"speculation": {"drafters": [name]}} for name in chosen}
+        alone = {f"{name} alone": {"speculation": {"drafters": [name]}} for name in self.drafters}
         return {**alone, **self.options.variants}
 
 
@@ -192,11 +200,14 @@ def _print(results: Sequence[VariantResult], reference: Reference) -> None:
                 str(len(result.differences) - result.num_unproven),
                 str(result.num_unproven),
                 f"{result.num_tokens:,}",
+                f"{receipts.num_verified:,}" if receipts else "-",
+                f"{receipts.num_accepted:,}" if receipts else "-",
                 tables.number(receipts.mean_acceptance_length if receipts else None, 2),
                 str(result.num_preemptions),
             ]
         )
-    heads = ["variant", "identical", "near ties", "unproven", "tokens", "tokens/step", "preemptions"]
+    heads = ["variant", "identical", "near ties", "unproven", "tokens", "verified", "accepted"]
+    heads += ["tokens/step", "preemptions"]
     tables.console.print(tables.plain_table("Losslessness", heads, rows))
     listed = [(result, difference) for result in results for difference in result.differences]
     if listed:
@@ -228,11 +239,15 @@ async def run(options: LosslessOptions) -> dict[str, Any]:
     encoded = [reference.encode(request.prompt) for request in requests]
     async with LoadClient(options.url, options.model or "", send_slo=False) as client:
         client.model = await find_model(client, options.model)
-        suite = Suite(options, client, reference, requests, encoded)
-        seen = await suite.greedy()
+        drafters = options.drafters
+        if drafters is None:
+            served = next((entry for entry in await client.models() if entry["id"] == client.model), {})
+            drafters = tuple(served.get("drafters") or ())
+        suite = Suite(options, client, reference, requests, encoded, drafters)
+        await suite.greedy()
         if options.sampling:
-            await suite.sampled("sampled", SAMPLED, seen)
-            await suite.sampled("penalties", PENALISED, seen)
+            await suite.sampled("sampled", SAMPLED)
+            await suite.sampled("penalties", PENALISED)
     _print(suite.results, reference)
     unproven = sum(result.num_unproven for result in suite.results)
     outputs = sum(result.num_outputs for result in suite.results)
@@ -241,11 +256,20 @@ async def run(options: LosslessOptions) -> dict[str, Any]:
         f"{outputs - differing} of {outputs} outputs are identical, {differing - unproven} differ at a near "
         f"tie (gap below {options.tolerance:g}), {unproven} differ without proof."
     )
+    idle = [result for result in suite.results if result.is_speculative and not result.num_accepted]
+    if idle:
+        names = ", ".join(f"{result.mode}: {result.variant}" for result in idle)
+        tables.console.print(
+            f"[yellow]No draft token was accepted in {names}: that shows nothing about speculation. A policy "
+            "that drafts only where it pays can be replaced for the test (`flotilla serve --policy fixed`)."
+            "[/yellow]"
+        )
     return {
         "benchmark": "lossless",
         "environment": environment.describe(),
         "options": asdict(options),
         "num_unproven": unproven,
+        "without_accepted_drafts": [f"{result.mode}: {result.variant}" for result in idle],
         "results": [asdict(result) for result in suite.results],
         "modes": msgspec.to_builtins({"sampled": SAMPLED, "penalties": PENALISED}),
     }

@@ -100,14 +100,14 @@ def baseline_latency(outcomes: Sequence[Outcome]) -> dict[str, Slo]:
     A decode step at concurrency 1 costs the same whatever the text, so pooling only removes noise;
     time to first token depends on prompt lengths and stays apart.
     """
-    failed = next((outcome for outcome in outcomes if not outcome.is_ok), None)
-    if failed is not None:
-        raise RuntimeError(f"the baseline measurement failed: {failed.error}")
-    tpots = [outcome.tpot_ms for outcome in outcomes if outcome.tpot_ms is not None]
+    done = [outcome for outcome in outcomes if outcome.is_ok]
+    if not done:
+        raise RuntimeError(f"the baseline measurement failed: {outcomes[0].error}")
+    tpots = [outcome.tpot_ms for outcome in done if outcome.tpot_ms is not None]
     tpot = statistics.median(tpots) if tpots else None
     baselines = {}
     for domain in sorted({outcome.request.domain for outcome in outcomes}):
-        own = [outcome for outcome in outcomes if outcome.request.domain == domain]
+        own = [outcome for outcome in done if outcome.request.domain == domain]
         ttfts = [outcome.ttft_ms for outcome in own if outcome.ttft_ms is not None]
         ends = [outcome.e2e_ms for outcome in own if outcome.e2e_ms is not None]
         baselines[domain] = Slo(
@@ -168,9 +168,8 @@ async def run(options: ServeOptions) -> dict[str, Any]:
             warmups = by_domain(requests, 1)[: options.num_warmups]
             task = bar.add_task("Warming up", total=len(warmups))
             warm = await run_load(client, warmups, max_concurrency=1, extra=extra, on_done=_ticker(bar, task))
-            failed = next((outcome for outcome in warm.outcomes if not outcome.is_ok), None)
-            if failed is not None:
-                raise RuntimeError(f"the first request to {options.url} failed: {failed.error}")
+            if warmups and not any(outcome.is_ok for outcome in warm.outcomes):
+                raise RuntimeError(f"the first requests to {options.url} failed: {warm.outcomes[0].error}")
             baselines: dict[str, Slo] = {}
             if needs_baseline:
                 sample = by_domain(requests, options.baseline_requests)

@@ -95,6 +95,7 @@ def test_receipts_are_weighted_by_steps() -> None:
 
 def test_baseline_pools_tpot_and_keeps_ttft_apart(make_outcome: MakeOutcome) -> None:
     outcomes = [
+        make_outcome("code", error="HTTP 400: too long"),
         make_outcome("code", ttft_ms=10.0, e2e_ms=30.0, num_output_tokens=3),
         make_outcome("code", ttft_ms=20.0, e2e_ms=60.0, num_output_tokens=3),
         make_outcome("chat", ttft_ms=5.0, e2e_ms=35.0, num_output_tokens=2),

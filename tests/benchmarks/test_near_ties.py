@@ -1,0 +1,103 @@
+"""Differences are explained by the reference's own scores, or stay unproven."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from benchmarks.near_ties import audit, explain, first_difference, score_gap
+from benchmarks.transformers_engine import Reference
+from engine.sampling import Row, TokenHistory, decide
+from engine.sampling_params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class FakeReference:
+    """A model whose logits after a token are a row of a table."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        self._table = table
+
+    def model(self, input_ids: torch.Tensor) -> Any:
+        return SimpleNamespace(logits=self._table[input_ids])
+
+    def decode(self, tokens: list[int]) -> str:
+        return " ".join(map(str, tokens))
+
+
+def reference(table: torch.Tensor) -> Reference:
+    return cast(Reference, FakeReference(table))
+
+
+def explained(table: torch.Tensor, params: SamplingParams, expected: list[int], found: list[int]) -> Any:
+    return explain(reference(table), params, [0], expected, found, index=3, domain="code")
+
+
+def test_first_difference() -> None:
+    assert first_difference([1, 2, 3], [1, 2, 4]) == 2
+    assert first_difference([1, 2], [1, 2, 4]) == 2
+    assert first_difference([5], [6]) == 0
+
+
+@pytest.mark.parametrize(("gap", "proven"), [(5e-5, True), (5e-3, False)])
+def test_greedy_near_tie(gap: float, proven: bool) -> None:
+    table = torch.zeros(4, 4)
+    table[1] = torch.tensor([0.0, -1.0, 2.0, 2.0 - gap])
+    difference = explained(table, GREEDY, [1, 2], [1, 3])
+    assert (difference.position, difference.expected, difference.found) == (1, 2, 3)
+    assert difference.gap == pytest.approx(gap, rel=0.05)
+    assert difference.proven is proven
+
+
+def test_both_tokens_must_be_near_the_best() -> None:
+    """Two tokens that tie with each other, far below a third, prove nothing."""
+    table = torch.tensor([[9.0, 1.0, 1.0, 0.0]])
+    assert not explained(table, GREEDY, [1], [2]).proven
+
+
+def test_an_early_end_is_never_a_near_tie() -> None:
+    difference = explained(torch.zeros(4, 4), GREEDY, [1, 2], [1])
+    assert difference.found == -1
+    assert not difference.proven
+
+
+def test_edge_of_top_p() -> None:
+    """Probabilities 0.5, 0.25, 0.25 - e: rounding decides whether top-p 0.75 takes in a third token."""
+    table = torch.tensor([[0.5, 0.25 + 1e-7, 0.25 - 1e-7, 1e-9]]).log()
+    for seed in range(200):
+        inside = SamplingParams(temperature=1.0, top_p=0.7501, seed=seed)
+        winner = int(decide(table, [Row(inside, 0)]).tokens[0])
+        if winner == 2:
+            outside = SamplingParams(temperature=1.0, top_p=0.75, seed=seed)
+            loser = int(decide(table, [Row(outside, 0)]).tokens[0])
+            if loser != 2:
+                difference = explained(table, outside, [loser], [2])
+                assert difference.at_edge
+                assert difference.proven
+                return
+    pytest.fail("no seed puts the third token first")
+
+
+def test_audit_reproduces_sampling() -> None:
+    """What sequential decisions give, one pass over the output confirms; a changed token it denies."""
+    table = torch.randn(50, 50, generator=torch.Generator().manual_seed(0))
+    params = SamplingParams(temperature=0.8, top_p=0.95, presence_penalty=0.5, repetition_penalty=1.2, seed=7)
+    prompt: list[int] = [3, 4]
+    output: list[int] = []
+    for position in range(12):
+        last = (prompt + output)[-1]
+        row = Row(params, position, TokenHistory(prompt, output))
+        output.append(int(decide(table[last : last + 1], [row]).tokens[0]))
+    assert audit(reference(table), params, prompt, output) == output
+    output[5] = (output[5] + 1) % 50
+    assert audit(reference(table), params, prompt, output)[5] != output[5]
+
+
+def test_score_gap_of_an_excluded_token_is_infinite() -> None:
+    table = torch.tensor([[5.0, 1.0, 0.0]])
+    row = Row(SamplingParams(temperature=1.0, top_k=1, seed=1), 0)
+    assert score_gap(table, [row], (0, 1)) == float("inf")
