@@ -80,9 +80,10 @@ class ModelDrafter:
         """Draft for every item of the call.
 
         A request not held at the position named goes to `unknown`. A tree may be smaller than planned:
-        at the end of the model's context, of the request's `max_tokens`, after stop tokens, for lack of KV
-        slots, or because the target's vocabulary is larger and the request holds such a token. The layer that falls below the plan's `stop_logp` is the last one of its tree. For
-        what `logp` means to sampling requests see `drafters.next_tokens`.
+        at the end of the model's context, of the request's `max_tokens`, after stop tokens, for lack of
+        KV slots, or because the request holds a token of a target's larger vocabulary. The layer that
+        falls below the plan's `stop_logp` is the last one of its tree. For what `logp` means to sampling
+        requests see `drafters.next_tokens`.
         """
         started = perf_counter()
         self._model.reset()
