@@ -1,0 +1,149 @@
+"""Runners against the plain Transformers forward, and refusal of models that would be silently wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.hf_runner import HFRunner
+from engine.kv_cache import KVCache
+from engine.llama_runner import LlamaRunner
+from engine.loading import RunnerKind, UnsupportedModel, load_runner
+from engine.runner import ModelRunner, Segment
+from tests.engine import tiny_models
+
+
+def logits_of(runner: ModelRunner, seed: int) -> list[torch.Tensor]:
+    """Logits of a small serving session: prefill of two requests in chunks, a tree, its commit, decoding."""
+    rng = np.random.default_rng(seed)
+    cache = KVCache(runner.num_slots)
+    outputs = []
+    for name in "ab":
+        cache.open(name, [0])
+
+    def rows(name: str, n: int, visible: np.ndarray | None = None) -> Segment:
+        positions = np.arange(n) if visible is None else visible.sum(axis=1) - 1
+        return Segment(
+            tokens=rng.integers(0, runner.shape.vocab_size, n).astype(np.int32),
+            positions=(cache.length(name) + positions).astype(np.int32),
+            slots=cache.reserve(name, n),
+            past=cache.past(name).copy(),
+            visible=visible,
+        )
+
+    def forward(segments: list[Segment]) -> None:
+        total = sum(len(segment.slots) for segment in segments)
+        outputs.append(runner.forward(segments, np.arange(total, dtype=np.int32)))
+
+    batch = [rows("a", 20), rows("b", 3)]
+    forward(batch)
+    for name, segment in zip("ab", batch, strict=True):
+        cache.commit(name, segment.slots)
+    tree = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=np.bool_)
+    batch = [rows("a", 3, tree), rows("b", 17)]
+    forward(batch)
+    cache.commit("a", batch[0].slots[[0, 2]])
+    cache.commit("b", batch[1].slots)
+    cache.discard("a")
+    forward([rows("a", 1), rows("b", 1)])
+    return outputs
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_bias", "llama_scaled", "qwen2", "qwen3"])
+def test_lean_and_transformers_runners_agree(name: str, tmp_path: Path) -> None:
+    directory = tiny_models.write(name, tmp_path)
+    # Both pass the self-test against the plain forward here.
+    lean = load_runner(directory, num_slots=128)
+    other = load_runner(directory, num_slots=128, runner="hf")
+    assert isinstance(lean, LlamaRunner)
+    assert isinstance(other, HFRunner)
+    assert lean.shape == other.shape
+    assert lean.shape.kv_bytes_per_token == 2 * 2 * 2 * (16 if name == "qwen3" else 8) * 4
+    for got, expected in zip(logits_of(lean, 1), logits_of(other, 1), strict=True):
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("runner", ["lean", "hf"])
+def test_plain_forward_is_reproduced(runner: RunnerKind, tmp_path: Path) -> None:
+    directory = tiny_models.write("llama", tmp_path)
+    loaded = load_runner(directory, num_slots=64, runner=runner, self_test=False)
+    tokens = np.random.default_rng(0).integers(0, tiny_models.VOCABULARY, 40).astype(np.int32)
+    slots = np.random.default_rng(1).permutation(64).astype(np.int32)
+    logits = []
+    # Chunks of one prompt, one after the other; the last keeps some rows only.
+    for start, end in ((0, 25), (25, 26), (26, 40)):
+        rows = np.arange(start, end, dtype=np.int32)
+        segment = Segment(tokens=tokens[rows], positions=rows, slots=slots[rows], past=slots[:start])
+        keep = np.arange(end - start, dtype=np.int32) if end < 40 else np.array([13, 2], dtype=np.int32)
+        logits.append(loaded.forward([segment], keep))
+    model = tiny_models.build("llama")
+    expected = model(torch.from_numpy(tokens).long()[None]).logits[0, [*range(26), 39, 28]]
+    torch.testing.assert_close(torch.cat(logits), expected.detach(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("runner", ["lean", "hf"])
+def test_half_precision_models_run(runner: RunnerKind, tmp_path: Path) -> None:
+    directory = tiny_models.write("llama", tmp_path)
+    exact = logits_of(load_runner(directory, num_slots=128, runner=runner), 1)
+    rounded = logits_of(load_runner(directory, num_slots=128, runner=runner, dtype="bfloat16"), 1)
+    for got, expected in zip(rounded, exact, strict=True):
+        assert got.dtype == torch.float32
+        assert float((got - expected).abs().max()) < 0.1 * float(expected.abs().max())
+
+
+def test_other_architectures_go_through_transformers(tmp_path: Path) -> None:
+    assert isinstance(load_runner(tiny_models.write("gpt_neox", tmp_path), num_slots=64), HFRunner)
+
+
+def test_a_window_no_shorter_than_the_longest_sequence_is_fine(tmp_path: Path) -> None:
+    directory = tiny_models.write("mistral_window", tmp_path)
+    assert load_runner(directory, num_slots=64, max_tokens=64).shape.max_tokens == 64
+    assert load_runner(directory, num_slots=64, max_tokens=64, runner="hf").shape.max_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("mistral_window", "sliding window of 64 tokens"),
+        ("gemma2", "softcap"),
+        ("gpt_oss", "s_aux|sliding window"),
+        ("bloom", "attention interface|position_ids"),
+        ("falcon", "attention interface"),
+    ],
+)
+def test_models_that_would_be_silently_wrong_are_refused(name: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=reason):
+        load_runner(tiny_models.write(name, tmp_path), num_slots=64)
+
+
+def test_rotary_embeddings_that_change_with_length_fall_back(tmp_path: Path) -> None:
+    directory = tiny_models.write("llama_dynamic", tmp_path)
+    assert isinstance(load_runner(directory, num_slots=64), HFRunner)
+    with pytest.raises(UnsupportedModel, match="dynamic"):
+        load_runner(directory, num_slots=64, runner="lean")
+
+
+def test_the_self_test_notices_wrong_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tiny_models.write("llama", tmp_path)
+    monkeypatch.setattr("engine.llama_runner._rotate", lambda *_: None)
+    with pytest.raises(UnsupportedModel, match="self-test failed at ragged prefill"):
+        load_runner(directory, num_slots=64)
+    load_runner(directory, num_slots=64, self_test=False)
+
+
+def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        load_runner(tmp_path / "absent", num_slots=64)
+    directory = tiny_models.write("llama", tmp_path)
+    with pytest.raises(UnsupportedModel, match="float8"):
+        load_runner(directory, num_slots=64, dtype="float8")
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModel, match="safetensors"):
+        load_runner(directory, num_slots=64)
+    (directory / "config.json").write_text('{"model_type": "no_such_model"}')
+    with pytest.raises(UnsupportedModel, match="no_such_model"):
+        load_runner(directory, num_slots=64)

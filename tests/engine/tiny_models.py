@@ -1,0 +1,67 @@
+"""Random tiny models in every shape the engine's tests need, written as Hugging Face directories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY = 96
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": True}),
+    "llama_bias": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_scaled": ("Llama", {"rope_parameters": _LLAMA3_ROPE}),
+    "llama_dynamic": ("Llama", {"rope_parameters": {**_LLAMA3_ROPE, "rope_type": "dynamic"}}),
+    "llama_odd": ("Llama", {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "mistral_window": ("Mistral", {"sliding_window": 64}),
+    "gpt_neox": ("GPTNeoX", {}),
+    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 4096}),
+    "gpt_oss": ("GptOss", {"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}),
+    "bloom": ("Bloom", {"n_head": 4, "n_layer": 2}),
+    "falcon": ("Falcon", {"new_decoder_architecture": False, "alibi": False}),
+}
+
+
+def build(name: str) -> Any:
+    """A randomly initialised model of the named configuration, float32, in evaluation mode."""
+    family, options = _CONFIGS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**{**_COMMON, **options})
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Initial norm scales of one and biases of zero would hide that they are ignored.
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def write(name: str, directory: Path) -> Path:
+    """Save the named model in `directory`, which is returned."""
+    build(name).save_pretrained(directory)
+    return directory
