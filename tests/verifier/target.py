@@ -11,6 +11,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.hf_runner import HFRunner
+from engine.llama_runner import LlamaRunner
+from engine.llama_weights import load_llama_weights
+from engine.runner import ModelRunner
 from engine.sampling import Row, TokenHistory, decide
 from engine.sampling_params import RequestSpec, SamplingParams
 from engine.tree import TokenTree
@@ -46,10 +49,11 @@ class Target:
     def __init__(self) -> None:
         self.plain = make_model()
         self._model = copy.deepcopy(self.plain)
+        self._weights = load_llama_weights(self.plain)
         self._cache: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def runner(self, num_slots: int = 400) -> HFRunner:
-        return HFRunner(self._model, num_slots)
+    def runner(self, num_slots: int = 400, *, lean: bool = True) -> ModelRunner:
+        return LlamaRunner(self._weights, num_slots) if lean else HFRunner(self._model, num_slots)
 
     @torch.no_grad()
     def logits(self, tokens: list[int]) -> torch.Tensor:
