@@ -53,4 +53,9 @@ class FrontEnd:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""
-        return create_app(self._service, max_body_bytes=self._config.http.max_body_bytes)
+        return create_app(
+            self._service,
+            max_body_bytes=self._config.http.max_body_bytes,
+            # Serve's proxy sends the header itself, with the id it also passes in.
+            sends_request_id=False,
+        )

@@ -33,8 +33,16 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-def create_app(service: ApiService, *, max_body_bytes: int = 1 << 20) -> FastAPI:
-    """The application of one front end."""
+def create_app(
+    service: ApiService, *, max_body_bytes: int = 1 << 20, sends_request_id: bool = True
+) -> FastAPI:
+    """The application of one front end.
+
+    Args:
+        service: what answers.
+        max_body_bytes: larger bodies are refused.
+        sends_request_id: whether responses get an `X-Request-Id`; not behind a proxy that adds its own.
+    """
     started = int(time.time())
 
     @contextlib.asynccontextmanager
@@ -119,7 +127,7 @@ def create_app(service: ApiService, *, max_body_bytes: int = 1 << 20) -> FastAPI
         return _json({"version": flotilla_version()})
 
     _install_error_handlers(app)
-    app.add_middleware(RequestIds)
+    app.add_middleware(RequestIds, sends=sends_request_id)
     return app
 
 
@@ -168,8 +176,9 @@ async def unless_disconnected(request: Request, work: Awaitable[_Result]) -> _Re
 class RequestIds:
     """Gives every request an id, the client's `X-Request-Id` if it sent one, and returns it as such."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, sends: bool = True) -> None:
         self._app = app
+        self._sends = sends
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry; plain ASGI because Starlette's middleware class would buffer disconnects of streams."""
@@ -188,7 +197,7 @@ class RequestIds:
                 ]
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        await self._app(scope, receive, send_with_id if self._sends else send)
 
 
 def _clean_id(asked: str) -> str:

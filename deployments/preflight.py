@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 from cluster.config import FlotillaConfig
+from cluster.policies.registry import make_policy
 from deployments.model_paths import model_directory
 
 
@@ -13,7 +15,13 @@ class StartError(Exception):
 
 
 def check(config: FlotillaConfig) -> None:
-    """Raise `StartError` for a model that is not there or a port that is taken."""
+    """Raise `StartError` for a model or file that is missing, an unknown policy, or a port that is taken."""
+    try:
+        make_policy(config.policy)
+    except ValueError as error:
+        raise StartError(str(error)) from None
+    if config.profile is not None and not Path(config.profile).is_file():
+        raise StartError(f"no cost profile at {config.profile}; make one with `flotilla profile`")
     paths = [config.target.path, *(drafter.path for drafter in config.drafters if drafter.kind == "model")]
     for path in paths:
         try:

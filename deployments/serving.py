@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -13,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -74,8 +75,8 @@ def running(
     try:
         yield _start(config, console, on_ray)
     finally:
-        with console.status("Stopping ..."):
-            stop()
+        console.print("[dim]stopping ...[/]")
+        stop()
 
 
 def profile(config: FlotillaConfig, console: Console | None = None) -> dict[str, Any]:
@@ -88,10 +89,12 @@ def profile(config: FlotillaConfig, console: Console | None = None) -> dict[str,
 
 def stop() -> None:
     """Stop the application and the Ray instance this process started or joined."""
-    # Ray's and Serve's own farewells are errors about processes that are meant to go.
+    if not ray.is_initialized():
+        return
+    # Ray's and Serve's farewells, logged and printed, are errors about processes that are meant to go.
     logging.disable(logging.ERROR)
     try:
-        if ray.is_initialized():
+        with redirect_stderr(io.StringIO()):
             serve.shutdown()
             ray.shutdown()
     finally:
@@ -113,7 +116,10 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
             logging_config={"log_level": "WARNING", "enable_access_log": False},
         )
         startup.enter("Cell")
-        serve.run(build_app(config), name=APP_NAME)
+        try:
+            serve.run(build_app(config), name=APP_NAME)
+        except RuntimeError as error:
+            raise StartError(f"Ray Serve could not start the application: {error}") from error
         _await_cell(startup)
         startup.enter("HTTP")
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
@@ -209,7 +215,8 @@ def _print_welcome(console: Console, config: FlotillaConfig, url: str) -> None:
     )
     console.print(
         f"\n[bold]{model}[/] with {', '.join(description['drafters']) or 'no drafters'}, "
-        f"policy {config.policy.name}, on [bold]{url}[/]\nTry:\n"
+        f"policy {config.policy.name}, on [bold]{url}[/]\nTry:\n",
+        soft_wrap=True,
     )
     # Not through rich's wrapping: the line is there to be copied.
     print(
