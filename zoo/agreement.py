@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from zoo.generate import continue_batch
 from zoo.registry import Prompt
 
 Flags = npt.NDArray[np.bool_]
+_BATCH = 32
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
@@ -31,20 +31,27 @@ def prompt_ids(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
 def greedy_continuations(
     model: LlamaForCausalLM, prompts: Sequence[Sequence[int]], most: Sequence[int]
 ) -> list[list[int]]:
-    """The target's greedy answers in float32, end token included; prompts of one length and bound share a
+    """The target's greedy answers in float32, end token included; prompts of about one length share a
     batch.
     """
-    end = model.config.eos_token_id
+    end, pad = model.config.eos_token_id, model.config.pad_token_id
     assert isinstance(end, int)
-    groups: dict[tuple[int, int], list[int]] = {}
-    for i, (ids, bound) in enumerate(zip(prompts, most, strict=True)):
-        groups.setdefault((len(ids), bound), []).append(i)
+    assert isinstance(pad, int)
     answers: list[list[int]] = [[] for _ in prompts]
-    for (_, bound), members in groups.items():
-        given = torch.tensor([list(prompts[i]) for i in members])
-        written = continue_batch(model, given, torch.zeros(len(members)), end, bound)
-        for i, (answer, _, _) in zip(members, written, strict=True):
-            answers[i] = answer
+    by_size = sorted(range(len(prompts)), key=lambda i: (most[i], len(prompts[i])))
+    for begin in range(0, len(by_size), _BATCH):
+        members = by_size[begin : begin + _BATCH]
+        longest = max(len(prompts[i]) for i in members)
+        ids = torch.full((len(members), longest), pad)
+        for row, i in enumerate(members):
+            ids[row, longest - len(prompts[i]) :] = torch.tensor(list(prompts[i]))
+        bound = max(most[i] for i in members)
+        written = model.generate(
+            ids, attention_mask=(ids != pad).long(), do_sample=False, max_new_tokens=bound
+        )
+        for i, row in zip(members, written[:, longest:].tolist(), strict=True):
+            answer = row[: most[i]]
+            answers[i] = answer[: answer.index(end) + 1] if end in answer else answer
     return answers
 
 

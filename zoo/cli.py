@@ -93,7 +93,7 @@ def evaluate(
     from zoo import evaluate as evaluation
 
     with console.status(f"evaluating {len(MODELS)} models"):
-        result = evaluation.evaluate(weights, limit)
+        result = evaluation.evaluate(evaluation.read(weights, limit), weights)
     evaluation.write(result, json_file)
     console.print(card.tables(result), markup=False, highlight=False)
 

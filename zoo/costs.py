@@ -40,7 +40,7 @@ def _once(model: LlamaForCausalLM, cache: DynamicCache, tokens: int) -> float:
     begun = time.thread_time()
     model(given, past_key_values=cache, use_cache=True)
     spent = time.thread_time() - begun
-    cache.crop(CONTEXT)
+    cache.crop(-tokens)
     return spent
 
 

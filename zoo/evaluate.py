@@ -127,19 +127,44 @@ def _samples(
     return samples
 
 
-def evaluate(weights: Path = WEIGHTS, limit: int | None = None, samples: int = 6) -> dict[str, Any]:
-    """All figures of the model card. ``limit`` bounds the prompts per domain."""
+@dataclass(frozen=True)
+class Reading:
+    """What the target alone makes of the prompts: needs no drafters, and is most of an evaluation's time."""
+
+    prompts: list[Prompt]
+    encoded: list[list[int]]
+    answers: list[list[int]]
+    losses: dict[str, float]
+    samples: list[dict[str, Any]]
+
+
+def read(weights: Path = WEIGHTS, limit: int | None = None, samples: int = 6) -> Reading:
+    """The target's greedy answers, losses and samples on at most ``limit`` prompts per domain."""
     torch.set_num_threads(1)
     tokenizer = load_tokenizer(weights / TARGET)
     prompts = [p for domain in DOMAINS for p in load_prompts(domain)[:limit]]
     encoded = [agreement.prompt_ids(tokenizer, prompt) for prompt in prompts]
     target = models.load(weights / TARGET)
+    answers = agreement.greedy_continuations(target, encoded, [p.max_tokens for p in prompts])
+    losses = _losses(target, tokenizer, prompts, encoded)
+    return Reading(
+        prompts, encoded, answers, losses, _samples(target, tokenizer, prompts, encoded, answers, samples)
+    )
+
+
+def evaluate(reading: Reading, weights: Path = WEIGHTS) -> dict[str, Any]:
+    """All figures of the model card."""
+    torch.set_num_threads(1)
+    target = models.load(weights / TARGET)
     drafters = {name: models.load(weights / name) for name in DRAFTERS}
     cost = costs.measure(target, drafters, CHAIN)
-    answers = agreement.greedy_continuations(target, encoded, [p.max_tokens for p in prompts])
-    results = _by_prompt(encoded, answers, drafters, cost)
-    members: dict[str, list[int]] = {d: [i for i, p in enumerate(prompts) if p.domain == d] for d in DOMAINS}
-    groups = {**members, ALL: list(range(len(prompts)))}
+    answers = reading.answers
+    results = _by_prompt(reading.encoded, answers, drafters, cost)
+    members: dict[str, list[int]] = {
+        d: [i for i, p in enumerate(reading.prompts) if p.domain == d] for d in DOMAINS
+    }
+    groups = {**members, ALL: list(range(len(reading.prompts)))}
+    end = target.config.eos_token_id
     return {
         "chain": CHAIN,
         "prompts": {name: len(group) for name, group in groups.items()},
@@ -161,11 +186,10 @@ def evaluate(weights: Path = WEIGHTS, limit: int | None = None, samples: int = 6
             g: round(float(np.mean([len(answers[i]) for i in ids])), 1) for g, ids in groups.items()
         },
         "finished": {
-            g: round(float(np.mean([answers[i][-1] == target.config.eos_token_id for i in ids])), 3)
-            for g, ids in groups.items()
+            g: round(float(np.mean([answers[i][-1] == end for i in ids])), 3) for g, ids in groups.items()
         },
-        "held_out_loss": _losses(target, tokenizer, prompts, encoded),
-        "samples": _samples(target, tokenizer, prompts, encoded, answers, samples),
+        "held_out_loss": reading.losses,
+        "samples": reading.samples,
     }
 
 
