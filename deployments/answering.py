@@ -31,9 +31,11 @@ class Call:
         objective: what it asked for. seed: its random number seed. num_prompts: how many prompts it has.
         prompt_field: the field that holds the prompt, for errors.
         includes_usage: whether a stream ends with a usage chunk.
+        counts_tokens: whether every chunk tells the token counts so far.
         shows_all: whether a chunk is due also for tokens whose text is still held back.
         request_id: how the client and the log call it.
         outcomes: of the choices that have finished.
+        num_streamed: output tokens so far, of a stream.
     """
 
     updates: AsyncGenerator[Update, None]
@@ -44,9 +46,11 @@ class Call:
     num_prompts: int
     prompt_field: str
     includes_usage: bool
+    counts_tokens: bool
     shows_all: bool
     request_id: str
     outcomes: dict[int, ChoiceOutcome] = field(default_factory=dict)
+    num_streamed: int = 0
 
     @property
     def is_finished(self) -> bool:
@@ -60,6 +64,15 @@ class Call:
     def add_metrics(self, body: dict[str, Any]) -> None:
         """Put the receipt into a response or chunk."""
         body["metrics"] = metrics(self._ordered(), self.objective, self.seed)
+
+    def usage_so_far(self) -> dict[str, Any]:
+        """Token counts in the middle of a stream."""
+        prompt = sum(len(state.prompt) for state in self.states[:: len(self.states) // self.num_prompts])
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self.num_streamed,
+            "total_tokens": prompt + self.num_streamed,
+        }
 
     def _ordered(self) -> list[ChoiceOutcome]:
         return [self.outcomes[index] for index in sorted(self.outcomes)]
@@ -106,13 +119,14 @@ async def stream(call: Call) -> AsyncGenerator[bytes, None]:
 def _events(call: Call, update: Update) -> bytes:
     """What one update adds to the stream; nothing while its text is held back."""
     state = call.states[update.choice]
+    call.num_streamed += len(update.tokens)
     events = b""
     if isinstance(call.shape, ChatFormat) and not state.started:
         events = _event(call.shape.role_chunk(update.choice, state))
     if update.text or update.finish_reason is not None or call.shows_all:
         chunk = call.shape.chunk(update, state)
         if call.includes_usage:
-            chunk["usage"] = None
+            chunk["usage"] = call.usage_so_far() if call.counts_tokens else None
         elif call.is_finished:
             call.add_metrics(chunk)
         events += _event(chunk)

@@ -145,6 +145,7 @@ class ApiService:
             num_prompts=len(prompts),
             prompt_field=prompt_field,
             includes_usage=request.includes_usage,
+            counts_tokens=request.counts_tokens,
             shows_all=bool(request.return_token_ids) or mapping.num_logprobs(request) is not None,
             request_id=request_id,
         )

@@ -173,7 +173,7 @@ class CellClient:
                 pause = _FIRST_PAUSE_S
                 while True:
                     self._dispatch(_decoder.decode(await read_frame(reader)))
-            except (OSError, EOFError, msgspec.ValidationError, msgspec.DecodeError) as error:
+            except Exception as error:  # whatever it is, a new connection is the way out
                 _log.warning("connection to the cell lost with %d requests: %r", len(self._pending), error)
             finally:
                 self._writer = None

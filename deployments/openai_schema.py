@@ -46,6 +46,17 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (None, False),
     "spaces_between_special_tokens": (None, True),
     "logits_processors": (None, []),
+    "chat_template": (None,),
+    "chat_template_kwargs": (None, {}),
+    "documents": (None, []),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "return_tokens_as_token_ids": (None, False),
+    "cache_salt": (None,),
+    "kv_transfer_params": (None,),
+    "vllm_xargs": (None, {}),
 }
 
 
@@ -74,8 +85,8 @@ class StreamOptions(_Strict):
     """OpenAI's and vLLM's options of a stream."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
-    continuous_usage_stats: Literal[False] | None = None
+    include_obfuscation: bool | None = Field(None, description="Accepted and not used.")
+    continuous_usage_stats: bool | None = Field(None, description="Token counts so far in every chunk.")
 
 
 class GenerationRequest(_Strict):
@@ -119,6 +130,13 @@ class GenerationRequest(_Strict):
     def includes_usage(self) -> bool:
         """Whether the stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether every chunk of the stream tells the token counts so far."""
+        return self.includes_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
 
 
 class CompletionRequest(GenerationRequest):

@@ -120,6 +120,16 @@ async def test_chat_stream(http: httpx.AsyncClient, cell: CellStandIn) -> None:
     assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
 
 
+async def test_stream_counts_tokens_on_request(http: httpx.AsyncClient, cell: CellStandIn) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = COMPLETION | {"stream": True, "stream_options": options, "n": 2}
+    *chunks, _ = events((await http.post("/v1/completions", json=body)).text)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == counts[-2] == 2 * (len(ids(ANSWER)) + 1)
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {len(cell.submissions[0].prompt)}
+
+
 async def test_completion_stream_ends_with_metrics(http: httpx.AsyncClient) -> None:
     body = COMPLETION | {"stream": True, "n": 3, "echo": True}
     *chunks, done = events((await http.post("/v1/completions", json=body)).text)
