@@ -90,6 +90,12 @@ class Deck:
         self._dealt[domain] += count
         return [held[(first + place) % len(held)] for place in range(count)]
 
+    def warm_ups(self, count: int) -> list[Task]:
+        """Short tasks to warm up with: prompts backwards, so that no cache learns a real one."""
+        held = self._tasks[self.domains[0]]
+        tasks = (held[place % len(held)] for place in range(count))
+        return [Task(task.domain, task.tokens[::-1], min(16, task.max_tokens)) for task in tasks]
+
     @property
     def repeats(self) -> bool:
         """Whether any prompt was dealt twice."""
@@ -139,7 +145,7 @@ def compare(
     with tables.progress() as bar:
         task = bar.add_task("Warming up", total=num_runs * (1 + rounds * len(deck.domains)))
         for concurrency in concurrencies:
-            few = deck.deal(deck.domains[0], concurrency)
+            few = deck.warm_ups(concurrency)
             for engine in able[concurrency]:
                 engine.run(few, concurrency)
                 bar.advance(task)

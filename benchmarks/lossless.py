@@ -207,7 +207,7 @@ def _print(results: Sequence[VariantResult], reference: Reference) -> None:
             ]
         )
     heads = ["variant", "identical", "near ties", "unproven", "tokens", "verified", "accepted"]
-    heads += ["tokens/step", "preemptions"]
+    heads += ["tok/step", "preempted"]
     tables.console.print(tables.plain_table("Losslessness", heads, rows))
     listed = [(result, difference) for result in results for difference in result.differences]
     if listed:

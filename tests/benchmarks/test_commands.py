@@ -1,0 +1,76 @@
+"""The command line: every command explains itself, and wrong options end with status 2 and a reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import vllm_install
+from benchmarks.cli import app
+from benchmarks.vllm_peer import VllmOptions, speculation, vllm_command
+
+runner = CliRunner()
+
+
+@pytest.mark.parametrize("command", ["serve", "engine", "lossless", "vllm"])
+def test_help(command: str) -> None:
+    result = runner.invoke(app, [command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == 0
+    assert "--json" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--slo", "30"], "name a class first"),
+        (["--mix", "code"], "CLASS=SHARE"),
+        (["--extra-body", "[1]"], "JSON object"),
+        (["--arrivals", "poisson"], "--request-rate"),
+        (["--prompts", "/nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+def test_wrong_options(arguments: list[str], reason: str, tmp_path: Path) -> None:
+    if "--prompts" not in arguments:
+        path = tmp_path / "prompts.jsonl"
+        path.write_text(json.dumps({"domain": "code", "prompt": "x"}))
+        arguments = [*arguments, "--prompts", str(path)]
+    result = runner.invoke(app, ["serve", "--url", "http://127.0.0.1:9", *arguments])
+    assert result.exit_code == 2
+    assert reason in result.output
+
+
+def test_unknown_vllm_mode() -> None:
+    result = runner.invoke(app, ["vllm", "--mode", "warp"])
+    assert result.exit_code == 2
+    assert "warp" in result.output
+
+
+def test_vllm_requirements_leave_out_what_is_not_needed(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    needed = ["torch==2.13.0+cpu", "torchvision", "TorchAudio==1", "einops", 'boto3; extra == "s3"']
+    report.write_text(json.dumps({"install": [{"metadata": {"requires_dist": needed}}]}))
+    assert vllm_install.requirements(report) == ["torch==2.13.0+cpu", "einops", "pandas"]
+
+
+def test_vllm_modes() -> None:
+    options = VllmOptions(venv=Path("/venv"), draft_model="/models/small", concurrencies=(1, 40))
+    assert speculation(options, "base") is None
+    draft = speculation(options, "draft")
+    assert draft == {"method": "draft_model", "model": "/models/small", "num_speculative_tokens": 4}
+    command = vllm_command(options, "/models/large", "float32", 1024, "ngram", 81)
+    assert command[:3] == ["/venv/bin/vllm", "serve", "/models/large"]
+    assert command[command.index("--max-num-seqs") + 1] == "40"
+    assert json.loads(command[-1])["method"] == "ngram"
+
+
+def test_an_environment_counts_as_installed_when_it_is_complete(tmp_path: Path) -> None:
+    assert not vllm_install.is_installed(tmp_path)
+    (tmp_path / "bin").mkdir()
+    vllm_install.executable(tmp_path).touch()
+    (tmp_path / "lib" / "python3.11" / "site-packages").mkdir(parents=True)
+    assert not vllm_install.is_installed(tmp_path)
+    vllm_install._write_shim(tmp_path)
+    assert vllm_install.is_installed(tmp_path)
