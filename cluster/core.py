@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from cluster import admission
 from cluster.config import FlotillaConfig
@@ -32,21 +31,10 @@ from cluster.planning import StepPlanner
 from cluster.policies.base import Policy
 from cluster.requests import Request, State, Trigger
 from cluster.stream_messages import TokenEvent
+from cluster.verify_calls import VerifyCalls
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
-from verifier.messages import PrefillItem, Verdict, VerifyCall, VerifyItem, VerifyResult
-
-
-@dataclass(slots=True)
-class Outstanding:
-    """The verify call the target is working on."""
-
-    call_id: int
-    sent_at: float
-    predicted_s: float
-    verifying: dict[str, TokenTree]
-    prefilling: set[str]
-    num_context: int
+from verifier.messages import Verdict, VerifyResult
 
 
 class SchedulerCore:
@@ -66,10 +54,8 @@ class SchedulerCore:
         self.verifier: VerifierReady | None = None
         self.free_slots = 0
         self.totals = self.planner.totals
-        self._outstanding: Outstanding | None = None
-        self._release: list[str] = []
+        self._verify_calls = VerifyCalls(cost)
         self._next_order = 0
-        self._next_call = 0
         self._iteration_started: dict[int, float] = {}
         self._actions: list[Action] = []
         self._emitted: dict[str, list[TokenEvent]] = {}
@@ -112,7 +98,7 @@ class SchedulerCore:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is queued, running or outstanding."""
-        return not self.requests and self._outstanding is None
+        return not self.requests and self._verify_calls.outstanding is None
 
     # Requests come and go
 
@@ -142,7 +128,7 @@ class SchedulerCore:
             if request in self.waiting:
                 self.waiting.remove(request)
         elif request.opened:
-            self._release.append(request.request_id)
+            self._verify_calls.release(request)
         request.advance(Trigger.FINISH)
         self.running.pop(request.request_id, None)
         del self.requests[request.request_id]
@@ -194,15 +180,14 @@ class SchedulerCore:
         return request
 
     def _verify_done(self, result: VerifyResult, now: float) -> None:
-        sent = self._outstanding
-        if sent is None or sent.call_id != result.call_id:
+        sent = self._verify_calls.answered(result.call_id)
+        if sent is None:
             return
-        self._outstanding = None
         self.free_slots = result.free_slots
         self.totals.steps += 1
         self.totals.forward_s += result.forward_seconds
         self.cost.observe("verifier", sent.predicted_s, result.forward_seconds)
-        self.planner.learn(result, sent.verifying, self.requests)
+        self.planner.learn(result, sent.trees, self.requests)
         micro_batches = set()
         for verdict in result.verdicts:
             request = self.requests.get(verdict.request_id)
@@ -269,8 +254,7 @@ class SchedulerCore:
                     request.drafted(TokenTree.root_only(request.last_token))
             return
         self.verifier = None
-        self._outstanding = None
-        self._release.clear()
+        self._verify_calls.lose()
         for request in list(self.running.values()):
             self._preempt(request, lost=True)
 
@@ -289,7 +273,7 @@ class SchedulerCore:
     def _preempt(self, request: Request, *, lost: bool = False) -> None:
         """Back to the queue, KV given up; `lost` when the target already has forgotten it."""
         if request.opened and not lost:
-            self._release.append(request.request_id)
+            self._verify_calls.release(request)
             self.free_slots += request.num_computed
         request.preempt()
         request.num_preemptions += 1
@@ -313,7 +297,7 @@ class SchedulerCore:
             if ready:
                 self._iteration_started[micro_batch] = now
                 self._actions.extend(self.planner.draft(ready, now, self.max_model_tokens))
-        if self._outstanding is None:
+        if self._verify_calls.outstanding is None:
             self._verify(by_batch, now)
 
     def _admit(self, now: float) -> None:
@@ -364,41 +348,9 @@ class SchedulerCore:
                 chosen.pop(victim.request_id, None)
             drafted = [r for r in drafted if r.request_id in chosen]
             chunks = [(r, n) for r, n in chunks if r.state is State.PREFILLING]
-        items = []
-        for request in drafted:
-            request.tree = chosen[request.request_id]
-            request.advance(Trigger.VERIFY_SENT)
-            items.append(VerifyItem(request_id=request.request_id, tree=request.tree))
-        prefill = [self._chunk(request, tokens, now) for request, tokens in chunks]
-        self._send_verify(drafted, items, prefill, now)
-
-    def _chunk(self, request: Request, num_tokens: int, now: float) -> PrefillItem:
-        spec = None if request.opened else request.spec()
-        request.opened = True
-        if request.first_chunk_at is None:
-            request.first_chunk_at = now
-        request.advance(Trigger.CHUNK_SENT)
-        return PrefillItem(request_id=request.request_id, num_tokens=num_tokens, spec=spec)
-
-    def _send_verify(
-        self, drafted: list[Request], items: list[VerifyItem], prefill: list[PrefillItem], now: float
-    ) -> None:
-        if not items and not prefill:
-            return
-        num_tokens = sum(len(item.tree) for item in items) + sum(item.num_tokens for item in prefill)
-        num_context = sum(request.num_tokens for request in drafted)
-        self._next_call += 1
-        release, self._release = self._release, []
-        self._outstanding = Outstanding(
-            call_id=self._next_call,
-            sent_at=now,
-            predicted_s=self.cost.verify_seconds(len(items) + len(prefill), num_tokens, num_context),
-            verifying={item.request_id: item.tree for item in items},
-            prefilling={item.request_id for item in prefill},
-            num_context=num_context,
-        )
-        call = VerifyCall(call_id=self._next_call, verify=items, prefill=prefill, release=release)
-        self._actions.append(Verify(call))
+        call = self._verify_calls.build(drafted, chosen, chunks, now)
+        if call is not None:
+            self._actions.append(Verify(call))
 
     def check_invariants(self) -> None:
         """Raise AssertionError where the books do not balance; for tests and for idle moments."""
@@ -406,8 +358,9 @@ class SchedulerCore:
         assert all(r.is_running for r in self.running.values())
         assert len(self.waiting) + len(self.running) == len(self.requests)
         in_call: Iterable[str] = ()
-        if self._outstanding is not None:
-            in_call = self._outstanding.verifying.keys() | self._outstanding.prefilling
+        outstanding = self._verify_calls.outstanding
+        if outstanding is not None:
+            in_call = outstanding.trees.keys() | outstanding.prefilling
         for request in self.running.values():
             if request.state in (State.VERIFYING, State.PREFILL_SENT):
                 assert request.request_id in in_call

@@ -89,7 +89,7 @@ class StepPlanner:
         if all(len(tree.token) == 1 for tree in trees):
             return {r.request_id: tree for r, tree in zip(drafted, trees, strict=True)}
         batch = [
-            self._views.pop(request.request_id, None) or self.view(request, now, max_model_tokens)
+            self._views.get(request.request_id) or self.view(request, now, max_model_tokens)
             for request in drafted
         ]
         selected = self.policy.select(batch, trees, self._context())

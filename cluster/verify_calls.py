@@ -1,0 +1,102 @@
+"""Building verify calls and remembering the one the target works on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cluster.cost_model import CostModel
+from cluster.requests import Request, Trigger
+from engine.tree import TokenTree
+from verifier.messages import PrefillItem, VerifyCall, VerifyItem
+
+
+@dataclass(slots=True)
+class OutstandingVerify:
+    """The verify call the target is working on.
+
+    Attributes:
+        call_id: its id.
+        predicted_s: what the cost model expects of its forward.
+        trees: draft trees being verified, by request id.
+        prefilling: requests with a chunk in it.
+    """
+
+    call_id: int
+    predicted_s: float
+    trees: dict[str, TokenTree]
+    prefilling: set[str]
+
+
+@dataclass(slots=True)
+class VerifyCalls:
+    """At most one call is outstanding; releases owed to the target go out with the next."""
+
+    cost: CostModel
+    outstanding: OutstandingVerify | None = None
+    _release: list[str] = field(default_factory=list)
+    _last_id: int = 0
+
+    def release(self, request: Request) -> None:
+        """The target may forget the request."""
+        self._release.append(request.request_id)
+
+    def build(
+        self,
+        drafted: Sequence[Request],
+        trees: Mapping[str, TokenTree],
+        chunks: Sequence[tuple[Request, int]],
+        now: float,
+    ) -> VerifyCall | None:
+        """The next call, which is then outstanding; None if there is nothing to do.
+
+        Args:
+            drafted: requests whose draft trees are verified; they move to VERIFYING.
+            trees: their draft trees, by request id.
+            chunks: requests to prefill and most tokens for each; they move to PREFILL_SENT.
+            now: the scheduler's clock.
+        """
+        if not drafted and not chunks:
+            return None
+        verify = []
+        num_tokens = num_context = 0
+        for request in drafted:
+            request.tree = tree = trees[request.request_id]
+            request.advance(Trigger.VERIFY_SENT)
+            verify.append(VerifyItem(request_id=request.request_id, tree=tree))
+            num_tokens += len(tree.token)
+            num_context += request.num_tokens
+        prefill = []
+        for request, most in chunks:
+            prefill.append(_chunk(request, most, now))
+            num_tokens += most
+        self._last_id += 1
+        self.outstanding = OutstandingVerify(
+            call_id=self._last_id,
+            predicted_s=self.cost.verify_seconds(len(verify) + len(prefill), num_tokens, num_context),
+            trees={item.request_id: item.tree for item in verify},
+            prefilling={item.request_id for item in prefill},
+        )
+        release, self._release = self._release, []
+        return VerifyCall(call_id=self._last_id, verify=verify, prefill=prefill, release=release)
+
+    def answered(self, call_id: int) -> OutstandingVerify | None:
+        """What was asked, if this is the answer waited for."""
+        if self.outstanding is None or self.outstanding.call_id != call_id:
+            return None
+        outstanding, self.outstanding = self.outstanding, None
+        return outstanding
+
+    def lose(self) -> None:
+        """The target is gone, and with it all it held."""
+        self.outstanding = None
+        self._release.clear()
+
+
+def _chunk(request: Request, num_tokens: int, now: float) -> PrefillItem:
+    spec = None if request.opened else request.spec()
+    request.opened = True
+    if request.first_chunk_at is None:
+        request.first_chunk_at = now
+    request.advance(Trigger.CHUNK_SENT)
+    return PrefillItem(request_id=request.request_id, num_tokens=num_tokens, spec=spec)

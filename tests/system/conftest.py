@@ -1,0 +1,52 @@
+"""One real server for all system tests: Ray, Serve, the cell with all drafters of the demo family, HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from cluster.config import FlotillaConfig
+from deployments.demo import demo_config
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server."""
+
+    url: str
+    model: str
+    config: FlotillaConfig
+
+    def post(self, path: str, body: object, **options: object) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, timeout=120, **options)  # type: ignore[arg-type]
+
+    def complete(self, prompt: str, **fields: object) -> dict:  # type: ignore[type-arg]
+        body = {"model": self.model, "prompt": prompt, "temperature": 0, "max_tokens": 32, **fields}
+        response = self.post("/v1/completions", body)
+        assert response.status_code == 200, response.text
+        return dict(response.json())
+
+
+def small_demo(**changes: object) -> FlotillaConfig:
+    """The demo family on any free port, with the changes given."""
+    raw = demo_config().model_dump()
+    raw["http"]["port"] = 0
+    for path, value in changes.items():
+        section, _, field = path.partition("__")
+        raw[section][field] = value
+    return FlotillaConfig.model_validate(raw)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    from deployments.serving import running
+
+    # AdaServe drafts in every step, also where a machine or poor drafters would make the default refrain:
+    # these tests are about what speculation might change, so there must be some.
+    config = small_demo(policy__name="adaserve")
+    with running(config) as url:
+        model = httpx.get(f"{url}/v1/models", timeout=30).json()["data"][0]["id"]
+        yield Server(url, model, config)

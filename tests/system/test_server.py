@@ -1,0 +1,228 @@
+"""The whole system over HTTP, as a user meets it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+
+import httpx
+import psutil
+import pytest
+from openai import OpenAI
+
+from benchmarks.lossless import LosslessOptions, run
+from tests.system.conftest import Server
+
+pytestmark = pytest.mark.system
+
+PROMPT = "def read_lines(path):\n    "
+
+
+def test_outputs_are_the_targets_own_whatever_is_drafted(server: Server) -> None:
+    """Greedy against Transformers, sampling against this server without speculation, 16 at a time."""
+    drafters = tuple(drafter.name for drafter in server.config.drafters)
+    options = LosslessOptions(server.url, server.model, num_prompts=18, max_tokens=32, drafters=drafters)
+    report = asyncio.run(run(options))
+    assert report["num_unproven"] == 0
+    variants = {(r["mode"], r["variant"]) for r in report["results"]}
+    assert ("greedy", "all drafters") in variants
+    assert len(variants) == 3 * (2 + len(drafters)) + 2
+    for result in report["results"]:
+        if result["variant"].endswith(" alone"):
+            assert result["receipts"]["num_verified_tokens"] > 0, f"{result['variant']} never drafted"
+
+
+def test_the_official_client_streams_a_chat(server: Server) -> None:
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="unused")
+    messages = [{"role": "user", "content": "What does `os.path.join` do?"}]
+    whole = client.chat.completions.create(
+        model=server.model,
+        messages=messages,
+        temperature=0,
+        max_tokens=24,  # type: ignore[arg-type]
+    )
+    stream = client.chat.completions.create(
+        model=server.model,
+        messages=messages,
+        temperature=0,
+        max_tokens=24,
+        stream=True,  # type: ignore[arg-type]
+        stream_options={"include_usage": True},
+    )
+    text, usage = "", None
+    for chunk in stream:
+        if chunk.choices:
+            text += chunk.choices[0].delta.content or ""
+        usage = chunk.usage or usage
+    assert text == whole.choices[0].message.content
+    assert text
+    assert usage is not None
+    assert whole.usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_the_official_client_completes(server: Server) -> None:
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="unused")
+    answer = client.completions.create(model=server.model, prompt=PROMPT, max_tokens=16, temperature=0)
+    assert answer.choices[0].text == server.complete(PROMPT, max_tokens=16)["choices"][0]["text"]
+
+
+def test_every_response_carries_a_receipt(server: Server) -> None:
+    metrics = server.complete(PROMPT, slo={"tpot_ms": 500, "ttft_ms": 5000})["metrics"]
+    assert metrics["slo"] == {
+        "tpot_ms": 500.0,
+        "ttft_ms": 5000.0,
+        "met": True,
+        "tpot_met": True,
+        "ttft_met": True,
+    }
+    speculation = metrics["speculative_decoding"]
+    assert speculation["num_draft_tokens"] >= speculation["num_verified_tokens"]
+    assert speculation["num_verified_tokens"] >= speculation["num_accepted_draft_tokens"]
+    assert speculation["mean_acceptance_length"] >= 1.0
+    assert metrics["time_to_first_token_ms"] > 0
+    assert set(metrics["drafters"]) <= {d.name for d in server.config.drafters}
+
+
+def test_speculation_off_is_the_same_text_without_drafts(server: Server) -> None:
+    plain = server.complete(PROMPT, speculation={"mode": "off"})
+    assert plain["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
+    assert plain["choices"][0]["text"] == server.complete(PROMPT)["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        ({"model": "no-such-model", "prompt": "x"}, 404, "model"),
+        ({"prompt": "x", "temperature": "hot"}, 400, "temperature"),
+        ({"prompt": "x", "temperature": 3}, 400, "temperature"),
+        ({"prompt": "x", "n": 0}, 400, "n"),
+        ({"prompt": "x", "colour": "red"}, 400, "colour"),
+        ({"prompt": "word " * 4000}, 400, "prompt"),
+        ({"prompt": "x", "slo": {"tpot_ms": 0}}, 400, "tpot_ms"),
+        ({"prompt": "x", "slo": {"tpot_ms": 1e-6}}, 400, "tpot_ms"),
+        ({"prompt": "x", "speculation": {"drafters": ["nobody"]}}, 400, "drafters"),
+    ],
+)
+def test_bad_input_is_a_4xx_that_names_the_field(
+    server: Server, body: dict[str, object], status: int, field: str
+) -> None:
+    response = server.post("/v1/completions", {"model": server.model, "max_tokens": 4, **body})
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert field in f"{error['param']} {error['message']}"
+    assert error["message"]
+    assert error["type"]
+
+
+def test_bad_json_is_a_400(server: Server) -> None:
+    response = httpx.post(f"{server.url}/v1/completions", content=b'{"model": ', timeout=30)
+    assert response.status_code == 400
+    assert "JSON" in response.json()["error"]["message"]
+
+
+def test_hundreds_of_broken_bodies_leave_the_server_well(server: Server) -> None:
+    values = [None, -1, 1e99, "", "x", [], {}, [[]], True, {"a": 1}, "\x00", 10**30]
+    fields = [
+        "prompt",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "n",
+        "stop",
+        "seed",
+        "logit_bias",
+        "slo",
+        "stream",
+    ]
+    fields += [
+        "logprobs",
+        "speculation",
+        "min_tokens",
+        "priority",
+        "echo",
+        "top_k",
+        "min_p",
+        "stop_token_ids",
+    ]
+    statuses: dict[int, int] = {}
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        for field in fields:
+            for value in values:
+                body = {"model": server.model, "prompt": "x", "max_tokens": 1, field: value}
+                content = json.dumps(body)
+                response = client.post("/v1/completions", content=content)
+                statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
+                assert response.status_code == 200 or 400 <= response.status_code < 500, (body, response.text)
+                if response.status_code != 200:
+                    assert response.json()["error"]["message"]
+    assert statuses[400] > 100
+    assert server.complete(PROMPT)["choices"][0]["text"]
+
+
+def test_health_readiness_and_metrics(server: Server) -> None:
+    assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
+    assert httpx.get(f"{server.url}/ready", timeout=10).status_code == 200
+    text = httpx.get(f"{server.url}/metrics", timeout=10).text
+    for name in ("flotilla_requests_total", "flotilla_time_per_output_token_seconds_bucket"):
+        assert name in text
+    accepted = [line for line in text.splitlines() if line.startswith("flotilla_accepted_tokens_total")]
+    assert float(accepted[0].split()[-1]) > 0
+
+
+def test_a_client_that_goes_away_frees_its_request(server: Server) -> None:
+    body = {"model": server.model, "prompt": PROMPT, "max_tokens": 800, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as response:
+        next(response.iter_lines())
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        text = httpx.get(f"{server.url}/metrics", timeout=10).text
+        if "flotilla_requests_running 0.0" in text:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the abandoned request still runs")
+
+
+def _workers(kind: str) -> list[int]:
+    """Process ids of Ray workers of a class."""
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if kind in " ".join(p.info["cmdline"] or [])]
+
+
+@pytest.mark.parametrize("kind", ["DrafterWorker", "VerifierWorker"])
+def test_killing_a_worker_under_load_changes_no_text(server: Server, kind: str) -> None:
+    prompts = [f"def function_{number}(value):\n    " for number in range(8)]
+    expected = [server.complete(prompt, max_tokens=48)["choices"][0]["text"] for prompt in prompts]
+    got: dict[int, list[str]] = {number: [] for number in range(len(prompts))}
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def load(number: int) -> None:
+        try:
+            while not stop.is_set() or not got[number]:
+                got[number].append(server.complete(prompts[number], max_tokens=48)["choices"][0]["text"])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=load, args=(number,)) for number in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    time.sleep(1.0)
+    victims = _workers(kind)
+    assert victims, f"no process of {kind}"
+    os.kill(victims[0], signal.SIGKILL)
+    time.sleep(4.0)
+    stop.set()
+    for thread in threads:
+        thread.join(timeout=120)
+        assert not thread.is_alive(), "a request hangs"
+    assert not failures
+    for number, texts in got.items():
+        assert set(texts) == {expected[number]}
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not set(_workers(kind)) - set(victims[:1]):
+        time.sleep(0.2)
+    assert set(_workers(kind)) - set(victims[:1]), "nobody took the place of the dead worker"
