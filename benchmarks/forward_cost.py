@@ -23,9 +23,9 @@ GRID = ((1, 1), (1, 4), (1, 8), (1, 16), (8, 1), (8, 4), (32, 1))
 
 
 def batch(requests: int, rows: int, context: int, vocab_size: int, num_slots: int) -> list[Segment]:
-    """A batch in steady state: `context` tokens scattered over the pool, then `rows` rows as a flat tree."""
+    """A batch in steady state: `context` tokens in runs of 8 slots, then a flat tree of `rows` rows."""
     rng = np.random.default_rng(0)
-    slots = rng.permutation(num_slots).astype(np.int32)
+    slots = rng.permutation(np.arange(num_slots // 8 * 8, dtype=np.int32).reshape(-1, 8)).reshape(-1)
     visible = np.eye(rows, dtype=np.bool_)
     visible[:, 0] = True
     segments = []
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=21)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     arguments = parser.parse_args(argv)
-    num_slots = max(requests * (arguments.context + rows) for requests, rows in GRID)
+    num_slots = max(requests * (arguments.context + rows) for requests, rows in GRID) + 8
     runners = {
         kind: load_runner(arguments.model, dtype=arguments.dtype, num_slots=num_slots, runner=kind)
         for kind in arguments.runners.split(",")

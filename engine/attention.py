@@ -111,6 +111,7 @@ class PaddedAttention:
         self._device = torch.device(device)
         self._layers: dict[int, torch.Tensor] = {}
         self._shapes: dict[int, tuple[int, int, int]] = {}
+        self._buffer = torch.empty(0, dtype=dtype, device=self._device)
 
     @property
     def bytes_per_token(self) -> int:
@@ -174,27 +175,40 @@ class PaddedAttention:
         kv_heads, k_dim, v_dim = self._shapes[layer]
         segments, rows, keys = group.segments, group.rows, group.keys
         shared = q.shape[1] // kv_heads
-        storage = self._layers[layer]
-        if group.first_slot >= 0:
-            kv = storage.narrow(0, group.first_slot, keys)
+        kv = self._gather(group, self._layers[layer])
+        if k_dim == v_dim:
+            k, v = kv.view(segments, keys, 2, kv_heads, k_dim).permute(2, 0, 3, 1, 4).unbind(0)
         else:
-            kv = storage.index_select(0, group.read)
-        kv = kv.view(segments, keys, -1)
-        split = kv_heads * k_dim
-        k = kv[..., :split].unflatten(2, (kv_heads, k_dim)).transpose(1, 2)
-        v = kv[..., split:].unflatten(2, (kv_heads, v_dim)).transpose(1, 2)
+            split = kv_heads * k_dim
+            k = kv[:, :split].view(segments, keys, kv_heads, k_dim).transpose(1, 2)
+            v = kv[:, split:].view(segments, keys, kv_heads, v_dim).transpose(1, 2)
         # Query heads that share a key head become further rows of it: grouped-query attention without
         # repeating keys.
-        q = q.view(segments, rows, kv_heads, shared, k_dim).transpose(1, 2)
-        q = q.reshape(segments, kv_heads, rows * shared, k_dim)
         mask = group.mask
-        if mask is not None and rows > 1 and shared > 1:
-            if shared not in group.folded:
-                group.folded[shared] = mask.repeat_interleave(shared, dim=2)
-            mask = group.folded[shared]
+        if rows == 1:
+            q = q.view(segments, kv_heads, shared, k_dim)
+        else:
+            q = q.view(segments, rows, kv_heads, shared, k_dim).transpose(1, 2)
+            q = q.reshape(segments, kv_heads, rows * shared, k_dim)
+            if mask is not None and shared > 1:
+                if shared not in group.folded:
+                    group.folded[shared] = mask.repeat_interleave(shared, dim=2)
+                mask = group.folded[shared]
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-        out = out.view(segments, kv_heads, rows, shared, v_dim).transpose(1, 2)
+        if rows > 1:
+            out = out.view(segments, kv_heads, rows, shared, v_dim).transpose(1, 2)
         return out.reshape(segments * rows, -1)
+
+    def _gather(self, group: _Group, storage: torch.Tensor) -> torch.Tensor:
+        """[segments * keys, width] of `storage`; overwritten by the next call."""
+        if group.first_slot >= 0:
+            return storage.narrow(0, group.first_slot, group.keys)
+        length, width = len(group.read), storage.shape[1]
+        # One buffer for all layers: it stays in the cache, and needs no fresh pages.
+        if self._buffer.numel() < length * width:
+            self._buffer = torch.empty(length * width * 5 // 4, dtype=self._dtype, device=self._device)
+        out = self._buffer[: length * width].view(length, width)
+        return torch.index_select(storage, 0, group.read, out=out)
 
     def _tensor(self, array: Int64 | Float32) -> torch.Tensor:
         tensor = torch.from_numpy(array)

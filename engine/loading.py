@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,24 +14,16 @@ from transformers.utils import logging
 from engine.hf_runner import HFRunner, UnsupportedModel
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights, why_not_lean
+from engine.process import tune_process
 from engine.runner import ModelRunner
 from engine.self_test import check_runner
 from engine.tensor_parallel import check_divisible, sharding
 
-__all__ = ["UnsupportedModel", "load_runner", "set_torch_threads"]
+__all__ = ["UnsupportedModel", "load_runner"]
 
 RunnerKind = Literal["auto", "hf", "lean"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def set_torch_threads() -> None:
-    """Give PyTorch one thread, or as many as the variable FLOTILLA_TORCH_THREADS says.
-
-    Small models gain nothing from a second thread, and its spinning barriers cost much where cores are
-    shared. Raises ValueError if the variable is not a positive number.
-    """
-    torch.set_num_threads(int(os.environ.get("FLOTILLA_TORCH_THREADS", "1")))
 
 
 def load_runner(
@@ -48,7 +39,7 @@ def load_runner(
 ) -> ModelRunner:
     """Load a local Hugging Face model directory: safetensors weights, no code from the directory.
 
-    Sets PyTorch's thread count (see `set_torch_threads`). With tensor parallelism all ranks call this at
+    Sets up the process (see `engine.process.tune_process`). With tensor parallelism all ranks call this at
     the same time, after `engine.tensor_parallel.join`.
 
     Args:
@@ -70,7 +61,7 @@ def load_runner(
         raise FileNotFoundError(f"no model in {directory}: config.json is missing")
     if dtype not in _DTYPES:
         raise UnsupportedModel(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype!r}")
-    set_torch_threads()
+    tune_process()
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError) as error:
