@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from benchmarks.objectives import Slo
 from benchmarks.receipts import summarise_receipts
 from benchmarks.report import Distribution, outcome_json, report, summarise
 from benchmarks.serve import baseline_latency
+from benchmarks.tables import write_json
 from tests.benchmarks.conftest import MakeOutcome
 
 
@@ -91,6 +93,14 @@ def test_receipts_are_weighted_by_steps() -> None:
     assert total.acceptance_rate == pytest.approx(0.4)
     assert total.drafters == {"code": 25, "chat": 15}
     assert summarise_receipts([{}]) is None
+
+
+def test_result_files_are_strict_json(tmp_path: Path) -> None:
+    write_json(
+        tmp_path / "out.json", {"gap": float("inf"), "parts": [(1.5, float("nan"))], "where": tmp_path}
+    )
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found == {"gap": None, "parts": [[1.5, None]], "where": str(tmp_path)}
 
 
 def test_baseline_pools_tpot_and_keeps_ttft_apart(make_outcome: MakeOutcome) -> None:
