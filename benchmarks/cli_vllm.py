@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -65,6 +67,8 @@ def vllm(
         seed=seed,
         **({} if draft_model is None else {"draft_model": draft_model}),
     )
+    # As an interrupt does, being told to end must take the servers down with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         record = vllm_peer.run(options)
     except (ValueError, RuntimeError, OSError) as error:
