@@ -71,6 +71,8 @@ class LlamaRunner:
                 _normalise_heads(qkv, layer.head_norms, rotated_heads, head_dim, weights.eps)
             _rotate(qkv, rotation, rotated_heads, head_dim)
             attention.store(plan, index, qkv[:, query_width:])
+            if index == last and len(keep) == 0:
+                return x.new_zeros(0, weights.vocab_size, dtype=torch.float32)
             q = qkv[:, :query_width].view(rows, heads, head_dim)
             mixed = attention.attend(plan, index, q, scale)
             if index == last and selected is not None:

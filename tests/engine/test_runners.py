@@ -79,6 +79,7 @@ def test_plain_forward_is_reproduced(runner: RunnerKind, tmp_path: Path) -> None
         rows = np.arange(start, end, dtype=np.int32)
         segment = Segment(tokens=tokens[rows], positions=rows, slots=slots[rows], past=slots[:start])
         keep = np.arange(end - start, dtype=np.int32) if end < 40 else np.array([13, 2], dtype=np.int32)
+        assert loaded.forward([segment], keep[:0]).shape == (0, tiny_models.VOCABULARY)
         logits.append(loaded.forward([segment], keep))
     model = tiny_models.build("llama")
     expected = model(torch.from_numpy(tokens).long()[None]).logits[0, [*range(26), 39, 28]]
