@@ -63,7 +63,7 @@ class ApiService:
         codec: TextCodec,
         *,
         tiers: Mapping[str, TierConfig] | None = None,
-        give_up_after_s: float = 60.0,
+        give_up_after_s: float = 120.0,
     ) -> None:
         self._cell = cell
         self._codec = codec

@@ -83,7 +83,7 @@ class CellClient:
         give_up_after_s: how long a loss may last before waiting requests end with `CellLost`.
     """
 
-    def __init__(self, locate: Callable[[], Awaitable[Endpoint]], *, give_up_after_s: float = 60.0) -> None:
+    def __init__(self, locate: Callable[[], Awaitable[Endpoint]], *, give_up_after_s: float = 120.0) -> None:
         self._locate = locate
         self._give_up_after_s = give_up_after_s
         self._pending: dict[str, _Pending] = {}

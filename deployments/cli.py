@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -48,6 +49,9 @@ def serve(
 
     try:
         preflight.check(settings)  # before the seconds that the next import takes
+        if "RAY_ADDRESS" not in os.environ:
+            # Ray reads it when imported; despite its name it puts a Ray of our own on loopback everywhere.
+            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         from deployments import serving
 
         serving.run(settings)

@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -94,7 +94,7 @@ def stop() -> None:
     # Ray's and Serve's farewells, logged and printed, are errors about processes that are meant to go.
     logging.disable(logging.ERROR)
     try:
-        with redirect_stderr(io.StringIO()):
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             serve.shutdown()
             ray.shutdown()
     finally:
@@ -142,8 +142,6 @@ def _start_ray(config: FlotillaConfig) -> None:
     # Reservations are about placement on a cluster; on one machine they must not keep it from starting.
     reserved = config.target.tensor_parallel * config.target.num_cpus
     reserved += sum(drafter.num_cpus for drafter in config.drafters)
-    if config.http.host in ("127.0.0.1", "localhost"):
-        options["_node_ip_address"] = "127.0.0.1"
     ray.init(
         num_cpus=max(os.cpu_count() or 1, math.ceil(reserved)),
         include_dashboard=False,

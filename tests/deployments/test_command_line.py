@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
+import aiohttp
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.config import FlotillaConfig
 from deployments import cli
-from deployments.chat_client import ChatOptions, describe_receipt, run_chat
+from deployments.chat_client import ChatOptions, ServerError, describe_receipt, run_chat, stream_chat
 from deployments.demo import demo_config
 from tests.fakes.cell_stand_in import CellStandIn
 from tests.fakes.tiny_tokenizer import ANSWER
@@ -94,8 +96,6 @@ def test_mistakes_are_explained(tmp_path: Path, arguments: list[str], message: s
 
 
 async def test_chat_in_the_terminal(url: str, cell: CellStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    import asyncio
-
     lines = iter(["hello", "", "again", "/new", "once more", "x" * 3000, "/quit"])
     console = Console(record=True, width=200, highlight=False)
     monkeypatch.setattr(console, "input", lambda _: next(lines))
@@ -109,6 +109,14 @@ async def test_chat_in_the_terminal(url: str, cell: CellStandIn, monkeypatch: py
     lengths = [len(submit.prompt) for submit in cell.submissions]
     assert lengths[0] < lengths[1]
     assert lengths[2] < lengths[1]
+
+
+async def test_chat_reports_a_broken_stream(url: str, cell: CellStandIn) -> None:
+    cell.finish_reason = "error"
+    async with aiohttp.ClientSession() as session:
+        body = ChatOptions(url=url).body([{"role": "user", "content": "hi"}])
+        with pytest.raises(ServerError, match="cell failed"):
+            [chunk async for chunk in stream_chat(session, url, body)]
 
 
 def test_receipt_line_leaves_out_what_is_not_there() -> None:
