@@ -37,12 +37,14 @@ class TargetConfig(_Strict):
 class ModelDrafterConfig(_Strict):
     """A small causal language model as drafter."""
 
-    kind: Literal["model"] = "model"
+    kind: Literal["model"] = Field(default="model", description="A model drafter.")
     name: str = Field(description="Name in receipts and metrics.")
     path: str = Field(description="Hugging Face directory, or `zoo:NAME`.")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="Weights and KV cache."
+    )
     num_slots: int = Field(default=32768, ge=64, description="Tokens its KV pool holds.")
-    runner: Literal["auto", "hf", "lean"] = "auto"
+    runner: Literal["auto", "hf", "lean"] = Field(default="auto", description="As for the target.")
     max_requests: int = Field(
         default=64, ge=1, description="Capacity: requests it serves at once (SPIN's B_j)."
     )
@@ -53,13 +55,13 @@ class ModelDrafterConfig(_Strict):
 class PromptLookupConfig(_Strict):
     """Drafts what followed the same n-gram earlier in the request."""
 
-    kind: Literal["prompt_lookup"] = "prompt_lookup"
-    name: str = "prompt-lookup"
+    kind: Literal["prompt_lookup"] = Field(default="prompt_lookup", description="Prompt lookup.")
+    name: str = Field(default="prompt-lookup", description="Name in receipts and metrics.")
     max_ngram: int = Field(default=4, ge=1, le=16, description="Longest suffix looked up.")
     min_ngram: int = Field(default=2, ge=1, le=16, description="Shortest suffix looked up.")
-    max_requests: int = Field(default=256, ge=1)
-    num_cpus: float = Field(default=0.0, ge=0)
-    num_gpus: float = Field(default=0.0, ge=0)
+    max_requests: int = Field(default=256, ge=1, description="Requests it serves at once.")
+    num_cpus: float = Field(default=0.0, ge=0, description="Ray CPUs reserved.")
+    num_gpus: float = Field(default=0.0, ge=0, description="Ray GPUs reserved.")
 
     @model_validator(mode="after")
     def _ordered(self) -> PromptLookupConfig:
@@ -107,28 +109,28 @@ class SchedulerConfig(_Strict):
 class TierConfig(_Strict):
     """Objectives of a service tier, used when a request names none."""
 
-    tpot_ms: float | None = Field(default=None, gt=0)
-    ttft_ms: float | None = Field(default=None, gt=0)
+    tpot_ms: float | None = Field(default=None, gt=0, description="Mean time per output token, ms.")
+    ttft_ms: float | None = Field(default=None, gt=0, description="Time to the first token, ms.")
 
 
 class HttpConfig(_Strict):
     """Where the API listens."""
 
     host: str = Field(default="127.0.0.1", description="Loopback unless told otherwise.")
-    port: int = Field(default=8000, ge=0, le=65535)
+    port: int = Field(default=8000, ge=0, le=65535, description="0 takes any free port.")
     front_ends: int = Field(default=1, ge=1, description="Front-end replicas.")
-    max_body_bytes: int = Field(default=1 << 20, ge=1024)
+    max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Larger bodies get a 413.")
 
 
 class FlotillaConfig(_Strict):
     """A cell and its front ends."""
 
-    target: TargetConfig
-    drafters: tuple[DrafterConfig, ...] = ()
-    policy: PolicyConfig = PolicyConfig()
-    scheduler: SchedulerConfig = SchedulerConfig()
-    tiers: dict[str, TierConfig] = Field(default_factory=dict)
-    http: HttpConfig = HttpConfig()
+    target: TargetConfig = Field(description="The model that decides every token.")
+    drafters: tuple[DrafterConfig, ...] = Field(default=(), description="Who proposes; may be empty.")
+    policy: PolicyConfig = Field(default=PolicyConfig(), description="How drafts are shaped and chosen.")
+    scheduler: SchedulerConfig = Field(default=SchedulerConfig(), description="Batching and queues.")
+    tiers: dict[str, TierConfig] = Field(default_factory=dict, description="Objectives by tier name.")
+    http: HttpConfig = Field(default=HttpConfig(), description="Where the API listens.")
     profile: str | None = Field(
         default=None, description="Cost profile (JSON of `flotilla profile`); measured at start if unset."
     )

@@ -47,9 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_penalties(self) -> bool:
         """Whether logits depend on the tokens so far, and so on the path within a tree."""
-        return (
-            self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
-        )
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, eq=False):
