@@ -1,6 +1,7 @@
 """The Ray Serve application: a cell and its front ends."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: Serve reads the class in `build_app`'s signature to validate a
+# YAML's `args`, and would find a string.
 
 from typing import Any
 

@@ -21,8 +21,3 @@ def model_directory(path: str) -> Path:
     if not (directory / "config.json").is_file():
         raise FileNotFoundError(f"no model at {directory} (`{path}`): it has no config.json")
     return directory
-
-
-def served_name(path: str) -> str:
-    """The model's id in the API where the configuration names none."""
-    return path.removeprefix(_ZOO) if path.startswith(_ZOO) else Path(path).expanduser().name

@@ -11,7 +11,7 @@ from rich.console import Console
 from cluster.config import FlotillaConfig
 from deployments import preflight
 from deployments.demo import demo_config
-from deployments.model_paths import model_directory, served_name
+from deployments.model_paths import model_directory
 from deployments.startup import Startup
 
 
@@ -35,9 +35,21 @@ def test_missing_profile_is_told() -> None:
         preflight.check(changed(profile="/nowhere.json", http={"port": 0}))
 
 
-def test_model_names() -> None:
-    assert served_name("zoo:target-8x384") == model_directory("zoo:target-8x384").name == "target-8x384"
-    assert served_name("/models/big/") == "big"
+def test_zoo_names_are_directories() -> None:
+    assert model_directory("zoo:target-8x384").name == "target-8x384"
+
+
+def test_serve_yaml_arguments_become_the_configuration() -> None:
+    # What `serve deploy` does with `import_path: deployments.serving:build_app` and `args`.
+    from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as build
+
+    from deployments.serving import build_app
+
+    arguments = {"target": {"path": "zoo:target-8x384"}, "http": {"front_ends": 3}}
+    application = build(build_app, arguments)
+    assert application._bound_deployment.num_replicas == 3
+    with pytest.raises(ValueError, match=r"http\.front_end\b"):
+        build(build_app, arguments | {"http": {"front_end": 3}})
 
 
 def test_stages_are_ticked_off_once() -> None:
