@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util import get_node_ip_address
@@ -18,13 +18,18 @@ from ray.util import get_node_ip_address
 from cluster.config import DrafterConfig, TargetConfig
 from cluster.cost_model import StepPoint
 from cluster.events import VerifierReady
+from cluster.rank import Rank
 from cluster.step_server import StepServer
-from cluster.workers import Rank, Target, build_pool_drafter, build_target, profile_target
 from drafters.messages import DraftCall, DraftResult
-from drafters.profile import measure_draft_costs
 from drafters.protocol import Capabilities, Drafter
 from engine.wire import Decoder, encode
 from verifier.messages import VerifyCall, VerifyResult
+
+if TYPE_CHECKING:
+    from cluster.target import Target
+
+# Workers import models, and with them torch, when they load: the cell, which only makes them, and
+# drafters without a model are spared seconds of start and hundreds of megabytes.
 
 _log = logging.getLogger(__name__)
 
@@ -44,12 +49,16 @@ class DrafterWorker:
         self, config: DrafterConfig, vocab_size: int, max_tokens: int, token: bytes
     ) -> tuple[Address, Capabilities]:
         """Build the drafter and listen for draft calls."""
+        from cluster.pool_drafter import build_pool_drafter
+
         self._drafter = build_pool_drafter(config, vocab_size, max_tokens)
         server = StepServer(self._handle, token, get_node_ip_address())
         return server.address, self._drafter.capabilities
 
     def profile(self) -> list[StepPoint]:
         """Measured cost of one draft layer over batch shapes."""
+        from drafters.profile import measure_draft_costs
+
         assert self._drafter is not None
         return [StepPoint(*point) for point in measure_draft_costs(self._drafter)]
 
@@ -81,6 +90,8 @@ class VerifierWorker:
 
     def load(self, config: TargetConfig, rank: Rank, token: bytes) -> tuple[Address, VerifierReady]:
         """Load the model (this rank of it) and listen for verify calls."""
+        from cluster.target import build_target
+
         self._rank = rank.rank
         self._target = build_target(config, rank)
         server = StepServer(self._handle, token, get_node_ip_address())
@@ -88,6 +99,8 @@ class VerifierWorker:
 
     def profile(self) -> list[StepPoint]:
         """Measured cost of verify forwards; every rank must be asked at the same time."""
+        from cluster.target import profile_target
+
         assert self._target is not None
         return profile_target(self._target)
 

@@ -38,9 +38,9 @@ from cluster.events import (
     WorkerLost,
 )
 from cluster.policies.registry import make_policy
+from cluster.rank import Rank
 from cluster.step_client import StepClient
 from cluster.stream_messages import Cancel, ClientMessage, Submit, TokenBatch, TokenEvent
-from cluster.workers import Rank
 from drafters.messages import DraftResult
 from engine.wire import Decoder, encode
 from verifier.messages import VerifyResult

@@ -26,8 +26,9 @@ from cluster.events import (
     VerifyDone,
 )
 from cluster.policies.registry import make_policy
+from cluster.pool_drafter import build_pool_drafter
 from cluster.stream_messages import Receipt, Submit
-from cluster.workers import build_pool_drafter, build_target
+from cluster.target import build_target
 from drafters.protocol import Drafter
 from verifier.messages import TokenLogprobs
 

@@ -10,9 +10,9 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import FlotillaConfig
+from cluster.model_paths import model_directory
 from deployments.api_service import ApiService
 from deployments.cell_client import Endpoint
-from deployments.model_paths import model_directory
 from deployments.openai_api import create_app
 from deployments.text_codec import TextCodec
 

@@ -6,8 +6,8 @@ import socket
 from pathlib import Path
 
 from cluster.config import FlotillaConfig
+from cluster.model_paths import model_directory
 from cluster.policies.registry import make_policy
-from deployments.model_paths import model_directory
 
 
 class StartError(Exception):

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from cluster.config import FlotillaConfig
+from cluster.model_paths import model_directory
 from deployments import preflight
 from deployments.demo import demo_config
-from deployments.model_paths import model_directory
 from deployments.startup import Startup
 
 

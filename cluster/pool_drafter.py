@@ -1,0 +1,39 @@
+"""Building a drafter of a configuration, in an actor or in this process; imports torch only for models."""
+
+from __future__ import annotations
+
+from cluster.config import DrafterConfig, ModelDrafterConfig
+from cluster.model_paths import model_directory
+from drafters.factory import build_drafter
+from drafters.protocol import Drafter
+
+
+def build_pool_drafter(config: DrafterConfig, vocab_size: int, max_tokens: int) -> Drafter:
+    """Load or make one drafter.
+
+    Raises:
+        ValueError: if its vocabulary is not the target's.
+    """
+    if isinstance(config, ModelDrafterConfig):
+        drafter = build_drafter(
+            "model",
+            path=str(model_directory(config.path)),
+            dtype=config.dtype,
+            num_slots=config.num_slots,
+            runner=config.runner,
+        )
+    else:
+        drafter = build_drafter(
+            "prompt_lookup",
+            max_ngram=config.max_ngram,
+            min_ngram=config.min_ngram,
+            vocab_size=vocab_size,
+            max_tokens=max_tokens,
+        )
+    drafted = drafter.capabilities.vocab_size
+    if drafted != vocab_size:
+        raise ValueError(
+            f"drafter `{config.name}` has a vocabulary of {drafted} tokens and the target one of "
+            f"{vocab_size}; drafters must share the target's tokenizer"
+        )
+    return drafter
