@@ -18,6 +18,8 @@ from selector.greedy import Candidate, choose
 RECONSIDER_STEPS = 6
 # Other drafters are scored on a request once it has this many output tokens, if they are idle.
 EXPLORE_TOKENS = 8
+# What is expected of a drafter that has no model of the text, such as prompt lookup, before it is observed.
+UNMODELLED_RATE = 0.3
 
 
 @dataclass(slots=True)
@@ -57,6 +59,8 @@ class DrafterPool:
     def add(self, name: str, capabilities: Capabilities, max_requests: int) -> None:
         """A drafter is ready, and knows nothing."""
         self.drafters[name] = DrafterState(name, capabilities, max_requests)
+        if not capabilities.has_probabilities:
+            self.acceptance.expect(name, UNMODELLED_RATE)
 
     def lose(self, name: str, requests: Iterator[Request]) -> None:
         """A drafter is gone; its requests are without a drafter until the next assignment."""

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 # Tokens of evidence that the drafter's mean over all requests counts for.
 PRIOR_TOKENS = 6.0
-# Every drafter starts out believed this good, until observed.
+# A drafter starts out believed this good, until observed; worth this many tokens of evidence.
 INITIAL_RATE = 0.7
-# Weight of the newest token in a drafter's mean.
-SMOOTHING = 0.005
+INITIAL_TOKENS = 20.0
+# A drafter's mean follows at least this share of the newest token, however much it has seen.
+SMOOTHING = 0.003
 
 
 @dataclass(slots=True)
@@ -17,15 +18,23 @@ class AcceptanceEstimates:
     """Chance that a drafter's next token is the target's, per drafter and per (request, drafter)."""
 
     _mean: dict[str, float] = field(default_factory=dict)
+    _seen: dict[str, float] = field(default_factory=dict)
     _counts: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
+
+    def expect(self, drafter: str, rate: float) -> None:
+        """What to believe of a drafter before anything is known of it; ignored once something is."""
+        self._mean.setdefault(drafter, rate)
 
     def observe(self, request_id: str, drafter: str, tried: int, accepted: int) -> None:
         """Fold in `accepted` of `tried` tokens: verified ones, or scored while catching up."""
         if tried <= 0:
             return
         mean = self._mean.get(drafter, INITIAL_RATE)
-        keep = (1.0 - SMOOTHING) ** tried
-        self._mean[drafter] = keep * mean + (1.0 - keep) * accepted / tried
+        seen = self._seen.get(drafter, INITIAL_TOKENS)
+        # The plain mean of all tokens at first, a moving average later.
+        weight = max(tried / (seen + tried), min(1.0, SMOOTHING * tried))
+        self._mean[drafter] = mean + weight * (accepted / tried - mean)
+        self._seen[drafter] = seen + tried
         counts = self._counts.setdefault(request_id, {})
         old_tried, old_accepted = counts.get(drafter, (0.0, 0.0))
         counts[drafter] = (old_tried + tried, old_accepted + accepted)

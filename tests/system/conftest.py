@@ -1,4 +1,4 @@
-"""One real server for all system tests: Ray, Serve, the cell with all drafters of the demo family, HTTP."""
+"""Real servers for the system tests: Ray, Serve, a cell with all drafters of the demo family, HTTP."""
 
 from __future__ import annotations
 
@@ -40,13 +40,17 @@ def small_demo(**changes: object) -> FlotillaConfig:
     return FlotillaConfig.model_validate(raw)
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
+def start(config: FlotillaConfig) -> Iterator[Server]:
+    """Serve `config` until the generator is closed; one server at a time, as Ray is one per machine."""
     from deployments.serving import running
 
-    # AdaServe drafts in every step, also where a machine or poor drafters would make the default refrain:
-    # these tests are about what speculation might change, so there must be some.
-    config = small_demo(policy__name="adaserve")
     with running(config) as url:
         model = httpx.get(f"{url}/v1/models", timeout=30).json()["data"][0]["id"]
         yield Server(url, model, config)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    # AdaServe drafts in every step, also where a machine or poor drafters would make the default refrain:
+    # these tests are about what speculation might change, so there must be some.
+    yield from start(small_demo(policy__name="adaserve"))
