@@ -240,3 +240,28 @@ def lossless(
     tables.write_json(json_file, record)
     if record["num_unproven"]:
         raise typer.Exit(1)
+
+
+@app.command()
+def lossless_matrix(
+    configuration: Annotated[
+        list[str] | None, typer.Option(help="Configurations to serve; all of them if unset. May repeat.")
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, equally many of each class.")] = 200,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")] = None,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Serve trees, chains, tensor parallel 2, forced preemption ... in turn, and check each."""
+    from benchmarks import lossless_matrix as matrix
+    from benchmarks import tables
+
+    names = configuration or list(matrix.CONFIGURATIONS)
+    unknown = sorted(set(names) - set(matrix.CONFIGURATIONS))
+    if unknown:
+        known = ", ".join(f"`{name}`" for name in matrix.CONFIGURATIONS)
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; known: {known}")
+    record = matrix.run(names, num_prompts, max_tokens, seed)
+    tables.write_json(json_file, record)
+    if record["num_unproven"]:
+        raise typer.Exit(1)

@@ -1,0 +1,89 @@
+"""`flotilla bench lossless-matrix`: the losslessness suite over every way of serving the demo family."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
+
+from benchmarks import environment, lossless, tables
+from cluster.config import FlotillaConfig
+from deployments.demo import demo_config
+from deployments.serving import running
+
+# Changes to the demo configuration, by section. AdaServe drafts trees for every request in every step,
+# also where the default policy would refrain.
+CONFIGURATIONS: MappingProxyType[str, dict[str, dict[str, Any]]] = MappingProxyType(
+    {
+        "trees, each drafter": {"policy": {"name": "adaserve"}},
+        "chains": {"policy": {"name": "fixed", "fixed_depth": 4}},
+        "default policy": {},
+        "two micro-batches": {"policy": {"name": "adaserve"}, "scheduler": {"micro_batches": 2}},
+        "tensor parallel 2": {"policy": {"name": "adaserve"}, "target": {"tensor_parallel": 2}},
+        "preemption forced": {"policy": {"name": "adaserve"}, "target": {"num_slots": 480}},
+    }
+)
+
+
+def configuration(name: str) -> FlotillaConfig:
+    """The demo configuration with one entry of the matrix applied, on any free port."""
+    raw = demo_config().model_dump()
+    raw["http"]["port"] = 0
+    for section, changes in CONFIGURATIONS[name].items():
+        raw[section].update(changes)
+    return FlotillaConfig.model_validate(raw)
+
+
+def run(names: Sequence[str], num_prompts: int, max_tokens: int | None, seed: int) -> dict[str, Any]:
+    """Serve each configuration in turn and run the suite against it; prints a summary at the end."""
+    reports: dict[str, Any] = {}
+    for name in names:
+        tables.console.rule(name)
+        config = configuration(name)
+        # Every drafter alone is asked for once; elsewhere they serve together.
+        drafters = tuple(d.name for d in config.drafters) if name == "trees, each drafter" else ()
+        with running(config) as url:
+            reports[name] = asyncio.run(
+                lossless.run(
+                    lossless.LosslessOptions(
+                        url,
+                        num_prompts=num_prompts,
+                        max_tokens=max_tokens,
+                        drafters=drafters,
+                        seed=seed,
+                    )
+                )
+            )
+    rows = []
+    for name, report in reports.items():
+        results = report["results"]
+        differing = sum(len(result["differences"]) for result in results)
+        outputs = sum(result["num_outputs"] for result in results)
+        rows.append(
+            [
+                name,
+                f"{outputs - differing}/{outputs}",
+                str(differing - report["num_unproven"]),
+                str(report["num_unproven"]),
+                f"{sum(result['num_tokens'] for result in results):,}",
+                f"{sum((result['receipts'] or {}).get('num_accepted', 0) for result in results):,}",
+                str(sum(result["num_preemptions"] for result in results)),
+            ]
+        )
+    heads = [
+        "configuration",
+        "identical",
+        "near ties",
+        "unproven",
+        "tokens",
+        "accepted drafts",
+        "preemptions",
+    ]
+    tables.console.print(tables.plain_table("Losslessness of every configuration", heads, rows))
+    return {
+        "benchmark": "lossless-matrix",
+        "environment": environment.describe(),
+        "num_unproven": sum(report["num_unproven"] for report in reports.values()),
+        "configurations": reports,
+    }
