@@ -83,10 +83,19 @@ class SchedulerCore:
                 self._worker_lost(name)
             case Tick():
                 self._time_out_drafts(now)
-        self._progress(now)
+        if not self._awaits_more_drafts(event):
+            self._progress(now)
         for client, events in self._emitted.items():
             self._actions.append(Emit(client, events))
         return self._actions
+
+    def _awaits_more_drafts(self, event: Event) -> bool:
+        """Whether the event is one drafter's answer while others still draft for the only micro-batch."""
+        return (
+            isinstance(event, DraftDone)
+            and self.config.scheduler.micro_batches == 1
+            and any(request.state is State.DRAFTING for request in self.running.values())
+        )
 
     @property
     def max_model_tokens(self) -> int:

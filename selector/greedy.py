@@ -6,14 +6,14 @@ A deliberately simple rule: SPIN's bandit and the matching under capacities come
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 # A rival must promise this much more goodput before a request moves to it.
 HYSTERESIS = 1.08
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """One drafter as it looks to one request.
 
     Attributes:

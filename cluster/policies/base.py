@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,8 +19,8 @@ from engine.tree import TokenTree
 Int32 = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeRequest:
+# A struct, not a dataclass: one is made per request and step, and structs are made five times faster.
+class DecodeRequest(msgspec.Struct, frozen=True):
     """A request about to be drafted for or verified, in the papers' terms.
 
     Attributes:
