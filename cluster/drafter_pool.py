@@ -147,11 +147,20 @@ class DrafterPool:
             return None
         outstanding = drafter.outstanding.pop(result.call_id, None)
         for draft in result.drafts:
-            if draft.request_id in drafter.known:
+            # Of the requests a model drafts for, verification tells; counting both would count twice. A
+            # drafter without a model is judged by its scores only: they include what it had no guess for.
+            judged = draft.request_id in drafter.served and drafter.capabilities.has_probabilities
+            if draft.request_id in drafter.known and not judged:
                 self.acceptance.observe(draft.request_id, name, draft.num_scored, draft.num_agreed)
         for request_id in result.unknown:
             drafter.known.discard(request_id)
         return outstanding
+
+    def verified(self, request: Request, tried: int, accepted: int) -> None:
+        """Take in how far verification agreed with the request's drafter."""
+        drafter = self.drafters.get(request.drafter)
+        if drafter is not None and drafter.capabilities.has_probabilities:
+            self.acceptance.observe(request.request_id, request.drafter, tried, accepted)
 
     def forget(self, request: Request) -> None:
         """A request ended: every drafter that knows it is told with its next call."""

@@ -148,7 +148,7 @@ class StepPlanner:
             accepted = len(verdict.nodes)
             missed = 1 if accepted < int(tree.depth[-1]) else 0
             name = request.drafter
-            self.pool.acceptance.observe(request.request_id, name, accepted + missed, accepted)
+            self.pool.verified(request, accepted + missed, accepted)
             self.totals.verified_tokens += tree.num_drafted
             self.totals.accepted_tokens += accepted
             self.totals.verified_by_drafter[name] += tree.num_drafted
@@ -161,8 +161,10 @@ class StepPlanner:
         forest = Forest.of(trees)
         on_path = np.zeros(forest.num_nodes, dtype=np.bool_)
         on_path[forest.roots] = True
-        for offset, nodes in zip(forest.roots, accepted_nodes, strict=True):
-            on_path[offset + np.array(nodes, dtype=np.int64)] = True
+        roots = forest.roots.tolist()
+        on_path[
+            [root + node for root, nodes in zip(roots, accepted_nodes, strict=True) for node in nodes]
+        ] = True
         self.calibration.observe(forest, drafters, on_path)
 
     def measure_iteration(self, elapsed_s: float, result: VerifyResult) -> None:

@@ -171,7 +171,7 @@ def test_speculation_takes_fewer_steps_than_plain_decoding() -> None:
 def test_a_full_kv_pool_preempts_and_loses_nothing() -> None:
     world = World(7, "flotilla", num_slots=220)
     for number in range(20):
-        world.send(submit(number, world.rng))
+        world.send(submit(number, world.rng, sampling=SamplingParams(temperature=0.0, max_tokens=60)))
     world.drain()
     world.check_ends()
     assert world.core.totals.preemptions > 0
