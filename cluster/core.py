@@ -57,6 +57,7 @@ class SchedulerCore:
         self._verify_calls = VerifyCalls(cost)
         self._next_order = 0
         self._iteration_started: dict[int, float] = {}
+        self._draft_s: dict[int, float] = {}
         self._actions: list[Action] = []
         self._emitted: dict[str, list[TokenEvent]] = {}
 
@@ -172,6 +173,8 @@ class SchedulerCore:
         for draft in result.drafts:
             request = self._awaiting(draft.request_id, result.call_id)
             if request is not None:
+                batch = request.micro_batch
+                self._draft_s[batch] = max(self._draft_s.get(batch, 0.0), result.seconds)
                 request.num_drafted += draft.tree.num_drafted
                 self.totals.drafted_tokens += draft.tree.num_drafted
                 request.drafted(draft.tree)
@@ -221,7 +224,9 @@ class SchedulerCore:
         for micro_batch in micro_batches:
             started = self._iteration_started.get(micro_batch)
             if started is not None:
-                self.planner.measure_iteration(now - started, result)
+                self.planner.measure_iteration(
+                    now - started, self._draft_s.pop(micro_batch, 0.0), result.forward_seconds
+                )
         for request_id in result.unknown:
             request = self.requests.get(request_id)
             if request is not None and request.is_running:

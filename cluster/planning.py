@@ -52,7 +52,10 @@ class StepPlanner:
         self.totals = Totals()
         self.step_s = cost.verify_seconds(1, 1, 0)
         self._views: dict[str, DecodeRequest] = {}
-        self._overhead_s = cost.profile.overhead_s
+        # Seconds of an iteration outside forwards and drafting; with a draft there are more messages.
+        self._plain_overhead_s = cost.profile.overhead_s / 2
+        self._draft_overhead_s = cost.profile.overhead_s
+        self._planned_draft_s = 0.0
 
     def draft(self, ready: Sequence[Request], now: float, max_model_tokens: int) -> list[Draft]:
         """Ask the policy for shapes; move every request to DRAFTING or, with nothing to draft, DRAFTED."""
@@ -72,10 +75,12 @@ class StepPlanner:
                 items[request.drafter].append(self.pool.item(request, plan))
                 drafting[request.drafter].append(request)
         actions = []
+        self._planned_draft_s = 0.0
         for name, mine in items.items():
             depth = max(item.plan.depth for item in mine)
             width = max(item.plan.width for item in mine)
             predicted_s = self.cost.draft_seconds(name, len(mine), width, depth)
+            self._planned_draft_s = max(self._planned_draft_s, predicted_s)
             call = self.pool.call(name, mine, now, predicted_s)
             for request in drafting[name]:
                 request.draft_call = call.call_id
@@ -167,17 +172,25 @@ class StepPlanner:
         ] = True
         self.calibration.observe(forest, drafters, on_path)
 
-    def measure_iteration(self, elapsed_s: float, result: VerifyResult) -> None:
+    def measure_iteration(self, elapsed_s: float, draft_s: float, forward_s: float) -> None:
         """Fold one whole iteration of a micro-batch into t_spec and the overhead outside forwards."""
         self.step_s += SMOOTHING * (elapsed_s - self.step_s)
-        overhead = max(0.0, result.seconds - result.forward_seconds) + self.cost.profile.overhead_s
-        self._overhead_s += SMOOTHING * (overhead - self._overhead_s)
+        # A hiccup of the machine is not overhead; it counts as ten times the present estimate at most.
+        overhead = max(0.0, elapsed_s - draft_s - forward_s)
+        if draft_s > 0.0:
+            overhead = min(overhead, 10 * self._draft_overhead_s)
+            self._draft_overhead_s += SMOOTHING * (overhead - self._draft_overhead_s)
+        else:
+            overhead = min(overhead, 10 * self._plain_overhead_s)
+            self._plain_overhead_s += SMOOTHING * (overhead - self._plain_overhead_s)
 
     def _context(self) -> StepContext:
         return StepContext(
             cost=self.cost,
             calibration=self.calibration,
             step_s=self.step_s,
-            overhead_s=self._overhead_s,
+            draft_s=self._planned_draft_s,
+            plain_overhead_s=self._plain_overhead_s,
+            draft_overhead_s=self._draft_overhead_s,
             step=self.totals.steps,
         )

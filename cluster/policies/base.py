@@ -60,14 +60,18 @@ class StepContext:
         cost: forward-time model of target and drafters.
         calibration: acceptance probability from draft probability.
         step_s: t_spec, recent seconds of one whole iteration.
-        overhead_s: seconds of a step outside forwards.
+        draft_s: predicted seconds of the drafting just planned (for selection).
+        plain_overhead_s, draft_overhead_s: seconds of a step outside forwards and drafting, without and
+            with a draft call in it.
         step: number of the step, for policies that probe now and then.
     """
 
     cost: CostModel
     calibration: Calibration
     step_s: float
-    overhead_s: float
+    draft_s: float
+    plain_overhead_s: float
+    draft_overhead_s: float
     step: int
 
 

@@ -65,7 +65,9 @@ class Flotilla:
         capped = np.minimum(required, depths + 1.0)
         chosen = slo_customized(forest, probability, capped, self._config.max_nodes, budget)
         num_context = sum(request.num_context for request in batch)
-        base = cost.verify_seconds(n, int(chosen.sum()), num_context) + context.overhead_s
+        verify_s = cost.verify_seconds(n, int(chosen.sum()), num_context)
+        # Drafting is spent already, but it belongs to the step whose tokens per second are maximised.
+        base = context.draft_s + context.draft_overhead_s + verify_s
         chosen = marginal_goodput(chosen, probability, base, cost.verify_token_seconds())
         return forest.chosen_nodes(chosen)
 
@@ -98,7 +100,7 @@ class Flotilla:
                 default=0.0,
             )
             verify_s = context.cost.verify_seconds(n, n + int(drafted), num_context)
-            overhead_s = context.overhead_s if depth else context.overhead_s / 2
+            overhead_s = context.draft_overhead_s if depth else context.plain_overhead_s
             goodput = expected / (draft_s + verify_s + overhead_s)
             if goodput > best:
                 best_depth, best = depth, goodput
