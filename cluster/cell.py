@@ -246,7 +246,8 @@ class Cell:
                         if ended.finish_reason is not None:
                             self._account(ended)
                 case Reject(client, rejection):
-                    self._submits.pop(rejection.request_id, None)
+                    if rejection.code != "duplicate_id":  # else it is the id of a request being served
+                        self._submits.pop(rejection.request_id, None)
                     self._metrics.rejected(rejection.code)
                     self._clients.send(client, rejection)
 
