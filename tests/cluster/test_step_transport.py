@@ -1,0 +1,108 @@
+"""Step transport and front-end port over real sockets: order, tokens, losses."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster.client_server import ClientServer
+from cluster.step_client import StepClient
+from cluster.step_server import StepServer
+from cluster.stream_messages import Cancel, ClientMessage, Rejected
+from cluster.transport import read_frame, write_frame
+from engine.wire import encode
+
+TOKEN = b"secret"
+
+
+async def until(condition, seconds: float = 5.0) -> None:  # type: ignore[no-untyped-def]
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.005)
+
+
+async def test_answers_come_back_in_the_order_of_the_calls() -> None:
+    server = StepServer(lambda data: data[::-1], TOKEN, "127.0.0.1")
+    answers: list[bytes] = []
+    lost: list[bool] = []
+    client = await StepClient.connect("w", server.address, TOKEN, answers.append, lambda: lost.append(True))
+    calls = [bytes([i]) * (1 + 997 * i) + b"x" for i in range(50)]
+    for call in calls:
+        client.send(call)
+    await until(lambda: len(answers) == len(calls))
+    assert answers == [call[::-1] for call in calls]
+    await client.close()
+    assert not lost, "closing is not a loss"
+    server.close()
+
+
+async def test_a_worker_that_dies_is_noticed_at_once() -> None:
+    def die(data: bytes) -> bytes:
+        raise ConnectionError("the process is gone")
+
+    server = StepServer(die, TOKEN, "127.0.0.1")
+    lost: list[bool] = []
+    client = await StepClient.connect("w", server.address, TOKEN, lambda _: None, lambda: lost.append(True))
+    client.send(b"call")
+    await until(lambda: bool(lost))
+    server.close()
+
+
+async def test_a_wrong_token_gets_no_answer_and_the_next_client_does() -> None:
+    server = StepServer(lambda data: data, TOKEN, "127.0.0.1")
+    answers: list[bytes] = []
+    lost: list[str] = []
+    bad = await StepClient.connect("b", server.address, b"guess", answers.append, lambda: lost.append("bad"))
+    bad.send(b"hello")
+    await until(lambda: lost == ["bad"])
+    assert not answers
+    good = await StepClient.connect("g", server.address, TOKEN, answers.append, lambda: lost.append("good"))
+    good.send(b"hello")
+    await until(lambda: answers == [b"hello"])
+    await good.close()
+    server.close()
+
+
+async def _front_end(
+    address: tuple[str, int], token: bytes
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(*address)
+    write_frame(writer, token)
+    return reader, writer
+
+
+async def test_front_ends_are_told_apart_and_their_loss_is_reported() -> None:
+    got: list[tuple[str, ClientMessage]] = []
+    lost: list[str] = []
+    server = ClientServer(TOKEN, lambda name, message: got.append((name, message)), lost.append)
+    address = await server.start("127.0.0.1")
+    readers = []
+    for request_id in ("one", "two"):
+        reader, writer = await _front_end(address, TOKEN)
+        write_frame(writer, encode(Cancel(request_id)))
+        readers.append((reader, writer))
+        await until(lambda want=len(readers): len(got) == want)
+    (first, _), (second, message) = got
+    assert first != second
+    assert message == Cancel("two")
+    server.send(second, Rejected(request_id="two", code="queue_full", message="full"))
+    assert b"queue_full" in await read_frame(readers[1][0])
+    readers[0][1].close()
+    await until(lambda: lost == [first])
+    server.send(first, Rejected(request_id="one", code="queue_full", message="full"))  # dropped, no error
+    await server.close()
+
+
+@pytest.mark.parametrize("frames", [[b"guess"], [TOKEN, b"\xc1 not a message"]])
+async def test_who_does_not_speak_the_protocol_is_cut_off(frames: list[bytes]) -> None:
+    server = ClientServer(TOKEN, lambda name, message: None, lambda name: None)
+    address = await server.start("127.0.0.1")
+    reader, writer = await asyncio.open_connection(*address)
+    for frame in frames:
+        write_frame(writer, frame)
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await asyncio.wait_for(read_frame(reader), 5)
+    writer.close()
+    await server.close()
