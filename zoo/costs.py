@@ -4,6 +4,7 @@ seconds.
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -26,6 +27,11 @@ class Costs:
     draft: dict[str, float]
 
 
+def _shape(model: LlamaForCausalLM) -> str:
+    config = model.config
+    return f"{config.num_hidden_layers}x{config.hidden_size}x{config.intermediate_size}"
+
+
 @torch.inference_mode()
 def _prepared(model: LlamaForCausalLM) -> DynamicCache:
     cache = DynamicCache()
@@ -45,18 +51,26 @@ def _once(model: LlamaForCausalLM, cache: DynamicCache, tokens: int) -> float:
 
 
 def measure(
-    target: LlamaForCausalLM, drafters: dict[str, LlamaForCausalLM], chain: int, rounds: int = 40
+    target: LlamaForCausalLM, drafters: dict[str, LlamaForCausalLM], chain: int, rounds: int = 30
 ) -> Costs:
-    """Time all models interleaved, in float32 through Transformers with one torch thread."""
+    """Time all models in rounds of changing order, in float32 through Transformers with one torch thread.
+
+    Each turn runs a model ``chain`` times in a row and leaves the first time out: in service a model has a
+    process of its own and finds its weights in the processor's cache. Models of one shape share their times.
+    """
     torch.set_num_threads(1)
     subjects: dict[str, tuple[LlamaForCausalLM, int]] = {"step": (target, 1), "verify": (target, chain + 1)}
     subjects |= {name: (model, 1) for name, model in drafters.items()}
+    kinds = {name: f"{_shape(model)} {tokens}" for name, (model, tokens) in subjects.items()}
     caches = {name: _prepared(model) for name, (model, _) in subjects.items()}
-    times: dict[str, list[float]] = {name: [] for name in subjects}
-    for turn in range(rounds + 3):
-        for name, (model, tokens) in subjects.items():
-            spent = _once(model, caches[name], tokens)
-            if turn >= 3:
-                times[name].append(spent)
-    middle = {name: median(values) for name, values in times.items()}
+    times: dict[str, list[float]] = {kind: [] for kind in kinds.values()}
+    order = list(subjects)
+    generator = random.Random(0)
+    for _ in range(rounds):
+        generator.shuffle(order)
+        for name in order:
+            model, tokens = subjects[name]
+            spent = [_once(model, caches[name], tokens) for _ in range(chain)]
+            times[kinds[name]] += spent[1:]
+    middle = {name: median(times[kind]) for name, kind in kinds.items()}
     return Costs(middle.pop("step"), middle.pop("verify"), middle)
