@@ -90,6 +90,22 @@ class PolicyConfig(_Strict):
         default=16, ge=1, description="Nodes one request may take in the SLO phase (n_max)."
     )
     fixed_depth: int = Field(default=4, ge=0, le=32, description="Depth of the `fixed` policy.")
+    expansion: tuple[Annotated[int, Field(ge=1, le=16)], ...] = Field(
+        default=(1, 1, 3, 1, 1, 1, 1, 1),
+        min_length=1,
+        max_length=32,
+        description="Children of each node, by layer, in the static tree of `specinfer`.",
+    )
+    confidence_threshold: float = Field(
+        default=0.4,
+        ge=0,
+        le=1,
+        description="Draft probability of a token down to which `threshold`, and above which `smartspec` by "
+        "confidence, verifies it.",
+    )
+    smartspec_acceptance: Literal["global", "request", "confidence"] = Field(
+        default="global", description="What `smartspec` predicts acceptance from."
+    )
 
 
 class SchedulerConfig(_Strict):

@@ -5,18 +5,34 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from cluster.config import PolicyConfig
+from cluster.policies.adaptive_verification import AdaptiveVerification
 from cluster.policies.adaserve import AdaServe
+from cluster.policies.adaserve_v1 import AdaServeV1
 from cluster.policies.autoregressive import Autoregressive
 from cluster.policies.base import Policy, PolicyFactory
+from cluster.policies.equal_greedy import EqualGreedy
 from cluster.policies.fixed import Fixed
 from cluster.policies.flotilla import Flotilla
+from cluster.policies.global_greedy import GlobalGreedy
+from cluster.policies.smartspec import SmartSpec
+from cluster.policies.specinfer import SpecInfer
+from cluster.policies.specserve import SpecServe
+from cluster.policies.threshold import Threshold
 
 POLICIES: MappingProxyType[str, PolicyFactory] = MappingProxyType(
     {
+        "adaptive-verification": AdaptiveVerification,
         "adaserve": AdaServe,
+        "adaserve-v1": AdaServeV1,
         "autoregressive": Autoregressive,
+        "equal-greedy": EqualGreedy,
         "fixed": Fixed,
         "flotilla": Flotilla,
+        "global-greedy": GlobalGreedy,
+        "smartspec": SmartSpec,
+        "specinfer": SpecInfer,
+        "specserve": SpecServe,
+        "threshold": Threshold,
     }
 )
 

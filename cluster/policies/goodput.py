@@ -1,0 +1,108 @@
+"""Goodput of a step of draft chains: expected tokens, seconds, and the best number of draft slots.
+
+SmartSpec (2024): eq. 3 (goodput), 7 (time), 8 and 9 (chains), 10 (top-k heads). SpecServe (2025): eq. 1-6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.policies.base import DecodeRequest, StepContext
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTimes:
+    """Predicted seconds of a step, as a function of draft length and tokens verified.
+
+    Attributes:
+        before_s: float64 [V + 1], drafting so many layers for the whole batch, overhead of the step included.
+        verify_s: verifying the roots alone.
+        token_s: each further token in the verify forward.
+    """
+
+    before_s: Float64
+    verify_s: float
+    token_s: float
+
+    @classmethod
+    def of(cls, batch: Sequence[DecodeRequest], max_depth: int, context: StepContext) -> StepTimes:
+        """For chains; drafters work at the same time, each for all requests assigned to it."""
+        load: dict[str, int] = {}
+        for request in batch:
+            if request.drafter:
+                load[request.drafter] = load.get(request.drafter, 0) + 1
+        before_s = np.full(max_depth + 1, context.plain_overhead_s)
+        for depth in range(1, max_depth + 1):
+            draft_s = (context.cost.draft_seconds(name, count, 1, depth) for name, count in load.items())
+            before_s[depth] = context.draft_overhead_s + max(draft_s, default=0.0)
+        n, num_context = len(batch), sum(request.num_context for request in batch)
+        verify_s = context.cost.verify_seconds(n, n, num_context)
+        return cls(before_s=before_s, verify_s=verify_s, token_s=context.cost.verify_token_seconds())
+
+    def seconds(self, depth: int, num_drafted: int) -> float:
+        """The step with `depth` layers drafted and `num_drafted` draft tokens verified besides the roots."""
+        return float(self.before_s[depth]) + self.verify_s + self.token_s * num_drafted
+
+
+def chain_limits(batch: Sequence[DecodeRequest], max_depth: int) -> Int64:
+    """int64 [requests], longest chain each request may draft; 0 without a drafter."""
+    limits = (min(max_depth, request.max_draft) if request.drafter else 0 for request in batch)
+    return np.fromiter(limits, dtype=np.int64, count=len(batch))
+
+
+def chain_tokens(rates: Float64, lengths: Int64) -> Float64:
+    """`l(a, k) = (1 - a^(k+1)) / (1 - a)`: tokens each chain yields, the bonus token included (eq. 8).
+
+    Args:
+        rates: float64 [requests], a: acceptance rate per token, in [0, 1].
+        lengths: int64 [requests], k: tokens drafted.
+    """
+    certain = rates >= 1.0
+    rest = np.where(certain, 0.0, rates)
+    return np.where(certain, lengths + 1.0, (1.0 - rest ** (lengths + 1)) / (1.0 - rest))
+
+
+def head_tokens(rates: Sequence[float], widths: Sequence[int]) -> float:
+    """Tokens one step yields when head i proposes its `widths[i]` likeliest tokens, in a full tree.
+
+    Some candidate of head j is right with `P_j = 1 - (1 - a_j)^(k_j)`, so the step yields
+    `1 + sum over i of prod over j <= i of P_j`. This is eq. 10 with two repairs, without which it is no
+    expectation (its weights do not sum to 1): the case that no head is right (i = 0, one token) is
+    counted, and head i + 1 fails with `(1 - a_(i+1))^(k_(i+1))` rather than `1 - a_(i+1)`.
+
+    Args:
+        rates: a_i, acceptance rate of any one candidate of head i.
+        widths: k_i, candidates of head i.
+    """
+    right = [1.0 - (1.0 - rate) ** width for rate, width in zip(rates, widths, strict=True)]
+    return 1.0 + float(np.cumprod(right).sum())
+
+
+def head_nodes(widths: Sequence[int]) -> int:
+    """Draft tokens verified in the full tree of those heads: `sum over h of prod over i <= h of k_i`."""
+    return int(np.cumprod(np.asarray(widths, dtype=np.int64)).sum())
+
+
+def best_prefix(gains: Float64, tokens: float, seconds: float, token_s: float) -> tuple[int, float]:
+    """How many draft slots to take for the highest goodput, the best first.
+
+    Args:
+        gains: float64 [slots], descending: expected tokens each slot adds.
+        tokens: expected tokens without any slot.
+        seconds: seconds of the step without any slot.
+        token_s: seconds each slot adds.
+
+    Returns:
+        the smallest number of slots that has the highest goodput, and that goodput in tokens per second.
+    """
+    expected = tokens + np.concatenate([[0.0], np.cumsum(gains)])
+    goodput = expected / (seconds + token_s * np.arange(len(gains) + 1))
+    best = int(np.argmax(goodput))
+    return best, float(goodput[best])

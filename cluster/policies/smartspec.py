@@ -1,0 +1,126 @@
+"""SmartSpec (2024): draft length by goodput; sections 4.2-4.4, Algorithms 1 and 2; Algorithm 3 (appendix)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cluster.config import PolicyConfig
+from cluster.forest import Forest
+from cluster.policies.base import DecodeRequest, Int32, StepContext, all_nodes
+from cluster.policies.goodput import Float64, Int64, StepTimes, best_prefix, chain_limits, chain_tokens
+from cluster.policies.threshold import stop_logp
+from drafters.messages import DraftPlan
+from engine.tree import TokenTree
+
+
+class SmartSpec:
+    """Chains of the length with the highest goodput; length 0 turns speculation off.
+
+    `smartspec_acceptance` says what acceptance is predicted from:
+
+    - `global`: one rate, the mean over the batch, and one length for all (section 4.4, granularity 1).
+    - `request`: each request's own rate and its own length (granularity 2).
+    - `confidence`: everybody drafts `max_depth`; a token is predicted to be accepted when its draft
+      probability and those before it are above the threshold T, and the lengths verified maximise goodput
+      under that prediction (Algorithm 3). The draft loop cannot be told to stop on a token's probability,
+      so drafting beyond T is saved only as far as `DraftPlan.stop_logp` can tell.
+
+    The moving averages are the engine's estimates in `DecodeRequest.rate`. Which requests are batched (the
+    prefixes of Algorithm 2) and whether a drafter reads a prompt (draft-prefill disabling, section 5) is
+    not for a policy to say in this protocol. There is no probing while speculation is off.
+    """
+
+    def __init__(self, config: PolicyConfig) -> None:
+        self._config = config
+
+    def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
+        """Lengths by goodput; with the confidence variant, as long as allowed."""
+        if not batch:
+            return []
+        limits = chain_limits(batch, self._config.max_depth)
+        if self._config.smartspec_acceptance == "confidence":
+            threshold = self._config.confidence_threshold
+            return [DraftPlan(depth=k, stop_logp=stop_logp(threshold, k)) for k in limits.tolist()]
+        times = StepTimes.of(batch, self._config.max_depth, context)
+        rates = np.array([request.rate for request in batch])
+        if self._config.smartspec_acceptance == "global":
+            speculating = limits > 0
+            rate = float(rates[speculating].mean()) if speculating.any() else 0.0
+            lengths = np.minimum(best_common_length(rate, limits, times), limits)
+        else:
+            lengths = best_lengths(rates, limits, times)
+        return [DraftPlan(depth=k) for k in lengths.tolist()]
+
+    def select(
+        self, batch: Sequence[DecodeRequest], trees: Sequence[TokenTree], context: StepContext
+    ) -> list[Int32]:
+        """Everything drafted; with the confidence variant, what maximises goodput."""
+        if self._config.smartspec_acceptance != "confidence":
+            return all_nodes(trees)
+        if not batch:
+            return []
+        forest = Forest.of(trees)
+        above = (forest.conditional > self._config.confidence_threshold).astype(float)
+        above[forest.roots] = 1.0
+        accepted = forest.path_product(above)
+        drafted = np.flatnonzero((accepted > 0.0) & (forest.parent >= 0))
+        n = len(batch)
+        verify_s = context.cost.verify_seconds(n, n, sum(request.num_context for request in batch))
+        base_s = context.draft_s + context.draft_overhead_s + verify_s
+        token_s = context.cost.verify_token_seconds()
+        count, _ = best_prefix(accepted[drafted], float(n), base_s, token_s)
+        chosen = np.zeros(forest.num_nodes, dtype=np.bool_)
+        chosen[forest.roots] = True
+        # All are predicted alike, so the shallow ones come first; then every prefix is closed under parent.
+        chosen[drafted[np.argsort(forest.depth[drafted], kind="stable")[:count]]] = True
+        return forest.chosen_nodes(chosen)
+
+
+def common_goodput(rate: float, length: int, limits: Int64, times: StepTimes) -> float:
+    """Expected tokens per second when everybody drafts `length` tokens, or its limit (eq. 3, 8).
+
+    Args:
+        rate: acceptance rate of all requests.
+        length: k.
+        limits: int64 [requests], most tokens each may draft.
+        times: predicted seconds.
+    """
+    lengths = np.minimum(length, limits)
+    tokens = float(chain_tokens(np.full(len(limits), rate), lengths).sum())
+    return tokens / times.seconds(int(lengths.max()), int(lengths.sum()))
+
+
+def best_common_length(rate: float, limits: Int64, times: StepTimes) -> int:
+    """The k in `0..V` with the highest goodput; the smallest of equals. Arguments as `common_goodput`."""
+    goodput = [common_goodput(rate, k, limits, times) for k in range(len(times.before_s))]
+    return int(np.argmax(goodput))
+
+
+def best_lengths(rates: Float64, limits: Int64, times: StepTimes) -> Int64:
+    """The k_i with the highest goodput of the batch (eq. 9); shorter drafts where equals exist.
+
+    Exact without enumerating `(V + 1)^n` vectors: with the number of layers given, only how many tokens
+    are verified costs time, so the best m slots are the m largest `a_i^j`; both are then enumerated.
+
+    Args:
+        rates: float64 [requests], a_i.
+        limits: int64 [requests], most tokens each may draft.
+        times: predicted seconds.
+
+    Returns:
+        int64 [requests], tokens each drafts.
+    """
+    n = len(rates)
+    best, best_k = n / times.seconds(0, 0), np.zeros(n, dtype=np.int64)
+    positions = np.arange(1, len(times.before_s))
+    for depth in range(1, len(times.before_s)):
+        # Row by row in position, so that of equal gains the earlier position is taken first.
+        gains = np.where(positions[:depth, None] <= limits, rates ** positions[:depth, None], 0.0).ravel()
+        order = np.argsort(-gains, kind="stable")
+        count, goodput = best_prefix(gains[order], float(n), times.seconds(depth, 0), times.token_s)
+        if goodput > best:
+            best = goodput
+            best_k = np.bincount(order[:count] % n, minlength=n).astype(np.int64)
+    return np.minimum(best_k, limits)

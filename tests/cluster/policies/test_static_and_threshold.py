@@ -1,0 +1,95 @@
+"""SpecInfer's static tree and Transformers' confidence threshold."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.config import PolicyConfig
+from cluster.forest import Forest
+from cluster.policies.registry import make_policy
+from cluster.policies.threshold import stop_logp
+from engine.tree import TokenTree
+from tests.cluster.policies.batches import candidate_trees, context, request
+
+
+def beam(width: int, depth: int) -> TokenTree:
+    """Each node of the last layer has `width` children as likely as their place says."""
+    token, parent, logp, level = [0], [-1], [0.0], [0]
+    last = [0]
+    for layer in range(1, depth + 1):
+        # Only the best node is expanded where that fills the layer; then each has one child.
+        above = [last[0]] * width if layer <= 3 else last
+        last = []
+        for place, node in enumerate(above):
+            last.append(len(token))
+            token.append(len(token))
+            parent.append(node)
+            logp.append(logp[node] - 0.1 * (place + 1))
+            level.append(layer)
+    return TokenTree(
+        token=np.array(token, dtype=np.int32),
+        parent=np.array(parent, dtype=np.int32),
+        logp=np.array(logp, dtype=np.float32),
+        depth=np.array(level, dtype=np.int32),
+    )
+
+
+def test_specinfer_takes_its_static_shape_from_the_beam() -> None:
+    policy = make_policy(PolicyConfig(name="specinfer"))
+    (plan,) = policy.plan([request(max_draft=20)], context())
+    assert (plan.depth, plan.width) == (8, 3)
+    tree = beam(plan.width, plan.depth)
+    (nodes,) = policy.select([request()], [tree], context())
+    assert np.bincount(tree.depth[nodes]).tolist() == [1, 1, 1, 3, 3, 3, 3, 3, 3]
+
+
+def test_specinfers_width_is_that_of_the_widest_layer() -> None:
+    policy = make_policy(PolicyConfig(name="specinfer", expansion=(2, 2, 1)))
+    (plan,) = policy.plan([request()], context())
+    assert (plan.depth, plan.width) == (3, 4)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(candidate_trees(), min_size=1, max_size=3), st.lists(st.integers(1, 3), min_size=1, max_size=4)
+)
+def test_specinfer_takes_the_likeliest_children_of_each_node(
+    trees: list[TokenTree], expansion: list[int]
+) -> None:
+    policy = make_policy(PolicyConfig(name="specinfer", expansion=tuple(expansion)))
+    selected = policy.select([request()] * len(trees), trees, context())
+    for tree, nodes in zip(trees, selected, strict=True):
+        conditional = Forest.of([tree]).conditional
+        wanted, layer = [0], [0]
+        for most in expansion:
+            children = [
+                sorted(tree.children(node).tolist(), key=lambda child: (-conditional[child], child))[:most]
+                for node in layer
+            ]
+            layer = [child for family in children for child in family]
+            wanted += layer
+        assert nodes.tolist() == sorted(wanted)
+
+
+@settings(max_examples=80, deadline=None)
+@given(candidate_trees(chain=True), st.sampled_from([0.0, 0.2, 0.4, 0.7, 1.0]))
+def test_a_chain_is_cut_at_the_first_token_below_the_threshold(tree: TokenTree, threshold: float) -> None:
+    policy = make_policy(PolicyConfig(name="threshold", confidence_threshold=threshold))
+    (nodes,) = policy.select([request()], [tree], context())
+    below = np.flatnonzero(Forest.of([tree]).conditional < threshold)
+    assert len(nodes) == (below[0] if len(below) else len(tree))
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=8), st.floats(0.05, 1.0))
+def test_drafting_is_only_ended_where_a_token_was_below_the_threshold(
+    confidences: list[float], threshold: float
+) -> None:
+    stop = stop_logp(threshold, len(confidences))
+    for layer in range(1, len(confidences) + 1):
+        path = sum(math.log(c) for c in confidences[:layer])
+        if path < stop - 1e-9:
+            assert min(confidences[:layer]) < threshold
