@@ -28,8 +28,8 @@ DEFAULT_WEIGHTS = BUILD / "weights"
 
 @app.command()
 def train(
-    minutes: Annotated[float, typer.Option(help="Wall-clock minutes for the target.")] = 57.0,
-    drafter_minutes: Annotated[float, typer.Option(help="Wall-clock minutes for each drafter.")] = 9.0,
+    minutes: Annotated[float, typer.Option(help="Wall-clock minutes for the target.")] = 65.0,
+    drafter_minutes: Annotated[float, typer.Option(help="Wall-clock minutes for each drafter.")] = 6.5,
     out: OutOption = BUILD,
     weights: WeightsOption = DEFAULT_WEIGHTS,
     processes: Annotated[int, typer.Option(help="Data-parallel processes, one thread each (CPU only).")] = 2,
@@ -57,11 +57,11 @@ def train(
 
 @app.command()
 def distill(
-    minutes: Annotated[float, typer.Option(help="Wall-clock minutes for each drafter.")] = 9.0,
-    teach_minutes: Annotated[float, typer.Option(help="Minutes in which the target writes answers.")] = 10.0,
+    minutes: Annotated[float, typer.Option(help="Wall-clock minutes for each drafter.")] = 6.5,
+    teach_minutes: Annotated[float, typer.Option(help="Minutes in which the target writes answers.")] = 6.5,
     score_minutes: Annotated[
         float, typer.Option(help="Minutes in which the target reads corpus text.")
-    ] = 3.0,
+    ] = 1.5,
     out: OutOption = BUILD,
     weights: WeightsOption = DEFAULT_WEIGHTS,
     processes: Annotated[int, typer.Option(help="Processes, one drafter each at a time (CPU only).")] = 2,

@@ -45,9 +45,9 @@ ROWS, LENGTH = 8, 256
 class Minutes:
     """Wall-clock budgets of the three stages, in minutes (``drafter`` is for one drafter)."""
 
-    generate: float = 10.0
-    score: float = 3.0
-    drafter: float = 9.0
+    generate: float = 6.5
+    score: float = 1.5
+    drafter: float = 6.5
 
 
 def divergence(logits: Tensor, top_ids: Tensor, top_logp: Tensor) -> Tensor:
