@@ -250,6 +250,9 @@ class Cell:
                         self._submits.pop(rejection.request_id, None)
                     self._metrics.rejected(rejection.code)
                     self._clients.send(client, rejection)
+        start = time.monotonic()
+        self._core.reflect()
+        self._scheduler_s += time.monotonic() - start
 
     def _account(self, event: TokenEvent) -> None:
         submit = self._submits.pop(event.request_id, None)

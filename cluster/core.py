@@ -63,6 +63,7 @@ class SchedulerCore:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in and say what to do now."""
+        self.planner.reflect()
         self._actions, self._emitted = [], {}
         match event:
             case RequestArrived():
@@ -89,6 +90,10 @@ class SchedulerCore:
         for client, events in self._emitted.items():
             self._actions.append(Emit(client, events))
         return self._actions
+
+    def reflect(self) -> None:
+        """Learning that can wait until the actions are on their way; else the next event pays for it."""
+        self.planner.reflect()
 
     def _awaits_more_drafts(self, event: Event) -> bool:
         """Whether the event is one drafter's answer while others still draft for the only micro-batch."""

@@ -12,12 +12,15 @@ from cluster.requests import Request
 from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
 from drafters.protocol import Capabilities
 from selector.acceptance import AcceptanceEstimates
-from selector.greedy import Candidate, choose
+from selector.greedy import Candidate, choose, goodput
 
 # A request's drafter is reconsidered every so many verify steps.
 RECONSIDER_STEPS = 6
-# Other drafters are scored on a request once it has this many output tokens, if they are idle.
+# Other drafters may be scored on a request once it has this many output tokens, and every so many steps,
+# if they could be this much better than what is known of them.
 EXPLORE_TOKENS = 8
+EXPLORE_STEPS = 4
+OPTIMISM = 0.05
 # What is expected of a drafter that has no model of the text, such as prompt lookup, before it is observed.
 UNMODELLED_RATE = 0.3
 
@@ -84,16 +87,7 @@ class DrafterPool:
 
     def assign(self, request: Request) -> None:
         """Give the request the drafter that promises it the highest goodput; none if none has room."""
-        candidates = [
-            Candidate(
-                name=drafter.name,
-                rate=self.acceptance.rate(request.request_id, drafter.name),
-                draft_s=self.cost.draft_seconds(drafter.name, 1, 1, 1),
-                load=len(drafter.served),
-                capacity=drafter.max_requests,
-            )
-            for drafter in self.allowed(request)
-        ]
+        candidates = [self._candidate(request, drafter) for drafter in self.allowed(request)]
         verify_s = self.cost.verify_seconds(1, 1, request.num_tokens)
         chosen = choose(
             candidates, request.drafter, verify_s, self.cost.verify_token_seconds(), self.max_depth
@@ -125,20 +119,41 @@ class DrafterPool:
         return DraftCall(call_id=self._next_call, items=items, release=release)
 
     def explorations(self, request: Request, now: float) -> list[tuple[str, DraftCall]]:
-        """Prefetch calls that let idle drafters be scored on what the request has said so far."""
-        if len(request.output) < EXPLORE_TOKENS:
+        """A prefetch call that lets one idle drafter be scored on what the request has said so far.
+
+        Only a drafter that could promise more than the present one is asked: it must read the whole
+        sequence, which on few cores slows down everybody else.
+        """
+        if len(request.output) != EXPLORE_TOKENS and request.num_steps % EXPLORE_STEPS:
             return []
-        calls = []
+        if len(request.output) < EXPLORE_TOKENS or not request.drafter:
+            return []
+        verify_s = self.cost.verify_seconds(1, 1, request.num_tokens)
+        token_s = self.cost.verify_token_seconds()
+        here = self._candidate(request, self.drafters[request.drafter])
+        best, best_value = None, goodput(here, verify_s, token_s, self.max_depth)
         for drafter in self.allowed(request):
-            if drafter.name == request.drafter or drafter.outstanding:
+            if drafter.outstanding or request.request_id in drafter.known:
                 continue
-            if self.acceptance.evidence(request.request_id, drafter.name) > 0:
+            if len(drafter.known) >= drafter.max_requests:
                 continue
-            if len(drafter.known) >= drafter.max_requests or request.request_id in drafter.known:
-                continue
-            item = self._item(request, drafter, DraftPlan(depth=0))
-            calls.append((drafter.name, self.call(drafter.name, [item], now, 0.0)))
-        return calls
+            hope = self._candidate(request, drafter, OPTIMISM)
+            value = goodput(hope, verify_s, token_s, self.max_depth)
+            if value > best_value:
+                best, best_value = drafter, value
+        if best is None:
+            return []
+        item = self._item(request, best, DraftPlan(depth=0))
+        return [(best.name, self.call(best.name, [item], now, 0.0))]
+
+    def _candidate(self, request: Request, drafter: DrafterState, optimism: float = 0.0) -> Candidate:
+        return Candidate(
+            name=drafter.name,
+            rate=min(1.0, self.acceptance.rate(request.request_id, drafter.name) + optimism),
+            draft_s=self.cost.draft_seconds(drafter.name, 1, 1, 1),
+            load=len(drafter.served),
+            capacity=drafter.max_requests,
+        )
 
     def answered(self, name: str, result: DraftResult) -> OutstandingDraft | None:
         """Take an answer in: scores feed the estimates. None if the call is not known (any more)."""

@@ -52,6 +52,7 @@ class StepPlanner:
         self.totals = Totals()
         self.step_s = cost.verify_seconds(1, 1, 0)
         self._views: dict[str, DecodeRequest] = {}
+        self._to_calibrate: list[tuple[list[TokenTree], list[str], list[list[int]]]] = []
         # Seconds of an iteration outside forwards and drafting; with a draft there are more messages.
         self._plain_overhead_s = cost.profile.overhead_s / 2
         self._draft_overhead_s = cost.profile.overhead_s
@@ -144,7 +145,7 @@ class StepPlanner:
     def learn(
         self, result: VerifyResult, verified: Mapping[str, TokenTree], requests: Mapping[str, Request]
     ) -> None:
-        """Acceptance by drafter and request, and the calibration, from one verified batch."""
+        """Acceptance by drafter and request from one verified batch; `reflect` does the calibration."""
         trees, drafters, accepted_nodes = [], [], []
         for verdict in result.verdicts:
             tree, request = verified.get(verdict.request_id), requests.get(verdict.request_id)
@@ -161,16 +162,21 @@ class StepPlanner:
             trees.append(tree)
             drafters.append(name)
             accepted_nodes.append(verdict.nodes)
-        if not trees:
-            return
-        forest = Forest.of(trees)
-        on_path = np.zeros(forest.num_nodes, dtype=np.bool_)
-        on_path[forest.roots] = True
-        roots = forest.roots.tolist()
-        on_path[
-            [root + node for root, nodes in zip(roots, accepted_nodes, strict=True) for node in nodes]
-        ] = True
-        self.calibration.observe(forest, drafters, on_path)
+        if trees:
+            self._to_calibrate.append((trees, drafters, accepted_nodes))
+
+    def reflect(self) -> None:
+        """Calibrate on what `learn` took in; work that can wait until the next calls are on their way."""
+        for trees, drafters, accepted_nodes in self._to_calibrate:
+            forest = Forest.of(trees)
+            on_path = np.zeros(forest.num_nodes, dtype=np.bool_)
+            on_path[forest.roots] = True
+            roots = forest.roots.tolist()
+            on_path[[r + node for r, nodes in zip(roots, accepted_nodes, strict=True) for node in nodes]] = (
+                True
+            )
+            self.calibration.observe(forest, drafters, on_path)
+        self._to_calibrate.clear()
 
     def measure_iteration(self, elapsed_s: float, draft_s: float, forward_s: float) -> None:
         """Fold one whole iteration of a micro-batch into t_spec and the overhead outside forwards."""

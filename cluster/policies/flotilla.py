@@ -17,6 +17,8 @@ from engine.tree import TokenTree
 # While speculation does not pay, one step in this many drafts a single token, so that it is noticed when
 # it pays again; the cost is bounded by one drafted token per request in so many steps.
 PROBE_INTERVAL = 64
+# Drafts less likely accepted than this are not counted on when depth is planned.
+LEAST_CHANCE = 0.1
 
 
 class Flotilla:
@@ -75,33 +77,29 @@ class Flotilla:
         self, batch: Sequence[DecodeRequest], width: int, context: StepContext
     ) -> tuple[int, float]:
         """Depth with the highest predicted goodput (SmartSpec's objective) and that goodput."""
-        n = len(batch)
+        n, deepest = len(batch), self._config.max_depth
         num_context = sum(request.num_context for request in batch)
-        rates = np.array([request.rate if request.drafter else 0.0 for request in batch])
-        rates = np.minimum(rates, 0.98)
+        rates = np.array([min(request.rate, 0.98) if request.drafter else 0.0 for request in batch])
         limits = np.array([request.max_draft for request in batch])
+        depths = np.arange(1, deepest + 1)[:, None]
+        gain = np.where(limits >= depths, rates**depths, 0.0)  # [depths, requests]
+        # Selection will drop drafts that have little chance this deep.
+        worth = gain > LEAST_CHANCE
+        expected = n + np.concatenate([[0.0], np.cumsum((gain * worth).sum(axis=1))])
+        drafted = np.concatenate([[0], np.cumsum(worth.sum(axis=1))])
         load: dict[str, int] = {}
         for request in batch:
             if request.drafter:
                 load[request.drafter] = load.get(request.drafter, 0) + 1
-        best_depth, best = 0, 0.0
-        expected, drafted = float(n), 0.0
-        for depth in range(self._config.max_depth + 1):
-            if depth > 0:
-                gain = np.where(limits >= depth, rates**depth, 0.0)
-                # Selection will drop drafts of requests that have little chance this deep.
-                worth = gain > 0.1
-                if not worth.any():
-                    break
-                expected += float(gain[worth].sum())
-                drafted += float(worth.sum())
+        best_depth, best = 0, n / (context.cost.verify_seconds(n, n, num_context) + context.plain_overhead_s)
+        for depth in range(1, deepest + 1):
+            if drafted[depth] == drafted[depth - 1]:
+                break
             draft_s = max(
-                (context.cost.draft_seconds(name, count, width, depth) for name, count in load.items()),
-                default=0.0,
+                context.cost.draft_seconds(name, count, width, depth) for name, count in load.items()
             )
-            verify_s = context.cost.verify_seconds(n, n + int(drafted), num_context)
-            overhead_s = context.draft_overhead_s if depth else context.plain_overhead_s
-            goodput = expected / (draft_s + verify_s + overhead_s)
+            verify_s = context.cost.verify_seconds(n, n + int(drafted[depth]), num_context)
+            goodput = float(expected[depth]) / (draft_s + verify_s + context.draft_overhead_s)
             if goodput > best:
                 best_depth, best = depth, goodput
         return best_depth, best
