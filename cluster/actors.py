@@ -6,6 +6,7 @@ are made with `max_restarts=0`: their loss is noticed within a step, and the cel
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -53,6 +54,7 @@ class DrafterWorker:
 
         self._drafter = build_pool_drafter(config, vocab_size, max_tokens)
         server = StepServer(self._handle, token, get_node_ip_address())
+        gc.freeze()  # models and modules: nothing the collector should walk during a step
         return server.address, self._drafter.capabilities
 
     def profile(self) -> list[StepPoint]:
@@ -95,6 +97,7 @@ class VerifierWorker:
         self._rank = rank.rank
         self._target = build_target(config, rank)
         server = StepServer(self._handle, token, get_node_ip_address())
+        gc.freeze()
         return server.address, self._target.ready()
 
     def profile(self) -> list[StepPoint]:

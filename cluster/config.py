@@ -79,7 +79,7 @@ class PolicyConfig(_Strict):
     name: str = Field(default="flotilla", description="See cluster/policies.")
     max_depth: int = Field(default=6, ge=0, le=32, description="Deepest draft (AdaServe's D_max).")
     min_depth: int = Field(default=1, ge=0, le=32, description="Shallowest draft (AdaServe's D_min).")
-    max_width: int = Field(default=3, ge=1, le=16, description="Widest beam (AdaServe's W_max).")
+    max_width: int = Field(default=2, ge=1, le=16, description="Widest beam (AdaServe's W_max).")
     verify_budget: int | None = Field(
         default=None, ge=1, description="Tokens per verify step (B1); the measured knee if unset."
     )

@@ -83,6 +83,15 @@ class TokenTree(msgspec.Struct, frozen=True, eq=False):
             return self
         if len(nodes) == 1 and nodes[0] == 0:
             return TokenTree.root_only(int(self.token[0]))
+        size = len(nodes)
+        if size and nodes[-1] == size - 1:
+            # The first nodes in order, as in every cut chain: closed under parent already.
+            return TokenTree(
+                token=self.token[:size],
+                parent=self.parent[:size],
+                logp=self.logp[:size],
+                depth=self.depth[:size],
+            )
         new_index = np.full(len(self.token), -1, dtype=np.int32)
         new_index[nodes] = np.arange(len(nodes), dtype=np.int32)
         parent = self.parent[nodes]

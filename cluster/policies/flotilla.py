@@ -19,6 +19,7 @@ from engine.tree import TokenTree
 PROBE_INTERVAL = 64
 # Drafts less likely accepted than this are not counted on when depth is planned.
 LEAST_CHANCE = 0.1
+NO_DRAFT = DraftPlan(depth=0)
 
 
 class Flotilla:
@@ -36,17 +37,19 @@ class Flotilla:
         depth, goodput = self._best_depth(batch, width, context)
         if depth == 0 and context.step % PROBE_INTERVAL == 0:
             return [DraftPlan(depth=min(1, request.max_draft)) for request in batch]
+        if depth == 0:
+            return [NO_DRAFT] * n
         least = goodput * context.cost.verify_token_seconds()
+        # Past this depth a path is less likely accepted than its token costs.
+        log_least = math.log(least) if 0.0 < least < 1.0 else 0.0
         plans = []
         for request in batch:
-            own = depth
-            if 0.0 < request.rate < 1.0 and least > 0.0:
-                # Past this depth a path is less likely accepted than its token costs.
-                own = min(own, int(math.log(least) / math.log(request.rate)) if least < 1.0 else 0)
-            behind = request.required(context.step_s)
-            if behind > 1.0 and depth > 0:
-                own = max(own, math.ceil(behind))
-            own = min(own, config.max_depth, request.max_draft)
+            own, rate = depth, request.rate
+            if 0.0 < rate < 1.0:
+                own = min(own, int(log_least / math.log(rate)))
+            if request.tpot_s is not None:
+                own = max(own, math.ceil(request.required(context.step_s)))
+            own = max(0, min(own, config.max_depth, request.max_draft))
             plans.append(DraftPlan(depth=own, width=min(width, request.max_width)))
         return plans
 
