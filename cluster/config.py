@@ -83,7 +83,7 @@ class PolicyConfig(_Strict):
     verify_budget: int | None = Field(
         default=None, ge=1, description="Tokens per verify step (B1); the measured knee if unset."
     )
-    draft_budget: int = Field(default=16, ge=1, description="Beam tokens per draft step (B2).")
+    draft_budget: int = Field(default=6, ge=1, description="Beam tokens per draft step (B2).")
     depth_offset: float = Field(default=0.0, ge=0, description="AdaServe's c1.")
     width_offset: int = Field(default=0, ge=0, description="AdaServe's c2.")
     max_nodes: int = Field(

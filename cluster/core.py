@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from cluster import admission
 from cluster.config import FlotillaConfig
-from cluster.cost_model import CostModel
+from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN, CostModel
 from cluster.drafter_pool import DrafterPool
 from cluster.events import (
     Action,
@@ -203,7 +203,10 @@ class SchedulerCore:
         self.free_slots = result.free_slots
         self.totals.steps += 1
         self.totals.forward_s += result.forward_seconds
-        self.cost.observe("verifier", sent.predicted_s, result.forward_seconds)
+        kind = VERIFY_DRAFTED if sent.drafted else VERIFY_PLAIN
+        self.cost.observe(kind, sent.predicted_s, result.forward_seconds)
+        if not sent.trees:
+            self._iteration_started.clear()  # a forward of prompts alone is no part of an iteration
         self.planner.learn(result, sent.trees, self.requests)
         micro_batches = set()
         for verdict in result.verdicts:
@@ -330,11 +333,13 @@ class SchedulerCore:
             request.micro_batch = self._emptiest_micro_batch()
             self.running[request.request_id] = request
             self.pool.assign(request)
-            drafter = self.pool.drafters.get(request.drafter)
-            if drafter is not None and drafter.capabilities.needs_prefill and not request.heard:
-                # The drafter reads the prompt while the target does, so that its first draft is quick.
-                item = self.pool.item(request, DraftPlan(depth=0))
-                self._actions.append(Draft(drafter.name, self.pool.call(drafter.name, [item], now, 0.0)))
+
+    def _prefetch(self, request: Request, now: float) -> None:
+        """The drafter reads the prompt while the target computes the end of it: a quick first draft."""
+        drafter = self.pool.drafters.get(request.drafter)
+        if drafter is not None and drafter.capabilities.needs_prefill and not request.heard:
+            item = self.pool.item(request, DraftPlan(depth=0))
+            self._actions.append(Draft(drafter.name, self.pool.call(drafter.name, [item], now, 0.0)))
 
     def _emptiest_micro_batch(self) -> int:
         sizes = [0] * self.config.scheduler.micro_batches
@@ -344,17 +349,17 @@ class SchedulerCore:
 
     def _verify(self, by_batch: dict[int, list[Request]], now: float) -> None:
         candidates: list[tuple[float, int]] = []
-        waiting_for_drafts = False
         for micro_batch, members in by_batch.items():
             if any(r.state is State.DRAFTING for r in members):
-                waiting_for_drafts = True
-            elif any(r.state is State.DRAFTED for r in members):
+                continue
+            if any(r.state is State.DRAFTED for r in members):
                 candidates.append((self._iteration_started.get(micro_batch, now), micro_batch))
         # The micro-batch that began its iteration first has waited longest.
         drafted = [r for r in by_batch[min(candidates)[1]] if r.state is State.DRAFTED] if candidates else []
         prefilling = [r for r in self.running.values() if r.state is State.PREFILLING]
-        if not drafted and (waiting_for_drafts or not prefilling):
+        if not drafted and not prefilling:
             return
+        # While drafters draft, the target would be idle: it prefills alone rather than with the trees.
         chosen = self.planner.select(drafted, now, self.max_model_tokens)
         chunks = admission.prefill_chunks(prefilling, self.config.scheduler.prefill_chunk)
         needed = sum(len(tree) for tree in chosen.values()) + sum(tokens for _, tokens in chunks)
@@ -370,6 +375,9 @@ class SchedulerCore:
         call = self._verify_calls.build(drafted, chosen, chunks, now)
         if call is not None:
             self._actions.append(Verify(call))
+        for request, tokens in chunks:
+            if request.num_computed + tokens >= request.num_tokens:
+                self._prefetch(request, now)
 
     def check_invariants(self) -> None:
         """Raise AssertionError where the books do not balance; for tests and for idle moments."""

@@ -9,6 +9,9 @@ import msgspec
 import numpy as np
 from scipy.optimize import nnls
 
+# Names under which verify forwards are corrected: plain decoding, and with drafts in between.
+VERIFY_PLAIN, VERIFY_DRAFTED = "verify", "verify after drafting"
+
 
 class StepPoint(msgspec.Struct, frozen=True):
     """One measured forward: requests in the batch, rows (tokens), context tokens in total, seconds."""
@@ -95,14 +98,21 @@ class CostModel:
     smoothing: float = 0.05
     _factor: dict[str, float] = field(default_factory=dict)
 
-    def verify_seconds(self, num_requests: int, num_tokens: int, num_context: int) -> float:
-        """Predicted seconds of one verify forward."""
+    def verify_seconds(
+        self, num_requests: int, num_tokens: int, num_context: int, *, drafted: bool = False
+    ) -> float:
+        """Predicted seconds of one verify forward.
+
+        `drafted` says whether drafters ran since the last one. They share caches and memory bandwidth
+        with the target, so the same forward takes longer after them; each kind is corrected by its own
+        observations.
+        """
         predicted = self.profile.target.seconds(num_requests, num_tokens, num_context)
-        return predicted * self._factor.get("verifier", 1.0)
+        return predicted * self._factor.get(VERIFY_DRAFTED if drafted else VERIFY_PLAIN, 1.0)
 
     def verify_token_seconds(self) -> float:
         """Marginal seconds of one more token in a verify forward."""
-        return self.profile.target.gamma * self._factor.get("verifier", 1.0)
+        return self.profile.target.gamma * self._factor.get(VERIFY_DRAFTED, 1.0)
 
     def draft_seconds(self, drafter: str, num_requests: int, width: int, depth: int) -> float:
         """Predicted seconds of one draft call: `depth` forwards, the first on one row per request."""

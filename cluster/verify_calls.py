@@ -17,12 +17,14 @@ class OutstandingVerify:
 
     Attributes:
         call_id: its id.
+        drafted: whether any tree has more than its root.
         predicted_s: what the cost model expects of its forward.
         trees: draft trees being verified, by request id.
         prefilling: requests with a chunk in it.
     """
 
     call_id: int
+    drafted: bool
     predicted_s: float
     trees: dict[str, TokenTree]
     prefilling: set[str]
@@ -43,7 +45,7 @@ class VerifyCalls:
 
     def build(
         self,
-        drafted: Sequence[Request],
+        requests: Sequence[Request],
         trees: Mapping[str, TokenTree],
         chunks: Sequence[tuple[Request, int]],
         now: float,
@@ -51,29 +53,32 @@ class VerifyCalls:
         """The next call, which is then outstanding; None if there is nothing to do.
 
         Args:
-            drafted: requests whose draft trees are verified; they move to VERIFYING.
+            requests: those whose draft trees are verified; they move to VERIFYING.
             trees: their draft trees, by request id.
             chunks: requests to prefill and most tokens for each; they move to PREFILL_SENT.
             now: the scheduler's clock.
         """
-        if not drafted and not chunks:
+        if not requests and not chunks:
             return None
         verify = []
         num_tokens = num_context = 0
-        for request in drafted:
+        for request in requests:
             request.tree = tree = trees[request.request_id]
             request.advance(Trigger.VERIFY_SENT)
             verify.append(VerifyItem(request_id=request.request_id, tree=tree))
             num_tokens += len(tree.token)
             num_context += request.num_tokens
-        prefill = []
-        for request, most in chunks:
-            prefill.append(_chunk(request, most, now))
-            num_tokens += most
+        prefill = [_chunk(request, most, now) for request, most in chunks]
         self._last_id += 1
+        drafted = num_tokens > len(verify)
+        for _, most in chunks:
+            num_tokens += most
         self.outstanding = OutstandingVerify(
             call_id=self._last_id,
-            predicted_s=self.cost.verify_seconds(len(verify) + len(prefill), num_tokens, num_context),
+            drafted=drafted,
+            predicted_s=self.cost.verify_seconds(
+                len(verify) + len(prefill), num_tokens, num_context, drafted=drafted
+            ),
             trees={item.request_id: item.tree for item in verify},
             prefilling={item.request_id for item in prefill},
         )

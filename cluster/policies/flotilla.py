@@ -40,17 +40,20 @@ class Flotilla:
         if depth == 0:
             return [NO_DRAFT] * n
         least = goodput * context.cost.verify_token_seconds()
-        # Past this depth a path is less likely accepted than its token costs.
+        # A path less likely than this is not worth its token's time: the depth at which that is expected
+        # bounds the plan, and drafting stops where the drafter itself finds it so.
         log_least = math.log(least) if 0.0 < least < 1.0 else 0.0
         plans = []
         for request in batch:
-            own, rate = depth, request.rate
+            own, rate, stop_logp = depth, request.rate, log_least
             if 0.0 < rate < 1.0:
                 own = min(own, int(log_least / math.log(rate)))
-            if request.tpot_s is not None:
-                own = max(own, math.ceil(request.required(context.step_s)))
+            required = request.required(context.step_s)
+            if required > 1.0:
+                # Behind its objective: it may need tokens that do not pay.
+                own, stop_logp = max(own, math.ceil(required)), float("-inf")
             own = max(0, min(own, config.max_depth, request.max_draft))
-            plans.append(DraftPlan(depth=own, width=min(width, request.max_width)))
+            plans.append(DraftPlan(own, min(width, request.max_width), stop_logp))
         return plans
 
     def select(
@@ -70,7 +73,7 @@ class Flotilla:
         capped = np.minimum(required, depths + 1.0)
         chosen = slo_customized(forest, probability, capped, self._config.max_nodes, budget)
         num_context = sum(request.num_context for request in batch)
-        verify_s = cost.verify_seconds(n, int(chosen.sum()), num_context)
+        verify_s = cost.verify_seconds(n, int(chosen.sum()), num_context, drafted=True)
         # Drafting is spent already, but it belongs to the step whose tokens per second are maximised.
         base = context.draft_s + context.draft_overhead_s + verify_s
         chosen = marginal_goodput(chosen, probability, base, cost.verify_token_seconds())
@@ -101,7 +104,7 @@ class Flotilla:
             draft_s = max(
                 context.cost.draft_seconds(name, count, width, depth) for name, count in load.items()
             )
-            verify_s = context.cost.verify_seconds(n, n + int(drafted[depth]), num_context)
+            verify_s = context.cost.verify_seconds(n, n + int(drafted[depth]), num_context, drafted=True)
             goodput = float(expected[depth]) / (draft_s + verify_s + context.draft_overhead_s)
             if goodput > best:
                 best_depth, best = depth, goodput

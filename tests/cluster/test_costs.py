@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cluster.calibration import DrafterCalibration
-from cluster.cost_model import CostModel, CostProfile, LinearCost, StepPoint
+from cluster.cost_model import VERIFY_PLAIN, CostModel, CostProfile, LinearCost, StepPoint
 
 
 def test_the_fit_recovers_a_linear_machine() -> None:
@@ -35,14 +35,14 @@ def test_too_few_points_are_refused() -> None:
 def test_online_correction_follows_a_machine_that_became_slower() -> None:
     model = CostModel(CostProfile(target=LinearCost(gamma=1e-3, delta=1e-2)))
     for _ in range(200):
-        model.observe("verifier", model.verify_seconds(1, 1, 0), 0.022)
+        model.observe(VERIFY_PLAIN, model.verify_seconds(1, 1, 0), 0.022)
     assert model.verify_seconds(1, 1, 0) == pytest.approx(0.022, rel=0.05)
 
 
 def test_one_hiccup_hardly_moves_the_correction() -> None:
     model = CostModel(CostProfile(target=LinearCost(gamma=1e-3, delta=1e-2)))
-    model.observe("verifier", 0.011, 10.0)
-    assert model.correction("verifier") < 1.1
+    model.observe(VERIFY_PLAIN, 0.011, 10.0)
+    assert model.correction(VERIFY_PLAIN) < 1.1
 
 
 def test_the_knee_is_where_time_leaves_its_floor() -> None:
