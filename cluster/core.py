@@ -32,9 +32,11 @@ from cluster.policies.base import Policy
 from cluster.requests import Request, State, Trigger
 from cluster.stream_messages import TokenEvent
 from cluster.verify_calls import VerifyCalls
-from drafters.messages import DraftPlan
 from engine.tree import TokenTree
 from verifier.messages import Verdict, VerifyResult
+
+# Drafters are explored while no more requests than this are running: later there is no idle time for it.
+EXPLORE_REQUESTS = 4
 
 
 class SchedulerCore:
@@ -262,7 +264,7 @@ class SchedulerCore:
             self._finish(request, reason, now, event)
             return
         self._emit(request, event)
-        if len(self.running) <= self.config.scheduler.max_running // 4:
+        if len(self.running) <= EXPLORE_REQUESTS:
             for name, call in self.pool.explorations(request, now):
                 self._actions.append(Draft(name, call))
 
@@ -336,10 +338,10 @@ class SchedulerCore:
 
     def _prefetch(self, request: Request, now: float) -> None:
         """The drafter reads the prompt while the target computes the end of it: a quick first draft."""
-        drafter = self.pool.drafters.get(request.drafter)
-        if drafter is not None and drafter.capabilities.needs_prefill and not request.heard:
-            item = self.pool.item(request, DraftPlan(depth=0))
-            self._actions.append(Draft(drafter.name, self.pool.call(drafter.name, [item], now, 0.0)))
+        if request.drafter and not request.heard and self.planner.may_read(request):
+            call = self.pool.prefetch(request, now)
+            if call is not None:
+                self._actions.append(Draft(request.drafter, call))
 
     def _emptiest_micro_batch(self) -> int:
         sizes = [0] * self.config.scheduler.micro_batches

@@ -21,6 +21,8 @@ RECONSIDER_STEPS = 6
 EXPLORE_TOKENS = 8
 EXPLORE_STEPS = 4
 OPTIMISM = 0.05
+# A drafter that has more to read than this reads first, while the request is decoded without it.
+READ_WITH_DRAFT = 16
 # What is expected of a drafter that has no model of the text, such as prompt lookup, before it is observed.
 UNMODELLED_RATE = 0.3
 
@@ -46,6 +48,7 @@ class DrafterState:
     outstanding: dict[int, OutstandingDraft] = field(default_factory=dict)
     release: list[str] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
+    reading: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -118,6 +121,23 @@ class DrafterPool:
         release, drafter.release = drafter.release, []
         return DraftCall(call_id=self._next_call, items=items, release=release)
 
+    def prefetch(self, request: Request, now: float) -> DraftCall | None:
+        """Let the request's drafter read what it has not heard; None if it is reading, or keeps nothing."""
+        drafter = self.drafters[request.drafter]
+        if not drafter.capabilities.needs_prefill or request.request_id in drafter.reading:
+            return None
+        drafter.reading.add(request.request_id)
+        return self.call(drafter.name, [self.item(request, DraftPlan(depth=0))], now, 0.0)
+
+    def can_draft_now(self, request: Request) -> bool:
+        """Whether its drafter has read nearly all of the request, so that nobody waits for its reading."""
+        drafter = self.drafters[request.drafter]
+        if not drafter.capabilities.needs_prefill:
+            return True
+        if request.request_id in drafter.reading or request.request_id not in drafter.known:
+            return False
+        return request.num_tokens - request.heard.get(drafter.name, 0) <= READ_WITH_DRAFT
+
     def explorations(self, request: Request, now: float) -> list[tuple[str, DraftCall]]:
         """A prefetch call that lets one idle drafter be scored on what the request has said so far.
 
@@ -161,21 +181,16 @@ class DrafterPool:
         if drafter is None:
             return None
         outstanding = drafter.outstanding.pop(result.call_id, None)
+        if outstanding is not None and drafter.reading:
+            drafter.reading.difference_update(outstanding.request_ids)
         for draft in result.drafts:
-            # Of the requests a model drafts for, verification tells; counting both would count twice. A
-            # drafter without a model is judged by its scores only: they include what it had no guess for.
-            judged = draft.request_id in drafter.served and drafter.capabilities.has_probabilities
-            if draft.request_id in drafter.known and not judged:
+            # Judged by what it would have said at every committed token. What verification accepts says
+            # less: only tokens the drafter was sure of are verified, so of those nearly all are accepted.
+            if draft.request_id in drafter.known:
                 self.acceptance.observe(draft.request_id, name, draft.num_scored, draft.num_agreed)
         for request_id in result.unknown:
             drafter.known.discard(request_id)
         return outstanding
-
-    def verified(self, request: Request, tried: int, accepted: int) -> None:
-        """Take in how far verification agreed with the request's drafter."""
-        drafter = self.drafters.get(request.drafter)
-        if drafter is not None and drafter.capabilities.has_probabilities:
-            self.acceptance.observe(request.request_id, request.drafter, tried, accepted)
 
     def forget(self, request: Request) -> None:
         """A request ended: every drafter that knows it is told with its next call."""
@@ -183,6 +198,7 @@ class DrafterPool:
         request.drafter = ""
         self.acceptance.forget(request.request_id)
         for drafter in self.drafters.values():
+            drafter.reading.discard(request.request_id)
             if request.request_id in drafter.known:
                 drafter.known.discard(request.request_id)
                 drafter.release.append(request.request_id)

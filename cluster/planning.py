@@ -21,6 +21,10 @@ from verifier.messages import VerifyResult
 
 # Weight of the newest step in the running means of iteration time and overhead.
 SMOOTHING = 0.1
+# Share of recent plans with a draft below which prompts are not read by drafters (SmartSpec), but for one
+# request in so many.
+LEAST_PROPOSING = 0.3
+PROBE_REQUESTS = 8
 
 
 @dataclass(slots=True)
@@ -57,6 +61,15 @@ class StepPlanner:
         self._plain_overhead_s = cost.profile.overhead_s / 2
         self._draft_overhead_s = cost.profile.overhead_s
         self._planned_draft_s = 0.0
+        self._proposing = 1.0
+
+    def may_read(self, request: Request) -> bool:
+        """Whether a drafter should read the request's prompt at all.
+
+        SmartSpec disables the drafter's prefill once 70 % of recent steps proposed nothing. Some requests
+        are still read, so that it is noticed when speculation pays again.
+        """
+        return self._proposing >= LEAST_PROPOSING or request.order % PROBE_REQUESTS == 0
 
     def draft(self, ready: Sequence[Request], now: float, max_model_tokens: int) -> list[Draft]:
         """Ask the policy for shapes; move every request to DRAFTING or, with nothing to draft, DRAFTED."""
@@ -67,15 +80,23 @@ class StepPlanner:
         batch = [self.view(request, now, max_model_tokens) for request in ready]
         self._views.update((view.request_id, view) for view in batch)
         plans = self.policy.plan(batch, self._context())
+        asked = [plan.depth > 0 for request, plan in zip(ready, plans, strict=True) if request.drafter]
+        if asked:
+            self._proposing += SMOOTHING * (sum(asked) / len(asked) - self._proposing)
         items: dict[str, list[DraftItem]] = defaultdict(list)
         drafting: dict[str, list[Request]] = defaultdict(list)
+        actions = []
         for request, plan in zip(ready, plans, strict=True):
             if plan.depth <= 0 or not request.drafter:
+                request.drafted(TokenTree.root_only(request.last_token))
+            elif not self.pool.can_draft_now(request):
+                reading = self.pool.prefetch(request, now)
+                if reading is not None:
+                    actions.append(Draft(request.drafter, reading))
                 request.drafted(TokenTree.root_only(request.last_token))
             else:
                 items[request.drafter].append(self.pool.item(request, plan))
                 drafting[request.drafter].append(request)
-        actions = []
         self._planned_draft_s = 0.0
         for name, mine in items.items():
             depth = max(item.plan.depth for item in mine)
@@ -116,7 +137,8 @@ class StepPlanner:
         drafter = self.pool.drafters.get(request.drafter)
         max_draft, max_width, rate = 0, 1, 0.0
         wish = request.submit.speculation
-        if drafter is not None and wish.mode != "off":
+        unread = drafter is not None and request.request_id not in drafter.known
+        if drafter is not None and wish.mode != "off" and not (unread and not self.may_read(request)):
             capabilities = drafter.capabilities
             num_tokens = request.num_tokens
             max_draft = min(
@@ -145,16 +167,14 @@ class StepPlanner:
     def learn(
         self, result: VerifyResult, verified: Mapping[str, TokenTree], requests: Mapping[str, Request]
     ) -> None:
-        """Acceptance by drafter and request from one verified batch; `reflect` does the calibration."""
+        """Count what one verified batch accepted; `reflect` calibrates on it."""
         trees, drafters, accepted_nodes = [], [], []
         for verdict in result.verdicts:
             tree, request = verified.get(verdict.request_id), requests.get(verdict.request_id)
             if tree is None or request is None or tree.num_drafted == 0 or not request.drafter:
                 continue
             accepted = len(verdict.nodes)
-            missed = 1 if accepted < int(tree.depth[-1]) else 0
             name = request.drafter
-            self.pool.verified(request, accepted + missed, accepted)
             self.totals.verified_tokens += tree.num_drafted
             self.totals.accepted_tokens += accepted
             self.totals.verified_by_drafter[name] += tree.num_drafted

@@ -19,6 +19,8 @@ from engine.tree import TokenTree
 PROBE_INTERVAL = 64
 # Drafts less likely accepted than this are not counted on when depth is planned.
 LEAST_CHANCE = 0.1
+# Share of a drafter's wrong first choices where its second is right.
+SECOND_CHOICE = 0.4
 NO_DRAFT = DraftPlan(depth=0)
 
 
@@ -34,7 +36,7 @@ class Flotilla:
             return []
         config, n = self._config, len(batch)
         width = clip(config.draft_budget / n + config.width_offset, 1, config.max_width)
-        depth, goodput = self._best_depth(batch, width, context)
+        depth, goodput = self._best_depth(batch, 1, context)
         if depth == 0 and context.step % PROBE_INTERVAL == 0:
             return [DraftPlan(depth=min(1, request.max_draft)) for request in batch]
         if depth == 0:
@@ -43,6 +45,9 @@ class Flotilla:
         # A path less likely than this is not worth its token's time: the depth at which that is expected
         # bounds the plan, and drafting stops where the drafter itself finds it so.
         log_least = math.log(least) if 0.0 < least < 1.0 else 0.0
+        rate = sum(request.rate for request in batch) / n
+        if (1.0 - rate) * SECOND_CHOICE < least:
+            width = 1  # too few second choices are right to pay for verifying them
         plans = []
         for request in batch:
             own, rate, stop_logp = depth, request.rate, log_least
