@@ -97,6 +97,7 @@ class CostModel:
     profile: CostProfile
     smoothing: float = 0.05
     _factor: dict[str, float] = field(default_factory=dict)
+    _seen: dict[str, int] = field(default_factory=dict)
 
     def verify_seconds(
         self, num_requests: int, num_tokens: int, num_context: int, *, drafted: bool = False
@@ -134,7 +135,9 @@ class CostModel:
         current = self._factor.get(model, 1.0)
         # A hiccup of the machine must not be believed at once: a step counts at most fourfold.
         ratio = min(max(actual / predicted, 0.25), 4.0)
-        self._factor[model] = current * ratio**self.smoothing
+        # The first steps count for more: a profile of forwards alone knows nothing of their company.
+        seen = self._seen[model] = self._seen.get(model, 0) + 1
+        self._factor[model] = current * ratio ** max(self.smoothing, 1.0 / (seen + 3))
 
     def correction(self, model: str) -> float:
         """Current factor on the offline prediction."""

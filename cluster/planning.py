@@ -45,6 +45,19 @@ class Totals:
     verified_by_drafter: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
 
+@dataclass(slots=True)
+class RunningMean:
+    """A mean that follows its first values fast and later ones by SMOOTHING."""
+
+    value: float
+    seen: int = 0
+
+    def follow(self, value: float) -> None:
+        """Move towards `value`."""
+        self.seen += 1
+        self.value += max(SMOOTHING, 1.0 / (self.seen + 3)) * (value - self.value)
+
+
 class StepPlanner:
     """One step planner for every policy (design, idea 4)."""
 
@@ -58,8 +71,8 @@ class StepPlanner:
         self._views: dict[str, DecodeRequest] = {}
         self._to_calibrate: list[tuple[list[TokenTree], list[str], list[list[int]]]] = []
         # Seconds of an iteration outside forwards and drafting; with a draft there are more messages.
-        self._plain_overhead_s = cost.profile.overhead_s / 2
-        self._draft_overhead_s = cost.profile.overhead_s
+        self._plain_overhead = RunningMean(cost.profile.overhead_s / 2)
+        self._draft_overhead = RunningMean(cost.profile.overhead_s)
         self._planned_draft_s = 0.0
         self._proposing = 1.0
 
@@ -204,11 +217,9 @@ class StepPlanner:
         # A hiccup of the machine is not overhead; it counts as ten times the present estimate at most.
         overhead = max(0.0, elapsed_s - draft_s - forward_s)
         if draft_s > 0.0:
-            overhead = min(overhead, 10 * self._draft_overhead_s)
-            self._draft_overhead_s += SMOOTHING * (overhead - self._draft_overhead_s)
+            self._draft_overhead.follow(min(overhead, 10 * self._draft_overhead.value))
         else:
-            overhead = min(overhead, 10 * self._plain_overhead_s)
-            self._plain_overhead_s += SMOOTHING * (overhead - self._plain_overhead_s)
+            self._plain_overhead.follow(min(overhead, 10 * self._plain_overhead.value))
 
     def _context(self) -> StepContext:
         return StepContext(
@@ -216,7 +227,7 @@ class StepPlanner:
             calibration=self.calibration,
             step_s=self.step_s,
             draft_s=self._planned_draft_s,
-            plain_overhead_s=self._plain_overhead_s,
-            draft_overhead_s=self._draft_overhead_s,
+            plain_overhead_s=self._plain_overhead.value,
+            draft_overhead_s=self._draft_overhead.value,
             step=self.totals.steps,
         )

@@ -41,7 +41,9 @@ def test_online_correction_follows_a_machine_that_became_slower() -> None:
 
 def test_one_hiccup_hardly_moves_the_correction() -> None:
     model = CostModel(CostProfile(target=LinearCost(gamma=1e-3, delta=1e-2)))
-    model.observe(VERIFY_PLAIN, 0.011, 10.0)
+    for _ in range(50):
+        model.observe(VERIFY_PLAIN, model.verify_seconds(1, 1, 0), 0.011)
+    model.observe(VERIFY_PLAIN, model.verify_seconds(1, 1, 0), 10.0)
     assert model.correction(VERIFY_PLAIN) < 1.1
 
 
