@@ -36,7 +36,7 @@ from engine.tree import TokenTree
 from verifier.messages import Verdict, VerifyResult
 
 # Drafters are explored while no more requests than this are running: later there is no idle time for it.
-EXPLORE_REQUESTS = 4
+EXPLORE_REQUESTS = 2
 
 
 class SchedulerCore:
