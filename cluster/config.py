@@ -134,6 +134,10 @@ class HttpConfig(_Strict):
 
     host: str = Field(default="127.0.0.1", description="Loopback unless told otherwise.")
     port: int = Field(default=8000, ge=0, le=65535, description="0 takes any free port.")
+    direct: bool = Field(
+        default=True,
+        description="Front ends listen on the port themselves; off puts Ray Serve's HTTP proxy in between.",
+    )
     front_ends: int = Field(default=1, ge=1, description="Front-end replicas.")
     max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Larger bodies get a 413.")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Mapping
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -50,6 +53,24 @@ class FrontEnd:
             TextCodec.load(model_directory(self._config.target.path)),
             tiers=self._config.tiers,
         )
+        if self._config.http.direct:
+            self._listen()
+
+    def _listen(self) -> None:
+        """Serve HTTP from a thread of this replica: each token is spared the way through Serve's proxy.
+
+        Replicas of one node share the port; the kernel spreads connections over them.
+        """
+        http = self._config.http
+        family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((http.host, http.port))
+        app = create_app(self._service, max_body_bytes=http.max_body_bytes)
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=75)
+        )
+        threading.Thread(target=server.run, args=([listener],), name="http", daemon=True).start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""

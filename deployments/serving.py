@@ -104,14 +104,15 @@ def stop() -> None:
 def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] = lambda: None) -> str:
     preflight.check(config)
     host, port = config.http.host, config.http.port or _free_port(config.http.host)
+    config = config.model_copy(update={"http": config.http.model_copy(update={"port": port})})
     with Startup(console).running() as startup:
         startup.enter("Ray")
         _start_ray(config)
         on_ray()
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        # "HeadOnly": one proxy, on the node the user talks to.
+        # "HeadOnly": one proxy, on the node the user talks to; none where front ends listen themselves.
         serve.start(
-            proxy_location="HeadOnly",
+            proxy_location="Disabled" if config.http.direct else "HeadOnly",
             http_options={"host": host, "port": port, "request_timeout_s": None},
             logging_config={"log_level": "WARNING", "enable_access_log": False},
         )
