@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Iterable
 
 from cluster import admission
 from cluster.config import FlotillaConfig
@@ -56,7 +55,7 @@ class SchedulerCore:
         self.verifier: VerifierReady | None = None
         self.free_slots = 0
         self.totals = self.planner.totals
-        self._verify_calls = VerifyCalls(cost)
+        self.verify_calls = VerifyCalls(cost)
         self._next_order = 0
         self._iteration_started: dict[int, float] = {}
         self._draft_s: dict[int, float] = {}
@@ -115,7 +114,7 @@ class SchedulerCore:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is queued, running or outstanding."""
-        return not self.requests and self._verify_calls.outstanding is None
+        return not self.requests and self.verify_calls.outstanding is None
 
     # Requests come and go
 
@@ -145,7 +144,7 @@ class SchedulerCore:
             if request in self.waiting:
                 self.waiting.remove(request)
         elif request.opened:
-            self._verify_calls.release(request)
+            self.verify_calls.release(request)
         request.advance(Trigger.FINISH)
         self.running.pop(request.request_id, None)
         del self.requests[request.request_id]
@@ -199,7 +198,7 @@ class SchedulerCore:
         return request
 
     def _verify_done(self, result: VerifyResult, now: float) -> None:
-        sent = self._verify_calls.answered(result.call_id)
+        sent = self.verify_calls.answered(result.call_id)
         if sent is None:
             return
         self.free_slots = result.free_slots
@@ -278,7 +277,7 @@ class SchedulerCore:
                     request.drafted(TokenTree.root_only(request.last_token))
             return
         self.verifier = None
-        self._verify_calls.lose()
+        self.verify_calls.lose()
         for request in list(self.running.values()):
             self._preempt(request, lost=True)
 
@@ -297,7 +296,7 @@ class SchedulerCore:
     def _preempt(self, request: Request, *, lost: bool = False) -> None:
         """Back to the queue, KV given up; `lost` when the target already has forgotten it."""
         if request.opened and not lost:
-            self._verify_calls.release(request)
+            self.verify_calls.release(request)
             self.free_slots += request.num_computed
         request.preempt()
         request.num_preemptions += 1
@@ -321,7 +320,7 @@ class SchedulerCore:
             if ready:
                 self._iteration_started[micro_batch] = now
                 self._actions.extend(self.planner.draft(ready, now, self.max_model_tokens))
-        if self._verify_calls.outstanding is None:
+        if self.verify_calls.outstanding is None:
             self._verify(by_batch, now)
 
     def _admit(self, now: float) -> None:
@@ -374,28 +373,12 @@ class SchedulerCore:
                 chosen.pop(victim.request_id, None)
             drafted = [r for r in drafted if r.request_id in chosen]
             chunks = [(r, n) for r, n in chunks if r.state is State.PREFILLING]
-        call = self._verify_calls.build(drafted, chosen, chunks, now)
+        call = self.verify_calls.build(drafted, chosen, chunks, now)
         if call is not None:
             self._actions.append(Verify(call))
         for request, tokens in chunks:
             if request.num_computed + tokens >= request.num_tokens:
                 self._prefetch(request, now)
-
-    def check_invariants(self) -> None:
-        """Raise AssertionError where the books do not balance; for tests and for idle moments."""
-        assert all(r.state is State.WAITING for r in self.waiting)
-        assert all(r.is_running for r in self.running.values())
-        assert len(self.waiting) + len(self.running) == len(self.requests)
-        in_call: Iterable[str] = ()
-        outstanding = self._verify_calls.outstanding
-        if outstanding is not None:
-            in_call = outstanding.trees.keys() | outstanding.prefilling
-        for request in self.running.values():
-            if request.state in (State.VERIFYING, State.PREFILL_SENT):
-                assert request.request_id in in_call
-        for drafter in self.pool.drafters.values():
-            assert drafter.served <= self.requests.keys()
-            assert drafter.known <= self.requests.keys()
 
 
 def _queue_key(request: Request) -> tuple[int, int]:

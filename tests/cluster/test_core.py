@@ -27,6 +27,7 @@ from cluster.events import (
     VerifyDone,
     WorkerLost,
 )
+from cluster.invariants import check_invariants
 from cluster.policies.registry import POLICIES, make_policy
 from cluster.stream_messages import Objective, Speculation, Submit
 from engine.sampling_params import SamplingParams
@@ -101,7 +102,7 @@ class World:
                             assert event.receipt is not None
                 case Reject(_, rejection):
                     self.rejected[rejection.request_id] = rejection.code
-        self.core.check_invariants()
+        check_invariants(self.core)
 
     def answer_one(self) -> bool:
         """Deliver one outstanding answer; those of one worker keep their order."""
