@@ -65,12 +65,19 @@ def distill(
     out: OutOption = BUILD,
     weights: WeightsOption = DEFAULT_WEIGHTS,
     processes: Annotated[int, typer.Option(help="Processes, one drafter each at a time (CPU only).")] = 2,
+    shipped: Annotated[
+        bool, typer.Option("--shipped", help="Distil from the shipped target; no trained one is needed.")
+    ] = False,
 ) -> None:
-    """Distil the drafters on the trained target under ``--out``."""
+    """Distil the drafters on the trained target under ``--out``. Minutes are of processor time."""
     from zoo import distill as distillation
-    from zoo import publish
+    from zoo import prepare, publish
     from zoo.progress import watching
 
+    if shipped:
+        with console.status("reading the corpus"):
+            prepare.prepare(out, WEIGHTS / TARGET)
+        shutil.copytree(WEIGHTS / TARGET, out / TARGET / "model", dirs_exist_ok=True)
     if not (out / TARGET / "model").exists():
         raise typer.BadParameter(
             f"no trained target in {out}; run `flotilla zoo train` first", param_hint="--out"

@@ -5,7 +5,6 @@ minutes.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 from transformers import LlamaForCausalLM
 
-from zoo import generate, models, score
+from zoo import clock, generate, models, score
 from zoo.dataset import Tokens
 from zoo.optimizer import SharedOptimizer
 from zoo.registry import DRAFTERS, TARGET, Domain
@@ -43,7 +42,7 @@ ROWS, LENGTH = 8, 256
 
 @dataclass(frozen=True)
 class Minutes:
-    """Wall-clock budgets of the three stages, in minutes (``drafter`` is for one drafter)."""
+    """Budgets of the three stages in minutes of processor time (``drafter`` is for one drafter)."""
 
     generate: float = 6.5
     score: float = 1.5
@@ -104,19 +103,19 @@ def distil(name: str, data: Path, out: Path, minutes: float) -> None:
     optimizer = SharedOptimizer(model, LEARNING_RATE, LEARNING_RATE)
     own = Scored.load(sorted(data.glob("generated-*.npz")))
     corpus = Scored.load(sorted(data.glob("scored-*.npz")))
-    begun = time.monotonic()
+    begun = clock.seconds()
     loss_mean, same_mean = 0.0, 0.0
     stream = _mixed(own, corpus, name, ROWS * (16 if device.type == "cuda" else 1))
     for step, batch in enumerate(stream, 1):
         loss, same = distillation_loss(model, batch, device)
         loss.backward()
-        progress = min((time.monotonic() - begun) / (minutes * 60.0), 1.0)
+        progress = min((clock.seconds() - begun) / (minutes * 60.0), 1.0)
         optimizer.step(schedule(progress))
         fade = 0.98 if step > 1 else 0.0
         loss_mean = fade * loss_mean + (1 - fade) * float(loss.detach())
         same_mean = fade * same_mean + (1 - fade) * float(same)
         if step % 25 == 0 or progress >= 1.0:
-            record = {"step": step, "seconds": round(time.monotonic() - begun), "loss": round(loss_mean, 4)}
+            record = {"step": step, "seconds": round(clock.seconds() - begun), "loss": round(loss_mean, 4)}
             with (folder / "log.jsonl").open("a") as file:
                 file.write(json.dumps({**record, "agreement": round(same_mean, 4)}) + "\n")
         if progress >= 1.0:

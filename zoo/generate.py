@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM
 
-from zoo import models
+from zoo import clock, models
 from zoo.corpus import DOMAINS
 from zoo.dataset import Tokens
 from zoo.registry import Domain
@@ -119,10 +118,10 @@ def generate(model_dir: Path, tokens: Tokens, minutes: float, seed: int, batch: 
     batcher = Batcher(tokens, np.random.default_rng(seed))
     builder = ScoredBuilder()
     spent: dict[Domain, float] = dict.fromkeys(DOMAINS, 0.0)
-    begun = time.monotonic()
-    while time.monotonic() - begun < minutes * 60.0:
+    begun = clock.seconds()
+    while clock.seconds() - begun < minutes * 60.0:
         domain = min(DOMAINS, key=lambda d: spent[d] / TIME_SHARES[d])
-        at = time.monotonic()
+        at = clock.seconds()
         prompts = batcher.take(DOMAINS.index(domain), batch)
         if prompts is None:
             break
@@ -131,5 +130,5 @@ def generate(model_dir: Path, tokens: Tokens, minutes: float, seed: int, batch: 
         written = continue_batch(model, given, temperatures, end, _MAX_NEW[domain], _STRAGGLERS)
         for prompt, (answer, top_ids, top_logp) in zip(prompts.tolist(), written, strict=True):
             builder.add(DOMAINS.index(domain), prompt, answer, top_ids, top_logp)
-        spent[domain] += time.monotonic() - at
+        spent[domain] += clock.seconds() - at
     return builder.build()

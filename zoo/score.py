@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
-from zoo import models
+from zoo import clock, models
 from zoo.dataset import SHARES, Tokens, order
 from zoo.generate import top_of
 from zoo.scored import Scored, ScoredBuilder
@@ -26,14 +25,14 @@ def score(model_dir: Path, tokens: Tokens, minutes: float, part: int, parts: int
     queue = np.unique(order(tokens, SHARES, rng))
     queue = rng.permutation(queue)[part::parts]
     builder = ScoredBuilder()
-    begun = time.monotonic()
+    begun = clock.seconds()
     # Sorted within blocks, so that rows of a batch are about equally long while any prefix stays a fair
     # sample.
     for block in range(0, len(queue), batch * 16):
         members = queue[block : block + batch * 16]
         members = members[np.argsort(np.diff(tokens.starts)[members])]
         for at in range(0, len(members), batch):
-            if time.monotonic() - begun > minutes * 60.0:
+            if clock.seconds() - begun > minutes * 60.0:
                 return builder.build()
             rows = members[at : at + batch]
             _score_batch(model, tokens, rows.tolist(), builder, device)
