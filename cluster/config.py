@@ -142,6 +142,17 @@ class HttpConfig(_Strict):
     max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Larger bodies get a 413.")
 
 
+class DebugConfig(_Strict):
+    """A record of what was decided in each step; costs nothing while off."""
+
+    decisions: int = Field(
+        default=0, ge=0, le=100_000, description="Newest steps kept for `GET /debug/decisions`; 0 is off."
+    )
+    decisions_file: Path | None = Field(
+        default=None, description="JSON lines to which every step is appended, for `flotilla replay`."
+    )
+
+
 class FlotillaConfig(_Strict):
     """A cell and its front ends."""
 
@@ -151,6 +162,7 @@ class FlotillaConfig(_Strict):
     scheduler: SchedulerConfig = Field(default=SchedulerConfig(), description="Batching and queues.")
     tiers: dict[str, TierConfig] = Field(default_factory=dict, description="Objectives by tier name.")
     http: HttpConfig = Field(default=HttpConfig(), description="Where the API listens.")
+    debug: DebugConfig = Field(default=DebugConfig(), description="Records of the scheduler's decisions.")
     profile: str | None = Field(
         default=None, description="Cost profile (JSON of `flotilla profile`); measured at start if unset."
     )
