@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,8 @@ class Beam:
 
     The *frontier* is the nodes whose children come next. Each round is: forward the frontier (the root is
     forwarded by the caller's catch-up), hand the model's best next tokens to `grow`, which keeps the
-    `width` best paths as the new layer. A node that is a stop token stays a leaf.
+    `width` best paths as the new layer. A node that is a stop token, or that its model is not sure enough of
+    (`DraftPlan.stop_token_logp`), stays a leaf.
 
     Lists and not arrays: layers are a handful of nodes, where numpy's cost per call is all there would be.
 
@@ -33,6 +35,7 @@ class Beam:
             the context.
         frontier: nodes to forward and expand next; empty once the tree is finished.
         depth: layers so far.
+        layer: nodes of the last layer; none while there is only the root.
     """
 
     __slots__ = (
@@ -44,6 +47,7 @@ class Beam:
         "depth",
         "first_choice",
         "frontier",
+        "layer",
         "logp",
         "parent",
         "plan",
@@ -61,6 +65,7 @@ class Beam:
         self.slot = [NONE]
         self.frontier = [0]
         self.depth = 0
+        self.layer = range(0)
         self._stops = stops
         self._node_depth = [0]
         self._ancestors: Bool | None = None  # [frontier, nodes forwarded]
@@ -99,10 +104,11 @@ class Beam:
             self.token.append(child)
             self.parent.append(frontier[row])
             self.logp.append(-loss)
-            if child not in self._stops:
+            if child not in self._stops and logp[row][choice] >= self.plan.stop_token_logp:
                 self.frontier.append(node)
                 rows.append(row)
         added = len(candidates)
+        self.layer = range(size, size + added)
         self.first_choice += [NONE] * added
         self.slot += [NONE] * added
         self._node_depth += [self.depth] * added
@@ -115,6 +121,10 @@ class Beam:
     def choices(self) -> int:
         """Next tokens `grow` makes use of, per frontier node."""
         return self.plan.width if self.depth < self.plan.depth else 1
+
+    def acceptance(self, nodes: Iterable[int]) -> list[float]:
+        """Product of the drafter's probabilities from the root to each of `nodes` (the papers' AR, f)."""
+        return [math.exp(self.logp[node]) for node in nodes]
 
     def stop(self) -> None:
         """Finish the tree as it stands."""

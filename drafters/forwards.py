@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from drafters.job import Job
 from drafters.next_tokens import NextTokens, Ranking
+from drafters.stop_rules import AdaptiveDrafter, StopRule
 from engine.kv_cache import KVCache
 from engine.runner import Segment
 
@@ -96,7 +97,7 @@ class _Part:
             held.caught_up()
 
 
-def grow(jobs: Sequence[Job], model: NextTokens, kv: KVCache) -> None:
+def grow(jobs: Sequence[Job], model: NextTokens, kv: KVCache, stop_rule: StopRule | None = None) -> None:
     """Grow all trees to their plans' ends, one forward per layer over all of them.
 
     Args:
@@ -104,20 +105,26 @@ def grow(jobs: Sequence[Job], model: NextTokens, kv: KVCache) -> None:
             tree ends where its slots do.
         model: what is forwarded.
         kv: slot tables.
+        stop_rule: ends all trees at the layer after which another is predicted not to pay.
     """
+    adaptive = AdaptiveDrafter.of(stop_rule) if stop_rule is not None else None
     while True:
+        for job in jobs:
+            if len(job.beam.frontier) > len(job.slots):
+                job.beam.stop()
+        active = [job for job in jobs if job.beam.frontier]
+        if not active:
+            return
+        if adaptive is not None and not _pays(adaptive, jobs, active):
+            for job in active:
+                job.beam.stop()
+            return
         segments: list[Segment] = []
-        active: list[Job] = []
         rankings: list[Ranking | None] = []
         num_rows = 0
-        for job in jobs:
+        for job in active:
             beam, held = job.beam, job.held
             live = len(beam.frontier)
-            if live > len(job.slots):
-                beam.stop()
-                continue
-            if live == 0:
-                continue
             slots, job.slots = job.slots[:live], job.slots[live:]
             earlier, visible = beam.forwarding(slots)
             past = kv.past(job.request_id)
@@ -131,10 +138,7 @@ def grow(jobs: Sequence[Job], model: NextTokens, kv: KVCache) -> None:
                 )
             )
             rankings += [held.tree_ranking(beam, node) for node in beam.frontier]
-            active.append(job)
             num_rows += live
-        if not active:
-            return
         logp, token = model.best(
             segments,
             np.arange(num_rows, dtype=np.int32),
@@ -147,3 +151,9 @@ def grow(jobs: Sequence[Job], model: NextTokens, kv: KVCache) -> None:
             job.beam.grow(logp[row:end], token[row:end])
             row = end
         jobs = active
+
+
+def _pays(adaptive: AdaptiveDrafter, grown: Sequence[Job], active: Sequence[Job]) -> bool:
+    """Put the layer just `grown` into the estimate, and ask whether one more for those `active` raises it."""
+    adaptive.correct([p for job in grown for p in job.beam.acceptance(job.beam.layer)])
+    return adaptive.pays([p for job in active for p in job.beam.acceptance(job.beam.frontier)])

@@ -62,5 +62,8 @@ def fit_plan(plan: DraftPlan, heard: Heard, capabilities: Capabilities) -> Draft
         left - 1,  # verification adds one token of its own to the path it accepts
     )
     return DraftPlan(
-        depth=max(0, depth), width=max(1, min(plan.width, capabilities.max_width)), stop_logp=plan.stop_logp
+        depth=max(0, depth),
+        width=max(1, min(plan.width, capabilities.max_width)),
+        stop_logp=plan.stop_logp,
+        stop_token_logp=plan.stop_token_logp,
     )

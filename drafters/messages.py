@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from drafters.stop_rules import StopRule
 from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
 
@@ -18,11 +19,14 @@ class DraftPlan(msgspec.Struct, frozen=True):
         width: nodes per layer (beam width); 1 drafts a chain.
         stop_logp: a layer whose best path log-probability falls below this ends the draft early;
             the default never does.
+        stop_token_logp: a token whose own log-probability, given its parent, falls below this stays in the
+            tree but is not extended; the default extends all. Drafters without probabilities ignore it.
     """
 
     depth: int
     width: int = 1
     stop_logp: float = float("-inf")
+    stop_token_logp: float = float("-inf")
 
 
 class DraftItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -45,11 +49,20 @@ class DraftItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class DraftCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="draft"):
-    """Everything one drafter does in one step: `release` forgets requests before `items` are drafted."""
+    """Everything one drafter does in one step.
+
+    Attributes:
+        call_id: of this call.
+        items: what to draft.
+        release: requests to forget before that.
+        stop_rule: looked at after every layer; where it says so, all trees of the call end. It does not ask
+            whether to draft at all: the first layer is drafted. Drafters without probabilities ignore it.
+    """
 
     call_id: int
     items: list[DraftItem]
     release: list[str] = []
+    stop_rule: StopRule | None = None
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -112,7 +112,7 @@ class ModelDrafter:
                     self._kv.publish(job.request_id, job.held.tokens)
                 job.held.last = job.beam
                 job.slots = self._reserve_layers(job)
-            grow(ready, self._model, self._kv)
+            grow(ready, self._model, self._kv, call.stop_rule)
             close_windows((window for window, _ in windows), self._capabilities.vocab_size)
         return DraftResult(
             call_id=call.call_id,

@@ -1,0 +1,106 @@
+"""SpecServe (2025): when to stop drafting a batch, asked after every layer; Algorithms 1 and 3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+# Estimated efficiency of a step, from its expected tokens, layers drafted and draft tokens verified.
+Estimator = Callable[[float, int, int], float]
+
+# Estimate of a step that takes longer than the objective (Algorithm 3).
+BEYOND_OBJECTIVE = -1.0
+
+
+def slo_aware_estimate(tokens: float, step_s: float, tpot_s: float | None) -> float:
+    """Algorithm 3: expected tokens per second, or -1 for a step longer than the objective.
+
+    The worst case counts, one token per step: then the step's seconds are the request's TPOT.
+    """
+    if tpot_s is not None and step_s > tpot_s:
+        return BEYOND_OBJECTIVE
+    return tokens / step_s
+
+
+class StopRule(msgspec.Struct, frozen=True, kw_only=True):
+    """What a drafter needs to know to estimate a step: how the estimate of Algorithm 3 depends on its draft.
+
+    Attributes:
+        num_requests: requests in the step, whether drafted for or not: each has one token for certain.
+        base_s: seconds of the step without any draft token: overhead, and verifying the roots.
+        first_layer_s, layer_s: seconds of drafting the first layer, and each further one.
+        token_s: seconds each draft token adds to verification.
+        mean_confidence: historical mean draft probability, the prediction for a layer not drafted yet.
+        tpot_s: strictest objective among the requests, in seconds per token; None without one.
+    """
+
+    num_requests: int
+    base_s: float
+    first_layer_s: float
+    layer_s: float
+    token_s: float
+    mean_confidence: float
+    tpot_s: float | None = None
+
+    def estimate(self, tokens: float, depth: int, num_drafted: int) -> float:
+        """Efficiency of the step with `depth` layers drafted and `num_drafted` tokens of them verified."""
+        drafting_s = self.first_layer_s + (depth - 1) * self.layer_s if depth else 0.0
+        return slo_aware_estimate(tokens, self.base_s + drafting_s + self.token_s * num_drafted, self.tpot_s)
+
+
+class AdaptiveDrafter:
+    """Algorithm 1, "predict, execute, correct": another layer while that is predicted to raise the estimate.
+
+    The caller executes: `pays` predicts for the next layer, and `correct` puts in what came of it. The
+    acceptance of a token not drafted yet is predicted as that of its parent times the mean confidence (eq.
+    8); the listing (lines 3, 19) appends the mean alone, which overrates every layer but the first.
+
+    Attributes:
+        depth: layers so far.
+        num_drafted: draft tokens in them.
+        tokens: expected tokens of the step: one per request, and the acceptance of every draft token.
+        best: estimate as it stands, which the next layer must exceed.
+    """
+
+    __slots__ = ("_estimate", "_mean_confidence", "best", "depth", "num_drafted", "tokens")
+
+    def __init__(
+        self, estimate: Estimator, num_requests: int, mean_confidence: float, best: float | None = None
+    ) -> None:
+        """Nothing is drafted yet.
+
+        Args:
+            estimate: efficiency of a step.
+            num_requests: requests in the step.
+            mean_confidence: historical mean confidence.
+            best: what the first layer must exceed. The paper's -1 drafts a layer unless the step would take
+                longer than the objective; the estimate of plain decoding, the default, allows none.
+        """
+        self._estimate = estimate
+        self._mean_confidence = mean_confidence
+        self.depth = 0
+        self.num_drafted = 0
+        self.tokens = float(num_requests)
+        self.best = estimate(self.tokens, 0, 0) if best is None else best
+
+    @classmethod
+    def of(cls, rule: StopRule) -> AdaptiveDrafter:
+        """By a rule, which must be better than plain decoding from the first layer on."""
+        return cls(rule.estimate, rule.num_requests, rule.mean_confidence)
+
+    def pays(self, parents: Sequence[float]) -> bool:
+        """Predict: whether one more layer raises the estimate.
+
+        Args:
+            parents: acceptance (AR) of the nodes that would get a child each.
+        """
+        predicted = self.tokens + self._mean_confidence * sum(parents)
+        return self._estimate(predicted, self.depth + 1, self.num_drafted + len(parents)) > self.best
+
+    def correct(self, layer: Sequence[float]) -> None:
+        """A layer was drafted; `layer` has the acceptance of its nodes, by their real confidences."""
+        self.depth += 1
+        self.num_drafted += len(layer)
+        self.tokens += sum(layer)
+        self.best = self._estimate(self.tokens, self.depth, self.num_drafted)
