@@ -134,13 +134,24 @@ class KVCache:
         rest = [kept[self._reserved_for[kept] == table.number] for kept in table.reserved]
         table.reserved = [kept for kept in rest if len(kept)]
 
-    def discard(self, request_id: str) -> None:
-        """Free every reserved slot of the request that was not committed."""
+    def discard(self, request_id: str, keep: Sequence[Int32] = ()) -> None:
+        """Free the reserved slots of the request that were not committed, but for those in `keep`.
+
+        Raises:
+            ValueError: if a slot to keep is not reserved for this request; nothing is changed then.
+        """
         table = self._tables[request_id]
-        for slots in table.reserved:
+        if any((self._reserved_for[slots] != table.number).any() for slots in keep):
+            raise ValueError(f"slots to keep are not reserved for request {request_id!r}")
+        for slots in keep:
             self._reserved_for[slots] = 0
-            self._pool.release(slots)
-        table.reserved.clear()
+        for slots in table.reserved:
+            gone = slots[self._reserved_for[slots] == table.number] if keep else slots
+            self._reserved_for[gone] = 0
+            self._pool.release(gone)
+        table.reserved = list(keep)
+        for slots in keep:
+            self._reserved_for[slots] = table.number
 
     def truncate(self, request_id: str, length: int) -> None:
         """Forget the committed tokens from position `length` on.

@@ -140,9 +140,13 @@ class Oracle:
             self.cache.commit(name, np.array(slots[:n], dtype=np.int32))
             self.reserved[name] = [slot for slot in self.reserved[name] if slot not in slots[:n]]
 
-    def discard(self, name: str) -> None:
-        self.cache.discard(name)
-        self.reserved[name] = []
+    def discard(self, name: str, kept: int = 0) -> None:
+        """Discard all but the last `kept` reserved slots, handed over in two pieces."""
+        keep = self.reserved[name][len(self.reserved[name]) - min(kept, len(self.reserved[name])) :]
+        free = self.cache.free_slots
+        self.cache.discard(name, [ints(*keep[:1]), ints(*keep[1:])] if keep else [])
+        assert self.cache.free_slots == free + len(self.reserved[name]) - len(keep)
+        self.reserved[name] = keep
 
     def release(self, name: str) -> None:
         self.cache.release(name)
@@ -168,6 +172,8 @@ def test_kv_cache_shares_rolls_back_and_never_leaks(data: st.DataObject) -> None
                 oracle.extend(name, data.draw(st.integers(0, 40)), data.draw(st.integers(0, 5)))
             elif operation == "truncate":
                 oracle.cache.truncate(name, data.draw(st.integers(0, oracle.cache.length(name))))
+            elif operation == "discard":
+                oracle.discard(name, data.draw(st.integers(0, 3)))
             elif operation == "publish":
                 oracle.cache.publish(name, oracle.tokens[name])
             else:
@@ -224,6 +230,8 @@ def test_kv_cache_refuses_misuse() -> None:
         cache.open("a", [1])
     with pytest.raises(ValueError, match="truncate"):
         cache.truncate("a", 2)
+    with pytest.raises(ValueError, match="keep are not reserved"):
+        cache.discard("b", [slots[1:2]])
     with pytest.raises(OutOfSlots, match="5 KV slots wanted, 4 available"):
         cache.reserve("b", 5)
     with pytest.raises(KeyError):
