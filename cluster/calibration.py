@@ -40,13 +40,18 @@ class DrafterCalibration:
             self.accepted[full] /= 2
         self._table = None
 
-    def apply(self, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Acceptance probabilities [n] of nodes with these conditional draft probabilities [n]."""
+    @property
+    def table(self) -> NDArray[np.float64]:
+        """float64 [NUM_BINS]: acceptance probability by bin of conditional draft probability."""
         if self._table is None:
             centre = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
             rate = (self.accepted + PRIOR_WEIGHT * centre) / (self.tried + PRIOR_WEIGHT)
             self._table = np.maximum.accumulate(rate)
-        return self._table[_bins(probabilities)]
+        return self._table
+
+    def apply(self, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Acceptance probabilities [n] of nodes with these conditional draft probabilities [n]."""
+        return self.table[_bins(probabilities)]
 
 
 def _bins(probabilities: NDArray[np.float64]) -> NDArray[np.intp]:
@@ -78,10 +83,11 @@ class Calibration:
 
     def path_probabilities(self, forest: Forest, drafters: Sequence[str]) -> NDArray[np.float64]:
         """float64 [nodes]: calibrated chance that each node is accepted; 1 at roots."""
-        conditional = np.ones(forest.num_nodes)
-        nodes = np.flatnonzero(forest.parent >= 0)
-        for name, mine in _by_drafter(drafters, forest.request[nodes]):
-            conditional[nodes[mine]] = self.of(name).apply(forest.conditional[nodes[mine]])
+        place = {name: index for index, name in enumerate(dict.fromkeys(drafters))}
+        tables = np.stack([self.of(name).table for name in place])
+        of_request = np.array([place[name] for name in drafters])
+        conditional = tables[of_request[forest.request], _bins(forest.conditional)]
+        conditional[forest.roots] = 1.0
         return forest.path_product(conditional)
 
 

@@ -65,6 +65,16 @@ class Forest:
         """int64 [requests], index of each tree's root."""
         return self.offsets[:-1]
 
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """int64 [requests], nodes of each tree, its root included."""
+        return np.diff(self.offsets)
+
+    @property
+    def depths(self) -> NDArray[np.int32]:
+        """int32 [requests], depth of each tree."""
+        return np.maximum.reduceat(self.depth, self.roots)
+
     def path_product(self, conditional: NDArray[np.float64]) -> NDArray[np.float64]:
         """float64 [nodes]: product of `conditional` from the root down to each node (the papers' f(v))."""
         product = conditional.copy()
@@ -76,9 +86,8 @@ class Forest:
     def chosen_nodes(self, chosen: NDArray[np.bool_]) -> list[NDArray[np.int32]]:
         """Per request, the indices within its own tree of the nodes chosen, ascending."""
         picked = np.flatnonzero(chosen)
-        ends = np.searchsorted(picked, self.offsets[1:])
-        starts = np.searchsorted(picked, self.offsets[:-1])
-        return [
-            (picked[start:end] - offset).astype(np.int32)
-            for start, end, offset in zip(starts, ends, self.offsets[:-1], strict=True)
-        ]
+        request = self.request[picked]
+        nodes = (picked - self.offsets[request]).astype(np.int32)
+        ends = np.cumsum(np.bincount(request, minlength=self.num_requests)).tolist()
+        # Views of one array, and plain numbers as bounds: there may be hundreds of requests.
+        return [nodes[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]

@@ -45,9 +45,8 @@ class AdaServe:
         forest = Forest.of(trees)
         probability = forest.path_product(forest.conditional)
         budget = self._budget(len(batch), context)
-        depths = np.array([int(tree.depth.max()) for tree in trees])
         required = np.array([request.required(context.step_s) for request in batch])
-        capped = np.minimum(required, depths + 1.0)
+        capped = np.minimum(required, forest.depths + 1.0)
         chosen = slo_customized(forest, probability, capped, self._config.max_nodes, budget)
         return forest.chosen_nodes(throughput_optimized(chosen, probability, budget))
 

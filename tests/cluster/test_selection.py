@@ -102,6 +102,41 @@ def test_marginal_goodput_equals_enumeration(batch: list[TokenTree], base_s: flo
     assert goodput(chosen) == pytest.approx(max(goodput(subset) for subset in connected_subsets(forest)))
 
 
+def in_turn(forest: Forest, f: np.ndarray, required: np.ndarray, max_nodes: int, budget: int) -> np.ndarray:
+    """AdaServe step 2 as the paper words it: one request after the other, one node after the other."""
+    chosen = np.zeros(forest.num_nodes, dtype=np.bool_)
+    chosen[forest.roots] = True
+    left = budget - forest.num_requests
+    for request in sorted(range(forest.num_requests), key=lambda r: (-required[r], r)):
+        expected, taken = 1.0, 0
+        nodes = range(forest.offsets[request] + 1, forest.offsets[request + 1])
+        for node in sorted(nodes, key=lambda node: (-f[node], node)):
+            if left <= 0 or taken >= max_nodes or expected >= required[request] - 1e-12:
+                break
+            chosen[node] = True
+            expected, taken, left = expected + f[node], taken + 1, left - 1
+    return chosen
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(trees(9), min_size=1, max_size=6), st.integers(0, 12), st.integers(0, 40), st.data())
+def test_both_phases_choose_the_very_nodes_that_going_one_by_one_chooses(
+    batch: list[TokenTree], max_nodes: int, budget: int, data: st.DataObject
+) -> None:
+    """Also among ties, for trees of different sizes, and when the budget ends within a request."""
+    forest = Forest.of(batch)
+    f = forest.path_product(forest.conditional)
+    n = forest.num_requests
+    needs = st.sampled_from([-2.0, 1.0, 1.5, 2.0, 3.5, 30.0])
+    required = np.array(data.draw(st.lists(needs, min_size=n, max_size=n)))
+    first = slo_customized(forest, f, required, max_nodes, budget)
+    np.testing.assert_array_equal(first, in_turn(forest, f, required, max_nodes, budget))
+    both = throughput_optimized(first, f, budget)
+    rest = sorted(np.flatnonzero(~first).tolist(), key=lambda node: (-f[node], node))
+    added = rest[: max(0, budget - int(first.sum()))]
+    assert np.flatnonzero(both & ~first).tolist() == sorted(added)
+
+
 def test_the_most_urgent_request_is_served_first_when_the_budget_is_short() -> None:
     tree = TokenTree.chain(0, [1, 2, 3], [-0.1, -0.1, -0.1])
     forest = Forest.of([tree, tree])
