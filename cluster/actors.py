@@ -53,7 +53,7 @@ class DrafterWorker:
         from cluster.pool_drafter import build_pool_drafter
 
         self._drafter = build_pool_drafter(config, vocab_size, max_tokens)
-        server = StepServer(self._handle, token, get_node_ip_address())
+        server = StepServer(self._handle, token, get_node_ip_address(), idle=self._draft_ahead)
         gc.freeze()  # models and modules: nothing the collector should walk during a step
         return server.address, self._drafter.capabilities
 
@@ -74,6 +74,14 @@ class DrafterWorker:
             _log.exception("draft call %d failed", call.call_id)
             unknown = [item.request_id for item in call.items]
             return encode(DraftResult(call_id=call.call_id, drafts=[], unknown=unknown))
+
+    def _draft_ahead(self) -> bool:
+        assert self._drafter is not None
+        try:
+            return self._drafter.draft_ahead()
+        except Exception:
+            _log.exception("drafting ahead failed")
+            return False
 
 
 class VerifierWorker:

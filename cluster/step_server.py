@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import select
 import socket
 import struct
 import threading
@@ -22,12 +23,21 @@ class StepServer:
 
     Args:
         handle: turns a call's bytes into the answer's bytes; runs in the server's thread.
+        idle: a short piece of work to do while no call is waiting, in the same thread, until it returns
+            False or the next call comes. A call waits for the piece that is running.
         token: secret the other side must send as its first frame.
         host: address to listen on.
     """
 
-    def __init__(self, handle: Callable[[bytes], bytes], token: bytes, host: str) -> None:
+    def __init__(
+        self,
+        handle: Callable[[bytes], bytes],
+        token: bytes,
+        host: str,
+        idle: Callable[[], bool] | None = None,
+    ) -> None:
         self._handle = handle
+        self._idle = idle
         self._token = token
         self._listener = socket.create_server((host, 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
@@ -58,6 +68,14 @@ class StepServer:
         while True:
             answer = self._handle(_read(connection))
             connection.sendall(_LENGTH.pack(len(answer)) + answer)
+            if self._idle is not None:
+                while not _has_data(connection) and self._idle():
+                    pass
+
+
+def _has_data(connection: socket.socket) -> bool:
+    ready, _, _ = select.select([connection], [], [], 0.0)
+    return bool(ready)
 
 
 def _read(connection: socket.socket, limit: int = 64 << 20) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from drafters.computed_tree import ROOT
 from drafters.job import Job
 from drafters.next_tokens import NextTokens, Ranking
 from drafters.stop_rules import AdaptiveDrafter, StopRule
@@ -17,7 +18,7 @@ Int32 = NDArray[np.int32]
 
 
 def catch_up(jobs: Sequence[Job], model: NextTokens, kv: KVCache, max_rows: int) -> None:
-    """Forward every committed token that has no KV, and grow each tree's first layer from the root's logits.
+    """Forward every committed token that has no KV, the root of each tree the last of them.
 
     Args:
         jobs: their `slots` are reserved.
@@ -42,7 +43,7 @@ def catch_up(jobs: Sequence[Job], model: NextTokens, kv: KVCache, max_rows: int)
             parts.append(part)
         rankings = [ranking for part in parts for ranking in part.rankings()]
         logp, token = model.best(
-            segments, np.concatenate(keep), rankings, max(part.job.beam.choices for part in parts)
+            segments, np.concatenate(keep), rankings, max(part.job.tree.num_choices for part in parts)
         )
         row = 0
         for part, segment in zip(parts, segments, strict=True):
@@ -50,7 +51,7 @@ def catch_up(jobs: Sequence[Job], model: NextTokens, kv: KVCache, max_rows: int)
             end = row + part.high - part.keep_from
             part.score(token[row:end])
             if part.reaches_root:
-                part.job.beam.grow(logp[end - 1 : end], token[end - 1 : end])
+                part.job.tree.learn(ROOT, logp[end - 1], token[end - 1])
             row = end
         pending = [job for job in pending if job.done < len(job.held.tokens)]
 
@@ -98,20 +99,26 @@ class _Part:
 
 
 def grow(jobs: Sequence[Job], model: NextTokens, kv: KVCache, stop_rule: StopRule | None = None) -> None:
-    """Grow all trees to their plans' ends, one forward per layer over all of them.
+    """Grow all candidate trees to their plans' ends, at most one forward per layer over all of them.
 
     Args:
-        jobs: their first layers are there, and their `slots` are reserved for the rows of the others; a
+        jobs: their roots are computed, and their `slots` are reserved for the rows of the layers; a
             tree ends where its slots do.
         model: what is forwarded.
         kv: slot tables.
         stop_rule: ends all trees at the layer after which another is predicted not to pay.
     """
     adaptive = AdaptiveDrafter.of(stop_rule) if stop_rule is not None else None
+    for job in jobs:
+        job.extend()
     while True:
+        missing = []
         for job in jobs:
-            if len(job.beam.frontier) > len(job.slots):
+            nodes = job.missing()
+            if len(nodes) > len(job.slots):
                 job.beam.stop()
+            elif nodes:
+                missing.append((job, nodes))
         active = [job for job in jobs if job.beam.frontier]
         if not active:
             return
@@ -119,38 +126,35 @@ def grow(jobs: Sequence[Job], model: NextTokens, kv: KVCache, stop_rule: StopRul
             for job in active:
                 job.beam.stop()
             return
-        segments: list[Segment] = []
-        rankings: list[Ranking | None] = []
-        num_rows = 0
+        if missing:
+            compute(missing, model, kv)
         for job in active:
-            beam, held = job.beam, job.held
-            live = len(beam.frontier)
-            slots, job.slots = job.slots[:live], job.slots[live:]
-            earlier, visible = beam.forwarding(slots)
-            past = kv.past(job.request_id)
-            segments.append(
-                Segment(
-                    tokens=np.array([beam.token[node] for node in beam.frontier], dtype=np.int32),
-                    positions=np.array([len(held.tokens) - 1 + beam.depth] * live, dtype=np.int32),
-                    slots=slots,
-                    past=np.concatenate((past, *earlier)) if earlier else past,
-                    visible=visible,
-                )
-            )
-            rankings += [held.tree_ranking(beam, node) for node in beam.frontier]
-            num_rows += live
-        logp, token = model.best(
-            segments,
-            np.arange(num_rows, dtype=np.int32),
-            rankings,
-            max(job.beam.choices for job in active),
-        )
-        row = 0
-        for job in active:
-            end = row + len(job.beam.frontier)
-            job.beam.grow(logp[row:end], token[row:end])
-            row = end
+            job.extend()
         jobs = active
+
+
+def compute(missing: Sequence[tuple[Job, list[int]]], model: NextTokens, kv: KVCache) -> None:
+    """One forward of nodes that are not computed, into the first of their jobs' reserved `slots`."""
+    segments: list[Segment] = []
+    rankings: list[Ranking | None] = []
+    num_rows = 0
+    for job, nodes in missing:
+        slots, job.slots = job.slots[: len(nodes)], job.slots[len(nodes) :]
+        past, length = kv.past(job.request_id), len(job.held.tokens)
+        segments.append(job.tree.segment(nodes, slots, past, length))
+        rankings += [job.held.tree_ranking(job.tree, node) for node in nodes]
+        num_rows += len(nodes)
+    logp, token = model.best(
+        segments,
+        np.arange(num_rows, dtype=np.int32),
+        rankings,
+        max(job.tree.num_choices for job, _ in missing),
+    )
+    row = 0
+    for job, nodes in missing:
+        for node in nodes:
+            job.tree.learn(node, logp[row], token[row])
+            row += 1
 
 
 def _pays(adaptive: AdaptiveDrafter, grown: Sequence[Job], active: Sequence[Job]) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafters.beam import Beam
+from drafters.computed_tree import ROOT, ComputedTree
 from drafters.heard import Heard
 from drafters.next_tokens import Ranking
 from drafters.noise_window import NoiseWindow
@@ -34,8 +35,8 @@ class Held(Heard):
         noise: of a sampling request.
         is_foreign: whether some token is not in the drafter's vocabulary, so that it cannot follow.
         scored: committed tokens before this position are not scored (again).
-        last: the tree grown last, whose slots stay reserved until the next call; None if its root is
-            not the last token heard.
+        tree: what is computed beyond the last token heard, whose slots stay reserved until the next call;
+            None if nothing is.
     """
 
     stops: frozenset[int]
@@ -43,7 +44,7 @@ class Held(Heard):
     noise: NoiseWindow | None
     is_foreign: bool = False
     scored: int = 0
-    last: Beam | None = None
+    tree: ComputedTree | None = None
     _history: TokenHistory | None = None
     _history_length: int = 0
 
@@ -95,11 +96,11 @@ class Held(Heard):
             return None
         return self._ranking(position, self.tokens[self._history_length : position + 1])
 
-    def tree_ranking(self, beam: Beam, node: int) -> Ranking | None:
-        """How to rank those after a node of the frontier of `beam`, whose root is the last of `tokens`."""
+    def tree_ranking(self, tree: ComputedTree, node: int) -> Ranking | None:
+        """How to rank those after a node of `tree`, whose root is the last of `tokens`."""
         if self.is_plain:
             return None
-        return self._ranking(len(self.tokens) - 1 + beam.depth, beam.path_tokens(node))
+        return self._ranking(len(self.tokens) - 1 + tree.depth[node], tree.path_tokens(node))
 
     def _ranking(self, position: int, path: list[int]) -> Ranking:
         decided = position + 1 - self.spec.prompt_len
@@ -126,18 +127,37 @@ class Job:
     Attributes:
         request_id: the request.
         held: its state.
-        beam: its tree; the root alone until catching up is done.
+        beam: its candidate tree; the root alone until catching up is done.
+        tree: what is computed, from the same root.
         slots: int32, reserved for the rows still to catch up on, later for those of the tree.
         done: committed tokens that have KV.
         opened: whether the KV cache opened the request in this call.
         num_scored, num_agreed: as in `Draft`.
+        nodes: per node of `beam`, the one of `tree`.
     """
 
     request_id: str
     held: Held
     beam: Beam
+    tree: ComputedTree
     slots: Int32 = field(default_factory=_no_slots)
     done: int = 0
     opened: bool = False
     num_scored: int = 0
     num_agreed: int = 0
+    nodes: list[int] = field(default_factory=lambda: [ROOT])
+
+    def missing(self) -> list[int]:
+        """Nodes of `tree` that are to be computed before the next layer can be added."""
+        return [
+            self.nodes[node] for node in self.beam.frontier if not self.tree.is_computed(self.nodes[node])
+        ]
+
+    def extend(self) -> None:
+        """Add the next layer of the candidate tree; nothing of its frontier is missing."""
+        beam, tree = self.beam, self.tree
+        frontier = [self.nodes[node] for node in beam.frontier]
+        size = len(beam.token)
+        beam.grow([tree.values[node] for node in frontier], [tree.choices[node] for node in frontier])
+        for node in range(size, len(beam.token)):
+            self.nodes.append(tree.add(self.nodes[beam.parent[node]], beam.token[node], beam.logp[node]))

@@ -57,12 +57,14 @@ class DraftCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="draft"
         release: requests to forget before that.
         stop_rule: looked at after every layer; where it says so, all trees of the call end. It does not ask
             whether to draft at all: the first layer is drafted. Drafters without probabilities ignore it.
+        ahead: whether the drafter may go on computing likely continuations until its next call.
     """
 
     call_id: int
     items: list[DraftItem]
     release: list[str] = []
     stop_rule: StopRule | None = None
+    ahead: bool = False
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True, eq=False):

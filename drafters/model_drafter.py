@@ -9,7 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from drafters.beam import Beam
-from drafters.forwards import catch_up, grow
+from drafters.computed_tree import NONE, ROOT, ComputedTree
+from drafters.draft_ahead import DraftAhead
+from drafters.forwards import catch_up, compute, grow
 from drafters.heard import fit_plan, news
 from drafters.job import Held, Job
 from drafters.messages import Draft, DraftCall, DraftItem, DraftResult
@@ -23,6 +25,8 @@ from engine.slots import OutOfSlots
 Int32 = NDArray[np.int32]
 
 CATCH_UP_ROWS = 512
+# Best next tokens kept of every node computed, at least: what is drafted ahead needs alternatives.
+LEAST_CHOICES = 2
 
 
 class ModelDrafter:
@@ -55,6 +59,7 @@ class ModelDrafter:
         self._held: dict[str, Held] = {}  # least recently used first
         self._catch_up_rows = catch_up_rows
         self._in_call: set[str] = set()
+        self._ahead: DraftAhead | None = None
         self._capabilities = Capabilities(
             kind="model",
             max_depth=max_depth,
@@ -106,14 +111,18 @@ class ModelDrafter:
                 if job.held.noise is not None
             ]
             move_windows(windows, self._capabilities.vocab_size, self._model.device)
-            catch_up(ready, self._model, self._kv, self._catch_up_rows)
+            behind = [job for job in ready if not job.tree.is_computed(ROOT)]
+            if behind:
+                catch_up(behind, self._model, self._kv, self._catch_up_rows)
             for job in ready:
                 if job.opened:
                     self._kv.publish(job.request_id, job.held.tokens)
-                job.held.last = job.beam
+                job.held.tree = job.tree
                 job.slots = self._reserve_layers(job)
             grow(ready, self._model, self._kv, call.stop_rule)
             close_windows((window for window, _ in windows), self._capabilities.vocab_size)
+        if call.ahead:
+            self._ahead = DraftAhead(ready, self._capabilities.max_tokens)
         return DraftResult(
             call_id=call.call_id,
             drafts=[
@@ -131,6 +140,31 @@ class ModelDrafter:
             num_forwards=self._model.num_forwards,
         )
 
+    def draft_ahead(self) -> bool:
+        """One forward of likely continuations of what was drafted last (see `drafters.draft_ahead`)."""
+        if self._ahead is None:
+            return False
+        batch = [
+            (job, nodes)
+            for job, nodes in self._ahead.next_nodes()
+            if len(job.slots) >= len(nodes) or self._reserve_more(job, len(nodes))
+        ]
+        if not batch:
+            self._ahead = None
+            return False
+        with torch.inference_mode():
+            compute(batch, self._model, self._kv)
+        return True
+
+    def _reserve_more(self, job: Job, rows: int) -> bool:
+        """Make `job.slots` hold at least `rows`, from free slots only; False if there are too few."""
+        try:
+            more = self._kv.reserve(job.request_id, rows - len(job.slots))
+        except OutOfSlots:
+            return False
+        job.slots = np.concatenate((job.slots, more))
+        return True
+
     def _hear(self, item: DraftItem) -> Job | None:
         """Take in the item's tokens: score and keep what follows the last tree; None if unknown."""
         request_id = item.request_id
@@ -147,43 +181,39 @@ class ModelDrafter:
         else:
             return None
         self._held[request_id] = held  # now the most recently used
-        last, held.last = held.last, None
+        tree, held.tree = held.tree, None
         follows = kept == len(held.tokens)
         if not follows:
             held.roll_back(kept)
         held.tokens += new
         held.is_foreign = held.is_foreign or max(new, default=0) >= self._capabilities.vocab_size
-        job = Job(
-            request_id, held, Beam(held.tokens[-1], fit_plan(item.plan, held, self._capabilities), held.stops)
-        )
+        plan, root = fit_plan(item.plan, held, self._capabilities), held.tokens[-1]
+        num_choices = max(plan.width, LEAST_CHOICES)
+        job = Job(request_id, held, Beam(root, plan, held.stops), ComputedTree(root, num_choices))
         if request_id in self._kv:
-            if follows and last is not None:
-                self._follow(job, last, new)
-            self._kv.discard(request_id)
+            if follows and tree is not None:
+                self._follow(job, tree, new)
+            self._kv.discard(request_id, job.tree.slots)
             if not follows and self._kv.length(request_id) > kept:
                 self._kv.truncate(request_id, kept)
         return job
 
-    def _follow(self, job: Job, last: Beam, new: list[int]) -> None:
-        """Walk the last tree along the newly committed tokens: score them, keep the KV of those it holds."""
-        node = scored = 0
-        path: list[int] = []
-        for index, token in enumerate(new):
-            choice = last.first_choice[node]
-            if choice < 0:
-                break
-            scored += 1
-            job.num_agreed += choice == token
-            node = last.child(node, token)
-            if node < 0:
-                break
-            # The new root is forwarded in any case: its logits are needed, at this plan's width.
-            if len(path) == index < len(new) - 1 and last.slot[node] >= 0:
-                path.append(last.slot[node])
-        job.num_scored += scored
-        job.held.scored += scored
+    def _follow(self, job: Job, tree: ComputedTree, new: list[int]) -> None:
+        """Walk the tree along the newly committed tokens: score them, keep what is computed below them."""
+        followed = tree.follow(new)
+        job.num_scored += followed.scored
+        job.held.scored += followed.scored
+        job.num_agreed += followed.agreed
+        if not tree.has_slots:
+            return
+        path, root = followed.path, followed.node
+        if root != NONE and tree.is_computed(root) and tree.num_choices >= job.tree.num_choices:
+            job.tree = tree.subtree(root) if new else tree
+        elif path and path[-1] == root:
+            path = path[:-1]  # forwarded once more: its logits are needed, at this plan's width
         if path:
-            self._kv.commit(job.request_id, np.array(path, dtype=np.int32))
+            slots = np.array([tree.slot[node] for node in path], dtype=np.int32)
+            self._kv.commit(job.request_id, slots)
 
     def _prepare(self, job: Job) -> bool:
         """Reserve the slots that catching up needs; False if the item must do without drafting."""
@@ -195,14 +225,16 @@ class ModelDrafter:
         if request_id not in self._kv:
             self._kv.open(request_id, tokens)
             job.opened = True
-        elif self._kv.length(request_id) == len(tokens):  # asked again: the root's logits are needed
-            self._kv.truncate(request_id, len(tokens) - 1)
+        elif self._kv.length(request_id) == len(tokens) and not job.tree.is_computed(ROOT):
+            self._kv.truncate(request_id, len(tokens) - 1)  # asked again: the root's logits are needed
         job.done = self._kv.length(request_id)
         slots = self._reserve(request_id, len(tokens) - job.done)
         if slots is None:
             return False
         job.slots = slots
         job.held.begin()
+        if job.tree.is_computed(ROOT):
+            job.held.caught_up()
         return True
 
     def _reserve_layers(self, job: Job) -> Int32:
@@ -225,10 +257,10 @@ class ModelDrafter:
         """Free slots of requests outside this call until `n` can be reserved: last trees, then all."""
         idle = [other for other in self._held if other not in self._in_call and other in self._kv]
         for other in idle:
-            last = self._held[other].last
-            if last is not None:
+            tree = self._held[other].tree
+            if tree is not None and tree.has_slots:
                 self._kv.discard(other)
-                last.lose_slots()
+                tree.has_slots = False
         if self._kv.free_slots + sum(self._kv.length(other) for other in idle) >= n:
             for other in idle:
                 if self._kv.free_slots >= n:

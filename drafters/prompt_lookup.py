@@ -127,6 +127,10 @@ class PromptLookupDrafter:
             call_id=call.call_id, drafts=drafts, unknown=unknown, seconds=perf_counter() - started
         )
 
+    def draft_ahead(self) -> bool:
+        """Nothing: looking up costs next to nothing."""
+        return False
+
     def _draft(self, item: DraftItem) -> Draft | None:
         held = self._held.get(item.request_id)
         change = news(held, item)

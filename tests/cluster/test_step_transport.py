@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -35,6 +36,34 @@ async def test_answers_come_back_in_the_order_of_the_calls() -> None:
     assert answers == [call[::-1] for call in calls]
     await client.close()
     assert not lost, "closing is not a loss"
+    server.close()
+
+
+async def test_idle_work_is_done_between_calls_and_ends_for_the_next() -> None:
+    log: list[str] = []
+
+    def idle() -> bool:
+        log.append("idle")
+        time.sleep(0.002)
+        return log.count("idle") < 1000
+
+    def answer(data: bytes) -> bytes:
+        log.append("call")
+        return data
+
+    server = StepServer(answer, TOKEN, "127.0.0.1", idle=idle)
+    answers: list[bytes] = []
+    client = await StepClient.connect("w", server.address, TOKEN, answers.append, lambda: None)
+    for number in range(1, 4):
+        await until(lambda: not log or log[-1] == "idle")
+        client.send(b"x")
+        await until(lambda expected=number: len(answers) == expected)
+    await until(lambda: log[-1] == "idle")
+    assert [entry for entry, after in zip(log, [*log[1:], ""], strict=True) if entry != after] == [
+        "call",
+        "idle",
+    ] * 3
+    await client.close()
     server.close()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drafters import draft_ahead
 from drafters.messages import DraftPlan
 from drafters.model_drafter import ModelDrafter
 from engine.sampling_params import SamplingParams
@@ -42,7 +44,7 @@ def random_commit(rng: np.random.Generator, tree: TokenTree) -> list[int]:
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), sampled=st.booleans())
-def test_reusing_drafted_kv_equals_recomputing_it(seed: int, sampled: bool) -> None:
+def test_reusing_what_was_computed_equals_recomputing_it(seed: int, sampled: bool) -> None:
     rng = np.random.default_rng(seed)
     sampling = (
         SamplingParams(temperature=0.9, seed=seed, repetition_penalty=1.2, max_tokens=999)
@@ -66,7 +68,10 @@ def test_reusing_drafted_kv_equals_recomputing_it(seed: int, sampled: bool) -> N
             fresh.append(whole)
             items.append(following(name, heard[name], full[heard[name] :], plan) if name in heard else whole)
             heard[name] = len(full)
-        result = warm.draft(call(*items))
+        result = warm.draft(call(*items, ahead=bool(rng.random() < 0.7)))
+        warm_kv.check_invariants()
+        for _ in range(rng.integers(0, 6)):
+            warm.draft_ahead()
         warm_kv.check_invariants()
         cold = recomputing.draft(call(*fresh, release=list(tokens)))
         cold_trees = trees(cold)
@@ -95,7 +100,49 @@ def test_accepted_paths_cost_one_row_and_no_more() -> None:
     d.draft(call(following("a", 20, [*path[:3], 7], DraftPlan(0))))
     assert rows == [1]  # the bonus token
     d.draft(call(following("a", 24, [], DraftPlan(0))))
-    assert rows == [1, 1]  # the root again, for its logits
+    d.draft(call(following("a", 24, [], DraftPlan(0))))
+    assert rows == [1]  # asked again: known
+
+
+def test_what_was_drafted_ahead_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_ahead, "LEAST_LOGP", -30.0)
+    d = drafter(MODEL)
+    context, plan = prompt(4, 20), DraftPlan(3, 1)
+    chain = log_probs_chain(context, 8)
+    tree = trees(d.draft(call(opening("a", context, plan), ahead=True)))["a"]
+    assert tree.token[1:].tolist() == chain[:3]
+    while d.draft_ahead():
+        pass
+    rows = count_rows(d)
+    tree = trees(d.draft(call(following("a", 20, chain[:4], plan))))["a"]
+    assert tree.token[1:].tolist() == chain[4:7]
+    assert rows == []
+    assert not d.draft_ahead(), "the call did not ask for it"
+
+
+def test_drafting_ahead_ends_at_the_requests_end_and_without_slots() -> None:
+    for max_tokens, num_slots in ((23, 1024), (999, 27)):
+        d = drafter(MODEL, num_slots=num_slots)
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens - 20)
+        d.draft(call(opening("a", prompt(4, 20), DraftPlan(2, 1), sampling=sampling), ahead=True))
+        steps = 0
+        while d.draft_ahead():
+            steps += 1
+            assert steps < 50
+        held = d._held["a"].tree
+        assert held is not None
+        assert max(held.depth) <= (2 if max_tokens == 23 else 12)
+        d._kv.check_invariants()
+        d.draft(call(release=["a"]))
+        assert d.free_slots == num_slots
+        assert not d.draft_ahead()
+
+
+def log_probs_chain(context: list[int], length: int) -> list[int]:
+    tokens = list(context)
+    for _ in range(length):
+        tokens.append(int(log_probs(MODEL, tokens).argmax()))
+    return tokens[len(context) :]
 
 
 def count_rows(d: ModelDrafter) -> list[int]:

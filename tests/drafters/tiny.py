@@ -74,8 +74,8 @@ def following(request_id: str, start: int, tokens: Sequence[int], plan: DraftPla
     return DraftItem(request_id=request_id, start=start, tokens=np.array(tokens, np.int32), plan=plan)
 
 
-def call(*items: DraftItem, release: Iterable[str] = ()) -> DraftCall:
-    return DraftCall(call_id=1, items=list(items), release=list(release))
+def call(*items: DraftItem, release: Iterable[str] = (), ahead: bool = False) -> DraftCall:
+    return DraftCall(call_id=1, items=list(items), release=list(release), ahead=ahead)
 
 
 def trees(result: DraftResult) -> dict[str, TokenTree]:
