@@ -21,7 +21,7 @@ from cluster.cell_metrics import CellMetrics
 from cluster.client_server import ClientServer
 from cluster.config import DrafterConfig, FlotillaConfig
 from cluster.core import SchedulerCore
-from cluster.cost_model import DEFAULT_PROFILE, CostModel, CostProfile, LinearCost
+from cluster.cost_model import DEFAULT_PROFILE, CostModel, CostProfile
 from cluster.events import (
     Cancelled,
     ClientLost,
@@ -39,6 +39,7 @@ from cluster.events import (
     WorkerLost,
 )
 from cluster.policies.registry import make_policy
+from cluster.profile_fit import fit_cost
 from cluster.rank import Rank
 from cluster.step_client import StepClient
 from cluster.stream_messages import Cancel, ClientMessage, Submit, TokenBatch, TokenEvent
@@ -223,9 +224,9 @@ class Cell:
         points = await asyncio.gather(*(actor.profile.remote() for actor in self._actors[VERIFIER]))
         drafters = {}
         for config in self.config.drafters:  # one after the other: measured beside nobody else
-            drafters[config.name] = LinearCost.fit(await self._actors[config.name][0].profile.remote())
+            drafters[config.name] = fit_cost(await self._actors[config.name][0].profile.remote())
         return CostProfile(
-            target=LinearCost.fit(points[0]), drafters=drafters, overhead_s=DEFAULT_PROFILE.overhead_s
+            target=fit_cost(points[0]), drafters=drafters, overhead_s=DEFAULT_PROFILE.overhead_s
         )
 
     # Events and actions

@@ -1,69 +1,107 @@
-"""Forward time of target and drafters as a linear model (SmartSpec eq. 7, SpecServe eq. 2)."""
+"""Forward time of target and drafters as a linear model with a knee (SmartSpec eq. 7, SpecServe eq. 2)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-from scipy.optimize import nnls
+from numpy.typing import NDArray
 
-# Names under which verify forwards are corrected: plain decoding, and with drafts in between.
-VERIFY_PLAIN, VERIFY_DRAFTED = "verify", "verify after drafting"
+# Names under which verify forwards are corrected: plain decoding, and with drafts in between. No drafter
+# may be called `verifier`, so the first cannot be one's name.
+VERIFY_PLAIN, VERIFY_DRAFTED = "verifier", "verifier after drafting"
+
+Float64 = NDArray[np.float64]
 
 
 class StepPoint(msgspec.Struct, frozen=True):
-    """One measured forward: requests in the batch, rows (tokens), context tokens in total, seconds."""
+    """One measured forward.
+
+    Attributes:
+        num_requests: requests in the batch.
+        num_tokens: rows of the batch; a fraction where forwards of different sizes were timed together.
+        num_context: context tokens of all requests.
+        seconds: its time.
+    """
 
     num_requests: int
-    num_tokens: int
+    num_tokens: float
     num_context: int
     seconds: float
 
 
 class LinearCost(msgspec.Struct, frozen=True, kw_only=True):
-    """`seconds = alpha * context + gamma * tokens + rho * requests + delta`.
+    """Seconds of a forward, linear but for the knee of the roofline (SmartSpec eq. 7, AdaServe section 4.3).
 
-    `rho` is not in the papers: on a CPU, attention is run per request and costs accordingly.
-    All in seconds; `context` and `tokens` are totals over the batch.
+    `alpha * context + beta * attended + gamma * tokens + gamma_knee * max(0, tokens - knee_tokens)
+    + rho * requests + delta`, with `context` and `tokens` totals over the batch and `attended` the sum over
+    rows of their context lengths.
+
+    The papers have `alpha`, `gamma` and `delta`. On a CPU attention runs request by request (`rho`), and
+    its arithmetic is not hidden behind reading the cache (`beta`). Where a GPU reads its weights in the
+    time it computes some hundred tokens, `gamma` is near zero and `gamma_knee` is what tokens cost past
+    the knee; `gamma_knee` 0 is a machine without a knee.
     """
 
     alpha: float = 0.0
+    beta: float = 0.0
     gamma: float = 0.0
     rho: float = 0.0
     delta: float = 0.0
+    gamma_knee: float = 0.0
+    knee_tokens: float = 0.0
 
-    def seconds(self, num_requests: int, num_tokens: int, num_context: int) -> float:
-        """Predicted time of one forward."""
-        return self.alpha * num_context + self.gamma * num_tokens + self.rho * num_requests + self.delta
+    def seconds(
+        self, num_requests: int, num_tokens: float, num_context: int, num_attended: float | None = None
+    ) -> float:
+        """Predicted time of one forward.
 
-    @classmethod
-    def fit(cls, points: Sequence[StepPoint]) -> LinearCost:
-        """Least squares of relative errors with non-negative coefficients.
-
-        Raises:
-            ValueError: with fewer than four points.
+        Args:
+            num_requests: requests in the batch.
+            num_tokens: rows of the batch.
+            num_context: context tokens of all requests.
+            num_attended: sum over rows of their context; as if every request had the mean if None.
         """
-        if len(points) < 4:
-            raise ValueError(f"{len(points)} points cannot fit four coefficients")
-        features = np.array(
-            [[p.num_context, p.num_tokens, p.num_requests, 1.0] for p in points], dtype=np.float64
-        )
-        seconds = np.array([p.seconds for p in points])
-        # Dividing by the observation makes every point count by its relative error.
-        (alpha, gamma, rho, delta), _ = nnls(features / seconds[:, None], np.ones(len(points)))
-        return cls(alpha=float(alpha), gamma=float(gamma), rho=float(rho), delta=float(delta))
+        if num_attended is None:
+            num_attended = num_tokens * num_context / num_requests if num_requests else 0.0
+        seconds = self.alpha * num_context + self.beta * num_attended + self.gamma * num_tokens
+        seconds += self.rho * num_requests + self.delta
+        if num_tokens > self.knee_tokens:
+            seconds += self.gamma_knee * (num_tokens - self.knee_tokens)
+        return seconds
+
+    def token_seconds(self, context: float = 0.0) -> float:
+        """Seconds of one more token past the knee, in a request of `context` tokens."""
+        return self.gamma + self.gamma_knee + self.beta * context
+
+    def added_seconds(self, num_tokens: int, most: int, context: float = 0.0) -> Float64:
+        """float64 [most], seconds that each of `most` further tokens adds to a forward of `num_tokens`.
+
+        Args:
+            num_tokens: rows it has.
+            most: rows considered on top.
+            context: context tokens of the requests they belong to, on average.
+        """
+        past = num_tokens + np.arange(most + 1, dtype=np.float64) - self.knee_tokens
+        knee: Float64 = self.gamma_knee * np.diff(np.maximum(past, 0.0))
+        return knee + (self.gamma + self.beta * context)
 
     def knee(self, num_requests: int, slack: float = 1.5) -> int:
         """Most tokens whose time stays within `slack` times plain decoding of `num_requests`.
 
         This is the budget B of AdaServe: past it the forward is no longer near its memory-bound floor.
         """
-        if self.gamma <= 0.0:
+        left = (slack - 1.0) * self.seconds(num_requests, num_requests, 0)
+        before = max(0.0, self.knee_tokens - num_requests)
+        if self.gamma > 0.0 and left <= self.gamma * before:
+            return max(num_requests, int(num_requests + left / self.gamma + 1e-9))
+        slope = self.gamma + self.gamma_knee
+        if slope <= 0.0:
             return 1 << 16
-        floor = self.seconds(num_requests, num_requests, 0)
-        return max(num_requests, int(num_requests + (slack - 1.0) * floor / self.gamma + 1e-9))
+        more = before + (left - self.gamma * before) / slope
+        return max(num_requests, min(1 << 16, int(num_requests + more + 1e-9)))
 
 
 class CostProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +123,26 @@ DEFAULT_PROFILE = CostProfile(
 )
 
 
+# A correction beyond this factor, up or down, for so many steps in a row, is a drift: the profile was taken
+# on another machine, or the machine is shared. What forwards cost more in each other's company is less.
+DRIFT_FACTOR = 2.0
+DRIFT_STEPS = 200
+
+
+class Drift(msgspec.Struct, frozen=True):
+    """A model began to drift from its profile, or came back.
+
+    Attributes:
+        model: a drafter's name, or `VERIFY_PLAIN`, `VERIFY_DRAFTED`.
+        factor: the present correction.
+        is_drifting: False when it came back.
+    """
+
+    model: str
+    factor: float
+    is_drifting: bool
+
+
 @dataclass(slots=True)
 class CostModel:
     """A profile with online correction: one multiplicative factor per model, tracked by moving average.
@@ -92,36 +150,65 @@ class CostModel:
     Attributes:
         profile: the offline fit.
         smoothing: weight of the newest observation.
+        drifts: what drifted and came back since somebody took it from here to tell people.
     """
 
     profile: CostProfile
     smoothing: float = 0.05
+    drifts: list[Drift] = field(default_factory=list)
     _factor: dict[str, float] = field(default_factory=dict)
     _seen: dict[str, int] = field(default_factory=dict)
+    _drifting: set[str] = field(default_factory=set)
+    _against: dict[str, int] = field(default_factory=dict)
 
     def verify_seconds(
-        self, num_requests: int, num_tokens: int, num_context: int, *, drafted: bool = False
+        self,
+        num_requests: int,
+        num_tokens: int,
+        num_context: int,
+        *,
+        drafted: bool = False,
+        num_attended: int | None = None,
     ) -> float:
-        """Predicted seconds of one verify forward.
+        """Predicted seconds of one verify forward; arguments as of `LinearCost.seconds`.
 
         `drafted` says whether drafters ran since the last one. They share caches and memory bandwidth
         with the target, so the same forward takes longer after them; each kind is corrected by its own
         observations.
         """
-        predicted = self.profile.target.seconds(num_requests, num_tokens, num_context)
+        predicted = self.profile.target.seconds(num_requests, num_tokens, num_context, num_attended)
         return predicted * self._factor.get(VERIFY_DRAFTED if drafted else VERIFY_PLAIN, 1.0)
 
-    def verify_token_seconds(self) -> float:
-        """Marginal seconds of one more token in a verify forward."""
-        return self.profile.target.gamma * self._factor.get(VERIFY_DRAFTED, 1.0)
+    def verify_token_seconds(self, context: float = 0.0) -> float:
+        """Marginal seconds of one more token in a verify forward past the knee.
 
-    def draft_seconds(self, drafter: str, num_requests: int, width: int, depth: int) -> float:
-        """Predicted seconds of one draft call: `depth` forwards, the first on one row per request."""
+        Args:
+            context: context tokens of the request it belongs to.
+        """
+        return self.profile.target.token_seconds(context) * self._factor.get(VERIFY_DRAFTED, 1.0)
+
+    def verify_added_seconds(self, num_tokens: int, most: int, context: float = 0.0) -> Float64:
+        """float64 [most], marginal seconds of each of `most` tokens on top of `num_tokens`: the knee seen."""
+        added = self.profile.target.added_seconds(num_tokens, most, context)
+        return added * self._factor.get(VERIFY_DRAFTED, 1.0)
+
+    def draft_seconds(
+        self, drafter: str, num_requests: int, width: int, depth: int, num_context: int = 0
+    ) -> float:
+        """Predicted seconds of one draft call: `depth` forwards, the first on up to two rows per request.
+
+        Args:
+            drafter: its name; one without a profile costs nothing.
+            num_requests: requests in the call.
+            width: beam width.
+            depth: layers.
+            num_context: context tokens of those requests.
+        """
         cost = self.profile.drafters.get(drafter)
         if cost is None or depth == 0:
             return 0.0
-        first = cost.seconds(num_requests, 2 * num_requests, 0)
-        later = cost.seconds(num_requests, width * num_requests, 0)
+        first = cost.seconds(num_requests, 2 * num_requests, num_context)
+        later = cost.seconds(num_requests, width * num_requests, num_context)
         return (first + (depth - 1) * later) * self._factor.get(drafter, 1.0)
 
     def knee(self, num_requests: int) -> int:
@@ -137,8 +224,32 @@ class CostModel:
         ratio = min(max(actual / predicted, 0.25), 4.0)
         # The first steps count for more: a profile of forwards alone knows nothing of their company.
         seen = self._seen[model] = self._seen.get(model, 0) + 1
-        self._factor[model] = current * ratio ** max(self.smoothing, 1.0 / (seen + 3))
+        factor = self._factor[model] = current * ratio ** max(self.smoothing, 1.0 / (seen + 3))
+        self._watch(model, factor)
 
     def correction(self, model: str) -> float:
         """Current factor on the offline prediction."""
         return self._factor.get(model, 1.0)
+
+    @classmethod
+    def corrected(cls, profile: CostProfile, corrections: Mapping[str, float]) -> CostModel:
+        """A model whose `correction` of each name is the one given: to predict as another did."""
+        return cls(profile, _factor=dict(corrections))
+
+    @property
+    def corrections(self) -> dict[str, float]:
+        """Current factors of all models observed."""
+        return dict(self._factor)
+
+    def _watch(self, model: str, factor: float) -> None:
+        """Tell a lasting change of the factor from a passing one, in both directions."""
+        is_beyond = not 1.0 / DRIFT_FACTOR <= factor <= DRIFT_FACTOR
+        if is_beyond == (model in self._drifting):
+            self._against[model] = 0
+            return
+        steps = self._against[model] = self._against.get(model, 0) + 1
+        if steps < DRIFT_STEPS:
+            return
+        self._against[model] = 0
+        self._drifting.symmetric_difference_update((model,))
+        self.drifts.append(Drift(model, factor, is_beyond))

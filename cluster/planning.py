@@ -13,7 +13,7 @@ from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
 from cluster.events import Draft
 from cluster.forest import Forest
-from cluster.policies.base import DecodeRequest, Policy, StepContext
+from cluster.policies.base import DecodeRequest, Policy, StepContext, StopsDrafting
 from cluster.requests import Request, Trigger
 from drafters.messages import DraftItem
 from engine.tree import TokenTree
@@ -73,7 +73,7 @@ class StepPlanner:
         # Seconds of an iteration outside forwards and drafting; with a draft there are more messages.
         self._plain_overhead = RunningMean(cost.profile.overhead_s / 2)
         self._draft_overhead = RunningMean(cost.profile.overhead_s)
-        self._planned_draft_s = 0.0
+        self._stops_drafting = policy if isinstance(policy, StopsDrafting) else None
         self._proposing = 1.0
 
     def may_read(self, request: Request) -> bool:
@@ -92,7 +92,8 @@ class StepPlanner:
         # Kept for selection: A(r) counts from the start of the iteration, whose length t_spec estimates.
         batch = [self.view(request, now, max_model_tokens) for request in ready]
         self._views.update((view.request_id, view) for view in batch)
-        plans = self.policy.plan(batch, self._context())
+        context = self._context()
+        plans = self.policy.plan(batch, context)
         asked = [plan.depth > 0 for request, plan in zip(ready, plans, strict=True) if request.drafter]
         if asked:
             self._proposing += SMOOTHING * (sum(asked) / len(asked) - self._proposing)
@@ -110,13 +111,15 @@ class StepPlanner:
             else:
                 items[request.drafter].append(self.pool.item(request, plan))
                 drafting[request.drafter].append(request)
-        self._planned_draft_s = 0.0
         for name, mine in items.items():
             depth = max(item.plan.depth for item in mine)
             width = max(item.plan.width for item in mine)
-            predicted_s = self.cost.draft_seconds(name, len(mine), width, depth)
-            self._planned_draft_s = max(self._planned_draft_s, predicted_s)
-            call = self.pool.call(name, mine, now, predicted_s)
+            num_context = sum(request.num_tokens for request in drafting[name])
+            predicted_s = self.cost.draft_seconds(name, len(mine), width, depth, num_context)
+            rule = None
+            if self._stops_drafting is not None:
+                rule = self._stops_drafting.stop_rule(name, len(mine), batch, context)
+            call = self.pool.call(name, mine, now, predicted_s, rule)
             for request in drafting[name]:
                 request.draft_call = call.call_id
                 request.advance(Trigger.DRAFT_SENT)
@@ -132,7 +135,7 @@ class StepPlanner:
             self._views.get(request.request_id) or self.view(request, now, max_model_tokens)
             for request in drafted
         ]
-        selected = self.policy.select(batch, trees, self._context())
+        selected = self.policy.select(batch, trees, self._context(self._drafting_seconds(drafted, trees)))
         chosen = {}
         for request, tree, nodes in zip(drafted, trees, selected, strict=True):
             most = request.submit.speculation.max_tokens
@@ -221,12 +224,23 @@ class StepPlanner:
         else:
             self._plain_overhead.follow(min(overhead, 10 * self._plain_overhead.value))
 
-    def _context(self) -> StepContext:
+    def _drafting_seconds(self, drafted: Sequence[Request], trees: Sequence[TokenTree]) -> float:
+        """What drafting these trees should have taken, drafters working at the same time."""
+        shapes: dict[str, tuple[int, int, int]] = {}
+        for request, tree in zip(drafted, trees, strict=True):
+            if len(tree.token) > 1:
+                layers = np.bincount(tree.depth)
+                count, width, depth = shapes.get(request.drafter, (0, 0, 0))
+                shapes[request.drafter] = count + 1, max(width, int(layers.max())), max(depth, len(layers) - 1)
+        seconds = (self.cost.draft_seconds(name, *shape) for name, shape in shapes.items())
+        return max(seconds, default=0.0)
+
+    def _context(self, draft_s: float = 0.0) -> StepContext:
         return StepContext(
             cost=self.cost,
             calibration=self.calibration,
             step_s=self.step_s,
-            draft_s=self._planned_draft_s,
+            draft_s=draft_s,
             plain_overhead_s=self._plain_overhead.value,
             draft_overhead_s=self._draft_overhead.value,
             step=self.totals.steps,

@@ -61,23 +61,30 @@ class VerifyCalls:
         if not requests and not chunks:
             return None
         verify = []
-        num_tokens = num_context = 0
+        num_tokens = num_context = num_attended = 0
         for request in requests:
             request.tree = tree = trees[request.request_id]
             request.advance(Trigger.VERIFY_SENT)
             verify.append(VerifyItem(request_id=request.request_id, tree=tree))
             num_tokens += len(tree.token)
             num_context += request.num_tokens
+            num_attended += len(tree.token) * request.num_tokens
         prefill = [_chunk(request, most, now) for request, most in chunks]
         self._last_id += 1
         drafted = num_tokens > len(verify)
-        for _, most in chunks:
+        for request, most in chunks:
             num_tokens += most
+            num_context += request.num_computed
+            num_attended += most * request.num_computed
         self.outstanding = OutstandingVerify(
             call_id=self._last_id,
             drafted=drafted,
             predicted_s=self.cost.verify_seconds(
-                len(verify) + len(prefill), num_tokens, num_context, drafted=drafted
+                len(verify) + len(prefill),
+                num_tokens,
+                num_context,
+                drafted=drafted,
+                num_attended=num_attended,
             ),
             trees={item.request_id: item.tree for item in verify},
             prefilling={item.request_id for item in prefill},

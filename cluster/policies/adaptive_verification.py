@@ -40,9 +40,11 @@ class AdaptiveVerification:
         survival = context.calibration.path_probabilities(forest, [request.drafter for request in batch])
         slots = np.flatnonzero(forest.parent >= 0)
         slots = slots[np.argsort(-survival[slots], kind="stable")]
-        verify_s = context.cost.verify_seconds(n, n, sum(request.num_context for request in batch))
+        num_context = sum(request.num_context for request in batch)
+        verify_s = context.cost.verify_seconds(n, n, num_context)
+        token_s = context.cost.verify_token_seconds(num_context / n)
         base_s = context.draft_s + context.draft_overhead_s + verify_s
-        budget, _ = best_prefix(survival[slots], float(n), base_s, context.cost.verify_token_seconds())
+        budget, _ = best_prefix(survival[slots], float(n), base_s, token_s)
         chosen = np.zeros(forest.num_nodes, dtype=np.bool_)
         chosen[forest.roots] = True
         chosen[slots[:budget]] = True

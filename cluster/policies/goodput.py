@@ -34,21 +34,32 @@ class StepTimes:
     @classmethod
     def of(cls, batch: Sequence[DecodeRequest], max_depth: int, context: StepContext) -> StepTimes:
         """For chains; drafters work at the same time, each for all requests assigned to it."""
-        load: dict[str, int] = {}
-        for request in batch:
-            if request.drafter:
-                load[request.drafter] = load.get(request.drafter, 0) + 1
+        load = drafter_load(batch)
         before_s = np.full(max_depth + 1, context.plain_overhead_s)
         for depth in range(1, max_depth + 1):
-            draft_s = (context.cost.draft_seconds(name, count, 1, depth) for name, count in load.items())
+            draft_s = (
+                context.cost.draft_seconds(name, count, 1, depth, tokens)
+                for name, (count, tokens) in load.items()
+            )
             before_s[depth] = context.draft_overhead_s + max(draft_s, default=0.0)
         n, num_context = len(batch), sum(request.num_context for request in batch)
         verify_s = context.cost.verify_seconds(n, n, num_context)
-        return cls(before_s=before_s, verify_s=verify_s, token_s=context.cost.verify_token_seconds())
+        token_s = context.cost.verify_token_seconds(num_context / max(1, n))
+        return cls(before_s=before_s, verify_s=verify_s, token_s=token_s)
 
     def seconds(self, depth: int, num_drafted: int) -> float:
         """The step with `depth` layers drafted and `num_drafted` draft tokens verified besides the roots."""
         return float(self.before_s[depth]) + self.verify_s + self.token_s * num_drafted
+
+
+def drafter_load(batch: Sequence[DecodeRequest]) -> dict[str, tuple[int, int]]:
+    """By drafter: requests of the batch it drafts for, and their context tokens in total."""
+    load: dict[str, tuple[int, int]] = {}
+    for request in batch:
+        if request.drafter:
+            count, tokens = load.get(request.drafter, (0, 0))
+            load[request.drafter] = (count + 1, tokens + request.num_context)
+    return load
 
 
 def chain_limits(batch: Sequence[DecodeRequest], max_depth: int) -> Int64:

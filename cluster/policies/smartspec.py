@@ -67,9 +67,10 @@ class SmartSpec:
         accepted = forest.path_product(above)
         drafted = np.flatnonzero((accepted > 0.0) & (forest.parent >= 0))
         n = len(batch)
-        verify_s = context.cost.verify_seconds(n, n, sum(request.num_context for request in batch))
+        num_context = sum(request.num_context for request in batch)
+        verify_s = context.cost.verify_seconds(n, n, num_context)
         base_s = context.draft_s + context.draft_overhead_s + verify_s
-        token_s = context.cost.verify_token_seconds()
+        token_s = context.cost.verify_token_seconds(num_context / n)
         count, _ = best_prefix(accepted[drafted], float(n), base_s, token_s)
         chosen = np.zeros(forest.num_nodes, dtype=np.bool_)
         chosen[forest.roots] = True

@@ -67,7 +67,7 @@ class SpecServe:
         self._observe(forest, batch)
         n, num_context = len(batch), sum(request.num_context for request in batch)
         base_s = context.draft_s + context.draft_overhead_s + context.cost.verify_seconds(n, n, num_context)
-        token_s, tpot_s = context.cost.verify_token_seconds(), strictest(batch)
+        token_s, tpot_s = context.cost.verify_token_seconds(num_context / n), strictest(batch)
 
         def estimate(tokens: float, depth: int, num_drafted: int) -> float:
             return slo_aware_estimate(tokens, base_s + token_s * num_drafted, tpot_s)

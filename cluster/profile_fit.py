@@ -1,0 +1,158 @@
+"""Fits the cost model to measured forwards, and says how well it predicts those it has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar, nnls
+
+from cluster.cost_model import LinearCost, StepPoint
+
+Float64 = NDArray[np.float64]
+Bool = NDArray[np.bool_]
+
+# Columns of the regression: alpha, beta, gamma, rho, delta.
+NUM_COEFFICIENTS = 5
+# A knee costs two parameters: it must lower the root mean square of relative errors by this share.
+KNEE_GAIN = 0.05
+# Errors below this are rounding, not misfit: nothing is left for a knee to explain.
+ROUNDING = 1e-9
+# Share of the points that the fit does not see.
+HELD_OUT = 0.25
+
+
+class FitQuality(msgspec.Struct, frozen=True, kw_only=True):
+    """Relative errors |predicted / measured - 1| on held-out points.
+
+    Attributes:
+        num_fitted, num_held_out: points.
+        median, p90, worst: of the errors.
+    """
+
+    num_fitted: int
+    num_held_out: int
+    median: float
+    p90: float
+    worst: float
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """A fitted model and which points it was not fitted to.
+
+    Attributes:
+        cost: the coefficients.
+        quality: its errors on the held-out points.
+        held_out: per point, whether it was held out.
+    """
+
+    cost: LinearCost
+    quality: FitQuality
+    held_out: list[bool]
+
+
+def fit_cost(points: Sequence[StepPoint]) -> LinearCost:
+    """Least squares of relative errors with non-negative coefficients, with a knee where one pays.
+
+    Raises:
+        ValueError: with fewer points than coefficients, or a time that is not positive.
+    """
+    if len(points) < NUM_COEFFICIENTS:
+        raise ValueError(f"{len(points)} points cannot fit {NUM_COEFFICIENTS} coefficients")
+    seconds = np.array([point.seconds for point in points])
+    if not (seconds > 0.0).all():
+        raise ValueError("a forward of no time at all was measured")
+    tokens = np.array([point.num_tokens for point in points], dtype=np.float64)
+    requests = np.array([point.num_requests for point in points], dtype=np.float64)
+    context = np.array([point.num_context for point in points], dtype=np.float64)
+    ones = np.ones(len(points))
+    columns = np.stack([context, tokens * context / requests, tokens, requests, ones], axis=1)
+    plain, error = _solve(columns, seconds)
+    fitted = plain, 0.0, 0.0
+    knee, knee_error = _best_knee(columns, tokens, seconds)
+    if error > ROUNDING and knee_error <= (1.0 - KNEE_GAIN) * error:
+        bent, _ = _solve(_with_knee(columns, tokens, knee), seconds)
+        fitted = bent[:NUM_COEFFICIENTS], float(bent[NUM_COEFFICIENTS]), knee
+    (alpha, beta, gamma, rho, delta), gamma_knee, knee = fitted
+    return LinearCost(
+        alpha=float(alpha),
+        beta=float(beta),
+        gamma=float(gamma),
+        rho=float(rho),
+        delta=float(delta),
+        gamma_knee=gamma_knee,
+        knee_tokens=knee,
+    )
+
+
+def fit_held_out(points: Sequence[StepPoint], seed: int = 0) -> Fit:
+    """Fit to three quarters of the points, chosen at random, and predict the others.
+
+    The smallest and the largest forward are always fitted: the errors are those of interpolation.
+
+    Raises:
+        ValueError: as `fit_cost`, or when too few points are left to be held out.
+    """
+    held_out = np.zeros(len(points), dtype=np.bool_)
+    by_size = sorted(range(len(points)), key=lambda i: (points[i].num_tokens, points[i].num_context))
+    inner = np.random.default_rng(seed).permutation(by_size[1:-1])
+    held_out[inner[: int(HELD_OUT * len(points))]] = True
+    if not held_out.any():
+        raise ValueError(f"{len(points)} points are too few to hold some out")
+    cost = fit_cost([point for point, out in zip(points, held_out, strict=True) if not out])
+    return Fit(cost=cost, quality=quality_of(cost, points, held_out), held_out=held_out.tolist())
+
+
+def quality_of(cost: LinearCost, points: Sequence[StepPoint], held_out: Bool) -> FitQuality:
+    """Errors of `cost` on those of the points that are held out (bool [points])."""
+    errors = np.array(
+        [
+            abs(cost.seconds(point.num_requests, point.num_tokens, point.num_context) / point.seconds - 1.0)
+            for point, out in zip(points, held_out, strict=True)
+            if out
+        ]
+    )
+    return FitQuality(
+        num_fitted=int((~held_out).sum()),
+        num_held_out=int(held_out.sum()),
+        median=float(np.median(errors)),
+        p90=float(np.quantile(errors, 0.9)),
+        worst=float(errors.max()),
+    )
+
+
+def _solve(columns: Float64, seconds: Float64) -> tuple[Float64, float]:
+    """Coefficients, and the root mean square of their relative errors."""
+    # Dividing by the observation makes every point count by its relative error. Columns are brought to one
+    # size first: contexts in the thousands beside ones would cost precision.
+    relative = columns / seconds[:, None]
+    size = np.linalg.norm(relative, axis=0)
+    size[size == 0.0] = 1.0
+    solution, residual = nnls(relative / size, np.ones(len(seconds)))
+    return solution / size, float(residual) / float(np.sqrt(len(seconds)))
+
+
+def _with_knee(columns: Float64, tokens: Float64, knee: float) -> Float64:
+    return np.column_stack([columns, np.maximum(tokens - knee, 0.0)])
+
+
+def _best_knee(columns: Float64, tokens: Float64, seconds: Float64) -> tuple[float, float]:
+    """The knee with the least error and that error; searched between the measured token counts."""
+    counts = np.unique(tokens)
+
+    def error(knee: float) -> float:
+        return _solve(_with_knee(columns, tokens, knee), seconds)[1]
+
+    # At least two counts on either side, else the knee explains a single count, not a slope.
+    candidates = counts[1:-2]
+    if len(candidates) == 0:
+        return 0.0, float("inf")
+    errors = [error(float(knee)) for knee in candidates]
+    best = int(np.argmin(errors))
+    low, high = float(counts[best]), float(counts[best + 2])
+    found = minimize_scalar(error, bounds=(low, high), method="bounded", options={"xatol": 1e-3 * high})
+    if float(found.fun) < errors[best]:
+        return float(found.x), float(found.fun)
+    return float(candidates[best]), errors[best]
