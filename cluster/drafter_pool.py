@@ -11,6 +11,7 @@ from cluster.cost_model import CostModel
 from cluster.requests import Request
 from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
 from drafters.protocol import Capabilities
+from drafters.stop_rules import StopRule
 from selector.acceptance import AcceptanceEstimates
 from selector.greedy import Candidate, choose, goodput
 
@@ -29,12 +30,22 @@ UNMODELLED_RATE = 0.3
 
 @dataclass(slots=True)
 class OutstandingDraft:
-    """A draft call sent and not answered."""
+    """A draft call sent and not answered.
+
+    Attributes:
+        call_id: of the call.
+        sent_at: when.
+        predicted_s: what the cost model expects of it; once answered, of the depth that it came to.
+        request_ids: who is drafted for.
+        depth, width: of its largest plans.
+    """
 
     call_id: int
     sent_at: float
     predicted_s: float
     request_ids: tuple[str, ...]
+    depth: int
+    width: int
 
 
 @dataclass(slots=True)
@@ -112,14 +123,25 @@ class DrafterPool:
         """The request's part of a call to its drafter; the drafter has then heard of all its tokens."""
         return self._item(request, self.drafters[request.drafter], plan)
 
-    def call(self, name: str, items: list[DraftItem], now: float, predicted_s: float) -> DraftCall:
+    def call(
+        self,
+        name: str,
+        items: list[DraftItem],
+        now: float,
+        predicted_s: float = 0.0,
+        stop_rule: StopRule | None = None,
+    ) -> DraftCall:
         """A call to one drafter, with the releases owed to it."""
         drafter = self.drafters[name]
         self._next_call += 1
         ids = tuple(item.request_id for item in items)
-        drafter.outstanding[self._next_call] = OutstandingDraft(self._next_call, now, predicted_s, ids)
+        depth = max(item.plan.depth for item in items)
+        width = max(item.plan.width for item in items)
+        drafter.outstanding[self._next_call] = OutstandingDraft(
+            self._next_call, now, predicted_s, ids, depth, width
+        )
         release, drafter.release = drafter.release, []
-        return DraftCall(call_id=self._next_call, items=items, release=release)
+        return DraftCall(call_id=self._next_call, items=items, release=release, stop_rule=stop_rule)
 
     def prefetch(self, request: Request, now: float) -> DraftCall | None:
         """Let the request's drafter read what it has not heard; None if it is reading, or keeps nothing."""
@@ -181,8 +203,9 @@ class DrafterPool:
         if drafter is None:
             return None
         outstanding = drafter.outstanding.pop(result.call_id, None)
-        if outstanding is not None and drafter.reading:
+        if outstanding is not None:
             drafter.reading.difference_update(outstanding.request_ids)
+            self._correct_prediction(name, outstanding, result)
         for draft in result.drafts:
             # Judged by what it would have said at every committed token. What verification accepts says
             # less: only tokens the drafter was sure of are verified, so of those nearly all are accepted.
@@ -191,6 +214,14 @@ class DrafterPool:
         for request_id in result.unknown:
             drafter.known.discard(request_id)
         return outstanding
+
+    def _correct_prediction(self, name: str, outstanding: OutstandingDraft, result: DraftResult) -> None:
+        """Drafts that a stop rule ended early must not make their drafter look fast."""
+        depth = max((int(draft.tree.depth.max()) for draft in result.drafts), default=0)
+        if outstanding.predicted_s > 0.0 and depth < outstanding.depth:
+            n, width = len(outstanding.request_ids), outstanding.width
+            planned_s = self.cost.draft_seconds(name, n, width, outstanding.depth)
+            outstanding.predicted_s *= self.cost.draft_seconds(name, n, width, depth) / planned_s
 
     def forget(self, request: Request) -> None:
         """A request ended: every drafter that knows it is told with its next call."""

@@ -114,8 +114,7 @@ class StepPlanner:
         for name, mine in items.items():
             depth = max(item.plan.depth for item in mine)
             width = max(item.plan.width for item in mine)
-            num_context = sum(request.num_tokens for request in drafting[name])
-            predicted_s = self.cost.draft_seconds(name, len(mine), width, depth, num_context)
+            predicted_s = self.cost.draft_seconds(name, len(mine), width, depth)
             rule = None
             if self._stops_drafting is not None:
                 rule = self._stops_drafting.stop_rule(name, len(mine), batch, context)
@@ -229,9 +228,9 @@ class StepPlanner:
         shapes: dict[str, tuple[int, int, int]] = {}
         for request, tree in zip(drafted, trees, strict=True):
             if len(tree.token) > 1:
-                layers = np.bincount(tree.depth)
+                sizes = np.bincount(tree.depth)  # of the layers
                 count, width, depth = shapes.get(request.drafter, (0, 0, 0))
-                shapes[request.drafter] = count + 1, max(width, int(layers.max())), max(depth, len(layers) - 1)
+                shapes[request.drafter] = count + 1, max(width, int(sizes.max())), max(depth, len(sizes) - 1)
         seconds = (self.cost.draft_seconds(name, *shape) for name, shape in shapes.items())
         return max(seconds, default=0.0)
 

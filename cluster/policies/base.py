@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ from cluster.calibration import Calibration
 from cluster.config import PolicyConfig
 from cluster.cost_model import CostModel
 from drafters.messages import DraftPlan
+from drafters.stop_rules import StopRule
 from engine.tree import TokenTree
 
 Int32 = NDArray[np.int32]
@@ -60,7 +61,7 @@ class StepContext:
         cost: forward-time model of target and drafters.
         calibration: acceptance probability from draft probability.
         step_s: t_spec, recent seconds of one whole iteration.
-        draft_s: predicted seconds of the drafting just planned (for selection).
+        draft_s: predicted seconds of drafting the trees at hand, by the depth they came to (for selection).
         plain_overhead_s, draft_overhead_s: seconds of a step outside forwards and drafting, without and
             with a draft call in it.
         step: number of the step, for policies that probe now and then.
@@ -86,6 +87,17 @@ class Policy(Protocol):
         self, batch: Sequence[DecodeRequest], trees: Sequence[TokenTree], context: StepContext
     ) -> list[Int32]:
         """Per request the nodes to verify: ascending, with the root, closed under parent."""
+        ...
+
+
+@runtime_checkable
+class StopsDrafting(Protocol):
+    """A policy that has drafters look at the whole batch after every layer."""
+
+    def stop_rule(
+        self, drafter: str, num_drafting: int, batch: Sequence[DecodeRequest], context: StepContext
+    ) -> StopRule:
+        """The rule of one call, which drafts for `num_drafting` requests of the batch planned for last."""
         ...
 
 
