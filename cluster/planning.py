@@ -114,7 +114,8 @@ class StepPlanner:
         for name, mine in items.items():
             depth = max(item.plan.depth for item in mine)
             width = max(item.plan.width for item in mine)
-            predicted_s = self.cost.draft_seconds(name, len(mine), width, depth)
+            num_context = sum(request.num_tokens for request in drafting[name])
+            predicted_s = self.cost.draft_seconds(name, len(mine), width, depth, num_context)
             rule = None
             if self._stops_drafting is not None:
                 rule = self._stops_drafting.stop_rule(name, len(mine), batch, context)
@@ -225,13 +226,19 @@ class StepPlanner:
 
     def _drafting_seconds(self, drafted: Sequence[Request], trees: Sequence[TokenTree]) -> float:
         """What drafting these trees should have taken, drafters working at the same time."""
-        shapes: dict[str, tuple[int, int, int]] = {}
+        # By drafter: requests, width, depth, context tokens.
+        calls: dict[str, tuple[int, int, int, int]] = {}
         for request, tree in zip(drafted, trees, strict=True):
             if len(tree.token) > 1:
-                sizes = np.bincount(tree.depth)  # of the layers
-                count, width, depth = shapes.get(request.drafter, (0, 0, 0))
-                shapes[request.drafter] = count + 1, max(width, int(sizes.max())), max(depth, len(sizes) - 1)
-        seconds = (self.cost.draft_seconds(name, *shape) for name, shape in shapes.items())
+                sizes = np.bincount(tree.depth).tolist()  # of the layers
+                n, width, depth, num_context = calls.get(request.drafter, (0, 0, 0, 0))
+                calls[request.drafter] = (
+                    n + 1,
+                    max(width, *sizes),
+                    max(depth, len(sizes) - 1),
+                    num_context + request.num_tokens,
+                )
+        seconds = (self.cost.draft_seconds(name, *call) for name, call in calls.items())
         return max(seconds, default=0.0)
 
     def _context(self, draft_s: float = 0.0) -> StepContext:
