@@ -1,8 +1,9 @@
-"""Who may come in, how prompts are chunked, and who gives way when the KV pool is full."""
+"""Who may in at the door, how much room there is, and who gives way when the KV pool is full."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from cluster.config import FlotillaConfig
@@ -72,27 +73,44 @@ def _reject(submit: Submit, code: str, message: str, retry_after_s: float | None
     return Rejected(request_id=submit.request_id, code=code, message=message, retry_after_s=retry_after_s)
 
 
-def has_room(request: Request, running: Iterable[Request], free_slots: int) -> bool:
-    """Whether the KV pool takes the request beside what running ones will still need soon."""
-    reserved = 0
-    for other in running:
-        reserved += GROWTH_RESERVE
-        if other.state in (State.PREFILLING, State.PREFILL_SENT):
-            reserved += other.num_tokens - other.num_computed
-    return free_slots - reserved >= request.num_tokens + GROWTH_RESERVE
+def _reserve(request: Request) -> int:
+    """Slots a running request will still need soon."""
+    if request.state in (State.PREFILLING, State.PREFILL_SENT):
+        return GROWTH_RESERVE + request.num_tokens - request.num_computed
+    return GROWTH_RESERVE
 
 
-def prefill_chunks(prefilling: Iterable[Request], budget: int) -> list[tuple[Request, int]]:
-    """Chunked prefill (Sarathi): at most `budget` prompt tokens in this step, first come first served."""
-    chunks = []
-    for request in prefilling:
-        if budget <= 0:
-            break
-        # The last known token is the root of the first tree; it is computed with the final chunk.
-        tokens = min(budget, max(1, request.num_tokens - request.num_computed))
-        chunks.append((request, tokens))
-        budget -= tokens
-    return chunks
+@dataclass(slots=True)
+class Room:
+    """Places and KV slots left beside the running requests, kept while some are admitted or preempted."""
+
+    places: int
+    slots: int
+    is_empty: bool
+
+    @classmethod
+    def beside(cls, running: Collection[Request], free_slots: int, max_running: int) -> Room:
+        """Room beside the running requests and what they will still need soon."""
+        return cls(max_running - len(running), free_slots - sum(map(_reserve, running)), not running)
+
+    def takes(self, request: Request) -> bool:
+        """Whether the request fits; with nobody running, whoever passed the door does."""
+        return self.is_empty or (self.places > 0 and self.slots >= request.num_tokens + GROWTH_RESERVE)
+
+    def take(self, request: Request) -> None:
+        """The waiting request is admitted."""
+        self.places -= 1
+        self.slots -= request.num_tokens + GROWTH_RESERVE
+        self.is_empty = False
+
+    def give_back(self, request: Request) -> None:
+        """The running request is preempted."""
+        self.places += 1
+        self.slots += request.num_computed + _reserve(request)
+
+    def copy(self) -> Room:
+        """For trying something out."""
+        return Room(self.places, self.slots, self.is_empty)
 
 
 def slack_s(request: Request, now: float, step_s: float) -> float:

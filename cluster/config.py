@@ -111,9 +111,25 @@ class PolicyConfig(_Strict):
 class SchedulerConfig(_Strict):
     """Batching and queue bounds."""
 
+    batching: str = Field(
+        default="sarathi", description="Who is admitted, decodes and is prefilled; see cluster/batching."
+    )
     max_running: int = Field(default=64, ge=1, description="Requests decoded at once.")
     max_waiting: int = Field(default=256, ge=0, description="Requests queued before 429.")
-    prefill_chunk: int = Field(default=128, ge=8, description="Most prompt tokens per verify step.")
+    prefill_chunk: int = Field(
+        default=128,
+        ge=8,
+        description="Most prompt tokens per verify step, where prompts are cut into chunks.",
+    )
+    max_whole_tokens: int = Field(
+        default=2048,
+        ge=8,
+        description="The same where prompts are prefilled whole (vLLM's max_num_batched_tokens); a longer one "
+        "is prefilled by itself.",
+    )
+    ageing_ms: float = Field(
+        default=30000.0, gt=0, description="`flotilla` passes nobody over who has waited so long."
+    )
     micro_batches: int = Field(
         default=1, ge=1, le=8, description="Groups whose drafting and verification overlap."
     )

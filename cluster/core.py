@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import defaultdict
 
 from cluster import admission
+from cluster.batching import micro_batches
+from cluster.batching.batcher import Batcher
 from cluster.config import FlotillaConfig
 from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN, CostModel
 from cluster.drafter_pool import DrafterPool
@@ -49,6 +50,7 @@ class SchedulerCore:
         self.cost = cost
         self.pool = DrafterPool(cost, config.policy.max_depth)
         self.planner = StepPlanner(policy, cost, self.pool)
+        self.batcher = Batcher(config.scheduler, cost, self.pool)
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []
         self.running: dict[str, Request] = {}
@@ -208,6 +210,7 @@ class SchedulerCore:
         self.cost.observe(kind, sent.predicted_s, result.forward_seconds)
         if not sent.trees:
             self._iteration_started.clear()  # a forward of prompts alone is no part of an iteration
+        self.batcher.pace.verified(result.verdicts, sent.trees)
         self.planner.learn(result, sent.trees, self.requests)
         micro_batches = set()
         for verdict in result.verdicts:
@@ -233,6 +236,7 @@ class SchedulerCore:
         for micro_batch in micro_batches:
             started = self._iteration_started.get(micro_batch)
             if started is not None:
+                self.batcher.pace.iterated(now - started - result.forward_seconds)
                 self.planner.measure_iteration(
                     now - started, self._draft_s.pop(micro_batch, 0.0), result.forward_seconds
                 )
@@ -310,13 +314,12 @@ class SchedulerCore:
         if self.verifier is None:
             return
         self._admit(now)
-        by_batch: dict[int, list[Request]] = defaultdict(list)
-        for request in self.running.values():
-            by_batch[request.micro_batch].append(request)
+        by_batch = micro_batches.members(self.running.values())
         for micro_batch, members in by_batch.items():
-            if any(r.state in (State.DRAFTING, State.VERIFYING) for r in members):
-                continue
-            ready = [r for r in members if r.state is State.READY]
+            ready = micro_batches.ready_to_draft(members)
+            if ready:
+                context = self.batcher.context(now, self.free_slots, self.planner.step_s)
+                ready = self.batcher.rule.decode(ready, members, context)
             if ready:
                 self._iteration_started[micro_batch] = now
                 self._actions.extend(self.planner.draft(ready, now, self.max_model_tokens))
@@ -324,14 +327,18 @@ class SchedulerCore:
             self._verify(by_batch, now)
 
     def _admit(self, now: float) -> None:
-        limit = self.config.scheduler.max_running
-        while self.waiting and len(self.running) < limit:
-            request = self.waiting[0]
-            if self.running and not admission.has_room(request, self.running.values(), self.free_slots):
-                return
-            del self.waiting[0]
+        if not self.waiting:
+            return
+        context = self.batcher.context(now, self.free_slots, self.planner.step_s)
+        answer = self.batcher.rule.admit(self.waiting, self.running.values(), context)
+        for request in answer.preempted:
+            self._preempt(request)
+        for request in answer.admitted:
+            self.waiting.remove(request)
             request.advance(Trigger.ADMITTED)
-            request.micro_batch = self._emptiest_micro_batch()
+            request.micro_batch = micro_batches.emptiest(
+                self.running.values(), self.config.scheduler.micro_batches
+            )
             self.running[request.request_id] = request
             self.pool.assign(request)
 
@@ -342,28 +349,19 @@ class SchedulerCore:
             if call is not None:
                 self._actions.append(Draft(request.drafter, call))
 
-    def _emptiest_micro_batch(self) -> int:
-        sizes = [0] * self.config.scheduler.micro_batches
-        for request in self.running.values():
-            sizes[request.micro_batch] += 1
-        return sizes.index(min(sizes))
-
     def _verify(self, by_batch: dict[int, list[Request]], now: float) -> None:
-        candidates: list[tuple[float, int]] = []
-        for micro_batch, members in by_batch.items():
-            if any(r.state is State.DRAFTING for r in members):
-                continue
-            if any(r.state is State.DRAFTED for r in members):
-                candidates.append((self._iteration_started.get(micro_batch, now), micro_batch))
-        # The micro-batch that began its iteration first has waited longest.
-        drafted = [r for r in by_batch[min(candidates)[1]] if r.state is State.DRAFTED] if candidates else []
+        drafted = micro_batches.drafted_longest_ago(by_batch, self._iteration_started, now)
         prefilling = [r for r in self.running.values() if r.state is State.PREFILLING]
         if not drafted and not prefilling:
             return
+        rule, running = self.batcher.rule, self.running.values()
+        drafted = rule.verify(drafted, prefilling, running)
         # While drafters draft, the target would be idle: it prefills alone rather than with the trees.
         chosen = self.planner.select(drafted, now, self.max_model_tokens)
-        chunks = admission.prefill_chunks(prefilling, self.config.scheduler.prefill_chunk)
-        needed = sum(len(tree) for tree in chosen.values()) + sum(tokens for _, tokens in chunks)
+        num_rows = sum(len(tree) for tree in chosen.values())
+        context = self.batcher.context(now, self.free_slots, self.planner.step_s)
+        chunks = rule.prefill(prefilling, drafted, num_rows, running, context)
+        needed = num_rows + sum(tokens for _, tokens in chunks)
         if needed > self.free_slots:
             # Drafts are the first to go, then the request with the most slack.
             chosen = {r.request_id: TokenTree.root_only(r.last_token) for r in drafted}

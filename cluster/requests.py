@@ -92,6 +92,7 @@ class Request:
         draft_call: id of the draft call waited for.
         tree: the candidate tree of this step; then, once selected, the draft tree.
         micro_batch: index of the micro-batch it belongs to while running.
+        last_served_at: when it was last in a verify call that was sent.
     """
 
     submit: Submit
@@ -108,6 +109,7 @@ class Request:
     tree: TokenTree | None = None
     micro_batch: int = 0
     first_chunk_at: float | None = None
+    last_served_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
     num_cached: int = 0

@@ -65,6 +65,7 @@ class VerifyCalls:
         for request in requests:
             request.tree = tree = trees[request.request_id]
             request.advance(Trigger.VERIFY_SENT)
+            request.last_served_at = now
             verify.append(VerifyItem(request_id=request.request_id, tree=tree))
             num_tokens += len(tree.token)
             num_context += request.num_tokens
@@ -111,4 +112,5 @@ def _chunk(request: Request, num_tokens: int, now: float) -> PrefillItem:
     if request.first_chunk_at is None:
         request.first_chunk_at = now
     request.advance(Trigger.CHUNK_SENT)
+    request.last_served_at = now
     return PrefillItem(request_id=request.request_id, num_tokens=num_tokens, spec=spec)

@@ -30,7 +30,7 @@ PURE_MODULES = (
     "engine.wire",
     "verifier.messages",
 )
-PURE_PACKAGES = ("cluster/policies", "selector")
+PURE_PACKAGES = ("cluster/batching", "cluster/policies", "selector")
 
 
 def own_files(pattern: str) -> Iterator[Path]:

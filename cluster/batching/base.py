@@ -1,0 +1,107 @@
+"""What a batching rule is asked: who is admitted, who decodes, how much of whose prompt is prefilled."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cluster.cost_model import CostModel
+from cluster.requests import Request
+
+# A request to prefill and the most tokens of it to compute in one verify call.
+Chunk = tuple[Request, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchContext:
+    """What a rule may read besides the requests, which it must not change.
+
+    Attributes:
+        now: the scheduler's clock, in seconds.
+        cost: forward-time model of the target.
+        max_running: requests that may run at once.
+        chunk_tokens: most prompt tokens of a verify call, for rules that cut prompts into chunks.
+        whole_tokens: the same for rules that prefill prompts whole; the first may exceed it by itself.
+        ageing_s: a request that has waited so long is not passed over any more.
+        free_slots: KV slots available to the next call.
+        step_s: recent seconds of one whole iteration.
+        beside_s: recent seconds of an iteration outside the target's forward (drafting, messages).
+        draft_left_s: predicted seconds until the drafting under way ends; 0 if nobody drafts.
+        num_rows: recent mean of tokens a decoding request has in a verify call (its draft tree).
+        num_committed: recent mean of tokens a decoding request gets from a verify call.
+    """
+
+    now: float
+    cost: CostModel
+    max_running: int
+    chunk_tokens: int
+    whole_tokens: int
+    ageing_s: float
+    free_slots: int
+    step_s: float
+    beside_s: float = 0.0
+    draft_left_s: float = 0.0
+    num_rows: float = 1.0
+    num_committed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Who joins the running requests, in order, and who gives its KV up for them first."""
+
+    admitted: list[Request] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+
+
+class BatchingRule(Protocol):
+    """A named way to form batches. Answers depend on the arguments alone.
+
+    A rule is work-conserving: with nobody running it admits somebody; of requests that are ready while
+    no other is being worked on, somebody decodes; and a verify call that could have content has some.
+    """
+
+    def admit(
+        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
+    ) -> Admission:
+        """Which waiting requests are admitted now; `waiting` comes by (priority, arrival)."""
+        ...
+
+    def decode(
+        self, ready: Sequence[Request], members: Collection[Request], context: BatchContext
+    ) -> list[Request]:
+        """Which prefilled requests begin an iteration now: they are drafted for and then verified.
+
+        The others keep their KV and are offered again.
+
+        Args:
+            ready: whom to choose among.
+            members: everybody in their micro-batch; some may have their drafts already and wait for a call.
+            context: the rest.
+        """
+        ...
+
+    def verify(
+        self, drafted: Sequence[Request], prefilling: Sequence[Request], running: Collection[Request]
+    ) -> list[Request]:
+        """Which of those whose drafts are in are verified by the next call; the others wait."""
+        ...
+
+    def prefill(
+        self,
+        prefilling: Sequence[Request],
+        verifying: Sequence[Request],
+        num_rows: int,
+        running: Collection[Request],
+        context: BatchContext,
+    ) -> list[Chunk]:
+        """How many tokens of whose prompt are computed in the same call.
+
+        Args:
+            prefilling: admitted requests whose sequence is not in the KV pool yet.
+            verifying: requests whose draft trees are in the call.
+            num_rows: tokens of those trees together.
+            running: everybody admitted.
+            context: the rest.
+        """
+        ...

@@ -1,0 +1,50 @@
+"""The configured batching rule and what it is told each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cluster.batching.base import BatchContext, BatchingRule
+from cluster.batching.pace import Pace
+from cluster.batching.registry import make_rule
+from cluster.config import SchedulerConfig
+from cluster.cost_model import CostModel
+from cluster.drafter_pool import DrafterPool
+from cluster.planning import RunningMean
+
+
+@dataclass(slots=True)
+class Batcher:
+    """A cell's batching rule, its limits, and how iterations have gone lately."""
+
+    config: SchedulerConfig
+    cost: CostModel
+    pool: DrafterPool
+    rule: BatchingRule = field(init=False)
+    pace: Pace = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rule = make_rule(self.config.batching)
+        self.pace = Pace(RunningMean(self.cost.profile.overhead_s))
+
+    def context(self, now: float, free_slots: int, step_s: float) -> BatchContext:
+        """What the rule may read now."""
+        draft_left_s = 0.0
+        for drafter in self.pool.drafters.values():
+            for call in drafter.outstanding.values():
+                if call.predicted_s > 0.0:  # else it only reads, and nobody waits for it
+                    draft_left_s = max(draft_left_s, call.sent_at + call.predicted_s - now)
+        return BatchContext(
+            now=now,
+            cost=self.cost,
+            max_running=self.config.max_running,
+            chunk_tokens=self.config.prefill_chunk,
+            whole_tokens=self.config.max_whole_tokens,
+            ageing_s=self.config.ageing_ms / 1e3,
+            free_slots=free_slots,
+            step_s=step_s,
+            beside_s=self.pace.beside_s.value,
+            draft_left_s=draft_left_s,
+            num_rows=self.pace.num_rows.value,
+            num_committed=self.pace.num_committed.value,
+        )

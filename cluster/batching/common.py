@@ -1,0 +1,104 @@
+"""What several batching rules share: filling up by order, chunked and whole prompts, a batch limit by SLO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from cluster.admission import Room
+from cluster.batching.base import Admission, BatchContext, Chunk
+from cluster.requests import Request, State
+
+# In these states the target is working on the request, so its KV is not taken away.
+IN_CALL = (State.VERIFYING, State.PREFILL_SENT)
+
+
+def arrival_order(request: Request) -> tuple[int, int]:
+    """First come, first served within each of the request's own priority levels (lower is earlier)."""
+    return (request.submit.priority, request.order)
+
+
+def tpot_s(request: Request) -> float:
+    """The request's TPOT objective in seconds; infinite without one."""
+    tpot_ms = request.submit.objective.tpot_ms
+    return float("inf") if tpot_ms is None else tpot_ms / 1e3
+
+
+def fill(
+    ordered: Iterable[Request], running: Collection[Request], context: BatchContext, limit: int | None = None
+) -> Admission:
+    """Admit in the given order until one has no room, or `limit` requests run; nobody passes that one."""
+    room = Room.beside(running, context.free_slots, min(context.max_running, limit or context.max_running))
+    admitted = []
+    for request in ordered:
+        if not room.takes(request):
+            break
+        room.take(request)
+        admitted.append(request)
+    return Admission(admitted)
+
+
+def tokens_left(request: Request) -> int:
+    """Tokens still to prefill; the last known token is computed with the final chunk, so at least one."""
+    return max(1, request.num_tokens - request.num_computed)
+
+
+def chunked(ordered: Iterable[Request], budget: int) -> list[Chunk]:
+    """Chunked prefill: at most `budget` prompt tokens, in the given order."""
+    chunks = []
+    for request in ordered:
+        if budget <= 0:
+            break
+        tokens = min(budget, tokens_left(request))
+        chunks.append((request, tokens))
+        budget -= tokens
+    return chunks
+
+
+def whole_prompts(ordered: Sequence[Request], budget: int) -> list[Chunk]:
+    """Prompts uncut: the first whatever its length, then as many as stay within `budget` tokens in all."""
+    chunks: list[Chunk] = []
+    for request in ordered:
+        tokens = tokens_left(request)
+        if chunks and tokens > budget:
+            break
+        chunks.append((request, tokens))
+        budget -= tokens
+    return chunks
+
+
+def first_few(
+    ready: Sequence[Request],
+    members: Collection[Request],
+    context: BatchContext,
+    key: Callable[[Request], tuple[float, ...]],
+) -> list[Request]:
+    """The first by `key` of those ready, as many as the batch limit leaves beside those drafted already."""
+    drafted = sum(request.state is State.DRAFTED for request in members)
+    places = batch_limit(members, context) - drafted
+    if places >= len(ready):
+        return list(ready)
+    return sorted(ready, key=key)[: max(0, places)]
+
+
+def batch_limit(requests: Collection[Request], context: BatchContext) -> int:
+    """Largest batch in which an iteration keeps the strictest TPOT objective of `requests`; at least 1.
+
+    AdaServe's v1 evaluation says of its scheduling baselines that they adjust "batch size limits to
+    accommodate TPOT SLOs"; how is not said. Here: the predicted seconds of an iteration over the tokens
+    it yields per request are compared with the strictest objective. Without any objective there is no
+    limit but `max_running`.
+    """
+    strictest_s = min(map(tpot_s, requests), default=float("inf"))
+    if strictest_s == float("inf"):
+        return context.max_running
+    num_context = sum(request.num_tokens for request in requests) / len(requests)
+    most_s = strictest_s * context.num_committed
+    limit = 1
+    while limit < context.max_running:
+        more = limit + 1
+        rows = round(more * context.num_rows)
+        forward_s = context.cost.verify_seconds(more, rows, round(more * num_context))
+        if context.beside_s + forward_s > most_s:
+            break
+        limit = more
+    return limit

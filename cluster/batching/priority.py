@@ -1,0 +1,79 @@
+"""Urgent requests first while the others wait.
+
+The vLLM + Priority baseline of AdaServe (EuroSys 2026), figure 1: it "attempts to address urgent requests by
+constraining batch sizes and preempting non-urgent requests during decoding".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from cluster.admission import Room
+from cluster.batching.base import Admission, BatchContext, Chunk
+from cluster.batching.common import IN_CALL, chunked, first_few, tpot_s
+from cluster.batching.sarathi import Sarathi
+from cluster.requests import Request
+
+
+def urgency(request: Request) -> tuple[int, float]:
+    """Groups of requests, the most urgent lowest: by own priority, then by how strict the objective is."""
+    return (request.submit.priority, tpot_s(request))
+
+
+def _by_urgency(request: Request) -> tuple[int, float, int]:
+    return (*urgency(request), request.order)
+
+
+class Priority(Sarathi):
+    """Groups by urgency; within a group by arrival. Prompts in chunks, as vLLM's V1 engine does it."""
+
+    def admit(
+        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
+    ) -> Admission:
+        """The most urgent first; where there is no room, less urgent running requests give up their KV."""
+        room = Room.beside(running, context.free_slots, context.max_running)
+        least_urgent_last = sorted((r for r in running if r.state not in IN_CALL), key=_by_urgency)
+        admitted: list[Request] = []
+        preempted: list[Request] = []
+        for request in sorted(waiting, key=_by_urgency):
+            if not room.takes(request):
+                victims = _victims(request, least_urgent_last, room)
+                if not victims:
+                    break
+                for victim in victims:
+                    least_urgent_last.remove(victim)
+                    room.give_back(victim)
+                preempted.extend(victims)
+            room.take(request)
+            admitted.append(request)
+        return Admission(admitted, preempted)
+
+    def decode(
+        self, ready: Sequence[Request], members: Collection[Request], context: BatchContext
+    ) -> list[Request]:
+        """The most urgent, up to the batch limit of the strictest objective; the others wait."""
+        return first_few(ready, members, context, _by_urgency)
+
+    def prefill(
+        self,
+        prefilling: Sequence[Request],
+        verifying: Sequence[Request],
+        num_rows: int,
+        running: Collection[Request],
+        context: BatchContext,
+    ) -> list[Chunk]:
+        """Chunks by urgency."""
+        return chunked(sorted(prefilling, key=_by_urgency), context.chunk_tokens)
+
+
+def _victims(request: Request, least_urgent_last: Sequence[Request], room: Room) -> list[Request]:
+    """The fewest of the least urgent, all less so than the request, that make room; else none."""
+    trial, victims = room.copy(), []
+    for victim in reversed(least_urgent_last):
+        if urgency(victim) <= urgency(request):
+            break
+        trial.give_back(victim)
+        victims.append(victim)
+        if trial.takes(request):
+            return victims
+    return []
