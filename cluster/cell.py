@@ -43,6 +43,7 @@ from cluster.profile_fit import fit_cost
 from cluster.rank import Rank
 from cluster.step_client import StepClient
 from cluster.stream_messages import Cancel, ClientMessage, Submit, TokenBatch, TokenEvent
+from cluster.succession import take_over
 from drafters.messages import DraftResult
 from engine.wire import Decoder, encode
 from verifier.messages import VerifyResult
@@ -81,6 +82,8 @@ class Cell:
         self._verifier_info = VerifierReady(0, 0, 0)
         self._restarts: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._core: SchedulerCore
+        self._cores: dict[str, SchedulerCore] = {}
         self._use_profile(DEFAULT_PROFILE)
         self._task(self._start())
 
@@ -117,6 +120,9 @@ class Cell:
             "scheduler_s": self._scheduler_s,
             "iteration_s": self._iteration_s,
             "steps": self._core.totals.steps,
+            "step_s": self._core.totals.step_s,
+            "step_draft_s": self._core.totals.step_draft_s,
+            "step_verify_s": self._core.totals.step_verify_s,
             "forward_s": self._core.totals.forward_s,
             "draft_forward_s": self._core.totals.draft_forward_s,
             "drafted": self._core.totals.drafted_tokens,
@@ -127,18 +133,28 @@ class Cell:
             "switches": self._core.pool.num_switches,
         }
 
-    async def set_policy(self, policy: dict[str, Any]) -> None:
-        """Change the speculation policy between requests (for comparisons on one warm cell)."""
-        if not self._core.is_idle:
-            raise RuntimeError("the policy can only be changed while no request is being served")
+    async def set_policy(self, policy: dict[str, Any], scheduler: dict[str, Any] | None = None) -> None:
+        """Change fields of the policy and the scheduler between requests (to compare on one warm cell).
+
+        Settings used before go on with what they had learnt of costs and drafters.
+
+        Raises:
+            ValueError: for a policy or a field that does not exist.
+            RuntimeError: while a request is being served, or the target is not there.
+        """
         raw = self.config.model_dump()
-        raw["policy"] = {**raw["policy"], **policy}
-        self.config = FlotillaConfig.model_validate(raw)
-        ready = list(self._core.pool.drafters.values())
-        self._use_profile(self._core.cost.profile)
-        self._handle(self._verifier_info)
-        for drafter in ready:
-            self._handle(DrafterReady(drafter.name, drafter.capabilities, drafter.max_requests))
+        raw["policy"] |= policy
+        raw["scheduler"] |= scheduler or {}
+        config = FlotillaConfig.model_validate(raw)
+        chosen = make_policy(config.policy)
+        before = self._core
+        while before.is_idle and before.pool.is_waiting:
+            await asyncio.sleep(0.01)  # a drafter is being scored on a request that has ended
+        key = config.model_dump_json()
+        core = self._cores.get(key) or SchedulerCore(config, chosen, CostModel(before.cost.profile))
+        take_over(core, before, time.monotonic())
+        self._cores |= {self.config.model_dump_json(): before, key: core}
+        self.config, self._core = config, core
 
     async def check_health(self) -> None:
         """Raise if the cell cannot recover by itself."""

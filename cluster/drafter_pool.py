@@ -79,6 +79,21 @@ class DrafterPool:
         if not capabilities.has_probabilities:
             self.acceptance.expect(name, UNMODELLED_RATE)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any drafter still owes an answer."""
+        return any(drafter.outstanding for drafter in self.drafters.values())
+
+    def take_over(self, before: DrafterPool) -> None:
+        """Go on with the drafters of another pool, which is idle; what was learnt of them here stays."""
+        for name in self.drafters.keys() - before.drafters.keys():
+            del self.drafters[name]
+        for name, drafter in before.drafters.items():
+            if name not in self.drafters:
+                self.add(name, drafter.capabilities, drafter.max_requests)
+            self.drafters[name].release = list(drafter.release)
+        self._next_call = before._next_call
+
     def lose(self, name: str, requests: Iterator[Request]) -> None:
         """A drafter is gone; its requests are without a drafter until the next assignment."""
         self.drafters.pop(name, None)

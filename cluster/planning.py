@@ -40,6 +40,10 @@ class Totals:
     draft_timeouts: int = 0
     forward_s: float = 0.0
     draft_forward_s: float = 0.0
+    # Whole iterations; of those, waiting for the slowest drafter, and the forward.
+    step_s: float = 0.0
+    step_draft_s: float = 0.0
+    step_verify_s: float = 0.0
     cached_prompt_tokens: int = 0
     accepted_by_drafter: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     verified_by_drafter: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -216,6 +220,9 @@ class StepPlanner:
 
     def measure_iteration(self, elapsed_s: float, draft_s: float, forward_s: float) -> None:
         """Fold one whole iteration of a micro-batch into t_spec and the overhead outside forwards."""
+        self.totals.step_s += elapsed_s
+        self.totals.step_draft_s += draft_s
+        self.totals.step_verify_s += forward_s
         self.step_s += SMOOTHING * (elapsed_s - self.step_s)
         # A hiccup of the machine is not overhead; it counts as ten times the present estimate at most.
         overhead = max(0.0, elapsed_s - draft_s - forward_s)

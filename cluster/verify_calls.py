@@ -100,6 +100,10 @@ class VerifyCalls:
         outstanding, self.outstanding = self.outstanding, None
         return outstanding
 
+    def take_over(self, before: VerifyCalls) -> None:
+        """Go on where other calls to the same target ended; none of them is outstanding."""
+        self._release, self._last_id = list(before._release), before._last_id
+
     def lose(self) -> None:
         """The target is gone, and with it all it held."""
         self.outstanding = None
