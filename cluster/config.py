@@ -30,6 +30,9 @@ class TargetConfig(_Strict):
     runner: Literal["auto", "hf", "lean"] = Field(
         default="auto", description="`hf` runs any architecture, `lean` the Llama family faster."
     )
+    prefix_sharing: bool = Field(
+        default=True, description="Prompts with a common beginning share its keys and values."
+    )
     num_cpus: float = Field(default=1.0, ge=0, description="Ray CPUs reserved per rank.")
     num_gpus: float = Field(default=0.0, ge=0, description="Ray GPUs reserved per rank.")
 
@@ -45,6 +48,7 @@ class ModelDrafterConfig(_Strict):
     )
     num_slots: int = Field(default=32768, ge=64, description="Tokens its KV pool holds.")
     runner: Literal["auto", "hf", "lean"] = Field(default="auto", description="As for the target.")
+    prefix_sharing: bool = Field(default=True, description="As for the target.")
     max_requests: int = Field(
         default=64, ge=1, description="Capacity: requests it serves at once (SPIN's B_j)."
     )

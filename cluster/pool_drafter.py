@@ -21,6 +21,7 @@ def build_pool_drafter(config: DrafterConfig, vocab_size: int, max_tokens: int) 
             dtype=config.dtype,
             num_slots=config.num_slots,
             runner=config.runner,
+            prefix_sharing=config.prefix_sharing,
         )
     else:
         drafter = build_drafter(

@@ -44,7 +44,7 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
         runner=config.runner,
         tensor_parallel=(rank.rank, rank.world_size) if rank is not None and sharded else None,
     )
-    return Target(runner, Verifier(runner))
+    return Target(runner, Verifier(runner, prefix_sharing=config.prefix_sharing))
 
 
 # The start-up profile of the target: seconds, not minutes, for the demo.

@@ -16,6 +16,7 @@ def build_drafter(
     num_slots: int = 32768,
     runner: Literal["auto", "hf", "lean"] = "auto",
     device: str = "cpu",
+    prefix_sharing: bool = True,
     max_ngram: int = 4,
     min_ngram: int = 2,
     vocab_size: int | None = None,
@@ -29,6 +30,7 @@ def build_drafter(
         kind: "model" or "prompt_lookup".
         path: model: its Hugging Face directory.
         dtype, num_slots, runner, device: model: as for `engine.loading.load_runner`.
+        prefix_sharing: model: whether requests share KV of equal prefixes.
         max_ngram, min_ngram: prompt lookup: lengths of the suffixes looked up.
         vocab_size, max_tokens: prompt lookup: vocabulary and context length of the target.
         max_depth, max_width: bounds of every plan.
@@ -46,6 +48,7 @@ def build_drafter(
             load_runner(path, dtype=dtype, num_slots=num_slots, runner=runner, device=device),
             max_depth=max_depth,
             max_width=max_width,
+            prefix_sharing=prefix_sharing,
         )
     if kind == "prompt_lookup":
         if vocab_size is None or max_tokens is None:
