@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.config import FlotillaConfig
-from cluster.core import SchedulerCore
 from cluster.cost_model import DEFAULT_PROFILE, CostModel, CostProfile
 from cluster.events import (
     Action,
@@ -25,8 +24,8 @@ from cluster.events import (
     Verify,
     VerifyDone,
 )
-from cluster.policies.registry import make_policy
 from cluster.pool_drafter import build_pool_drafter
+from cluster.recorded_core import make_core
 from cluster.stream_messages import Receipt, Submit
 from cluster.target import build_target
 from drafters.protocol import Drafter
@@ -88,7 +87,7 @@ class LocalEngine:
     def use_policy(self, config: FlotillaConfig) -> None:
         """Start afresh with another policy or scheduler configuration on the same loaded workers."""
         self.config = config
-        self.core = SchedulerCore(config, make_policy(config.policy), CostModel(self._profile))
+        self.core = make_core(config, CostModel(self._profile))
         capacity = {d.name: d.max_requests for d in config.drafters}
         self._handle(self.target.ready())
         for name, drafter in self.drafters.items():

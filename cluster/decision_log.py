@@ -1,0 +1,341 @@
+"""What a policy was asked and answered, gathered step by step: a bounded ring, and lines for a file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.calibration import Calibration
+from cluster.decisions import (
+    CalibrationTable,
+    CallContext,
+    DraftCallRecord,
+    Header,
+    PolicyCall,
+    RequestDecision,
+    Seconds,
+    StepRecord,
+    StopRuleCall,
+    encode_entry,
+)
+from cluster.forest import Forest
+from cluster.phase_trace import SelectionTrace
+from cluster.policies.base import DecodeRequest, Int32, StepContext
+from cluster.recorded_context import calibration_state, context_values
+from drafters.messages import DraftPlan, DraftResult
+from drafters.stop_rules import StopRule
+from engine.tree import TokenTree
+from verifier.messages import VerifyCall, VerifyResult
+
+# A step whose requests all went away is never verified; after so many calls of the policy it is closed.
+STALE_CALLS = 64
+# Name of the only phase of a policy that has none, and of what it chooses beside its phases.
+ONE_PHASE = "selected"
+
+# Calibration tables this many versions old are referred to by no step that is still on its way.
+TABLE_VERSIONS = 512
+
+Closed = tuple[StepRecord, dict[tuple[str, int], CalibrationTable]]
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class OpenStep:
+    """A step that is still on its way.
+
+    Attributes:
+        record: what is known of it.
+        tables: the calibration tables it refers to, by drafter and version.
+        index: place of each request in the record.
+        unanswered: draft calls sent, by drafter and call.
+        verify_call: id of its verify call; -1 before there is one.
+    """
+
+    record: StepRecord
+    last_order: int
+    tables: dict[tuple[str, int], CalibrationTable] = dataclasses.field(default_factory=dict)
+    index: dict[str, int] = dataclasses.field(default_factory=dict)
+    unanswered: dict[tuple[str, int], DraftCallRecord] = dataclasses.field(default_factory=dict)
+    verify_call: int = -1
+
+
+class DecisionLog:
+    """The newest steps of one scheduler. It does no input or output: `take_lines` is for who does.
+
+    Args:
+        header: what is recorded here.
+        size: steps kept; older ones are forgotten.
+        has_sink: whether `take_lines` will be called for every step.
+    """
+
+    def __init__(self, header: Header, size: int, *, has_sink: bool = False) -> None:
+        self.now = 0.0
+        self._header = header
+        self._ring: deque[Closed] = deque(maxlen=size)
+        self._unwritten: deque[Closed] = deque(maxlen=None if has_sink else 0)
+        self._written: set[tuple[str, int]] = set()
+        self._open: list[OpenStep] = []
+        self._step_of: dict[str, OpenStep] = {}
+        self._tables: dict[str, CalibrationTable] = {}
+        self._next_order = 0
+
+    def __len__(self) -> int:
+        """Steps kept."""
+        return len(self._ring)
+
+    # What the policy was asked
+
+    def planned(
+        self, batch: Sequence[DecodeRequest], context: StepContext, plans: Sequence[DraftPlan]
+    ) -> None:
+        """`Policy.plan` answered: a step begins."""
+        step = self._begin(context)
+        for request, plan in zip(batch, plans, strict=True):
+            self._decision(step, request, context).plan = plan
+        step.record.plan = self._call(step, batch, context)
+
+    def ruled(
+        self,
+        drafter: str,
+        num_drafting: int,
+        batch: Sequence[DecodeRequest],
+        context: StepContext,
+        rule: StopRule,
+    ) -> None:
+        """`StopsDrafting.stop_rule` answered, for the step planned last."""
+        step = self._step_of.get(batch[0].request_id) or self._begin(context)
+        for request in batch:
+            self._decision(step, request, context)
+        call = self._call(step, batch, context)
+        step.record.stop_rules.append(
+            StopRuleCall(
+                order=call.order,
+                requests=call.requests,
+                context=call.context,
+                drafter=drafter,
+                num_drafting=num_drafting,
+                rule=rule,
+            )
+        )
+
+    def selected(
+        self,
+        batch: Sequence[DecodeRequest],
+        trees: Sequence[TokenTree],
+        context: StepContext,
+        selected: Sequence[Int32],
+        trace: SelectionTrace,
+    ) -> None:
+        """`Policy.select` answered; `trace` has its phases."""
+        planned = [self._step_of[r.request_id] for r in batch if r.request_id in self._step_of]
+        step = next((one for one in planned if one.record.select is None), None) or self._begin(context)
+        forest = Forest.of(trees)
+        acceptance = context.calibration.path_probabilities(forest, [r.drafter for r in batch])
+        phases = _phases(forest, selected, trace)
+        for place, (request, tree) in enumerate(zip(batch, trees, strict=True)):
+            decision = self._decision(step, request, context)
+            decision.tree = tree
+            start, end = forest.offsets[place], forest.offsets[place + 1]
+            # For people only, so four decimals will do.
+            decision.acceptance = np.round(acceptance[start:end], 4).tolist()
+            decision.chosen = phases[place]
+            if trace.required is not None and len(trace.required) == len(batch):
+                decision.required_capped = float(trace.required[place])
+        step.record.select = self._call(step, batch, context, budget=trace.budget)
+
+    def _begin(self, context: StepContext) -> OpenStep:
+        for step in [one for one in self._open if self._next_order - one.last_order > STALE_CALLS]:
+            self._close(step)
+        step = OpenStep(StepRecord(step=context.step, time_s=self.now, requests=[]), self._next_order)
+        self._open.append(step)
+        return step
+
+    def _decision(self, step: OpenStep, request: DecodeRequest, context: StepContext) -> RequestDecision:
+        """The entry of the request as it was seen, made if there is none."""
+        place = step.index.get(request.request_id)
+        if place is not None and step.record.requests[place].request == request:
+            return step.record.requests[place]
+        decision = RequestDecision(request=request, required=request.required(context.step_s))
+        step.index[request.request_id] = len(step.record.requests)
+        step.record.requests.append(decision)
+        before = self._step_of.get(request.request_id)
+        self._step_of[request.request_id] = step
+        if before is not None and before is not step and before not in self._step_of.values():
+            self._close(before)
+        return decision
+
+    def _call(
+        self,
+        step: OpenStep,
+        batch: Sequence[DecodeRequest],
+        context: StepContext,
+        budget: int | None = None,
+    ) -> PolicyCall:
+        call = PolicyCall(
+            order=self._next_order,
+            requests=[step.index[request.request_id] for request in batch],
+            context=self._context(step, {request.drafter for request in batch}, context),
+            budget=budget,
+        )
+        step.last_order = self._next_order
+        self._next_order += 1
+        return call
+
+    def _context(self, step: OpenStep, drafters: set[str], context: StepContext) -> CallContext:
+        versions = {}
+        for drafter in sorted(drafters - {""}):
+            table = self._table(drafter, context.calibration)
+            step.tables[drafter, table.version] = table
+            versions[drafter] = table.version
+        return CallContext(
+            values=context_values(context), corrections=context.cost.corrections, calibration=versions
+        )
+
+    def _table(self, drafter: str, calibration: Calibration) -> CalibrationTable:
+        """The drafter's calibration as it stands; a new version only if it changed."""
+        learnt = calibration_state(calibration, drafter)
+        known = self._tables.get(drafter)
+        if known is None or any(
+            not np.array_equal(value, learnt[name]) for name, value in known.state.items()
+        ):
+            state = {name: np.array(value) for name, value in learnt.items()}
+            version = 0 if known is None else known.version + 1
+            known = self._tables[drafter] = CalibrationTable(drafter=drafter, version=version, state=state)
+        return known
+
+    # What became of it
+
+    def draft_sent(self, drafter: str, call_id: int, request_ids: Sequence[str], predicted_s: float) -> None:
+        """A draft call is on its way."""
+        step = self._step_of.get(request_ids[0])
+        if step is not None:
+            sent = DraftCallRecord(
+                drafter=drafter, num_requests=len(request_ids), seconds=Seconds(predicted=predicted_s)
+            )
+            step.record.drafts.append(sent)
+            step.unanswered[drafter, call_id] = sent
+
+    def draft_done(self, drafter: str, result: DraftResult) -> None:
+        """A draft call was answered."""
+        for step in self._open:
+            sent = step.unanswered.pop((drafter, result.call_id), None)
+            if sent is not None:
+                sent.seconds.actual = result.seconds
+
+    def verify_sent(self, call: VerifyCall, predicted_s: float) -> None:
+        """A verify call is on its way; one of prompts alone belongs to no step."""
+        steps = [self._step_of.get(item.request_id) for item in call.verify]
+        step = next((one for one in steps if one is not None), None)
+        if step is None:
+            return
+        step.verify_call = call.call_id
+        step.record.verify = Seconds(predicted=predicted_s)
+        for item in call.verify:
+            place = step.index.get(item.request_id)
+            if place is not None:
+                step.record.requests[place].verified = item.tree.num_drafted
+
+    def verify_done(self, result: VerifyResult) -> None:
+        """A verify call was answered: its step is over."""
+        step = next((one for one in self._open if one.verify_call == result.call_id), None)
+        if step is None:
+            return
+        record = step.record
+        for verdict in result.verdicts:
+            place = step.index.get(verdict.request_id)
+            if place is None:
+                continue
+            decision = record.requests[place]
+            decision.committed = len(verdict.tokens)
+            # The verdict counts nodes of the tree that was verified: the first of those chosen.
+            nodes = decision.nodes
+            decision.accepted = [nodes[node] for node in verdict.nodes if node < len(nodes)]
+        if record.verify is not None:
+            record.verify.actual = result.forward_seconds
+            record.whole = Seconds(predicted=predicted_whole_s(record), actual=self.now - record.time_s)
+        self._close(step)
+
+    def _close(self, step: OpenStep) -> None:
+        self._open.remove(step)
+        for request_id in [one for one, its_step in self._step_of.items() if its_step is step]:
+            del self._step_of[request_id]
+        self._ring.append((step.record, step.tables))
+        self._unwritten.append((step.record, step.tables))
+
+    # Lines
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether `take_lines` has something to tell."""
+        return bool(self._unwritten)
+
+    def close_sink(self) -> None:
+        """Nobody will call `take_lines` any more."""
+        self._unwritten = deque(maxlen=0)
+
+    def take_lines(self, *, with_header: bool) -> list[bytes]:
+        """Lines for the steps that ended since the last call, ready to be appended to what was taken before.
+
+        `with_header` begins a record: with its header, and referring to no table written before.
+        """
+        steps = list(self._unwritten)
+        self._unwritten.clear()
+        if with_header:
+            self._written.clear()
+        return self._lines(steps, self._written, with_header=with_header)
+
+    def dump(self, limit: int) -> list[bytes]:
+        """A record of the newest `limit` steps kept, complete in itself."""
+        steps = list(self._ring)[-limit:] if limit > 0 else []
+        return self._lines(steps, set(), with_header=True)
+
+    def _lines(
+        self, steps: Sequence[Closed], written: set[tuple[str, int]], *, with_header: bool
+    ) -> list[bytes]:
+        lines = []
+        if with_header:
+            first = min((order for record, _ in steps for order in record.orders), default=self._next_order)
+            lines.append(encode_entry(msgspec.structs.replace(self._header, first_call=first)))
+        for record, tables in steps:
+            for key, table in tables.items():
+                if key not in written:
+                    written.add(key)
+                    written.discard((table.drafter, table.version - TABLE_VERSIONS))
+                    lines.append(encode_entry(table))
+            lines.append(encode_entry(record))
+        return lines
+
+
+def _phases(forest: Forest, selected: Sequence[Int32], trace: SelectionTrace) -> list[dict[str, list[int]]]:
+    """Per request, the drafted nodes that each phase chose, among those selected in the end."""
+    left = np.zeros(forest.num_nodes, dtype=np.bool_)
+    for start, nodes in zip(forest.roots.tolist(), selected, strict=True):
+        left[start + nodes] = True
+    left[forest.roots] = False
+    found: list[dict[str, list[int]]] = [{} for _ in selected]
+
+    def note(name: str, chosen: NDArray[np.bool_]) -> None:
+        for phases, nodes in zip(found, forest.chosen_nodes(chosen), strict=True):
+            if len(nodes):
+                phases[name] = nodes.tolist()
+
+    for name, chosen in trace.phases:
+        if len(chosen) == len(left):  # else it was about other trees
+            note(name, left & chosen)
+            left &= ~chosen
+    note(ONE_PHASE, left)
+    return found
+
+
+def predicted_whole_s(record: StepRecord) -> float:
+    """What the cost model expects of the whole step: drafting, verification, and the time outside both."""
+    call = record.plan or record.select
+    values = call.context.values if call is not None else {}
+    overhead = values.get("draft_overhead_s" if record.drafts else "plain_overhead_s", 0.0)
+    # Drafters work at the same time.
+    draft_s = max((draft.seconds.predicted for draft in record.drafts), default=0.0)
+    return float(draft_s + overhead + (record.verify.predicted if record.verify else 0.0))

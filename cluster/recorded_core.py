@@ -1,0 +1,172 @@
+"""A scheduler core that keeps a record of its decisions, taken from outside: without one nothing differs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from cluster.config import FlotillaConfig
+from cluster.core import SchedulerCore
+from cluster.cost_model import CostModel
+from cluster.decision_log import DecisionLog
+from cluster.decisions import FORMAT_VERSION, Header
+from cluster.events import Action, Draft, DraftDone, Event, Verify, VerifyDone
+from cluster.phase_trace import tracing
+from cluster.policies.base import DecodeRequest, Int32, Policy, StepContext, StopsDrafting
+from cluster.policies.registry import make_policy
+from drafters.messages import DraftPlan
+from drafters.stop_rules import StopRule
+from engine.tree import TokenTree
+
+_log = logging.getLogger(__name__)
+
+
+def make_core(config: FlotillaConfig, cost: CostModel) -> SchedulerCore:
+    """The core of the configured policy, with a record of its decisions if one is asked for.
+
+    Raises:
+        ValueError: for an unknown policy.
+    """
+    policy, debug = make_policy(config.policy), config.debug
+    if debug.decisions == 0 and debug.decisions_file is None:
+        return SchedulerCore(config, policy, cost)
+    return RecordedCore(config, policy, cost)
+
+
+class RecordedCore(SchedulerCore):
+    """Decides as any core does; notes what its policy is asked and answers, and what comes of it.
+
+    What must be written goes to the file in `reflect`, when the actions are on their way.
+    """
+
+    def __init__(self, config: FlotillaConfig, policy: Policy, cost: CostModel) -> None:
+        path = config.debug.decisions_file
+        header = Header(
+            version=FORMAT_VERSION,
+            scheduler=uuid.uuid4().hex[:12],
+            flotilla=_version(),
+            recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            policy=config.policy.model_dump(mode="json"),
+            profile=cost.profile,
+        )
+        self.log = DecisionLog(header, config.debug.decisions, has_sink=path is not None)
+        self._file = None if path is None else DecisionFile(path, self.log)
+        super().__init__(config, recorded(policy, self.log), cost)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """As `SchedulerCore.handle`."""
+        self.log.now = now
+        match event:
+            case DraftDone(drafter, result):
+                self.log.draft_done(drafter, result)
+            case VerifyDone(result):
+                self.log.verify_done(result)
+        actions = super().handle(event, now)
+        for action in actions:
+            match action:
+                case Draft(name, call):
+                    drafting = [item.request_id for item in call.items if item.plan.depth > 0]
+                    outstanding = self.pool.drafters[name].outstanding.get(call.call_id)
+                    if drafting and outstanding is not None:
+                        self.log.draft_sent(name, call.call_id, drafting, outstanding.predicted_s)
+                case Verify(call) if self.verify_calls.outstanding is not None:
+                    self.log.verify_sent(call, self.verify_calls.outstanding.predicted_s)
+        return actions
+
+    def reflect(self) -> None:
+        """As `SchedulerCore.reflect`; also writes what is known by now."""
+        super().reflect()
+        if self._file is not None:
+            self._file.write()
+
+
+class DecisionFile:
+    """Appends a log's lines to a file, opened anew each time and begun anew after somebody else wrote to it.
+
+    That is so when the file was moved away, and when cores of several policies take turns. A disk that takes
+    no more must not stop the cell: the first failure is logged and ends the writing.
+    """
+
+    def __init__(self, path: Path, log: DecisionLog) -> None:
+        self._path = path
+        self._log = log
+        self._size = -1
+
+    def write(self) -> None:
+        """Write the steps that ended."""
+        if not self._log.has_unwritten:
+            return
+        try:
+            with self._path.open("ab+") as file:
+                size = file.seek(0, os.SEEK_END)
+                is_begun, is_cut_off = size == self._size, False
+                if size and not is_begun:
+                    # An earlier writer may have been killed within a line.
+                    file.seek(size - 1)
+                    is_cut_off = file.read(1) != b"\n"
+                lines = self._log.take_lines(with_header=not is_begun)
+                file.write(b"\n" * is_cut_off + b"\n".join(lines) + b"\n")
+                self._size = file.tell()
+        except OSError as error:
+            self._log.close_sink()
+            _log.error("decisions are no longer recorded: cannot write %s: %s", self._path, error)
+
+
+def recorded(policy: Policy, log: DecisionLog) -> Policy:
+    """The policy with every call noted; it can stop drafting if the policy can."""
+    return (
+        RecordedStoppingPolicy(policy, policy, log)
+        if isinstance(policy, StopsDrafting)
+        else RecordedPolicy(policy, log)
+    )
+
+
+class RecordedPolicy:
+    """A policy whose answers are noted."""
+
+    def __init__(self, policy: Policy, log: DecisionLog) -> None:
+        self._policy = policy
+        self._log = log
+
+    def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
+        """As the policy's."""
+        plans = self._policy.plan(batch, context)
+        self._log.planned(batch, context, plans)
+        return plans
+
+    def select(
+        self, batch: Sequence[DecodeRequest], trees: Sequence[TokenTree], context: StepContext
+    ) -> list[Int32]:
+        """As the policy's."""
+        with tracing() as trace:
+            selected = self._policy.select(batch, trees, context)
+        self._log.selected(batch, trees, context, selected, trace)
+        return selected
+
+
+class RecordedStoppingPolicy(RecordedPolicy):
+    """A policy whose stop rules are noted, too."""
+
+    def __init__(self, policy: Policy, stopping: StopsDrafting, log: DecisionLog) -> None:
+        super().__init__(policy, log)
+        self._stopping = stopping
+
+    def stop_rule(
+        self, drafter: str, num_drafting: int, batch: Sequence[DecodeRequest], context: StepContext
+    ) -> StopRule:
+        """As the policy's."""
+        rule = self._stopping.stop_rule(drafter, num_drafting, batch, context)
+        self._log.ruled(drafter, num_drafting, batch, context, rule)
+        return rule
+
+
+def _version() -> str:
+    try:
+        return version("flotilla")
+    except PackageNotFoundError:
+        return "0+checkout"
