@@ -13,19 +13,23 @@ from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
 from drafters.protocol import Capabilities
 from drafters.stop_rules import StopRule
 from selector.acceptance import AcceptanceEstimates
-from selector.greedy import Candidate, choose, goodput
+from selector.greedy import HYSTERESIS, Candidate, choose, goodput, most_promising
 
 # A request's drafter is reconsidered every so many verify steps.
 RECONSIDER_STEPS = 6
-# Other drafters may be scored on a request once it has this many output tokens, and every so many steps,
-# if they could be this much better than what is known of them.
+# Other drafters may be scored on a running request once it has this many output tokens, every so many steps,
+# while it may still get that many more.
 EXPLORE_TOKENS = 8
 EXPLORE_STEPS = 4
-OPTIMISM = 0.05
+# An upper bound lies this many standard deviations above the estimate: on a running request, where only a
+# switch would pay, and on a finished one, from which all later ones like it may profit.
+RUNNING_OPTIMISM = 1.0
+FINISHED_OPTIMISM = 1.5
 # A drafter that has more to read than this reads first, while the request is decoded without it.
 READ_WITH_DRAFT = 16
-# What is expected of a drafter that has no model of the text, such as prompt lookup, before it is observed.
-UNMODELLED_RATE = 0.3
+# What is expected of a drafter that has no model of the text, such as prompt lookup, before it is observed:
+# its rate, how sure that is, and how much it varies between requests of one kind.
+UNMODELLED = (0.3, 0.3, 0.05)
 
 
 @dataclass(slots=True)
@@ -71,13 +75,15 @@ class DrafterPool:
     acceptance: AcceptanceEstimates = field(default_factory=AcceptanceEstimates)
     drafters: dict[str, DrafterState] = field(default_factory=dict)
     num_switches: int = 0
+    num_explorations: int = 0
     _next_call: int = 0
+    _exploring: tuple[str, int] | None = None
 
     def add(self, name: str, capabilities: Capabilities, max_requests: int) -> None:
         """A drafter is ready, and knows nothing."""
         self.drafters[name] = DrafterState(name, capabilities, max_requests)
         if not capabilities.has_probabilities:
-            self.acceptance.expect(name, UNMODELLED_RATE)
+            self.acceptance.expect(name, *UNMODELLED)
 
     @property
     def is_waiting(self) -> bool:
@@ -97,6 +103,8 @@ class DrafterPool:
     def lose(self, name: str, requests: Iterator[Request]) -> None:
         """A drafter is gone; its requests are without a drafter until the next assignment."""
         self.drafters.pop(name, None)
+        if self._exploring is not None and self._exploring[0] == name:
+            self._exploring = None
         for request in requests:
             request.heard.pop(name, None)
             if request.drafter == name:
@@ -116,11 +124,10 @@ class DrafterPool:
 
     def assign(self, request: Request) -> None:
         """Give the request the drafter that promises it the highest goodput; none if none has room."""
+        tier = request.submit.tier
+        self.acceptance.begin(request.request_id, request.submit.prompt, () if tier == "default" else (tier,))
         candidates = [self._candidate(request, drafter) for drafter in self.allowed(request)]
-        verify_s = self.cost.verify_seconds(1, 1, request.num_tokens)
-        chosen = choose(
-            candidates, request.drafter, verify_s, self.cost.verify_token_seconds(), self.max_depth
-        )
+        chosen = choose(candidates, request.drafter, *self._step(request))
         if chosen == request.drafter:
             return
         if request.drafter:
@@ -164,7 +171,7 @@ class DrafterPool:
         if not drafter.capabilities.needs_prefill or request.request_id in drafter.reading:
             return None
         drafter.reading.add(request.request_id)
-        return self.call(drafter.name, [self.item(request, DraftPlan(depth=0))], now, 0.0)
+        return self.call(drafter.name, [self.item(request, DraftPlan(depth=0))], now)
 
     def can_draft_now(self, request: Request) -> bool:
         """Whether its drafter has read nearly all of the request, so that nobody waits for its reading."""
@@ -176,37 +183,84 @@ class DrafterPool:
         return request.num_tokens - request.heard.get(drafter.name, 0) <= READ_WITH_DRAFT
 
     def explorations(self, request: Request, now: float) -> list[tuple[str, DraftCall]]:
-        """A prefetch call that lets one idle drafter be scored on what the request has said so far.
+        """A prefetch call that lets one idle drafter be scored on what a running request has said so far.
 
-        Only a drafter that could promise more than the present one is asked: it must read the whole
-        sequence, which on few cores slows down everybody else.
+        Only one that could be worth a switch is asked, and one at a time: it must read the whole sequence,
+        which on few cores slows down everybody else.
         """
         if len(request.output) != EXPLORE_TOKENS and request.num_steps % EXPLORE_STEPS:
             return []
-        if len(request.output) < EXPLORE_TOKENS or not request.drafter:
+        if len(request.output) < EXPLORE_TOKENS or request.num_remaining < EXPLORE_TOKENS:
             return []
-        verify_s = self.cost.verify_seconds(1, 1, request.num_tokens)
-        token_s = self.cost.verify_token_seconds()
+        if not request.drafter:
+            return []
         here = self._candidate(request, self.drafters[request.drafter])
-        best, best_value = None, goodput(here, verify_s, token_s, self.max_depth)
-        for drafter in self.allowed(request):
-            if drafter.outstanding or request.request_id in drafter.known:
-                continue
-            if len(drafter.known) >= drafter.max_requests:
-                continue
-            hope = self._candidate(request, drafter, OPTIMISM)
-            value = goodput(hope, verify_s, token_s, self.max_depth)
-            if value > best_value:
-                best, best_value = drafter, value
-        if best is None:
+        to_beat = HYSTERESIS * goodput(here, *self._step(request))
+        rivals = []
+        for drafter in self._explorable(request):
+            spread = self.acceptance.uncertainty(request.request_id, drafter.name)
+            rivals.append(self._candidate(request, drafter, RUNNING_OPTIMISM * spread))
+        chosen = most_promising(rivals, to_beat, *self._step(request))
+        if not chosen:
             return []
-        item = self._item(request, best, DraftPlan(depth=0))
-        return [(best.name, self.call(best.name, [item], now, 0.0))]
+        item = self._item(request, self.drafters[chosen], DraftPlan(depth=0))
+        return [(chosen, self._explore(chosen, item, now))]
 
-    def _candidate(self, request: Request, drafter: DrafterState, optimism: float = 0.0) -> Candidate:
+    def final_explorations(self, request: Request, now: float) -> list[tuple[str, DraftCall]]:
+        """A prefetch call that lets one idle drafter be scored on a request that ends; before `forget`.
+
+        The request has nothing of it, the next ones with such a prompt may: asked is whoever could be a
+        better choice for them than the one that seems best. The drafter releases it with its next call.
+        """
+        if not request.num_steps:
+            return []
+        to_beat, rivals = 0.0, []
+        explorable = {drafter.name for drafter in self._explorable(request)}
+        for drafter in self.allowed(request):
+            rate, spread = self.acceptance.prior(request.request_id, drafter.name)
+            known = self._candidate(request, drafter, rate=rate)
+            to_beat = max(to_beat, goodput(known, *self._step(request)))
+            if drafter.name in explorable:
+                rivals.append(self._candidate(request, drafter, FINISHED_OPTIMISM * spread, rate))
+        chosen = most_promising(rivals, to_beat, *self._step(request))
+        if not chosen:
+            return []
+        call = self._explore(chosen, _opening(request, DraftPlan(depth=0)), now)
+        self.drafters[chosen].release.append(request.request_id)
+        return [(chosen, call)]
+
+    def _explorable(self, request: Request) -> list[DrafterState]:
+        """Drafters that are idle, have room, and have not been scored on the request."""
+        if self._exploring is not None:
+            return []
+        return [
+            drafter
+            for drafter in self.allowed(request)
+            if not drafter.outstanding
+            and request.request_id not in drafter.known
+            and len(drafter.known) < drafter.max_requests
+            and not self.acceptance.evidence(request.request_id, drafter.name)
+        ]
+
+    def _explore(self, name: str, item: DraftItem, now: float) -> DraftCall:
+        call = self.call(name, [item], now)
+        self._exploring = (name, call.call_id)
+        self.num_explorations += 1
+        return call
+
+    def _step(self, request: Request) -> tuple[float, float, int]:
+        """Seconds of a verify step without drafts, those of each further token, and the deepest draft."""
+        verify_s = self.cost.verify_seconds(1, 1, request.num_tokens)
+        return verify_s, self.cost.verify_token_seconds(request.num_tokens), self.max_depth
+
+    def _candidate(
+        self, request: Request, drafter: DrafterState, optimism: float = 0.0, rate: float | None = None
+    ) -> Candidate:
+        if rate is None:
+            rate = self.acceptance.rate(request.request_id, drafter.name)
         return Candidate(
             name=drafter.name,
-            rate=min(1.0, self.acceptance.rate(request.request_id, drafter.name) + optimism),
+            rate=min(max(rate + optimism, 0.0), 1.0),
             draft_s=self.cost.draft_seconds(drafter.name, 1, 1, 1),
             load=len(drafter.served),
             capacity=drafter.max_requests,
@@ -224,8 +278,12 @@ class DrafterPool:
         for draft in result.drafts:
             # Judged by what it would have said at every committed token. What verification accepts says
             # less: only tokens the drafter was sure of are verified, so of those nearly all are accepted.
-            if draft.request_id in drafter.known:
-                self.acceptance.observe(draft.request_id, name, draft.num_scored, draft.num_agreed)
+            self.acceptance.observe(draft.request_id, name, draft.num_scored, draft.num_agreed)
+        if self._exploring == (name, result.call_id):
+            self._exploring = None
+            if outstanding is not None and not any(draft.num_scored for draft in result.drafts):
+                # Who cannot follow a request could not have drafted for it.
+                self.acceptance.observe(outstanding.request_ids[0], name, 1, 0)
         for request_id in result.unknown:
             drafter.known.discard(request_id)
         return outstanding
@@ -256,15 +314,24 @@ class DrafterPool:
         tokens = request.tokens_from(start) if start else []
         request.heard[drafter.name] = request.num_tokens
         drafter.known.add(request.request_id)
+        if start == 0:
+            return _opening(request, plan)
         return DraftItem(
-            request_id=request.request_id,
-            start=start,
-            tokens=np.array(tokens, dtype=np.int32),
-            plan=plan,
-            spec=request.spec() if start == 0 else None,
+            request_id=request.request_id, start=start, tokens=np.array(tokens, dtype=np.int32), plan=plan
         )
 
     def _unassign(self, request: Request) -> None:
         state = self.drafters.get(request.drafter)
         if state is not None:
             state.served.discard(request.request_id)
+
+
+def _opening(request: Request, plan: DraftPlan) -> DraftItem:
+    """The item that opens the request on a drafter as it stands."""
+    return DraftItem(
+        request_id=request.request_id,
+        start=0,
+        tokens=np.zeros(0, dtype=np.int32),
+        plan=plan,
+        spec=request.spec(),
+    )

@@ -1,57 +1,206 @@
-"""What is known of each drafter on each request: acceptance rates with shrinkage to the drafter's mean."""
+"""Acceptance rates of every drafter on every request, from its prompt and from what it has said so far.
+
+The rate of drafter j on request i is modelled as `w_j . x_i + c_i + s_ij`: what requests with such prompts
+taught of the drafter (`selector.prior`), how easy the request is for all drafters, and how it suits this one.
+All terms are Gaussian, so the posterior after `agreed` of `scored` tokens is closed. Without c a hard request
+would be blamed on the one drafter that was tried on it, and wander from drafter to drafter.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# Tokens of evidence that the drafter's mean over all requests counts for.
-PRIOR_TOKENS = 6.0
-# A drafter starts out believed this good, until observed; worth this many tokens of evidence.
+import numpy as np
+
+from selector.prior import DriftingRidge, Float64
+from selector.prompt_features import PromptFeatures
+
+# Before anything is known of a drafter its rate is believed to be this, give or take so much.
 INITIAL_RATE = 0.7
-INITIAL_TOKENS = 20.0
-# A drafter's mean follows at least this share of the newest token, however much it has seen.
-SMOOTHING = 0.003
+INITIAL_SPREAD = 0.15
+# Spread of a drafter's rate over kinds of prompts.
+PROMPT_SPREAD = 0.1
+# Variance of c and of s; over the demo family's held-out prompts of one domain nearly all is shared.
+SHARED_VARIANCE = 0.015
+OWN_VARIANCE = 0.005
+# Variance of one token's agreement: p (1 - p) at p = 0.8.
+TOKEN_VARIANCE = 0.16
+# Requests after which what they taught has faded to 1/e.
+MEMORY_REQUESTS = 2000.0
+# A running request teaches when it has been scored on this many tokens, and each time they have doubled.
+TEACH_TOKENS = 8
+# Requests that ended this recently still teach: their last scores may be on the way.
+NUM_ENDED = 64
 
 
 @dataclass(slots=True)
+class _Scores:
+    """One drafter on one request: its prior, its counts, and what of them was taught."""
+
+    mean: float
+    variance: float
+    scored: float = 0.0
+    agreed: float = 0.0
+    taught_scored: float = 0.0
+    taught_precision: float = 0.0
+    taught_information: float = 0.0
+
+
+@dataclass(slots=True)
+class _Evidence:
+    features: Float64
+    scores: dict[str, _Scores] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _DrafterModel:
+    own_variance: float
+    prior: DriftingRidge
+
+
 class AcceptanceEstimates:
-    """Chance that a drafter's next token is the target's, per drafter and per (request, drafter)."""
+    """Chance that a drafter's next token is the target's, per request and drafter."""
 
-    _mean: dict[str, float] = field(default_factory=dict)
-    _seen: dict[str, float] = field(default_factory=dict)
-    _counts: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
+    def __init__(self, memory: float = MEMORY_REQUESTS) -> None:
+        """Nothing known; `memory` is in requests."""
+        self._memory = memory
+        self._features = PromptFeatures()
+        self._drafters: dict[str, _DrafterModel] = {}
+        self._live: dict[str, _Evidence] = {}
+        self._ended: OrderedDict[str, _Evidence] = OrderedDict()
+        self._num_begun = 0
 
-    def expect(self, drafter: str, rate: float) -> None:
-        """What to believe of a drafter before anything is known of it; ignored once something is."""
-        self._mean.setdefault(drafter, rate)
+    def expect(
+        self,
+        drafter: str,
+        rate: float = INITIAL_RATE,
+        spread: float = INITIAL_SPREAD,
+        own_variance: float = OWN_VARIANCE,
+    ) -> None:
+        """What to believe of a drafter before anything is known of it; ignored once something is.
 
-    def observe(self, request_id: str, drafter: str, tried: int, accepted: int) -> None:
-        """Fold in `accepted` of `tried` tokens: verified ones, or scored while catching up."""
-        if tried <= 0:
+        Args:
+            drafter: its name.
+            rate: its expected acceptance rate.
+            spread: standard deviation of that belief.
+            own_variance: variance of its rate between requests of one kind, apart from what is shared by
+                all drafters.
+        """
+        if drafter in self._drafters:
             return
-        mean = self._mean.get(drafter, INITIAL_RATE)
-        seen = self._seen.get(drafter, INITIAL_TOKENS)
-        # The plain mean of all tokens at first, a moving average later.
-        weight = max(tried / (seen + tried), min(1.0, SMOOTHING * tried))
-        self._mean[drafter] = mean + weight * (accepted / tried - mean)
-        self._seen[drafter] = seen + tried
-        counts = self._counts.setdefault(request_id, {})
-        old_tried, old_accepted = counts.get(drafter, (0.0, 0.0))
-        counts[drafter] = (old_tried + tried, old_accepted + accepted)
+        size = self._features.size
+        mean, variance = np.zeros(size), np.full(size, PROMPT_SPREAD**2)
+        mean[-1], variance[-1] = rate, spread**2
+        self._drafters[drafter] = _DrafterModel(own_variance, DriftingRidge(mean, variance, self._memory))
+
+    def begin(self, request_id: str, prompt: Sequence[int], labels: Sequence[str] = ()) -> None:
+        """A request to estimate rates for (see `PromptFeatures.of`); nothing if it is known already."""
+        if request_id in self._live:
+            return
+        self._num_begun += 1
+        self._ended.pop(request_id, None)
+        self._live[request_id] = _Evidence(self._features.of(prompt, labels))
+
+    def observe(self, request_id: str, drafter: str, scored: int, agreed: int) -> None:
+        """Fold in that `agreed` of `scored` tokens of a request were the drafter's first choice.
+
+        Scores of a request that ended a short while ago teach the prior; those of others are ignored.
+        """
+        evidence = self._live.get(request_id) or self._ended.get(request_id)
+        if scored <= 0 or evidence is None:
+            return
+        scores = self._scores(evidence, drafter)
+        scores.scored += scored
+        scores.agreed += agreed
+        ended = request_id not in self._live
+        if ended or scores.scored >= max(TEACH_TOKENS, 2.0 * scores.taught_scored):
+            self._teach(evidence, drafter)
 
     def rate(self, request_id: str, drafter: str) -> float:
-        """Estimated acceptance rate, between the drafter's mean and this request's own evidence."""
-        mean = self._mean.get(drafter, INITIAL_RATE)
-        tried, accepted = self._counts.get(request_id, {}).get(drafter, (0.0, 0.0))
-        return (PRIOR_TOKENS * mean + accepted) / (PRIOR_TOKENS + tried)
+        """Estimated acceptance rate: the prior for its prompt, moved by the request's own evidence."""
+        return self._posterior(request_id, drafter)[0]
+
+    def uncertainty(self, request_id: str, drafter: str) -> float:
+        """Standard deviation of what tells this drafter's rate on this request from the others'."""
+        return self._posterior(request_id, drafter)[1]
+
+    def prior(self, request_id: str, drafter: str) -> tuple[float, float]:
+        """Mean and standard deviation of the drafter's rate on further prompts like this request's."""
+        evidence = self._live.get(request_id)
+        features = self._features.of(()) if evidence is None else evidence.features
+        mean, variance = self._model(drafter).prior.predict(features, self._num_begun)
+        return mean, float(max(variance, 0.0) ** 0.5)
 
     def evidence(self, request_id: str, drafter: str) -> float:
         """Tokens of this request the drafter has been judged on."""
-        return self._counts.get(request_id, {}).get(drafter, (0.0, 0.0))[0]
+        evidence = self._live.get(request_id)
+        scores = None if evidence is None else evidence.scores.get(drafter)
+        return 0.0 if scores is None else scores.scored
 
     def forget(self, request_id: str) -> None:
-        """Drop a finished request; the drafters' means keep what it taught."""
-        self._counts.pop(request_id, None)
+        """A request ended; the priors keep what it taught."""
+        evidence = self._live.pop(request_id, None)
+        if evidence is None:
+            return
+        for drafter in evidence.scores:
+            self._teach(evidence, drafter)
+        self._ended[request_id] = evidence
+        if len(self._ended) > NUM_ENDED:
+            self._ended.popitem(last=False)
+
+    def _model(self, drafter: str) -> _DrafterModel:
+        self.expect(drafter)
+        return self._drafters[drafter]
+
+    def _scores(self, evidence: _Evidence, drafter: str) -> _Scores:
+        """The prior is kept as it was at the first question: later it has learnt from the request itself."""
+        scores = evidence.scores.get(drafter)
+        if scores is None:
+            mean, variance = self._model(drafter).prior.predict(evidence.features, self._num_begun)
+            scores = evidence.scores[drafter] = _Scores(mean, max(variance, 0.0))
+        return scores
+
+    def _posterior(self, request_id: str, drafter: str) -> tuple[float, float]:
+        evidence = self._live.get(request_id)
+        if evidence is None:
+            evidence = _Evidence(self._features.of(()))
+        mine = self._scores(evidence, drafter)
+        # The shared term first, from every drafter scored; then what is left over is the drafter's own.
+        precision, information = 1.0 / SHARED_VARIANCE, 0.0
+        for name, other in evidence.scores.items():
+            if other.scored > 0.0:
+                noise = self._own(name, other) + TOKEN_VARIANCE / other.scored
+                precision += 1.0 / noise
+                information += (other.agreed / other.scored - other.mean) / noise
+        shared = information / precision
+        rate, variance = mine.mean + shared, self._own(drafter, mine)
+        if mine.scored > 0.0:
+            gain = variance / (variance + TOKEN_VARIANCE / mine.scored)
+            rate += gain * (mine.agreed / mine.scored - rate)
+            variance *= 1.0 - gain
+        return min(max(rate, 0.0), 1.0), variance**0.5
+
+    def _own(self, drafter: str, scores: _Scores) -> float:
+        return self._drafters[drafter].own_variance + scores.variance
+
+    def _teach(self, evidence: _Evidence, drafter: str) -> None:
+        """Bring the prior up to date with the request's counts, as if they were one observation.
+
+        Its information is `precision * rate`; what was taught of it before is taken off.
+        """
+        scores, model = evidence.scores[drafter], self._drafters[drafter]
+        if scores.scored <= scores.taught_scored:
+            return
+        precision = 1.0 / (SHARED_VARIANCE + model.own_variance + TOKEN_VARIANCE / scores.scored)
+        information = precision * scores.agreed / scores.scored
+        new = precision - scores.taught_precision
+        model.prior.observe(
+            evidence.features, (information - scores.taught_information) / new, new, self._num_begun
+        )
+        scores.taught_scored = scores.scored
+        scores.taught_precision, scores.taught_information = precision, information
 
 
 def expected_tokens(rate: float, depth: int) -> float:

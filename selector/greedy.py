@@ -1,4 +1,4 @@
-"""Greedy choice of a drafter by estimated goodput, with hysteresis.
+"""Greedy choice of a drafter by estimated goodput, with hysteresis, and of one worth finding out about.
 
 A deliberately simple rule: SPIN's bandit and the matching under capacities come as selectors of their own.
 """
@@ -67,5 +67,26 @@ def choose(
         # Equal promises go to the less loaded drafter, then by name, so that the choice is deterministic.
         key = (value, -candidate.load, candidate.name)
         if key > best_key:
+            best_name, best_key = candidate.name, key
+    return best_name
+
+
+def most_promising(
+    candidates: Sequence[Candidate], to_beat: float, verify_s: float, token_s: float, max_depth: int
+) -> str:
+    """Whom to score next (optimism in the face of uncertainty, as in UCB1 and LinUCB).
+
+    Args:
+        candidates: drafters that can be scored, each with the highest rate it may reasonably have.
+        to_beat: estimated goodput of the present choice.
+        verify_s, token_s, max_depth: as for `choose`.
+
+    Returns:
+        The drafter that could be best, if that is better than the present choice; else empty.
+    """
+    best_name, best_key = "", (to_beat, "")
+    for candidate in candidates:
+        key = (goodput(candidate, verify_s, token_s, max_depth), candidate.name)
+        if key > best_key and key[0] > to_beat:
             best_name, best_key = candidate.name, key
     return best_name

@@ -127,6 +127,7 @@ class SimulatedDrafter:
     accuracy: float
     rng: random.Random
     held: dict[str, list[int]] = field(default_factory=dict)
+    prompt_len: dict[str, int] = field(default_factory=dict)
     capabilities: Capabilities = field(
         default_factory=lambda: Capabilities(
             kind="simulated",
@@ -147,6 +148,7 @@ class SimulatedDrafter:
             if item.start == 0:
                 assert item.spec is not None, "opened without a specification"
                 self.held[item.request_id] = list(item.spec.tokens)
+                self.prompt_len[item.request_id] = item.spec.prompt_len
             elif len(self.held.get(item.request_id, [])) < item.start:
                 unknown.append(item.request_id)
                 continue
@@ -154,7 +156,12 @@ class SimulatedDrafter:
                 kept = self.held[item.request_id][: item.start]
                 self.held[item.request_id] = kept + item.tokens.tolist()
             tree = self._tree(self.held[item.request_id], item.plan.depth, item.plan.width)
-            drafts.append(Draft(request_id=item.request_id, tree=tree, num_scored=2, num_agreed=1))
+            first = max(item.start, self.prompt_len[item.request_id])
+            scored = max(0, len(self.held[item.request_id]) - first)
+            agreed = sum(self.rng.random() < self.accuracy for _ in range(scored))
+            drafts.append(
+                Draft(request_id=item.request_id, tree=tree, num_scored=scored, num_agreed=agreed)
+            )
         return DraftResult(call_id=call.call_id, drafts=drafts, unknown=unknown, seconds=0.002)
 
     def _tree(self, tokens: list[int], depth: int, width: int) -> TokenTree:

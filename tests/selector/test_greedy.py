@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selector.acceptance import AcceptanceEstimates, expected_tokens
-from selector.greedy import HYSTERESIS, Candidate, choose, goodput
+from selector.greedy import Candidate, choose, goodput, most_promising
 
 
 def candidate(name: str, rate: float, draft_s: float = 1e-3, load: int = 0, capacity: int = 4) -> Candidate:
@@ -51,22 +48,9 @@ def test_the_choice_is_the_best_and_does_not_depend_on_order(pairs: list, rng) -
     assert values[chosen] == max(values.values())
 
 
-def test_expected_tokens_match_a_simulation() -> None:
-    rng = np.random.default_rng(0)
-    for rate in (0.0, 0.3, 0.8, 1.0):
-        accepted = (rng.random((20_000, 5)) < rate).cumprod(axis=1).sum(axis=1)
-        assert expected_tokens(rate, 5) == pytest.approx(1 + accepted.mean(), rel=0.02)
-
-
-def test_estimates_start_at_the_mean_and_follow_the_request() -> None:
-    estimates = AcceptanceEstimates()
-    for number in range(100):
-        estimates.observe(f"old-{number}", "a", 10, 9)
-        estimates.forget(f"old-{number}")
-    prior = estimates.rate("new", "a")
-    assert prior > 0.85
-    estimates.observe("new", "a", 40, 0)
-    assert estimates.rate("new", "a") < 0.15
-    estimates.forget("new")
-    assert estimates.rate("new", "a") > 0.6
-    assert HYSTERESIS > 1.0
+def test_only_who_could_be_better_is_worth_finding_out_about() -> None:
+    to_beat = goodput(candidate("here", 0.7), 0.01, 4e-4, 6)
+    rivals = [candidate("a", 0.5), candidate("b", 0.9), candidate("c", 0.8)]
+    assert most_promising(rivals, to_beat, 0.01, 4e-4, 6) == "b"
+    assert most_promising(rivals[:1], to_beat, 0.01, 4e-4, 6) == ""
+    assert most_promising([], 0.0, 0.01, 4e-4, 6) == ""

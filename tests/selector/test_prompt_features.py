@@ -1,0 +1,64 @@
+"""Features of prompts: unit vectors that tell templates apart, cheap, and the same everywhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selector.prompt_features import PromptFeatures
+
+FEATURES = PromptFeatures()
+prompts = st.lists(st.integers(0, 200_000), min_size=1, max_size=300)
+
+
+@settings(deadline=None)
+@given(prompts, st.lists(st.text(max_size=5), max_size=2))
+def test_they_are_a_unit_vector_and_a_constant(prompt: list[int], labels: list[str]) -> None:
+    x = FEATURES.of(prompt, labels)
+    assert x.shape == (FEATURES.size,)
+    assert x[-1] == 1.0
+    assert np.isclose(np.linalg.norm(x[:-1]), 1.0)
+
+
+def test_another_process_finds_the_same() -> None:
+    script = (
+        "from selector.prompt_features import PromptFeatures as P; print(P().of([1, 2, 7], ['a']).tolist())"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert json.loads(found.stdout) == FEATURES.of([1, 2, 7], ["a"]).tolist()
+
+
+def test_an_empty_prompt_is_the_constant_alone() -> None:
+    assert np.array_equal(FEATURES.of([]), np.eye(FEATURES.size)[-1])
+
+
+def test_prompts_of_one_template_are_nearer_than_prompts_of_two() -> None:
+    rng = np.random.default_rng(0)
+    heads, tails = rng.integers(0, 4000, (2, 12)), rng.integers(0, 4000, (2, 4))
+    made = [
+        [FEATURES.of([*heads[kind], *rng.integers(0, 4000, 30), *tails[kind]])[:-1] for _ in range(20)]
+        for kind in range(2)
+    ]
+    same = np.mean([a @ b for kind in made for i, a in enumerate(kind) for b in kind[:i]])
+    other = np.mean([a @ b for a in made[0] for b in made[1]])
+    assert same > other + 0.3
+
+
+def test_a_label_tells_equal_prompts_apart() -> None:
+    assert FEATURES.of([1, 2, 3], ["batch"]) @ FEATURES.of([1, 2, 3], ["interactive"]) < 1.9
+
+
+def test_features_of_a_prompt_of_300_tokens_take_microseconds() -> None:
+    prompt = np.random.default_rng(0).integers(0, 100_000, 300).tolist()
+    best = float("inf")
+    for _ in range(200):
+        start = time.perf_counter()
+        FEATURES.of(prompt)
+        best = min(best, time.perf_counter() - start)
+    assert best < 3e-4  # 30 microseconds on an idle machine
