@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from msgspec.structs import replace
 
 from cluster.calibration import Calibration
 from cluster.decisions import (
@@ -24,7 +22,8 @@ from cluster.decisions import (
     encode_entry,
 )
 from cluster.forest import Forest
-from cluster.phase_trace import SelectionTrace
+from cluster.open_step import OpenStep
+from cluster.phase_trace import SelectionTrace, chosen_by_phase
 from cluster.policies.base import DecodeRequest, Int32, StepContext
 from cluster.recorded_context import calibration_state, context_values
 from drafters.messages import DraftPlan, DraftResult
@@ -34,33 +33,10 @@ from verifier.messages import VerifyCall, VerifyResult
 
 # A step whose requests all went away is never verified; after so many calls of the policy it is closed.
 STALE_CALLS = 64
-# Name of the only phase of a policy that has none, and of what it chooses beside its phases.
-ONE_PHASE = "selected"
-
 # Calibration tables this many versions old are referred to by no step that is still on its way.
 TABLE_VERSIONS = 512
 
 Closed = tuple[StepRecord, dict[tuple[str, int], CalibrationTable]]
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class OpenStep:
-    """A step that is still on its way.
-
-    Attributes:
-        record: what is known of it.
-        tables: the calibration tables it refers to, by drafter and version.
-        index: place of each request in the record.
-        unanswered: draft calls sent, by drafter and call.
-        verify_call: id of its verify call; -1 before there is one.
-    """
-
-    record: StepRecord
-    last_order: int
-    tables: dict[tuple[str, int], CalibrationTable] = dataclasses.field(default_factory=dict)
-    index: dict[str, int] = dataclasses.field(default_factory=dict)
-    unanswered: dict[tuple[str, int], DraftCallRecord] = dataclasses.field(default_factory=dict)
-    verify_call: int = -1
 
 
 class DecisionLog:
@@ -96,7 +72,7 @@ class DecisionLog:
         step = self._begin(context)
         for request, plan in zip(batch, plans, strict=True):
             self._decision(step, request, context).plan = plan
-        step.record.plan = self._call(step, batch, context)
+        step.record.plans.append(self._call(step, batch, context))
 
     def ruled(
         self,
@@ -131,11 +107,10 @@ class DecisionLog:
         trace: SelectionTrace,
     ) -> None:
         """`Policy.select` answered; `trace` has its phases."""
-        planned = [self._step_of[r.request_id] for r in batch if r.request_id in self._step_of]
-        step = next((one for one in planned if one.record.select is None), None) or self._begin(context)
+        step = self._joined(request.request_id for request in batch) or self._begin(context)
         forest = Forest.of(trees)
         acceptance = context.calibration.path_probabilities(forest, [r.drafter for r in batch])
-        phases = _phases(forest, selected, trace)
+        phases = chosen_by_phase(forest, selected, trace)
         for place, (request, tree) in enumerate(zip(batch, trees, strict=True)):
             decision = self._decision(step, request, context)
             decision.tree = tree
@@ -153,6 +128,18 @@ class DecisionLog:
         step = OpenStep(StepRecord(step=context.step, time_s=self.now, requests=[]), self._next_order)
         self._open.append(step)
         return step
+
+    def _joined(self, request_ids: Iterable[str]) -> OpenStep | None:
+        """The step of these requests that is not selected for yet; made one if they were planned apart."""
+        steps = [self._step_of[one] for one in request_ids if one in self._step_of]
+        apart = list(dict.fromkeys(step for step in steps if step.record.select is None))
+        for other in apart[1:]:
+            apart[0].join(other)
+            self._open.remove(other)
+            for request_id in other.index:
+                if self._step_of.get(request_id) is other:
+                    self._step_of[request_id] = apart[0]
+        return apart[0] if apart else None
 
     def _decision(self, step: OpenStep, request: DecodeRequest, context: StepContext) -> RequestDecision:
         """The entry of the request as it was seen, made if there is none."""
@@ -228,8 +215,9 @@ class DecisionLog:
 
     def verify_sent(self, call: VerifyCall, predicted_s: float) -> None:
         """A verify call is on its way; one of prompts alone belongs to no step."""
-        steps = [self._step_of.get(item.request_id) for item in call.verify]
-        step = next((one for one in steps if one is not None), None)
+        selected = (self._step_of.get(item.request_id) for item in call.verify)
+        step = next((one for one in selected if one is not None and one.record.select is not None), None)
+        step = step or self._joined(item.request_id for item in call.verify)
         if step is None:
             return
         step.verify_call = call.call_id
@@ -256,7 +244,7 @@ class DecisionLog:
             decision.accepted = [nodes[node] for node in verdict.nodes if node < len(nodes)]
         if record.verify is not None:
             record.verify.actual = result.forward_seconds
-            record.whole = Seconds(predicted=predicted_whole_s(record), actual=self.now - record.time_s)
+            record.whole = Seconds(predicted=step.predicted_s(), actual=self.now - record.time_s)
         self._close(step)
 
     def _close(self, step: OpenStep) -> None:
@@ -299,7 +287,7 @@ class DecisionLog:
         lines = []
         if with_header:
             first = min((order for record, _ in steps for order in record.orders), default=self._next_order)
-            lines.append(encode_entry(msgspec.structs.replace(self._header, first_call=first)))
+            lines.append(encode_entry(replace(self._header, first_call=first)))
         for record, tables in steps:
             for key, table in tables.items():
                 if key not in written:
@@ -308,34 +296,3 @@ class DecisionLog:
                     lines.append(encode_entry(table))
             lines.append(encode_entry(record))
         return lines
-
-
-def _phases(forest: Forest, selected: Sequence[Int32], trace: SelectionTrace) -> list[dict[str, list[int]]]:
-    """Per request, the drafted nodes that each phase chose, among those selected in the end."""
-    left = np.zeros(forest.num_nodes, dtype=np.bool_)
-    for start, nodes in zip(forest.roots.tolist(), selected, strict=True):
-        left[start + nodes] = True
-    left[forest.roots] = False
-    found: list[dict[str, list[int]]] = [{} for _ in selected]
-
-    def note(name: str, chosen: NDArray[np.bool_]) -> None:
-        for phases, nodes in zip(found, forest.chosen_nodes(chosen), strict=True):
-            if len(nodes):
-                phases[name] = nodes.tolist()
-
-    for name, chosen in trace.phases:
-        if len(chosen) == len(left):  # else it was about other trees
-            note(name, left & chosen)
-            left &= ~chosen
-    note(ONE_PHASE, left)
-    return found
-
-
-def predicted_whole_s(record: StepRecord) -> float:
-    """What the cost model expects of the whole step: drafting, verification, and the time outside both."""
-    call = record.plan or record.select
-    values = call.context.values if call is not None else {}
-    overhead = values.get("draft_overhead_s" if record.drafts else "plain_overhead_s", 0.0)
-    # Drafters work at the same time.
-    draft_s = max((draft.seconds.predicted for draft in record.drafts), default=0.0)
-    return float(draft_s + overhead + (record.verify.predicted if record.verify else 0.0))

@@ -69,7 +69,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     calibration: dict[str, int]
 
 
-class PolicyCall(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One call of `Policy.plan` or `Policy.select`.
 
     Attributes:
@@ -159,7 +159,8 @@ class StepRecord(msgspec.Struct, kw_only=True, tag_field="record", tag="step", o
         step: number of the verify step it was planned in.
         time_s: when, by the scheduler's clock.
         requests: what was decided for each request.
-        plan: the call of `Policy.plan`; None if these trees were left over from an earlier step.
+        plans: the calls of `Policy.plan`; several where requests became ready one after the other, none if
+            all these trees were left over from an earlier step.
         stop_rules: the calls of `StopsDrafting.stop_rule`, one for each draft call of such a policy.
         select: the call of `Policy.select`; None where no drafts came in, so that nothing was to be chosen.
         drafts: the draft calls.
@@ -170,7 +171,7 @@ class StepRecord(msgspec.Struct, kw_only=True, tag_field="record", tag="step", o
     step: int
     time_s: float
     requests: list[RequestDecision]
-    plan: PolicyCall | None = None
+    plans: list[PolicyCall] = []
     stop_rules: list[StopRuleCall] = []
     select: PolicyCall | None = None
     drafts: list[DraftCallRecord] = []
@@ -180,8 +181,8 @@ class StepRecord(msgspec.Struct, kw_only=True, tag_field="record", tag="step", o
     @property
     def orders(self) -> list[int]:
         """Numbers of the policy's calls in this step."""
-        calls = (self.plan, *self.stop_rules, self.select)
-        return [call.order for call in calls if call is not None]
+        orders = [call.order for call in self.plans] + [call.order for call in self.stop_rules]
+        return orders if self.select is None else [*orders, self.select.order]
 
 
 Entry = Header | CalibrationTable | StepRecord
@@ -193,7 +194,12 @@ class DecisionsError(ValueError):
 
 def encode_entry(entry: Entry) -> bytes:
     """One line, without its end."""
-    return msgspec.json.encode(_finite(msgspec.to_builtins(entry, enc_hook=_array_to_list)))
+    values = msgspec.to_builtins(entry, enc_hook=_array_to_list)
+    if isinstance(entry, StepRecord):
+        for decision in values["requests"]:
+            if "plan" in decision:
+                decision["plan"] = {k: v for k, v in decision["plan"].items() if v != _NO_PLAN.get(k)}
+    return msgspec.json.encode(_finite(values))
 
 
 def decode_entry(line: bytes) -> Entry:
@@ -242,6 +248,8 @@ def _array_to_list(value: Any) -> Any:
         if value.dtype == np.float32:
             # The shortest decimals that are read back as the same float32.
             return [float(text) for text in value.astype(str).tolist()]
+        if np.isfinite(value).all() and (value == np.rint(value)).all():
+            return value.astype(np.int64).tolist()  # counts, kept as floats
         return value.tolist()
     if isinstance(value, np.generic):
         return value.item()
@@ -266,4 +274,6 @@ def _finite(value: Any) -> Any:
     return value
 
 
+# What a plan's field is when it is left out.
+_NO_PLAN = {one.name: one.default for one in msgspec.structs.fields(DraftPlan)}
 _decoder = msgspec.json.Decoder(Entry, dec_hook=_list_to_array, strict=False)

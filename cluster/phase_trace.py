@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -13,8 +13,13 @@ from typing import ParamSpec
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.forest import Forest
+
 Bool = NDArray[np.bool_]
 Parameters = ParamSpec("Parameters")
+
+# Name of the only phase of a policy that has none, and of what it chooses beside its phases.
+ONE_PHASE = "selected"
 
 
 @dataclass(slots=True)
@@ -69,3 +74,26 @@ def phase(name: str) -> Callable[[Callable[Parameters, Bool]], Callable[Paramete
         return traced
 
     return mark
+
+
+def chosen_by_phase(
+    forest: Forest, selected: Sequence[NDArray[np.int32]], trace: SelectionTrace
+) -> list[dict[str, list[int]]]:
+    """Per request, the drafted nodes that each phase chose, among those selected in the end."""
+    left = np.zeros(forest.num_nodes, dtype=np.bool_)
+    for start, nodes in zip(forest.roots.tolist(), selected, strict=True):
+        left[start + nodes] = True
+    left[forest.roots] = False
+    found: list[dict[str, list[int]]] = [{} for _ in selected]
+
+    def note(name: str, chosen: Bool) -> None:
+        for phases, nodes in zip(found, forest.chosen_nodes(chosen), strict=True):
+            if len(nodes):
+                phases[name] = nodes.tolist()
+
+    for name, chosen in trace.phases:
+        if len(chosen) == len(left):  # else it was about other trees
+            note(name, left & chosen)
+            left &= ~chosen
+    note(ONE_PHASE, left)
+    return found

@@ -19,6 +19,7 @@ from cluster.decisions import (
     DecisionsError,
     Entry,
     Header,
+    PolicyCall,
     RequestDecision,
     StepRecord,
 )
@@ -34,7 +35,8 @@ REORDER_CALLS = 4 * STALE_CALLS
 # Two machines may round the last digit of a logarithm differently.
 RELATIVE_TOLERANCE = 1e-9
 
-Calls = list[tuple[int, int, str, "ReplayedStep"]]
+# Number of the call, of the call within its kind, of arrival (so that all differ); kind; step.
+Calls = list[tuple[int, int, int, str, "ReplayedStep"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class Replay:
         self._policy: Policy | None = None
         self._tables: dict[tuple[str, int], CalibrationTable] = {}
         self._calls: Calls = []
+        self._num_pushed = 0
         self._next_order = 0
         # Of schedulers that others interrupted: the policy as they left it, and their next call.
         self._interrupted: dict[str, tuple[Policy, int]] = {}
@@ -155,26 +158,30 @@ class Replay:
 
     def _take(self, record: StepRecord) -> Iterator[ReplayedStep]:
         step = ReplayedStep(record, num_left=len(record.orders))
-        if record.plan is not None:
-            heapq.heappush(self._calls, (record.plan.order, 0, "plan", step))
-        for number, call in enumerate(record.stop_rules):
-            heapq.heappush(self._calls, (call.order, number, "stop rule", step))
+        for number, plan in enumerate(record.plans):
+            self._push(plan.order, number, "plan", step)
+        for number, rule in enumerate(record.stop_rules):
+            self._push(rule.order, number, "stop rule", step)
         if record.select is not None:
-            heapq.heappush(self._calls, (record.select.order, 0, "selection", step))
+            self._push(record.select.order, 0, "selection", step)
         while self._calls and (self._calls[0][0] <= self._next_order or len(self._calls) > REORDER_CALLS):
             yield from self._call()
+
+    def _push(self, order: int, number: int, what: str, step: ReplayedStep) -> None:
+        self._num_pushed += 1
+        heapq.heappush(self._calls, (order, number, self._num_pushed, what, step))
 
     def _finish(self) -> Iterator[ReplayedStep]:
         while self._calls:
             yield from self._call()
 
     def _call(self) -> Iterator[ReplayedStep]:
-        order, number, what, step = heapq.heappop(self._calls)
+        order, number, _, what, step = heapq.heappop(self._calls)
         self.num_missing += max(0, order - self._next_order)
         self._next_order = max(self._next_order, order + 1)
         match what:
             case "plan":
-                self._plan(step)
+                self._plan(step, step.record.plans[number])
             case "stop rule":
                 self._rule(step, number)
             case _:
@@ -183,9 +190,7 @@ class Replay:
         if step.num_left == 0:
             yield step
 
-    def _plan(self, step: ReplayedStep) -> None:
-        call = step.record.plan
-        assert call is not None
+    def _plan(self, step: ReplayedStep, call: PolicyCall) -> None:
         assert self._policy is not None
         decisions = _batch(step.record, call.requests)
         step.context = self._context(call.context)
