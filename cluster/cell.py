@@ -38,9 +38,9 @@ from cluster.events import (
     VerifyDone,
     WorkerLost,
 )
-from cluster.policies.registry import make_policy
 from cluster.profile_fit import fit_cost
 from cluster.rank import Rank
+from cluster.recorded_core import make_core, newest_decisions
 from cluster.step_client import StepClient
 from cluster.stream_messages import Cancel, ClientMessage, Submit, TokenBatch, TokenEvent
 from cluster.succession import take_over
@@ -114,6 +114,10 @@ class Cell:
         """Prometheus exposition text of this cell."""
         return self._metrics.render(self._core)
 
+    async def decisions(self, limit: int) -> bytes | None:
+        """The newest steps as JSON lines (docs/decisions-log.md); None while none are kept."""
+        return newest_decisions(self._core, limit)
+
     async def stats(self) -> dict[str, float]:
         """Processor seconds spent scheduling and seconds of whole iterations, for the scheduler's share."""
         return {
@@ -146,12 +150,11 @@ class Cell:
         raw["policy"] |= policy
         raw["scheduler"] |= scheduler or {}
         config = FlotillaConfig.model_validate(raw)
-        chosen = make_policy(config.policy)
         before = self._core
         while before.is_idle and before.pool.is_waiting:
             await asyncio.sleep(0.01)  # a drafter is being scored on a request that has ended
         key = config.model_dump_json()
-        core = self._cores.get(key) or SchedulerCore(config, chosen, CostModel(before.cost.profile))
+        core = self._cores.get(key) or make_core(config, CostModel(before.cost.profile))
         take_over(core, before, time.monotonic())
         self._cores |= {self.config.model_dump_json(): before, key: core}
         self.config, self._core = config, core
@@ -189,7 +192,7 @@ class Cell:
             self._failure = f"the cell could not start while {self._stage}: {error}"
 
     def _use_profile(self, profile: CostProfile) -> None:
-        self._core = SchedulerCore(self.config, make_policy(self.config.policy), CostModel(profile))
+        self._core = make_core(self.config, CostModel(profile))
 
     async def _load_verifier(self) -> VerifierReady:
         target = self.config.target

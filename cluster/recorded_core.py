@@ -170,3 +170,10 @@ def _version() -> str:
         return version("flotilla")
     except PackageNotFoundError:
         return "0+checkout"
+
+
+def newest_decisions(core: SchedulerCore, limit: int) -> bytes | None:
+    """The record of the newest `limit` steps, as JSON lines; None where they are not kept."""
+    if not isinstance(core, RecordedCore) or core.config.debug.decisions == 0:
+        return None
+    return b"".join(line + b"\n" for line in core.log.dump(limit))
