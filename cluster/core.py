@@ -378,6 +378,9 @@ class SchedulerCore:
                 chosen.pop(victim.request_id, None)
             drafted = [r for r in drafted if r.request_id in chosen]
             chunks = [(r, n) for r, n in chunks if r.state is State.PREFILLING]
+            if not drafted and not chunks:  # all of them gave way; others can go on now
+                self._verify(micro_batches.members(self.running.values()), now)
+                return
         call = self.verify_calls.build(drafted, chosen, chunks, now)
         if call is not None:
             self._actions.append(Verify(call))

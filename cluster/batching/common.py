@@ -37,6 +37,17 @@ def fill(
     return Admission(admitted)
 
 
+def make_room(request: Request, candidates: Iterable[Request], room: Room) -> list[Request]:
+    """The first of the candidates, as many as must give way for the request to fit; none if in vain."""
+    trial, victims = room.copy(), []
+    for victim in candidates:
+        trial.give_back(victim)
+        victims.append(victim)
+        if trial.takes(request):
+            return victims
+    return []
+
+
 def tokens_left(request: Request) -> int:
     """Tokens still to prefill; the last known token is computed with the final chunk, so at least one."""
     return max(1, request.num_tokens - request.num_computed)

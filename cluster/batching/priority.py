@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from cluster.admission import Room
 from cluster.batching.base import Admission, BatchContext, Chunk
-from cluster.batching.common import IN_CALL, chunked, first_few, tpot_s
+from cluster.batching.common import IN_CALL, chunked, first_few, make_room, tpot_s
 from cluster.batching.sarathi import Sarathi
 from cluster.requests import Request
 
@@ -37,7 +37,8 @@ class Priority(Sarathi):
         preempted: list[Request] = []
         for request in sorted(waiting, key=_by_urgency):
             if not room.takes(request):
-                victims = _victims(request, least_urgent_last, room)
+                less_urgent = (r for r in reversed(least_urgent_last) if urgency(r) > urgency(request))
+                victims = make_room(request, less_urgent, room)
                 if not victims:
                     break
                 for victim in victims:
@@ -64,16 +65,3 @@ class Priority(Sarathi):
     ) -> list[Chunk]:
         """Chunks by urgency."""
         return chunked(sorted(prefilling, key=_by_urgency), context.chunk_tokens)
-
-
-def _victims(request: Request, least_urgent_last: Sequence[Request], room: Room) -> list[Request]:
-    """The fewest of the least urgent, all less so than the request, that make room; else none."""
-    trial, victims = room.copy(), []
-    for victim in reversed(least_urgent_last):
-        if urgency(victim) <= urgency(request):
-            break
-        trial.give_back(victim)
-        victims.append(victim)
-        if trial.takes(request):
-            return victims
-    return []

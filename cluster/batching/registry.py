@@ -8,6 +8,7 @@ from types import MappingProxyType
 from cluster.batching.base import BatchingRule
 from cluster.batching.fcfs import Fcfs
 from cluster.batching.fcfs_slo import FcfsSlo
+from cluster.batching.flotilla import Flotilla
 from cluster.batching.priority import Priority
 from cluster.batching.sarathi import Sarathi
 from cluster.batching.sep_pipe import SepPipe
@@ -17,6 +18,7 @@ BATCHING_RULES: MappingProxyType[str, Callable[[], BatchingRule]] = MappingProxy
     {
         "fcfs": Fcfs,
         "fcfs-slo": FcfsSlo,
+        "flotilla": Flotilla,
         "priority": Priority,
         "sarathi": Sarathi,
         "sep-pipe": SepPipe,

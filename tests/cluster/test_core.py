@@ -43,13 +43,21 @@ from tests.cluster.simulated import (
 class World:
     """The core with simulated workers; the test decides in which order their answers arrive."""
 
-    def __init__(self, seed: int, policy: str, micro_batches: int = 1, num_slots: int = 400) -> None:
+    def __init__(
+        self,
+        seed: int,
+        policy: str,
+        micro_batches: int = 1,
+        num_slots: int = 400,
+        batching: str = "flotilla",
+    ) -> None:
         self.rng = random.Random(seed)
         self.config = FlotillaConfig.model_validate(
             {
                 "target": {"path": "unused"},
                 "policy": {"name": policy},
                 "scheduler": {
+                    "batching": batching,
                     "micro_batches": micro_batches,
                     "prefill_chunk": 24,
                     "max_running": 12,

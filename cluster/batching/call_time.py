@@ -1,0 +1,132 @@
+"""Predicted time of a verify call as it is put together, and of the iterations a set of requests sustains."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from cluster.batching.base import BatchContext
+from cluster.batching.common import tpot_s
+from cluster.batching.slack import INFINITE, MARGIN, Pressure, expected_tokens
+from cluster.cost_model import CostModel
+from cluster.requests import Request
+
+
+@dataclass(slots=True)
+class CallTime:
+    """A verify call being put together; all counts are totals over it.
+
+    Attributes:
+        cost: forward-time model of the target.
+        is_drafted: whether trees have more than their roots.
+    """
+
+    cost: CostModel
+    is_drafted: bool = False
+    num_requests: int = 0
+    num_rows: float = 0.0
+    num_context: int = 0
+    num_attended: float = 0.0
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], num_rows: int, context: BatchContext) -> CallTime:
+        """A call that verifies trees of `num_rows` tokens together, and prefills nothing."""
+        time = cls(context.cost, num_rows > len(requests))
+        for request in requests:
+            time.add(request, num_rows / len(requests))
+        return time
+
+    def add(self, request: Request, num_rows: float, *, is_chunk: bool = False) -> None:
+        """A tree of the request joins, or a chunk of its prompt."""
+        self.num_requests += 1
+        self.num_rows += num_rows
+        if is_chunk:
+            self.num_attended += num_rows * (request.num_computed + num_rows / 2)
+        else:
+            self.num_context += request.num_tokens
+            self.num_attended += num_rows * request.num_tokens
+
+    def seconds(self) -> float:
+        """Predicted time of the target's forward."""
+        return self._seconds(0, 0, 0.0)
+
+    def seconds_with(self, request: Request, num_tokens: int) -> float:
+        """The same with a chunk of the request's prompt on top."""
+        return self._seconds(1, num_tokens, num_tokens * (request.num_computed + num_tokens / 2))
+
+    def most_tokens(self, request: Request, most: int, seconds: float) -> int:
+        """Largest chunk of the request's prompt, up to `most`, with which the call takes no longer."""
+        sizes = range(1, most + 1)
+        return bisect_right(sizes, seconds, key=lambda tokens: self.seconds_with(request, tokens))
+
+    def _seconds(self, num_requests: int, num_tokens: int, num_attended: float) -> float:
+        return self.cost.verify_seconds(
+            self.num_requests + num_requests,
+            round(self.num_rows) + num_tokens,
+            self.num_context,
+            drafted=self.is_drafted,
+            num_attended=round(self.num_attended + num_attended),
+        )
+
+
+@dataclass(slots=True)
+class Sustained:
+    """Whether requests with TPOT objectives can all keep them, iteration after iteration.
+
+    An iteration as long as the strictest objective allows must hold one decode of every request that
+    needs one per iteration, and a share of one of those that need it less often: a utilisation test, as
+    of periodic tasks on one processor. Requests without an objective fill up and are not counted, nor are
+    those whose objective is out of reach even by themselves.
+
+    Attributes:
+        fixed_s: seconds of an iteration whatever the batch.
+        each_s: seconds each request adds.
+        paces_s: seconds between two decodes that each request counted allows.
+        num_committed: tokens an average request gets per decode.
+    """
+
+    fixed_s: float
+    each_s: float
+    num_committed: float
+    paces_s: list[float] = field(default_factory=list)
+    _known: dict[float, bool] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, running: Collection[Request], context: BatchContext) -> Sustained:
+        """The running requests with objectives within reach."""
+        rows = context.num_rows
+        num_context = sum(request.num_tokens for request in running)
+        per_request = round(num_context / len(running)) if running else 0
+        drafted = rows > 1.0
+        one = context.cost.verify_seconds(1, round(rows), per_request, drafted=drafted)
+        many = context.cost.verify_seconds(9, round(9 * rows), 9 * per_request, drafted=drafted)
+        each_s = MARGIN * (many - one) / 8
+        fixed_s = MARGIN * (one + context.beside_s) - each_s
+        sustained = cls(fixed_s, each_s, context.num_committed)
+        for request in running:
+            pressure = Pressure.of(request, context)
+            if pressure.limit_s(fixed_s + each_s) < INFINITE:
+                sustained.paces_s.append(pressure.pace_s)
+        return sustained
+
+    def takes(self, request: Request) -> bool:
+        """Whether the request can join and all keep their objectives, its own included."""
+        pace_s = self._pace_s(request)
+        if pace_s < self.fixed_s + self.each_s or pace_s == INFINITE:
+            return True  # nothing is gained by making it wait
+        if pace_s not in self._known:
+            period_s = min(pace_s, min(self.paces_s, default=INFINITE))
+            share = sum(period_s / other for other in (*self.paces_s, pace_s))
+            self._known[pace_s] = self.fixed_s + self.each_s * share <= period_s
+        return self._known[pace_s]
+
+    def take(self, request: Request) -> None:
+        """The request joins."""
+        pace_s = self._pace_s(request)
+        if self.fixed_s + self.each_s <= pace_s < INFINITE:
+            self.paces_s.append(pace_s)
+            self._known.clear()
+
+    def _pace_s(self, request: Request) -> float:
+        return tpot_s(request) * expected_tokens(request, self.num_committed)

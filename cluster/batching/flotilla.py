@@ -1,0 +1,238 @@
+"""Our default: stall-free batching in which every request's objectives bound what else a step may hold.
+
+Chunked prefill is Sarathi-Serve's (OSDI 2024), the deadline of a step is AdaServe's A(r) (EuroSys 2026)
+turned around, and ordering by slack is least laxity first. Without objectives it is the rule `sarathi`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from cluster.admission import Room
+from cluster.batching.base import Admission, BatchContext, Chunk
+from cluster.batching.call_time import CallTime, Sustained
+from cluster.batching.common import IN_CALL, chunked, fill, make_room, tokens_left, tpot_s
+from cluster.batching.slack import INFINITE, MARGIN, Pressure, ahead_s
+from cluster.requests import Request, State
+
+# Smaller chunks are not worth their place in a call.
+LEAST_CHUNK = 8
+# A prompt that got nothing for so many steps gets a chunk of this size whatever it costs the others.
+PREFILL_PATIENCE_STEPS = 32
+PATIENT_CHUNK = 32
+# Who could decode but was left out is in again after so many steps, whatever it costs the others.
+DECODE_PATIENCE_STEPS = 4
+# Best-effort requests give way to one whose first token is due within so many steps.
+PREEMPT_STEPS = 4
+
+DECODING = (State.READY, State.DRAFTING, State.DRAFTED, State.VERIFYING)
+
+
+class Flotilla:
+    """Least slack first; as much prefill per step as keeps every TPOT objective; best effort fills up."""
+
+    def admit(
+        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
+    ) -> Admission:
+        """By slack, as long as the running TPOT objectives can be sustained beside the newcomer's.
+
+        Who cannot be taken for that reason may be passed, until it has waited for `ageing_s`. A request
+        about to miss its first token is made room for at the cost of best-effort ones, each once.
+        """
+        if not waiting or (len(running) >= context.max_running and not _has_deadline(waiting)):
+            return Admission()
+        if not _has_objective(running) and not _has_objective(waiting) and _same_priority(waiting):
+            return fill(waiting, running, context)
+        room = Room.beside(running, context.free_slots, context.max_running)
+        load = Sustained.of(running, context)
+        admitted: list[Request] = []
+        preempted: list[Request] = []
+        for request in sorted(waiting, key=lambda r: _order(r, context)):
+            begun = request.first_token_at is not None
+            if not (room.is_empty or begun or load.takes(request)):
+                if context.now - request.arrived >= context.ageing_s:
+                    break  # nobody passes it any more, so room is made by those who end
+                continue
+            if not room.takes(request):
+                candidates = [r for r in running if r not in preempted]
+                victims = _give_way(request, candidates, room, context)
+                if not victims:
+                    break
+                for victim in victims:
+                    room.give_back(victim)
+                preempted.extend(victims)
+            room.take(request)
+            load.take(request)
+            admitted.append(request)
+        return Admission(admitted, preempted)
+
+    def decode(
+        self, ready: Sequence[Request], members: Collection[Request], context: BatchContext
+    ) -> list[Request]:
+        """Everybody, unless that breaks an objective: then who has least slack, and others while they fit."""
+        if not _has_tpot(members):
+            return list(ready)
+        drafted = [request for request in members if request.state is State.DRAFTED]
+        time = CallTime.of(drafted, round(len(drafted) * context.num_rows), context)
+        pressures = {request.request_id: Pressure.of(request, context) for request in (*ready, *drafted)}
+        together = CallTime.of(
+            [*drafted, *ready], round((len(drafted) + len(ready)) * context.num_rows), context
+        )
+        longest_s = MARGIN * (context.beside_s + together.seconds())
+        if longest_s <= min(pressure.allowance_s for pressure in pressures.values()):
+            return list(ready)
+        alone_s = MARGIN * (context.beside_s + context.cost.verify_seconds(1, round(context.num_rows), 0))
+        patience_s = DECODE_PATIENCE_STEPS * context.step_s
+
+        def urgency(request: Request) -> tuple[bool, float, float, int]:
+            pressure = pressures[request.request_id]
+            limited = pressure.limit_s(alone_s) < INFINITE
+            last = request.arrived if request.last_served_at is None else request.last_served_at
+            return (
+                context.now - last < patience_s,
+                pressure.allowance_s if limited else INFINITE,
+                last,
+                request.order,
+            )
+
+        limit_s = min(
+            (pressures[r.request_id].limit_s(MARGIN * (context.beside_s + time.seconds())) for r in drafted),
+            default=INFINITE,
+        )
+        chosen: list[Request] = []
+        for request in sorted(ready, key=urgency):
+            time.add(request, context.num_rows)
+            seconds = MARGIN * (context.beside_s + time.seconds())
+            waits = urgency(request)[0]
+            if seconds > limit_s and waits:
+                break
+            limit_s = min(limit_s, pressures[request.request_id].limit_s(seconds))
+            chosen.append(request)
+        return chosen
+
+    def verify(
+        self, drafted: Sequence[Request], prefilling: Sequence[Request], running: Collection[Request]
+    ) -> list[Request]:
+        """Everybody who was drafted for."""
+        return list(drafted)
+
+    def prefill(
+        self,
+        prefilling: Sequence[Request],
+        verifying: Sequence[Request],
+        num_rows: int,
+        running: Collection[Request],
+        context: BatchContext,
+    ) -> list[Chunk]:
+        """Prompts by slack, as many tokens as no running request's TPOT objective is broken by."""
+        if not prefilling:
+            return []
+        ordered = sorted(prefilling, key=lambda r: _order(r, context))
+        limit_s = call_limit_s(verifying, num_rows, running, context)
+        if limit_s == INFINITE:
+            return chunked(ordered, context.chunk_tokens)
+        time = CallTime.of(verifying, num_rows, context)
+        chunks: list[Chunk] = []
+        budget = context.chunk_tokens
+        for request in ordered:
+            most = min(budget, tokens_left(request))
+            tokens = time.most_tokens(request, most, limit_s / MARGIN)
+            if tokens < min(LEAST_CHUNK, most):
+                break
+            if tokens == 0:
+                break
+            time.add(request, tokens, is_chunk=True)
+            chunks.append((request, tokens))
+            budget -= tokens
+        if not chunks:
+            patience_s = PREFILL_PATIENCE_STEPS * context.step_s
+            for request in ordered:
+                last = request.arrived if request.last_served_at is None else request.last_served_at
+                if context.now - last >= patience_s:
+                    return chunked([request], min(PATIENT_CHUNK, context.chunk_tokens))
+        return chunks
+
+
+def call_limit_s(
+    verifying: Sequence[Request], num_rows: int, running: Collection[Request], context: BatchContext
+) -> float:
+    """Longest that the next verify call may take, by the TPOT objectives of all who decode.
+
+    A request whose tree is in the call gets its tokens at its end; another's come no earlier than a call
+    later, for which the draft it waits for may leave time. With nobody decoding there is no limit.
+    """
+    in_call = {request.request_id for request in verifying}
+    later = [r for r in running if r.state in DECODING and r.request_id not in in_call]
+    if not verifying and not any(r.state is State.DRAFTING for r in later):
+        return INFINITE  # the target would be idle
+    least_s = MARGIN * CallTime.of(verifying, num_rows, context).seconds() if verifying else 0.0
+    limit_s = INFINITE
+    for request in verifying:
+        limit_s = min(limit_s, Pressure.of(request, context).limit_s(least_s))
+    if later and _has_tpot(later):
+        next_s = MARGIN * CallTime.of(later, round(len(later) * context.num_rows), context).seconds()
+        first_s = max(least_s, context.draft_left_s)
+        for request in later:
+            until_s = Pressure.of(request, context).limit_s(first_s + next_s) - next_s
+            limit_s = min(limit_s, max(until_s, context.draft_left_s))
+    return limit_s
+
+
+def _order(request: Request, context: BatchContext) -> tuple[int, float, int]:
+    """Least slack first within a priority level; each `ageing_s` of waiting lifts by one level.
+
+    Slack is what is left until the first token must be there (or, of a preempted request, the next one)
+    once its whole prefill is paid for: counting only what is left of it would make prompts begun take
+    turns. Who has no such deadline, or cannot meet it any more, has until `ageing_s`.
+    """
+    waited_s = context.now - request.arrived
+    level = request.submit.priority - int(waited_s / context.ageing_s)
+    deadline_s = _deadline_s(request, context.now)
+    token_s = context.cost.verify_token_seconds()
+    if deadline_s == INFINITE or deadline_s < tokens_left(request) * token_s:
+        return (level, context.ageing_s - waited_s, request.order)
+    return (level, deadline_s - request.num_tokens * token_s, request.order)
+
+
+def _deadline_s(request: Request, now: float) -> float:
+    """Seconds left until the request's next token is due; negative if it is late, infinite if never."""
+    if request.first_token_at is not None:
+        return INFINITE if tpot_s(request) == INFINITE else tpot_s(request) + ahead_s(request, now)
+    ttft_ms = request.submit.objective.ttft_ms
+    return INFINITE if ttft_ms is None else request.arrived + ttft_ms / 1e3 - now
+
+
+def _give_way(
+    request: Request, running: Collection[Request], room: Room, context: BatchContext
+) -> list[Request]:
+    """Best-effort requests to preempt for one that would otherwise miss its deadline, the latest first."""
+    prefill_s = tokens_left(request) * context.cost.verify_token_seconds()
+    if not 0.0 <= _deadline_s(request, context.now) - prefill_s <= PREEMPT_STEPS * context.step_s:
+        return []
+    best_effort = [
+        other
+        for other in running
+        if not _has_objective([other])
+        and other.num_preemptions == 0
+        and other.submit.priority >= request.submit.priority
+        and other.state not in IN_CALL
+    ]
+    return make_room(request, sorted(best_effort, key=lambda r: -r.order), room)
+
+
+def _has_objective(requests: Collection[Request]) -> bool:
+    return any(
+        r.submit.objective.tpot_ms is not None or r.submit.objective.ttft_ms is not None for r in requests
+    )
+
+
+def _has_tpot(requests: Collection[Request]) -> bool:
+    return any(request.submit.objective.tpot_ms is not None for request in requests)
+
+
+def _has_deadline(waiting: Collection[Request]) -> bool:
+    return any(r.submit.objective.ttft_ms is not None or r.first_token_at is not None for r in waiting)
+
+
+def _same_priority(waiting: Sequence[Request]) -> bool:
+    return waiting[0].submit.priority == waiting[-1].submit.priority
