@@ -17,7 +17,7 @@ Bool = NDArray[np.bool_]
 # Columns of the regression: alpha, beta, gamma, rho, delta.
 NUM_COEFFICIENTS = 5
 # A knee costs two parameters: it must lower the root mean square of relative errors by this share.
-KNEE_GAIN = 0.05
+KNEE_GAIN = 0.1
 # Errors below this are rounding, not misfit: nothing is left for a knee to explain.
 ROUNDING = 1e-9
 # Share of the points that the fit does not see.

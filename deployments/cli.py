@@ -61,27 +61,26 @@ def serve(
 
 @app.command()
 def profile(
-    out: Annotated[Path, typer.Option(help="Where the cost profile is written.")] = Path("profile.json"),
+    json: Annotated[Path, typer.Option(help="Where the cost profile is written.")] = Path("profile.json"),
+    plot: Annotated[
+        Path | None, typer.Option(help="Plot predicted against measured into this file, a .png or .svg.")
+    ] = None,
     config: ConfigOption = None,
     drafters: DraftersOption = None,
     tensor_parallel: TensorParallelOption = None,
     dtype: DtypeOption = None,
 ) -> None:
-    """Measure what steps of the target and the drafters cost on this machine."""
-    import json
-
+    """Measure what forwards of the target and the drafters cost on this machine."""
     settings = load_config(config, None, 0, None, drafters, tensor_parallel, dtype)
     from deployments import preflight
 
     try:
-        preflight.check(settings)
-        from deployments import serving
+        preflight.check(settings.model_copy(update={"profile": None}))
+        from deployments.profile_cli import run_profile
 
-        costs = serving.profile(settings)
+        run_profile(settings, json, plot)
     except preflight.StartError as error:
         _fail(str(error))
-    out.write_text(json.dumps(costs, indent=2) + "\n")
-    typer.echo(f"wrote {out}; use it with `profile: {out}` in the configuration")
 
 
 @app.command()

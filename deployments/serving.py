@@ -33,7 +33,7 @@ from deployments.application import APP_NAME, CELL_NAME, WORKER_ENVIRONMENT, bui
 from deployments.preflight import StartError
 from deployments.startup import Startup
 
-__all__ = ["StartError", "build_app", "profile", "run", "running"]
+__all__ = ["StartError", "build_app", "run", "running"]
 
 _ROOT = Path(__file__).resolve().parents[1]
 _POLL_S = 0.2
@@ -77,14 +77,6 @@ def running(
     finally:
         console.print("[dim]stopping ...[/]")
         stop()
-
-
-def profile(config: FlotillaConfig, console: Console | None = None) -> dict[str, Any]:
-    """Measure the cost model of this configuration on this machine."""
-    measured = config.model_copy(update={"profile": None})
-    with running(measured, console):
-        costs: dict[str, Any] = _describe()["profile"]
-    return costs
 
 
 def stop() -> None:

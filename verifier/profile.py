@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -13,6 +13,13 @@ from numpy.typing import NDArray
 from engine.runner import ModelRunner, Segment
 
 Int32 = NDArray[np.int32]
+
+# Up to so many rows of a request are measured as a token tree, more as a chunk of its prompt.
+MOST_TREE_ROWS = 16
+# Contexts lie in runs of so many slots all over the pool, as after some time of serving.
+RUN_SLOTS = 8
+# Timed forwards per shape that a time limit leaves.
+LEAST_REPEATS = 3
 
 
 def measure_step_costs(
@@ -23,11 +30,15 @@ def measure_step_costs(
     *,
     request_counts: Sequence[int] = (1,),
     seed: int = 0,
+    cpu_time: bool = False,
+    max_seconds: float = float("inf"),
+    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[tuple[int, int, int, float]]:
     """Time forwards over random tokens, every row kept, as when trees are verified.
 
-    Overwrites KV slots at will, so it belongs before the first request. The shapes take turns within
-    every repeat: a slow phase of the machine then touches all of them, not one.
+    Overwrites KV slots at will, so it belongs before the first request. The shapes take turns within every
+    repeat, in random order: a slow phase of the machine touches all of them, and each finds the caches as
+    others left them, as in service.
 
     Args:
         runner: the model.
@@ -35,12 +46,17 @@ def measure_step_costs(
         contexts: earlier tokens per request, 0 for none.
         repeats: timed forwards per shape, after one that is not timed.
         request_counts: requests per forward; the rows are spread evenly over them.
-        seed: of the random tokens, so that tensor-parallel ranks run the same.
+        seed: of the random tokens and the order, so that tensor-parallel ranks run the same.
+        cpu_time: count processor time of this thread instead of wall time: on a machine with other work
+            it is what the forward would take alone. Only for one thread on a CPU.
+        max_seconds: stop repeating after this long. Not for tensor-parallel ranks, which must repeat alike.
+        report: called after every forward with how many are done and how many there are at most.
 
     Returns:
         One (requests, tokens, context of each request, median seconds) per shape. Shapes that the pool
         or the longest sequence cannot hold, or with fewer rows than requests, are left out.
     """
+    clock = time.thread_time if cpu_time else time.perf_counter
     rng = np.random.default_rng(seed)
     shapes = [
         (requests, tokens, context)
@@ -51,21 +67,26 @@ def measure_step_costs(
     ]
     forwards = [_segments(runner, rng, *shape) for shape in shapes]
     seconds: list[list[float]] = [[] for _ in shapes]
+    begun = time.perf_counter()
     for repeat in range(repeats + 1):
-        for i, (segments, keep) in enumerate(forwards):
-            start = time.perf_counter()
+        if repeat > LEAST_REPEATS and time.perf_counter() - begun > max_seconds:
+            break
+        for done, i in enumerate(rng.permutation(len(shapes))):
+            segments, keep = forwards[i]
+            start = clock()
             logits = runner.forward(segments, keep)
             if logits.is_cuda:
                 torch.cuda.synchronize(logits.device)
             if repeat > 0:
-                seconds[i].append(time.perf_counter() - start)
+                seconds[i].append(clock() - start)
+            report(repeat * len(shapes) + done + 1, (repeats + 1) * len(shapes))
     return [(*shape, statistics.median(times)) for shape, times in zip(shapes, seconds, strict=True)]
 
 
 def _fits(runner: ModelRunner, requests: int, tokens: int, context: int) -> bool:
     return (
         requests <= tokens
-        and requests * context + tokens <= runner.num_slots
+        and requests * context + tokens <= runner.num_slots // RUN_SLOTS * RUN_SLOTS
         and context + -(-tokens // requests) <= runner.shape.max_tokens
     )
 
@@ -73,18 +94,27 @@ def _fits(runner: ModelRunner, requests: int, tokens: int, context: int) -> bool
 def _segments(
     runner: ModelRunner, rng: np.random.Generator, requests: int, tokens: int, context: int
 ) -> tuple[list[Segment], Int32]:
-    """Requests side by side in the pool, each its context followed by its rows."""
+    """Requests all over the pool, each with its context and a tree of its rows, or a chunk of its prompt."""
+    runs = np.arange(runner.num_slots // RUN_SLOTS * RUN_SLOTS, dtype=np.int32).reshape(-1, RUN_SLOTS)
+    slots = rng.permutation(runs).reshape(-1)
     segments = []
     first = 0
     for share in np.array_split(np.arange(tokens), requests):
         rows = len(share)
-        slots = np.arange(first, first + context + rows, dtype=np.int32)
+        own = slots[first : first + context + rows]
+        offsets = np.arange(rows, dtype=np.int32)
+        visible = None
+        if 1 < rows <= MOST_TREE_ROWS:  # a root and its children
+            visible = np.eye(rows, dtype=np.bool_)
+            visible[:, 0] = True
+            offsets = np.minimum(offsets, 1)
         segments.append(
             Segment(
                 tokens=rng.integers(0, runner.shape.vocab_size, rows, dtype=np.int32),
-                positions=np.arange(context, context + rows, dtype=np.int32),
-                slots=slots[context:],
-                past=slots[:context],
+                positions=offsets + np.int32(context),
+                slots=own[context:],
+                past=own[:context],
+                visible=visible,
             )
         )
         first += context + rows
