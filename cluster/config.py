@@ -104,8 +104,8 @@ class PolicyConfig(_Strict):
         default=0.4,
         ge=0,
         le=1,
-        description="Draft probability of a token down to which `threshold`, and above which `smartspec` by "
-        "confidence, verifies it.",
+        description="Draft probability of a token below which `threshold`, and at or below which `smartspec` by "
+        "confidence, ends a draft.",
     )
     smartspec_acceptance: Literal["global", "request", "confidence"] = Field(
         default="global", description="What `smartspec` predicts acceptance from."
