@@ -46,6 +46,10 @@ class CellControl(Protocol):
         """Prometheus text."""
         ...
 
+    async def decisions(self, limit: int) -> bytes | None:
+        """Decisions of the newest steps as JSON lines; None while none are kept."""
+        ...
+
 
 class ApiService:
     """The API of one cell, free of HTTP.
@@ -93,6 +97,14 @@ class ApiService:
         try:
             async with asyncio.timeout(_DESCRIBE_TIMEOUT_S):
                 return await self._cell.metrics()
+        except Exception as error:
+            raise not_ready("The model does not answer.") from error
+
+    async def decisions(self, limit: int) -> bytes | None:
+        """Decisions of the newest steps, None while none are kept; raises 503 if the cell does not answer."""
+        try:
+            async with asyncio.timeout(_DESCRIBE_TIMEOUT_S):
+                return await self._cell.decisions(limit)
         except Exception as error:
             raise not_ready("The model does not answer.") from error
 

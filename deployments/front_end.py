@@ -41,6 +41,11 @@ class CellHandle:
         text: str = await self._handle.metrics.remote()
         return text
 
+    async def decisions(self, limit: int) -> bytes | None:
+        """See `CellControl`."""
+        lines: bytes | None = await self._handle.decisions.remote(limit)
+        return lines
+
 
 @serve.ingress()
 class FrontEnd:

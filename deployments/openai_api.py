@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.answering import answer, stream
 from deployments.api_service import ApiService
+from deployments.debug_api import add_debug_routes
 from deployments.errors import ApiError, body_too_large, internal, model_not_found
 from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest, parse
 
@@ -126,6 +127,7 @@ def create_app(
         """The version that runs."""
         return _json({"version": flotilla_version()})
 
+    add_debug_routes(app, service.decisions)
     _install_error_handlers(app)
     app.add_middleware(RequestIds, sends=sends_request_id)
     return app
