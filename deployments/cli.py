@@ -123,6 +123,23 @@ def zoo(context: typer.Context) -> None:
 
 
 @app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="JSON lines of `debug.decisions_file` or /debug/decisions.")],
+    policy: Annotated[str | None, typer.Option(help="Ask this policy instead, side by side.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only steps that differ.")] = False,
+) -> None:
+    """Make recorded decisions again; exits 1 if the recorded policy decides differently."""
+    from deployments.replay_command import ReplayFailed, run_replay
+
+    try:
+        is_same = run_replay(file, policy, quiet=quiet)
+    except ReplayFailed as error:
+        _fail(str(error))
+    if not is_same and policy is None:
+        raise typer.Exit(1)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     from importlib.metadata import version as installed
