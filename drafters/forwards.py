@@ -108,7 +108,7 @@ def grow(jobs: Sequence[Job], model: NextTokens, kv: KVCache, stop_rule: StopRul
         kv: slot tables.
         stop_rule: ends all trees at the layer after which another is predicted not to pay.
     """
-    adaptive = AdaptiveDrafter.of(stop_rule) if stop_rule is not None else None
+    adaptive = AdaptiveDrafter(stop_rule) if stop_rule is not None else None
     for job in jobs:
         job.extend()
     while True:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
-
-# Estimated efficiency of a step, from its expected tokens, layers drafted and draft tokens verified.
-Estimator = Callable[[float, int, int], float]
 
 # Estimate of a step that takes longer than the objective (Algorithm 3).
 BEYOND_OBJECTIVE = -1.0
@@ -31,6 +28,8 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True):
         base_s: seconds of the step without any draft token: overhead, and verifying the roots.
         first_layer_s, layer_s: seconds of drafting the first layer, and each further one.
         token_s: seconds each draft token adds to verification.
+        knee: draft tokens with which verification reaches the knee of its roofline.
+        past_knee_s: seconds that each draft token past the knee adds on top.
         mean_confidence: historical mean draft probability, the prediction for a layer not drafted yet.
         tpot_s: strictest objective among the requests, in seconds per token; None without one.
     """
@@ -41,12 +40,18 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True):
     layer_s: float
     token_s: float
     mean_confidence: float
+    knee: float = 0.0
+    past_knee_s: float = 0.0
     tpot_s: float | None = None
 
     def estimate(self, tokens: float, depth: int, num_drafted: int) -> float:
         """Efficiency of the step with `depth` layers drafted and `num_drafted` tokens of them verified."""
-        drafting_s = self.first_layer_s + (depth - 1) * self.layer_s if depth else 0.0
-        return slo_aware_estimate(tokens, self.base_s + drafting_s + self.token_s * num_drafted, self.tpot_s)
+        step_s = self.base_s + self.token_s * num_drafted
+        if num_drafted > self.knee:
+            step_s += self.past_knee_s * (num_drafted - self.knee)
+        if depth > 0:
+            step_s += self.first_layer_s + (depth - 1) * self.layer_s
+        return slo_aware_estimate(tokens, step_s, self.tpot_s)
 
 
 class AdaptiveDrafter:
@@ -63,31 +68,15 @@ class AdaptiveDrafter:
         best: estimate as it stands, which the next layer must exceed.
     """
 
-    __slots__ = ("_estimate", "_mean_confidence", "best", "depth", "num_drafted", "tokens")
+    __slots__ = ("_rule", "best", "depth", "num_drafted", "tokens")
 
-    def __init__(
-        self, estimate: Estimator, num_requests: int, mean_confidence: float, best: float | None = None
-    ) -> None:
-        """Nothing is drafted yet.
-
-        Args:
-            estimate: efficiency of a step.
-            num_requests: requests in the step.
-            mean_confidence: historical mean confidence.
-            best: what the first layer must exceed. The paper's -1 drafts a layer unless the step would take
-                longer than the objective; the estimate of plain decoding, the default, allows none.
-        """
-        self._estimate = estimate
-        self._mean_confidence = mean_confidence
+    def __init__(self, rule: StopRule) -> None:
+        """Nothing is drafted yet; the first layer is, unless the step would be longer than the objective."""
+        self._rule = rule
         self.depth = 0
         self.num_drafted = 0
-        self.tokens = float(num_requests)
-        self.best = estimate(self.tokens, 0, 0) if best is None else best
-
-    @classmethod
-    def of(cls, rule: StopRule) -> AdaptiveDrafter:
-        """By a rule, which must be better than plain decoding from the first layer on."""
-        return cls(rule.estimate, rule.num_requests, rule.mean_confidence)
+        self.tokens = float(rule.num_requests)
+        self.best = BEYOND_OBJECTIVE
 
     def pays(self, parents: Sequence[float]) -> bool:
         """Predict: whether one more layer raises the estimate.
@@ -95,12 +84,12 @@ class AdaptiveDrafter:
         Args:
             parents: acceptance (AR) of the nodes that would get a child each.
         """
-        predicted = self.tokens + self._mean_confidence * sum(parents)
-        return self._estimate(predicted, self.depth + 1, self.num_drafted + len(parents)) > self.best
+        predicted = self.tokens + self._rule.mean_confidence * sum(parents)
+        return self._rule.estimate(predicted, self.depth + 1, self.num_drafted + len(parents)) > self.best
 
     def correct(self, layer: Sequence[float]) -> None:
         """A layer was drafted; `layer` has the acceptance of its nodes, by their real confidences."""
         self.depth += 1
         self.num_drafted += len(layer)
         self.tokens += sum(layer)
-        self.best = self._estimate(self.tokens, self.depth, self.num_drafted)
+        self.best = self._rule.estimate(self.tokens, self.depth, self.num_drafted)

@@ -8,7 +8,7 @@ import numpy as np
 
 from cluster.config import PolicyConfig
 from cluster.forest import Forest
-from cluster.policies.base import DecodeRequest, Int32, StepContext, clip
+from cluster.policies.base import DecodeRequest, Int32, StepContext, clip, hardware_budget, same_shape
 from cluster.selection import slo_customized, throughput_optimized
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
@@ -28,13 +28,10 @@ class AdaServe:
         if not batch:
             return []
         config, n = self._config, len(batch)
-        budget = self._budget(n, context)
+        budget = hardware_budget(config, n, context)
         depth = clip(budget / (n + config.depth_offset) - 1, config.min_depth, config.max_depth)
         width = clip(config.draft_budget / n + config.width_offset, 1, config.max_width)
-        return [
-            DraftPlan(depth=min(depth, request.max_draft), width=min(width, request.max_width))
-            for request in batch
-        ]
+        return same_shape(batch, depth, width)
 
     def select(
         self, batch: Sequence[DecodeRequest], trees: Sequence[TokenTree], context: StepContext
@@ -44,11 +41,8 @@ class AdaServe:
             return []
         forest = Forest.of(trees)
         probability = forest.path_product(forest.conditional)
-        budget = self._budget(len(batch), context)
+        budget = hardware_budget(self._config, len(batch), context)
         required = np.array([request.required(context.step_s) for request in batch])
         capped = np.minimum(required, forest.depths + 1.0)
         chosen = slo_customized(forest, probability, capped, self._config.max_nodes, budget)
         return forest.chosen_nodes(throughput_optimized(chosen, probability, budget))
-
-    def _budget(self, num_requests: int, context: StepContext) -> int:
-        return self._config.verify_budget or context.cost.knee(num_requests)

@@ -114,6 +114,19 @@ def all_nodes(trees: Sequence[TokenTree]) -> list[Int32]:
     return [np.arange(len(tree), dtype=np.int32) for tree in trees]
 
 
+def same_shape(batch: Sequence[DecodeRequest], depth: int, width: int) -> list[DraftPlan]:
+    """One depth and width for all, within each request's limits."""
+    return [
+        DraftPlan(depth=min(depth, request.max_draft), width=min(width, request.max_width))
+        for request in batch
+    ]
+
+
+def hardware_budget(config: PolicyConfig, num_requests: int, context: StepContext) -> int:
+    """B, tokens of a verify step: as configured, else the knee of the measured roofline."""
+    return config.verify_budget or context.cost.knee(num_requests)
+
+
 def clip(value: float, low: float, high: float) -> int:
     """`value` rounded down and held within bounds; `high` wins where they cross."""
     return int(min(max(int(value), low), high))

@@ -6,27 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cluster.config import PolicyConfig
 from cluster.forest import Forest
-from cluster.policies.adaserve_v1 import hardware_budget, v1_plans
-from cluster.policies.base import DecodeRequest, Int32, StepContext
-from drafters.messages import DraftPlan
+from cluster.policies.adaserve_v1 import FirstVersionShape
+from cluster.policies.base import DecodeRequest, Int32, StepContext, hardware_budget
 from engine.tree import TokenTree
 
 
-class EqualGreedy:
+class EqualGreedy(FirstVersionShape):
     """Every request verifies its highest path probabilities, as many as everybody else; blind to SLOs.
 
     What does not divide evenly goes to the first of the batch, one token each. A share that a small tree
     leaves over is not passed on.
     """
-
-    def __init__(self, config: PolicyConfig) -> None:
-        self._config = config
-
-    def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
-        """Depth and width as in AdaServe v1."""
-        return v1_plans(batch, self._config, hardware_budget(self._config, len(batch), context))
 
     def select(
         self, batch: Sequence[DecodeRequest], trees: Sequence[TokenTree], context: StepContext

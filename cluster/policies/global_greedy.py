@@ -6,24 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cluster.config import PolicyConfig
 from cluster.forest import Forest
-from cluster.policies.adaserve_v1 import hardware_budget, v1_plans
-from cluster.policies.base import DecodeRequest, Int32, StepContext
+from cluster.policies.adaserve_v1 import FirstVersionShape
+from cluster.policies.base import DecodeRequest, Int32, StepContext, hardware_budget
 from cluster.selection import throughput_optimized
-from drafters.messages import DraftPlan
 from engine.tree import TokenTree
 
 
-class GlobalGreedy:
+class GlobalGreedy(FirstVersionShape):
     """AdaServe without its SLO-customized phase: throughput-optimized selection alone."""
-
-    def __init__(self, config: PolicyConfig) -> None:
-        self._config = config
-
-    def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
-        """Depth and width as in AdaServe v1."""
-        return v1_plans(batch, self._config, hardware_budget(self._config, len(batch), context))
 
     def select(
         self, batch: Sequence[DecodeRequest], trees: Sequence[TokenTree], context: StepContext

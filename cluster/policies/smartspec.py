@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from cluster.config import PolicyConfig
 from cluster.forest import Forest
 from cluster.policies.base import DecodeRequest, Int32, StepContext, all_nodes
 from cluster.policies.goodput import Float64, Int64, StepTimes, best_prefix, chain_limits, chain_tokens
-from cluster.policies.threshold import stop_logp
+from cluster.policies.threshold import log_probability
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
 
@@ -22,10 +23,9 @@ class SmartSpec:
 
     - `global`: one rate, the mean over the batch, and one length for all (section 4.4, granularity 1).
     - `request`: each request's own rate and its own length (granularity 2).
-    - `confidence`: everybody drafts `max_depth`; a token is predicted to be accepted when its draft
-      probability and those before it are above the threshold T, and the lengths verified maximise goodput
-      under that prediction (Algorithm 3). The draft loop cannot be told to stop on a token's probability,
-      so drafting beyond T is saved only as far as `DraftPlan.stop_logp` can tell.
+    - `confidence`: everybody drafts while the last token's draft probability is above the threshold T, at
+      most `max_depth` and at least one token; a token is predicted to be accepted when it and those before
+      it are above T, and the lengths verified maximise goodput under that prediction (Algorithm 3).
 
     The moving averages are the engine's estimates in `DecodeRequest.rate`. Which requests are batched (the
     prefixes of Algorithm 2) and whether a drafter reads a prompt (draft-prefill disabling, section 5) is
@@ -41,8 +41,9 @@ class SmartSpec:
             return []
         limits = chain_limits(batch, self._config.max_depth)
         if self._config.smartspec_acceptance == "confidence":
-            threshold = self._config.confidence_threshold
-            return [DraftPlan(depth=k, stop_logp=stop_logp(threshold, k)) for k in limits.tolist()]
+            # A draft goes on above T, and not at T.
+            least = math.nextafter(log_probability(self._config.confidence_threshold), math.inf)
+            return [DraftPlan(depth=k, stop_token_logp=least) for k in limits.tolist()]
         times = StepTimes.of(batch, self._config.max_depth, context)
         rates = np.array([request.rate for request in batch])
         if self._config.smartspec_acceptance == "global":

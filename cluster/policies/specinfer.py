@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cluster.config import PolicyConfig
 from cluster.forest import Forest
-from cluster.policies.base import DecodeRequest, Int32, StepContext
+from cluster.policies.base import DecodeRequest, Int32, StepContext, same_shape
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
 
@@ -28,10 +28,7 @@ class SpecInfer:
     def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
         """As deep as the shape and as wide as its widest layer."""
         depth, width = len(self._expansion), int(np.cumprod(self._expansion).max())
-        return [
-            DraftPlan(depth=min(depth, request.max_draft), width=min(width, request.max_width))
-            for request in batch
-        ]
+        return same_shape(batch, depth, width)
 
     def select(
         self, batch: Sequence[DecodeRequest], trees: Sequence[TokenTree], context: StepContext

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cluster.config import PolicyConfig
+from cluster.cost_model import VERIFY_DRAFTED
 from cluster.forest import Forest
 from cluster.policies.base import DecodeRequest, Int32, StepContext
-from cluster.policies.goodput import Float64, Int64, StepTimes, chain_limits
+from cluster.policies.goodput import Float64, Int64, chain_limits
 from drafters.messages import DraftPlan
+from drafters.stop_rules import BEYOND_OBJECTIVE, AdaptiveDrafter, StopRule, slo_aware_estimate
 from engine.tree import TokenTree
 
-# Estimated efficiency of a step, from its expected tokens, layers drafted and draft tokens verified.
-Estimator = Callable[[float, int, int], float]
+# Estimated efficiency of a step, from its expected tokens and the draft tokens verified.
+Estimator = Callable[[float, int], float]
 
-# Estimate of a step that takes longer than the objective (Algorithm 3).
-BEYOND_OBJECTIVE = -1.0
 # Weight of the newest step in the historical mean confidence.
 SMOOTHING = 0.1
 
@@ -25,11 +25,10 @@ SMOOTHING = 0.1
 class SpecServe:
     """Adaptive drafter, confidence-prior verifier and SLO-aware estimator, for chains.
 
-    What this protocol cannot express yet is the rule inside the draft loop: Algorithm 1 corrects its
-    estimate with the real confidences after every layer and stops there. A policy is asked once before
-    drafting, so the depth is chosen by Algorithm 1 with the historical mean confidence standing in for
-    the real ones; the pruning of Algorithm 2 then works with the real ones. A deeper draft than
-    the mean suggests is thus never made, a shallower one only as far as verification is concerned.
+    The adaptive drafter (Algorithm 1) runs inside the drafters, which get with every call what its estimate
+    needs (`stop_rule`); only its first prediction, which needs no draft, is made here. Several drafters
+    serving one batch decide each for itself, as if the requests of the others were not drafted for; the
+    confidence-prior verifier (Algorithm 2) then sees the drafts of all.
 
     The historical mean is kept per drafter; until its first draft is seen, the estimated acceptance rate
     is used. The paper has one TPOT objective; here it is the strictest in the batch.
@@ -40,22 +39,46 @@ class SpecServe:
         self._mean_confidence: dict[str, float] = {}
 
     def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
-        """One depth for all, found by Algorithm 1 on the historical mean confidence."""
-        if not batch:
-            return []
-        n, limits = len(batch), chain_limits(batch, self._max_depth)
-        times, tpot_s = StepTimes.of(batch, self._max_depth, context), strictest(batch)
+        """As deep as allowed, or nothing where the first layer already makes the step too long."""
+        limits = chain_limits(batch, self._max_depth).tolist()
+        drafting: dict[str, int] = {}
+        for request, limit in zip(batch, limits, strict=True):
+            if limit > 0:
+                drafting[request.drafter] = drafting.get(request.drafter, 0) + 1
+        starts = set()
+        for name, count in drafting.items():
+            adaptive = AdaptiveDrafter(self.stop_rule(name, count, batch, context))
+            if adaptive.pays([1.0] * count):
+                starts.add(name)
+        return [
+            DraftPlan(depth=limit if request.drafter in starts else 0)
+            for request, limit in zip(batch, limits, strict=True)
+        ]
 
-        def estimate(tokens: float, depth: int, num_drafted: int) -> float:
-            return slo_aware_estimate(tokens, times.seconds(depth, num_drafted), tpot_s)
-
-        expected = np.array([self._mean_confidence.get(request.drafter, request.rate) for request in batch])
-        depth = len(
-            adaptive_drafter(
-                lambda layer: expected, expected, limits, estimate, best=estimate(float(n), 0, 0)
-            )
+    def stop_rule(
+        self, drafter: str, num_drafting: int, batch: Sequence[DecodeRequest], context: StepContext
+    ) -> StopRule:
+        """What the estimate of Algorithm 3 needs of the cost model, in plain numbers."""
+        n, cost, target = len(batch), context.cost, context.cost.profile.target
+        mine = [request for request in batch if request.drafter == drafter]
+        rate = sum(request.rate for request in mine) / len(mine)
+        # Not every request that a drafter is responsible for is in its call.
+        drafting_context = sum(request.num_context for request in mine) * num_drafting // len(mine)
+        num_context = sum(request.num_context for request in batch)
+        first_s = cost.draft_seconds(drafter, num_drafting, 1, 1, drafting_context)
+        second_s = cost.draft_seconds(drafter, num_drafting, 1, 2, drafting_context)
+        correction = cost.correction(VERIFY_DRAFTED)
+        return StopRule(
+            num_requests=n,
+            base_s=context.draft_overhead_s + cost.verify_seconds(n, n, num_context, drafted=True),
+            first_layer_s=first_s,
+            layer_s=second_s - first_s,
+            token_s=(target.gamma + target.beta * num_context / n) * correction,
+            knee=max(0.0, target.knee_tokens - n),
+            past_knee_s=target.gamma_knee * correction,
+            mean_confidence=self._mean_confidence.get(drafter, rate),
+            tpot_s=strictest(batch),
         )
-        return [DraftPlan(depth=min(depth, limit)) for limit in limits.tolist()]
 
     def select(
         self, batch: Sequence[DecodeRequest], trees: Sequence[TokenTree], context: StepContext
@@ -66,15 +89,16 @@ class SpecServe:
         forest = Forest.of(trees)
         self._observe(forest, batch)
         n, num_context = len(batch), sum(request.num_context for request in batch)
-        base_s = context.draft_s + context.draft_overhead_s + context.cost.verify_seconds(n, n, num_context)
-        token_s, tpot_s = context.cost.verify_token_seconds(num_context / n), strictest(batch)
+        cost, tpot_s = context.cost, strictest(batch)
+        base_s = context.draft_s + context.draft_overhead_s
 
-        def estimate(tokens: float, depth: int, num_drafted: int) -> float:
-            return slo_aware_estimate(tokens, base_s + token_s * num_drafted, tpot_s)
+        def estimate(tokens: float, num_drafted: int) -> float:
+            verify_s = cost.verify_seconds(n, n + num_drafted, num_context, drafted=True)
+            return slo_aware_estimate(tokens, base_s + verify_s, tpot_s)
 
         acceptance = forest.path_product(forest.conditional)
         drafted = np.flatnonzero(forest.parent >= 0)
-        kept = confidence_prior(acceptance[drafted], n, int(forest.depth.max()), estimate)
+        kept = confidence_prior(acceptance[drafted], n, estimate)
         chosen = np.zeros(forest.num_nodes, dtype=np.bool_)
         chosen[forest.roots] = True
         chosen[drafted[kept]] = True
@@ -95,56 +119,7 @@ def strictest(batch: Sequence[DecodeRequest]) -> float | None:
     return min((request.tpot_s for request in batch if request.tpot_s is not None), default=None)
 
 
-def slo_aware_estimate(tokens: float, step_s: float, tpot_s: float | None) -> float:
-    """Algorithm 3: expected tokens per second, or -1 for a step longer than the objective.
-
-    The worst case counts, one token per step: then the step's seconds are the request's TPOT.
-    """
-    if tpot_s is not None and step_s > tpot_s:
-        return BEYOND_OBJECTIVE
-    return tokens / step_s
-
-
-def adaptive_drafter(
-    draft_layer: Callable[[int], Float64],
-    mean_confidence: Float64,
-    limits: Int64,
-    estimate: Estimator,
-    best: float = BEYOND_OBJECTIVE,
-) -> list[Float64]:
-    """Algorithm 1: draft another layer while the predicted estimate rises; then put in what came of it.
-
-    The next layer's acceptance is predicted as that of the last one times the mean confidence (eq. 8);
-    the listing (lines 3, 19) appends the mean alone, which overrates every layer but the first.
-
-    Args:
-        draft_layer: drafts layer 1, 2, ... and returns the confidences, float64 [requests].
-        mean_confidence: float64 [requests], historical mean confidence.
-        limits: int64 [requests], most tokens each may draft.
-        estimate: efficiency of a step.
-        best: what the first layer must exceed. -1 as in the paper drafts at least one layer unless it
-            would take longer than the objective; the estimate of plain decoding allows none.
-
-    Returns:
-        AR of each layer drafted, float64 [requests]; 0 where a request was at its limit.
-    """
-    acceptance = np.ones(len(limits))
-    tokens, num_drafted = float(len(limits)), 0
-    layers: list[Float64] = []
-    for depth in range(1, int(limits.max(initial=0)) + 1):
-        active = limits >= depth
-        count = num_drafted + int(active.sum())
-        predicted = float((acceptance * mean_confidence)[active].sum())
-        if estimate(tokens + predicted, depth, count) <= best:
-            break
-        acceptance = np.where(active, acceptance * draft_layer(depth), 0.0)
-        layers.append(acceptance)
-        tokens, num_drafted = tokens + float(acceptance.sum()), count
-        best = estimate(tokens, depth, num_drafted)
-    return layers
-
-
-def confidence_prior(acceptance: Float64, num_requests: int, depth: int, estimate: Estimator) -> Int64:
+def confidence_prior(acceptance: Float64, num_requests: int, estimate: Estimator) -> Int64:
     """Algorithm 2: drop draft tokens in ascending AR while the estimate rises.
 
     The listing also stops where dropping one token leaves the step longer than the objective; here
@@ -153,7 +128,6 @@ def confidence_prior(acceptance: Float64, num_requests: int, depth: int, estimat
     Args:
         acceptance: float64 [drafted], AR of each draft token, parents before their children.
         num_requests: roots, which count one token each.
-        depth: layers that were drafted.
         estimate: efficiency of a step.
 
     Returns:
@@ -162,9 +136,9 @@ def confidence_prior(acceptance: Float64, num_requests: int, depth: int, estimat
     order = np.argsort(-acceptance, kind="stable")
     tokens = num_requests + np.concatenate([[0.0], np.cumsum(acceptance[order])])
     kept = len(order)
-    best = estimate(float(tokens[kept]), depth, kept)
+    best = estimate(float(tokens[kept]), kept)
     while kept > 0:
-        value = estimate(float(tokens[kept - 1]), depth, kept - 1)
+        value = estimate(float(tokens[kept - 1]), kept - 1)
         if value <= best and best != BEYOND_OBJECTIVE:
             break
         best, kept = value, kept - 1

@@ -7,13 +7,12 @@ import math
 
 import msgspec
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.messages import DraftCall, DraftPlan
 from drafters.prompt_lookup import PromptLookupDrafter
-from drafters.stop_rules import BEYOND_OBJECTIVE, AdaptiveDrafter, StopRule
+from drafters.stop_rules import BEYOND_OBJECTIVE, StopRule
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
 from tests.drafters.tiny import GREEDY, assert_same_tree, call, drafter, llama, opening, prompt, trees
@@ -93,25 +92,6 @@ def test_the_batch_stops_where_the_rule_evaluated_outside_says(rule: StopRule, l
     for tree, stopped, limit in zip(whole, drafted(plans, rule), limits, strict=True):
         assert stopped.depth.max() == min(depth, limit)
         assert_same_tree(stopped, tree.subset(np.arange(len(stopped), dtype=np.int32)))
-
-
-@settings(max_examples=200, deadline=None)
-@given(rules, st.data())
-def test_with_the_real_confidences_known_it_stops_at_the_peak(rule: StopRule, data: st.DataObject) -> None:
-    """Enumeration over depths: where the mean is right, one look ahead finds the best of them."""
-    rule = msgspec.structs.replace(rule, tpot_s=None)
-    n, mean = rule.num_requests, rule.mean_confidence
-    limit = data.draw(st.integers(1, 10))
-    adaptive = AdaptiveDrafter.of(rule)
-    while adaptive.depth < limit and adaptive.pays([mean**adaptive.depth] * n):
-        adaptive.correct([mean ** (adaptive.depth + 1)] * n)
-    values = [
-        rule.estimate(n * sum(mean**layer for layer in range(depth + 1)), depth, n * depth)
-        for depth in range(limit + 1)
-    ]
-    if rule.first_layer_s <= rule.layer_s or adaptive.depth:
-        # A first layer dearer than the others can hide a peak behind it: the paper has one layer time.
-        assert values[adaptive.depth] == pytest.approx(max(values))
 
 
 def test_an_objective_ends_drafting_before_it_is_missed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import numpy as np
@@ -124,4 +125,13 @@ def test_by_confidence_a_draft_is_verified_up_to_the_first_doubtful_token() -> N
     policy = make_policy(config)
     tree = TokenTree.chain(0, [1, 2, 3], np.log([0.9, 0.3, 0.9]).tolist())
     assert [n.tolist() for n in policy.select([request()], [tree], context())] == [[0, 1]]
-    assert policy.plan([request(max_draft=2)], context())[0].depth == 2
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.4, 1.0])
+def test_by_confidence_a_draft_goes_on_above_the_threshold(threshold: float) -> None:
+    """Algorithm 3: R' are the requests whose last confidence is above T, which the first layer always is."""
+    config = PolicyConfig(name="smartspec", smartspec_acceptance="confidence", confidence_threshold=threshold)
+    (plan,) = make_policy(config).plan([request(max_draft=2)], context())
+    assert plan.depth == 2
+    for confidence in (1e-9, 0.3, 0.4, 0.401, 0.9, 1.0):
+        assert (math.log(confidence) >= plan.stop_token_logp) == (confidence > threshold)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cluster.config import PolicyConfig
 from cluster.forest import Forest
 from cluster.policies.registry import make_policy
-from cluster.policies.threshold import stop_logp
+from drafters.messages import DraftPlan
 from engine.tree import TokenTree
 from tests.cluster.policies.batches import candidate_trees, context, request
 
@@ -75,21 +75,11 @@ def test_specinfer_takes_the_likeliest_children_of_each_node(
         assert nodes.tolist() == sorted(wanted)
 
 
-@settings(max_examples=80, deadline=None)
-@given(candidate_trees(chain=True), st.sampled_from([0.0, 0.2, 0.4, 0.7, 1.0]))
-def test_a_chain_is_cut_at_the_first_token_below_the_threshold(tree: TokenTree, threshold: float) -> None:
-    policy = make_policy(PolicyConfig(name="threshold", confidence_threshold=threshold))
-    (nodes,) = policy.select([request()], [tree], context())
-    below = np.flatnonzero(Forest.of([tree]).conditional < threshold)
-    assert len(nodes) == (below[0] if len(below) else len(tree))
-
-
-@given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=8), st.floats(0.05, 1.0))
-def test_drafting_is_only_ended_where_a_token_was_below_the_threshold(
-    confidences: list[float], threshold: float
-) -> None:
-    stop = stop_logp(threshold, len(confidences))
-    for layer in range(1, len(confidences) + 1):
-        path = sum(math.log(c) for c in confidences[:layer])
-        if path < stop - 1e-9:
-            assert min(confidences[:layer]) < threshold
+def test_threshold_is_transformers_rule() -> None:
+    """Which token ends a draft is the drafter's business; all of it is verified, that token included."""
+    for threshold, least in ((0.4, math.log(0.4)), (0.0, -math.inf), (1.0, 0.0)):
+        policy = make_policy(PolicyConfig(name="threshold", confidence_threshold=threshold, max_depth=5))
+        plans = policy.plan([request(max_draft=20), request(max_draft=2)], context())
+        assert plans == [DraftPlan(depth=5, stop_token_logp=least), DraftPlan(depth=2, stop_token_logp=least)]
+    tree = TokenTree.chain(0, [1, 2, 3], np.log([0.9, 0.8, 0.1]).tolist())
+    assert [nodes.tolist() for nodes in policy.select([request()], [tree], context())] == [[0, 1, 2, 3]]
