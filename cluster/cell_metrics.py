@@ -45,6 +45,12 @@ class CellMetrics:
             registry=self.registry,
         )
         self._step = self._histogram("flotilla_step_seconds", "Time by phase.", ["phase"], STEP_BUCKETS)
+        self._corrections = Gauge(
+            "flotilla_cost_correction_ratio",
+            "Recent forward time over what the cost profile says.",
+            ["model"],
+            registry=self.registry,
+        )
         self._gauges: dict[str, Gauge] = {}
         self._totals: dict[str, Counter] = {}
         self._seen: dict[str, float] = {}
@@ -86,6 +92,8 @@ class CellMetrics:
         used = 1.0 - core.free_slots / num_slots if num_slots else 0.0
         self._gauge("flotilla_kv_cache_usage_ratio", "Share of KV slots in use.", used)
         self._gauge("flotilla_drafters_ready", "Drafters alive.", len(core.pool.drafters))
+        for model, factor in core.cost.corrections.items():
+            self._corrections.labels(model).set(factor)
         totals = core.totals
         self._count("flotilla_steps", "Verify steps.", totals.steps)
         self._count("flotilla_generation_tokens", "Committed tokens.", totals.committed_tokens)

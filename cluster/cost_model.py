@@ -123,8 +123,8 @@ DEFAULT_PROFILE = CostProfile(
 )
 
 
-# A correction beyond this factor, up or down, for so many steps in a row, is a drift: the profile was taken
-# on another machine, or the machine is shared. What forwards cost more in each other's company is less.
+# A correction beyond this factor, up or down, for so many steps in a row, is a drift. Target and drafters in
+# turn take up to 1.6 times what each takes by itself, for they share caches: that is no drift yet.
 DRIFT_FACTOR = 2.0
 DRIFT_STEPS = 200
 
@@ -142,6 +142,15 @@ class Drift(msgspec.Struct, frozen=True):
     factor: float
     is_drifting: bool
 
+    def __str__(self) -> str:
+        if not self.is_drifting:
+            return f"{self.model}: forwards take what the cost profile says again (times {self.factor:.2f})"
+        return (
+            f"{self.model}: for {DRIFT_STEPS} steps forwards have taken {self.factor:.2f} times what the "
+            "cost profile says: it is another machine's, or this one is shared. Plans are corrected for "
+            "it; a new profile (`flotilla profile`) would predict better"
+        )
+
 
 @dataclass(slots=True)
 class CostModel:
@@ -150,16 +159,15 @@ class CostModel:
     Attributes:
         profile: the offline fit.
         smoothing: weight of the newest observation.
-        drifts: what drifted and came back since somebody took it from here to tell people.
     """
 
     profile: CostProfile
     smoothing: float = 0.05
-    drifts: list[Drift] = field(default_factory=list)
     _factor: dict[str, float] = field(default_factory=dict)
     _seen: dict[str, int] = field(default_factory=dict)
     _drifting: set[str] = field(default_factory=set)
     _against: dict[str, int] = field(default_factory=dict)
+    _drifts: list[Drift] = field(default_factory=list)
 
     def verify_seconds(
         self,
@@ -236,6 +244,11 @@ class CostModel:
         """A model whose `correction` of each name is the one given: to predict as another did."""
         return cls(profile, _factor=dict(corrections))
 
+    def take_drifts(self) -> list[Drift]:
+        """What began to drift or came back since the last time this was asked."""
+        taken, self._drifts = self._drifts, []
+        return taken
+
     @property
     def corrections(self) -> dict[str, float]:
         """Current factors of all models observed."""
@@ -252,4 +265,4 @@ class CostModel:
             return
         self._against[model] = 0
         self._drifting.symmetric_difference_update((model,))
-        self.drifts.append(Drift(model, factor, is_beyond))
+        self._drifts.append(Drift(model, factor, is_beyond))

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cluster.config import FlotillaConfig
 from cluster.cost_model import DEFAULT_PROFILE, CostModel, CostProfile
@@ -25,6 +26,7 @@ from cluster.events import (
     VerifyDone,
 )
 from cluster.pool_drafter import build_pool_drafter
+from cluster.profile_file import load_profile
 from cluster.recorded_core import make_core
 from cluster.stream_messages import Receipt, Submit
 from cluster.target import build_target
@@ -61,7 +63,7 @@ class LocalEngine:
 
     Args:
         config: the cell; tensor parallelism and the front end's part are ignored.
-        profile: costs for the policies; the built-in defaults if None.
+        profile: costs for the policies; if None those of the configured file, or the built-in defaults.
         drafters: drafters to use instead of building those of the configuration (for tests).
     """
 
@@ -80,6 +82,8 @@ class LocalEngine:
                 d.name: build_pool_drafter(d, shape.vocab_size, shape.max_tokens) for d in config.drafters
             }
         self.drafters = drafters
+        if profile is None and config.profile is not None:
+            profile, _ = load_profile(Path(config.profile), config)
         self._profile = profile or DEFAULT_PROFILE
         self._actions: deque[Action] = deque()
         self.use_policy(config)

@@ -16,7 +16,6 @@ import msgspec
 from cluster.config import DrafterConfig, FlotillaConfig, TargetConfig
 from cluster.cost_model import CostProfile, LinearCost, StepPoint
 from cluster.model_paths import model_directory
-from cluster.profile_fit import Fit, FitQuality
 
 # Raised whenever the meaning of a field changes; no other version is read.
 VERSION = 2
@@ -63,6 +62,35 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     runner: str = ""
     tensor_parallel: int = 1
+
+
+class FitQuality(msgspec.Struct, frozen=True, kw_only=True):
+    """Relative errors |predicted / measured - 1| on held-out points.
+
+    Attributes:
+        num_fitted, num_held_out: points.
+        median, p90, worst: of the errors.
+    """
+
+    num_fitted: int
+    num_held_out: int
+    median: float
+    p90: float
+    worst: float
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """A fitted model and which points it was not fitted to.
+
+    Attributes:
+        cost: the coefficients.
+        quality: its errors on the held-out points.
+        held_out: per point, whether it was held out.
+    """
+
+    cost: LinearCost
+    quality: FitQuality
+    held_out: list[bool]
 
 
 class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):

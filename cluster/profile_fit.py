@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar, nnls
 
 from cluster.cost_model import LinearCost, StepPoint
+from cluster.profile_file import Fit, FitQuality
 
 Float64 = NDArray[np.float64]
 Bool = NDArray[np.bool_]
@@ -22,35 +22,6 @@ KNEE_GAIN = 0.1
 ROUNDING = 1e-9
 # Share of the points that the fit does not see.
 HELD_OUT = 0.25
-
-
-class FitQuality(msgspec.Struct, frozen=True, kw_only=True):
-    """Relative errors |predicted / measured - 1| on held-out points.
-
-    Attributes:
-        num_fitted, num_held_out: points.
-        median, p90, worst: of the errors.
-    """
-
-    num_fitted: int
-    num_held_out: int
-    median: float
-    p90: float
-    worst: float
-
-
-class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """A fitted model and which points it was not fitted to.
-
-    Attributes:
-        cost: the coefficients.
-        quality: its errors on the held-out points.
-        held_out: per point, whether it was held out.
-    """
-
-    cost: LinearCost
-    quality: FitQuality
-    held_out: list[bool]
 
 
 def fit_cost(points: Sequence[StepPoint]) -> LinearCost:

@@ -8,26 +8,31 @@ from pathlib import Path
 from cluster.config import FlotillaConfig
 from cluster.model_paths import model_directory
 from cluster.policies.registry import make_policy
+from cluster.profile_file import ProfileError, load_profile
 
 
 class StartError(Exception):
     """The system cannot be started; the message says why and what to do."""
 
 
-def check(config: FlotillaConfig) -> None:
-    """Raise `StartError` for a model or file that is missing, an unknown policy, or a port that is taken."""
+def check(config: FlotillaConfig) -> list[str]:
+    """Warnings that do not keep the configuration from being served.
+
+    Raises:
+        StartError: for a model that is missing, a cost profile that is missing or of other models, an unknown
+            policy, or a port that is taken.
+    """
     try:
         make_policy(config.policy)
     except ValueError as error:
         raise StartError(str(error)) from None
-    if config.profile is not None and not Path(config.profile).is_file():
-        raise StartError(f"no cost profile at {config.profile}; make one with `flotilla profile`")
     paths = [config.target.path, *(drafter.path for drafter in config.drafters if drafter.kind == "model")]
     for path in paths:
         try:
             model_directory(path)
         except (FileNotFoundError, KeyError) as error:
             raise StartError(str(error.args[0])) from None
+    warnings = _check_profile(config)
     if config.http.port:
         try:
             with socket.create_server((config.http.host, config.http.port)):
@@ -37,3 +42,13 @@ def check(config: FlotillaConfig) -> None:
                 f"cannot listen on {config.http.host}:{config.http.port} ({error.strerror}); "
                 "choose another with --port, or 0 for any free one"
             ) from None
+    return warnings
+
+
+def _check_profile(config: FlotillaConfig) -> list[str]:
+    if config.profile is None:
+        return []
+    try:
+        return load_profile(Path(config.profile), config)[1]
+    except ProfileError as error:
+        raise StartError(str(error)) from None

@@ -94,7 +94,8 @@ def stop() -> None:
 
 
 def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] = lambda: None) -> str:
-    preflight.check(config)
+    for warning in preflight.check(config):
+        console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
     host, port = config.http.host, config.http.port or _free_port(config.http.host)
     config = config.model_copy(update={"http": config.http.model_copy(update={"port": port})})
     with Startup(console).running() as startup:
