@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import logging
 import secrets
 import time
@@ -38,6 +37,7 @@ from cluster.events import (
     VerifyDone,
     WorkerLost,
 )
+from cluster.profile_file import load_profile
 from cluster.profile_fit import fit_cost
 from cluster.rank import Rank
 from cluster.recorded_core import make_core, newest_decisions
@@ -238,8 +238,10 @@ class Cell:
 
     async def _profile(self) -> CostProfile:
         if self.config.profile is not None:
-            raw = await asyncio.to_thread(Path(self.config.profile).read_text)
-            return msgspec.convert(json.loads(raw), CostProfile)
+            profile, warnings = await asyncio.to_thread(load_profile, Path(self.config.profile), self.config)
+            for warning in warnings:
+                _log.warning("%s", warning)
+            return profile
         points = await asyncio.gather(*(actor.profile.remote() for actor in self._actors[VERIFIER]))
         drafters = {}
         for config in self.config.drafters:  # one after the other: measured beside nobody else
@@ -353,6 +355,8 @@ class Cell:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            for drift in self._core.cost.take_drifts():
+                _log.warning("%s", drift)
             if not self._core.is_idle:
                 self._handle(Tick())
 
