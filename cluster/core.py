@@ -37,8 +37,6 @@ from verifier.messages import Verdict, VerifyResult
 
 # Drafters are explored while no more requests than this are running: later there is no idle time for it.
 EXPLORE_REQUESTS = 2
-# But on one finished request in so many always, so that a cell that is never idle learns too.
-EXPLORE_FINISHES = 8
 
 
 class SchedulerCore:
@@ -61,7 +59,6 @@ class SchedulerCore:
         self.totals = self.planner.totals
         self.verify_calls = VerifyCalls(cost)
         self._next_order = 0
-        self._num_finished = 0
         self._iteration_started: dict[int, float] = {}
         self._draft_s: dict[int, float] = {}
         self._actions: list[Action] = []
@@ -153,10 +150,10 @@ class SchedulerCore:
         request.advance(Trigger.FINISH)
         self.running.pop(request.request_id, None)
         del self.requests[request.request_id]
-        self._num_finished += 1
-        has_time = len(self.running) < EXPLORE_REQUESTS or self._num_finished % EXPLORE_FINISHES == 0
-        if has_time and self.planner.may_read(request):
-            self._actions.extend(Draft(*found) for found in self.pool.final_explorations(request, now))
+        if self.planner.may_read(request):
+            is_busy = len(self.running) >= EXPLORE_REQUESTS
+            explorations = self.pool.final_explorations(request, now, is_busy=is_busy)
+            self._actions.extend(Draft(name, call) for name, call in explorations)
         self.planner.forget(request)
         self._emit(
             request,

@@ -25,6 +25,10 @@ EXPLORE_STEPS = 4
 # switch would pay, and on a finished one, from which all later ones like it may profit.
 RUNNING_OPTIMISM = 1.0
 FINISHED_OPTIMISM = 1.5
+# Of the finished requests at first each may be read by another drafter; after every so many readings a larger
+# interval is left between them, until it is this many requests. While there is no idle time it always is.
+EXPLORE_STAGE = 24
+EXPLORE_INTERVAL = 8
 # A drafter that has more to read than this reads first, while the request is decoded without it.
 READ_WITH_DRAFT = 16
 # What is expected of a drafter that has no model of the text, such as prompt lookup, before it is observed:
@@ -78,10 +82,14 @@ class DrafterPool:
     num_explorations: int = 0
     _next_call: int = 0
     _exploring: tuple[str, int] | None = None
+    _num_read: int = 0
+    _since_read: int = 0
 
     def add(self, name: str, capabilities: Capabilities, max_requests: int) -> None:
         """A drafter is ready, and knows nothing."""
         self.drafters[name] = DrafterState(name, capabilities, max_requests)
+        if not self.acceptance.is_known(name):
+            self._num_read = 0
         if not capabilities.has_probabilities:
             self.acceptance.expect(name, *UNMODELLED)
 
@@ -206,13 +214,20 @@ class DrafterPool:
         item = self._item(request, self.drafters[chosen], DraftPlan(depth=0))
         return [(chosen, self._explore(chosen, item, now))]
 
-    def final_explorations(self, request: Request, now: float) -> list[tuple[str, DraftCall]]:
+    def final_explorations(
+        self, request: Request, now: float, *, is_busy: bool = False
+    ) -> list[tuple[str, DraftCall]]:
         """A prefetch call that lets one idle drafter be scored on a request that ends; before `forget`.
 
         The request has nothing of it, the next ones with such a prompt may: asked is whoever could be a
         better choice for them than the one that seems best. The drafter releases it with its next call.
+        `is_busy` says that there is no idle time to do it in.
         """
         if not request.num_steps:
+            return []
+        self._since_read += 1
+        interval = min(EXPLORE_INTERVAL, 1 + self._num_read // EXPLORE_STAGE)
+        if self._since_read < (EXPLORE_INTERVAL if is_busy else interval):
             return []
         to_beat, rivals = 0.0, []
         explorable = {drafter.name for drafter in self._explorable(request)}
@@ -225,6 +240,8 @@ class DrafterPool:
         chosen = most_promising(rivals, to_beat, *self._step(request))
         if not chosen:
             return []
+        self._num_read += 1
+        self._since_read = 0
         call = self._explore(chosen, _opening(request, DraftPlan(depth=0)), now)
         self.drafters[chosen].release.append(request.request_id)
         return [(chosen, call)]

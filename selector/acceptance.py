@@ -21,7 +21,7 @@ from selector.prompt_features import PromptFeatures
 INITIAL_RATE = 0.7
 INITIAL_SPREAD = 0.15
 # Spread of a drafter's rate over kinds of prompts.
-PROMPT_SPREAD = 0.1
+PROMPT_SPREAD = 0.15
 # Variance of c and of s; over the demo family's held-out prompts of one domain nearly all is shared.
 SHARED_VARIANCE = 0.015
 OWN_VARIANCE = 0.005
@@ -94,6 +94,10 @@ class AcceptanceEstimates:
         mean, variance = np.zeros(size), np.full(size, PROMPT_SPREAD**2)
         mean[-1], variance[-1] = rate, spread**2
         self._drafters[drafter] = _DrafterModel(own_variance, DriftingRidge(mean, variance, self._memory))
+
+    def is_known(self, drafter: str) -> bool:
+        """Whether anything was expected of the drafter, asked or observed."""
+        return drafter in self._drafters
 
     def begin(self, request_id: str, prompt: Sequence[int], labels: Sequence[str] = ()) -> None:
         """A request to estimate rates for (see `PromptFeatures.of`); nothing if it is known already."""

@@ -21,6 +21,8 @@ DIMENSIONS = 64
 BUCKETS = 1 << 14
 # Tokens at either end that count with their places.
 ENDS = 4
+# Weight of those beside that of the bag.
+END_WEIGHT = 2.0
 # Longer prompts are judged by their two ends, so that the cost is bounded.
 MOST_TOKENS = 1024
 _SEED = 20090618
@@ -62,7 +64,7 @@ class PromptFeatures:
             ends = np.concatenate([tokens[:ENDS], tokens[: -ENDS - 1 : -1]])
             first = min(ENDS, len(tokens))
             places = np.concatenate([self._places[:first], self._places[ENDS : ENDS + first]])
-            total += self._projection[_row(ends, places)].sum(axis=0) / np.float32(np.sqrt(2 * ENDS))
+            total += self._projection[_row(ends, places)].sum(axis=0) * np.float32(END_WEIGHT / np.sqrt(2 * ENDS))
         for label in labels:
             total += self._projection[crc32(label.encode()) % BUCKETS]
         norm = float(np.sqrt(total @ total))

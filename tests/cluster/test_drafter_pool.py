@@ -1,0 +1,191 @@
+"""Whom the pool lets read what: one exploration at a time, cheap, and heard also when its request is gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.cost_model import DEFAULT_PROFILE, CostModel
+from cluster.drafter_pool import EXPLORE_INTERVAL, EXPLORE_TOKENS, DrafterPool
+from cluster.requests import Request
+from cluster.stream_messages import Speculation, Submit
+from drafters.messages import Draft, DraftCall, DraftItem, DraftPlan, DraftResult
+from drafters.protocol import Capabilities
+from engine.sampling_params import SamplingParams
+from engine.tree import TokenTree
+
+PROMPT = [1, 2, 3, 4, 5]
+
+
+def capabilities(kind: str = "model") -> Capabilities:
+    return Capabilities(
+        kind=kind,
+        max_depth=8,
+        max_width=1,
+        has_probabilities=kind == "model",
+        needs_prefill=kind == "model",
+        vocab_size=100,
+        max_tokens=500,
+    )
+
+
+def make_pool(*names: str) -> DrafterPool:
+    pool = DrafterPool(CostModel(DEFAULT_PROFILE), max_depth=6)
+    for name in names:
+        pool.add(name, capabilities(), 8)
+    return pool
+
+
+def finished(name: str, speculation: Speculation | None = None) -> Request:
+    sampling = SamplingParams(temperature=0.0, max_tokens=100)
+    submit = Submit(
+        request_id=name, prompt=PROMPT, sampling=sampling, speculation=speculation or Speculation()
+    )
+    return Request(submit, "client", 0.0, 0, output=list(range(20)), num_steps=5)
+
+
+def answer(call: DraftCall, scored: int, agreed: int) -> DraftResult:
+    drafts = [
+        Draft(request_id=i.request_id, tree=TokenTree.root_only(0), num_scored=scored, num_agreed=agreed)
+        for i in call.items
+    ]
+    return DraftResult(call_id=call.call_id, drafts=drafts)
+
+
+def end(pool: DrafterPool, request: Request, *, is_busy: bool = False) -> list[tuple[str, DraftCall]]:
+    """Serve a request with 17 of 20 tokens right, and end it."""
+    pool.assign(request)
+    pool.acceptance.observe(request.request_id, request.drafter, 20, 17)
+    explorations = pool.final_explorations(request, 0.0, is_busy=is_busy)
+    pool.forget(request)
+    return explorations
+
+
+def test_a_finished_request_is_read_by_another_drafter_which_then_releases_it() -> None:
+    pool = make_pool("a", "b")
+    request = finished("r")
+    pool.assign(request)
+    served = request.drafter
+    [(name, call)] = end(pool, request)
+    assert name != served
+    [item] = call.items
+    assert item.plan == DraftPlan(depth=0)
+    assert item.spec is not None
+    assert item.spec.tokens == PROMPT + request.output
+    assert not pool.drafters[name].known
+    before = pool.acceptance.prior("other", name)[0]
+    pool.answered(name, answer(call, 20, 2))
+    assert pool.acceptance.prior("other", name)[0] < before - 0.05
+    other = finished("s")
+    pool.assign(other)
+    other.drafter = name
+    assert pool.call(name, [pool.item(other, DraftPlan(depth=1))], 0.0).release == ["r"]
+
+
+def test_one_exploration_at_a_time() -> None:
+    pool = make_pool("a", "b", "c")
+    [(name, call)] = end(pool, finished("0"))
+    assert not end(pool, finished("1"))
+    pool.answered(name, answer(call, 20, 10))
+    assert end(pool, finished("2"))
+
+
+def test_a_drafter_lost_while_it_explores_leaves_room_for_another() -> None:
+    pool = make_pool("a", "b", "c")
+    [(name, _)] = end(pool, finished("0"))
+    pool.lose(name, iter(()))
+    assert end(pool, finished("1"))
+
+
+def test_a_new_drafter_is_tried_soon_and_a_poor_one_is_let_be() -> None:
+    pool = make_pool("a", "b")
+    for number in range(200):
+        for name, call in end(pool, finished(str(number))):
+            pool.answered(name, answer(call, 20, 8))
+    settled = pool.num_explorations
+    assert settled < 60
+    pool.add("new", capabilities(), 8)
+    asked = []
+    for number in range(200, 210):
+        for name, call in end(pool, finished(str(number))):
+            asked.append(name)
+            pool.answered(name, answer(call, 20, 20))
+    assert asked[0] == "new"
+    request = finished("last")
+    pool.assign(request)
+    assert request.drafter == "new"
+
+
+def test_prompt_lookup_is_tried_though_little_is_expected_of_it() -> None:
+    pool = make_pool("a")
+    pool.add("lookup", capabilities("prompt_lookup"), 8)
+    [(name, _)] = end(pool, finished("0"))
+    assert name == "lookup"
+
+
+def test_a_cell_that_is_never_idle_explores_now_and_then() -> None:
+    pool = make_pool("a", "b")
+    explored = 0
+    for number in range(4 * EXPLORE_INTERVAL):
+        for name, call in end(pool, finished(str(number)), is_busy=True):
+            pool.answered(name, answer(call, 20, 17))
+            explored += 1
+    assert explored == 4
+
+
+def test_a_busy_drafter_and_one_the_request_may_not_use_are_left_alone() -> None:
+    pool = make_pool("a", "b")
+    other = finished("other")
+    pool.assign(other)
+    pool.call(other.drafter, [pool.item(other, DraftPlan(depth=2))], 0.0)
+    request = finished("r")
+    pool.acceptance.begin("r", PROMPT)
+    explorations = pool.final_explorations(request, 0.0)
+    assert other.drafter not in [name for name, _ in explorations]
+    only = make_pool("a", "b")
+    assert not end(only, finished("s", Speculation(drafters=("a",))))
+    assert not end(only, finished("t", Speculation(mode="off")))
+
+
+def test_a_drafter_that_cannot_follow_counts_as_wrong() -> None:
+    pool = make_pool("a", "b")
+    [(name, call)] = end(pool, finished("0"))
+    before = pool.acceptance.prior("other", name)[0]
+    pool.answered(name, DraftResult(call_id=call.call_id, drafts=[], unknown=["0"]))
+    assert pool.acceptance.prior("other", name)[0] < before
+
+
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_a_running_request_may_move_to_a_drafter_that_proves_better(ends_first: bool) -> None:
+    pool = make_pool("a", "b")
+    request = finished("r")
+    del request.output[EXPLORE_TOKENS:]
+    pool.assign(request)
+    here = request.drafter
+    pool.acceptance.observe("r", here, EXPLORE_TOKENS, 2)
+    [(name, call)] = pool.explorations(request, 0.0)
+    assert name != here
+    assert "r" in pool.drafters[name].known
+    assert not pool.explorations(request, 0.0)
+    if ends_first:
+        pool.forget(request)
+        before = pool.acceptance.prior("other", name)[0]
+        pool.answered(name, answer(call, 20, 20))
+        assert pool.acceptance.prior("other", name)[0] > before
+        assert pool.drafters[name].release == ["r"]
+    else:
+        pool.answered(name, answer(call, EXPLORE_TOKENS, EXPLORE_TOKENS))
+        pool.assign(request)
+        assert request.drafter == name
+        assert pool.num_switches == 1
+
+
+def test_an_item_of_a_known_request_carries_what_is_new_only() -> None:
+    pool = make_pool("a")
+    request = finished("r")
+    pool.assign(request)
+    first: DraftItem = pool.item(request, DraftPlan(depth=1))
+    request.output.append(7)
+    second = pool.item(request, DraftPlan(depth=1))
+    assert (first.start, second.start) == (0, len(PROMPT) + 20)
+    assert second.spec is None
+    assert second.tokens.tolist() == [7]
