@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import secrets
 import time
 from pathlib import Path
@@ -37,6 +38,7 @@ from cluster.events import (
     VerifyDone,
     WorkerLost,
 )
+from cluster.free_cores import settle_draft_ahead
 from cluster.profile_file import load_profile
 from cluster.profile_fit import fit_cost
 from cluster.rank import Rank
@@ -63,7 +65,7 @@ class Cell:
     """
 
     def __init__(self, config: FlotillaConfig) -> None:
-        self.config = config
+        self.config = settle_draft_ahead(config, os.cpu_count() or 1)
         self._token = secrets.token_hex(16).encode()
         self._stage = "starting"
         self._failure = ""

@@ -137,6 +137,12 @@ class SchedulerConfig(_Strict):
     micro_batches: int = Field(
         default=1, ge=1, le=8, description="Groups whose drafting and verification overlap."
     )
+    draft_ahead: int | None = Field(
+        default=None,
+        ge=0,
+        description="Drafters that go on drafting while the target verifies; the cores the target leaves over "
+        "if unset.",
+    )
     draft_timeout_ms: float = Field(
         default=2000.0, gt=0, description="A drafter slower than this is left behind for the step."
     )

@@ -49,7 +49,7 @@ class SchedulerCore:
         self.config = config
         self.cost = cost
         self.pool = DrafterPool(cost, config.policy.max_depth)
-        self.planner = StepPlanner(policy, cost, self.pool)
+        self.planner = StepPlanner(policy, cost, self.pool, config.scheduler.draft_ahead or 0)
         self.batcher = Batcher(config.scheduler, cost, self.pool)
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []

@@ -160,6 +160,7 @@ class DrafterPool:
         now: float,
         predicted_s: float = 0.0,
         stop_rule: StopRule | None = None,
+        ahead: bool = False,
     ) -> DraftCall:
         """A call to one drafter, with the releases owed to it."""
         drafter = self.drafters[name]
@@ -171,7 +172,9 @@ class DrafterPool:
             self._next_call, now, predicted_s, ids, depth, width
         )
         release, drafter.release = drafter.release, []
-        return DraftCall(call_id=self._next_call, items=items, release=release, stop_rule=stop_rule)
+        return DraftCall(
+            call_id=self._next_call, items=items, release=release, stop_rule=stop_rule, ahead=ahead
+        )
 
     def prefetch(self, request: Request, now: float) -> DraftCall | None:
         """Let the request's drafter read what it has not heard; None if it is reading, or keeps nothing."""

@@ -21,6 +21,8 @@ from verifier.messages import VerifyResult
 
 # Weight of the newest step in the running means of iteration time and overhead.
 SMOOTHING = 0.1
+# What an estimate of overhead may always rise by, so that it can leave zero.
+LEAST_OVERHEAD_S = 2e-4
 # Share of recent plans with a draft below which prompts are not read by drafters (SmartSpec), but for one
 # request in so many.
 LEAST_PROPOSING = 0.3
@@ -65,8 +67,10 @@ class RunningMean:
 class StepPlanner:
     """One step planner for every policy (design, idea 4)."""
 
-    def __init__(self, policy: Policy, cost: CostModel, pool: DrafterPool) -> None:
+    def __init__(self, policy: Policy, cost: CostModel, pool: DrafterPool, draft_ahead: int = 0) -> None:
+        """Plan for `policy`; `draft_ahead` drafters may go on while the target verifies."""
         self.policy = policy
+        self._draft_ahead = draft_ahead
         self.cost = cost
         self.pool = pool
         self.calibration = Calibration()
@@ -115,6 +119,8 @@ class StepPlanner:
             else:
                 items[request.drafter].append(self.pool.item(request, plan))
                 drafting[request.drafter].append(request)
+        # Those with most to draft may go on while the target verifies: they have a core to themselves.
+        ahead = sorted(items, key=lambda name: -len(items[name]))[: self._draft_ahead]
         for name, mine in items.items():
             depth = max(item.plan.depth for item in mine)
             width = max(item.plan.width for item in mine)
@@ -123,7 +129,7 @@ class StepPlanner:
             rule = None
             if self._stops_drafting is not None:
                 rule = self._stops_drafting.stop_rule(name, len(mine), batch, context)
-            call = self.pool.call(name, mine, now, predicted_s, rule)
+            call = self.pool.call(name, mine, now, predicted_s, rule, ahead=name in ahead)
             for request in drafting[name]:
                 request.draft_call = call.call_id
                 request.advance(Trigger.DRAFT_SENT)
@@ -224,12 +230,10 @@ class StepPlanner:
         self.totals.step_draft_s += draft_s
         self.totals.step_verify_s += forward_s
         self.step_s += SMOOTHING * (elapsed_s - self.step_s)
-        # A hiccup of the machine is not overhead; it counts as ten times the present estimate at most.
         overhead = max(0.0, elapsed_s - draft_s - forward_s)
-        if draft_s > 0.0:
-            self._draft_overhead.follow(min(overhead, 10 * self._draft_overhead.value))
-        else:
-            self._plain_overhead.follow(min(overhead, 10 * self._plain_overhead.value))
+        mean = self._draft_overhead if draft_s > 0.0 else self._plain_overhead
+        # A hiccup of the machine is not overhead; it counts as twice the present estimate, or little more.
+        mean.follow(min(overhead, 2 * mean.value + LEAST_OVERHEAD_S))
 
     def _drafting_seconds(self, drafted: Sequence[Request], trees: Sequence[TokenTree]) -> float:
         """What drafting these trees should have taken, drafters working at the same time."""
