@@ -248,7 +248,7 @@ def _array_to_list(value: Any) -> Any:
         if value.dtype == np.float32:
             # The shortest decimals that are read back as the same float32.
             return [float(text) for text in value.astype(str).tolist()]
-        if np.isfinite(value).all() and (value == np.rint(value)).all():
+        if (np.abs(value) < _EXACT).all() and (value == np.rint(value)).all():
             return value.astype(np.int64).tolist()  # counts, kept as floats
         return value.tolist()
     if isinstance(value, np.generic):
@@ -274,6 +274,8 @@ def _finite(value: Any) -> Any:
     return value
 
 
+# Integers below this are exact as float64.
+_EXACT = 2.0**53
 # What a plan's field is when it is left out.
 _NO_PLAN = {one.name: one.default for one in msgspec.structs.fields(DraftPlan)}
 _decoder = msgspec.json.Decoder(Entry, dec_hook=_list_to_array, strict=False)

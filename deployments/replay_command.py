@@ -85,8 +85,9 @@ def _print_summary(comparison: Comparison, names: list[str], policy: str | None)
         typer.echo(f"{comparison.num_steps} steps: {same} the same, {comparison.num_different} different")
         return
     table = Table(title=f"{comparison.num_steps} steps, {comparison.num_different} decided differently")
+    recorded = names[0] if len(set(names)) == 1 else f"{len(set(names))} policies"
     table.add_column("")
-    table.add_column(f"recorded: {', '.join(dict.fromkeys(names))}", justify="right")
+    table.add_column(f"recorded: {recorded}", justify="right")
     table.add_column(f"replayed: {policy}", justify="right")
     for row in comparison.table():
         table.add_row(*row)
