@@ -76,6 +76,14 @@ def phase(name: str) -> Callable[[Callable[Parameters, Bool]], Callable[Paramete
     return mark
 
 
+def noted_budget(budget: int) -> int:
+    """The same, noted as the budget of the selection being traced."""
+    trace = _trace.get()
+    if trace is not None:
+        trace.budget = budget
+    return budget
+
+
 def chosen_by_phase(
     forest: Forest, selected: Sequence[NDArray[np.int32]], trace: SelectionTrace
 ) -> list[dict[str, list[int]]]:

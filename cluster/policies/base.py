@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from cluster.calibration import Calibration
 from cluster.config import PolicyConfig
 from cluster.cost_model import CostModel
+from cluster.phase_trace import noted_budget
 from drafters.messages import DraftPlan
 from drafters.stop_rules import StopRule
 from engine.tree import TokenTree
@@ -124,7 +125,7 @@ def same_shape(batch: Sequence[DecodeRequest], depth: int, width: int) -> list[D
 
 def hardware_budget(config: PolicyConfig, num_requests: int, context: StepContext) -> int:
     """B, tokens of a verify step: as configured, else the knee of the measured roofline."""
-    return config.verify_budget or context.cost.knee(num_requests)
+    return noted_budget(config.verify_budget or context.cost.knee(num_requests))
 
 
 def clip(value: float, low: float, high: float) -> int:

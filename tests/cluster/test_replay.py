@@ -140,6 +140,13 @@ def test_adaserve_says_which_phase_chose_a_node_and_what_it_aimed_at(
             one.tree.subset(msgspec.json.decode(msgspec.json.encode(one.nodes), type=list)).validate()
 
 
+def test_equal_greedy_has_a_budget_and_one_phase(engine: LocalEngine, tmp_path: Path) -> None:
+    lines = serve(engine, {"name": "equal-greedy"}, tmp_path / "decisions.jsonl")
+    selections = [step for step in steps_of(lines) if step.select is not None]
+    assert {name for step in selections for one in step.requests for name in one.chosen} == {"selected"}
+    assert all(step.select is not None and step.select.budget is not None for step in selections)
+
+
 def test_another_policy_can_be_asked_about_the_same_steps(engine: LocalEngine, tmp_path: Path) -> None:
     lines = serve(engine, {"name": "adaserve"}, tmp_path / "decisions.jsonl")
     comparison = Comparison()
