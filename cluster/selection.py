@@ -100,31 +100,40 @@ def throughput_optimized(chosen: Bool, path_probability: Float64, budget: int) -
 
 
 @phase("marginal-goodput")
-def marginal_goodput(chosen: Bool, path_probability: Float64, base_s: float, token_s: float) -> Bool:
+def marginal_goodput(
+    chosen: Bool, path_probability: Float64, base_s: float, token_s: float | Float64
+) -> Bool:
     """Add the next-best node while expected tokens per second rise (design, "Beyond the papers").
 
     With E expected tokens so far in T seconds, a node of probability f that costs `token_s` raises E / T
-    exactly when f / token_s > E / T. Nodes come in descending f, so the first that does not pay ends it.
+    exactly when f / token_s > E / T. Nodes come in descending f and each costs at least what the one before
+    it does, so the first that does not pay ends it.
 
     Args:
         chosen: bool [nodes], chosen so far.
         path_probability: float64 [nodes], expected acceptance of each node.
         base_s: seconds of the whole step (drafting, overhead, verification) with `chosen`.
-        token_s: seconds one more token adds.
+        token_s: seconds one more token adds; or float64 [nodes not chosen], never falling: what the
+            first adds, the second, and so on.
 
     Returns:
         bool [nodes], a superset of `chosen`.
     """
     expected_now = float(path_probability[chosen].sum())
+    num_left = len(chosen) - int(np.count_nonzero(chosen))
+    if num_left == 0:
+        return chosen
+    costs: Float64 = np.broadcast_to(np.asarray(token_s, dtype=np.float64), num_left)
     # A node that would not pay as the next one never pays: with every node taken E / T has only risen.
-    rest = np.flatnonzero(~chosen & (path_probability * base_s > expected_now * token_s))
+    rest = np.flatnonzero(~chosen & (path_probability * base_s > expected_now * costs[0]))
     if len(rest) == 0:
         return chosen
     f = path_probability[rest]
     descending = -np.sort(-f)
     expected = expected_now + np.concatenate([[0.0], np.cumsum(descending)[:-1]])
-    seconds = base_s + token_s * np.arange(len(rest))
-    pays = descending * seconds > expected * token_s
+    costs = costs[: len(rest)]
+    seconds = base_s + np.cumsum(costs) - costs
+    pays = descending * seconds > expected * costs
     count = len(rest) if pays.all() else int(np.argmin(pays))
     result = chosen.copy()
     if count > 0:

@@ -10,6 +10,7 @@ import numpy as np
 from cluster.config import PolicyConfig
 from cluster.forest import Forest
 from cluster.policies.base import DecodeRequest, Int32, StepContext, clip
+from cluster.policies.goodput import drafter_load
 from cluster.selection import marginal_goodput, slo_customized
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
@@ -41,17 +42,19 @@ class Flotilla:
             return [DraftPlan(depth=min(1, request.max_draft)) for request in batch]
         if depth == 0:
             return [NO_DRAFT] * n
-        least = goodput * context.cost.verify_token_seconds()
+        # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
+        mean_context = sum(request.num_context for request in batch) / n
+        least = goodput * float(context.cost.verify_added_seconds(n, n * depth, mean_context).mean())
         # A path less likely than this is not worth its token's time: the depth at which that is expected
         # bounds the plan, and drafting stops where the drafter itself finds it so.
-        log_least = math.log(least) if 0.0 < least < 1.0 else 0.0
+        log_least = min(0.0, math.log(least)) if least > 0.0 else -math.inf
         rate = sum(request.rate for request in batch) / n
         if (1.0 - rate) * SECOND_CHOICE < least:
             width = 1  # too few second choices are right to pay for verifying them
         plans = []
         for request in batch:
             own, rate, stop_logp = depth, request.rate, log_least
-            if 0.0 < rate < 1.0:
+            if 0.0 < rate < 1.0 and least > 0.0:
                 own = min(own, int(log_least / math.log(rate)))
             required = request.required(context.step_s)
             if required > 1.0:
@@ -79,7 +82,9 @@ class Flotilla:
         verify_s = cost.verify_seconds(n, int(chosen.sum()), num_context, drafted=True)
         # Drafting is spent already, but it belongs to the step whose tokens per second are maximised.
         base = context.draft_s + context.draft_overhead_s + verify_s
-        chosen = marginal_goodput(chosen, probability, base, cost.verify_token_seconds())
+        num_chosen = int(np.count_nonzero(chosen))
+        added = cost.verify_added_seconds(num_chosen, forest.num_nodes - num_chosen, num_context / n)
+        chosen = marginal_goodput(chosen, probability, base, added)
         return forest.chosen_nodes(chosen)
 
     def _best_depth(
@@ -96,16 +101,14 @@ class Flotilla:
         worth = gain > LEAST_CHANCE
         expected = n + np.concatenate([[0.0], np.cumsum((gain * worth).sum(axis=1))])
         drafted = np.concatenate([[0], np.cumsum(worth.sum(axis=1))])
-        load: dict[str, int] = {}
-        for request in batch:
-            if request.drafter:
-                load[request.drafter] = load.get(request.drafter, 0) + 1
+        load = drafter_load(batch)
         best_depth, best = 0, n / (context.cost.verify_seconds(n, n, num_context) + context.plain_overhead_s)
         for depth in range(1, deepest + 1):
             if drafted[depth] == drafted[depth - 1]:
                 break
             draft_s = max(
-                context.cost.draft_seconds(name, count, width, depth) for name, count in load.items()
+                context.cost.draft_seconds(name, count, width, depth, tokens)
+                for name, (count, tokens) in load.items()
             )
             verify_s = context.cost.verify_seconds(n, n + int(drafted[depth]), num_context, drafted=True)
             goodput = float(expected[depth]) / (draft_s + verify_s + context.draft_overhead_s)

@@ -102,6 +102,33 @@ def test_marginal_goodput_equals_enumeration(batch: list[TokenTree], base_s: flo
     assert goodput(chosen) == pytest.approx(max(goodput(subset) for subset in connected_subsets(forest)))
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(trees(), min_size=1, max_size=3),
+    st.floats(0.5, 20.0),
+    st.sampled_from([0.0, 0.01, 0.3]),
+    st.floats(0.01, 2.0),
+    st.integers(0, 8),
+)
+def test_marginal_goodput_sees_the_knee(
+    batch: list[TokenTree], base_s: float, before_s: float, past_s: float, knee: int
+) -> None:
+    forest = Forest.of(batch)
+    f = forest.path_product(forest.conditional)
+    roots = np.zeros(forest.num_nodes, dtype=np.bool_)
+    roots[forest.roots] = True
+    free = np.arange(forest.num_nodes - forest.num_requests) < knee
+    costs = before_s + np.where(free, 0.0, past_s)
+    chosen = marginal_goodput(roots, f, base_s, costs)
+    assert_connected(forest, chosen)
+
+    def goodput(subset: np.ndarray) -> float:
+        extra = int(subset.sum()) - forest.num_requests
+        return float(f[subset].sum()) / (base_s + float(costs[:extra].sum()))
+
+    assert goodput(chosen) == pytest.approx(max(goodput(subset) for subset in connected_subsets(forest)))
+
+
 def in_turn(forest: Forest, f: np.ndarray, required: np.ndarray, max_nodes: int, budget: int) -> np.ndarray:
     """AdaServe step 2 as the paper words it: one request after the other, one node after the other."""
     chosen = np.zeros(forest.num_nodes, dtype=np.bool_)
