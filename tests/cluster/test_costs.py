@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 
 from cluster.calibration import DrafterCalibration
-from cluster.cost_model import VERIFY_PLAIN, CostModel, CostProfile, LinearCost, StepPoint
+from cluster.cell_metrics import CellMetrics
+from cluster.config import FlotillaConfig
+from cluster.core import SchedulerCore
+from cluster.cost_model import (
+    DRIFT_STEPS,
+    VERIFY_PLAIN,
+    CostModel,
+    CostProfile,
+    Drift,
+    LinearCost,
+    StepPoint,
+)
+from cluster.policies.registry import make_policy
 from cluster.profile_fit import fit_cost
 
 
@@ -46,6 +58,67 @@ def test_one_hiccup_hardly_moves_the_correction() -> None:
         model.observe(VERIFY_PLAIN, model.verify_seconds(1, 1, 0), 0.011)
     model.observe(VERIFY_PLAIN, model.verify_seconds(1, 1, 0), 10.0)
     assert model.correction(VERIFY_PLAIN) < 1.1
+
+
+def watched() -> CostModel:
+    return CostModel(CostProfile(target=LinearCost(gamma=1e-3, delta=9e-3)))
+
+
+def run_at(model: CostModel, factor: float, steps: int) -> list[Drift]:
+    for _ in range(steps):
+        model.observe(VERIFY_PLAIN, model.verify_seconds(1, 1, 0), 0.01 * factor)
+    return model.take_drifts()
+
+
+@pytest.mark.parametrize("factor", [3.0, 0.3])
+def test_a_lasting_drift_is_told_once_and_so_is_its_end(factor: float) -> None:
+    model = watched()
+    assert run_at(model, 1.0, 50) == []
+    (drift,) = run_at(model, factor, 2 * DRIFT_STEPS)
+    assert (drift.model, drift.is_drifting) == (VERIFY_PLAIN, True)
+    assert "flotilla profile" in str(drift)
+    assert run_at(model, factor, DRIFT_STEPS) == []
+    (recovered,) = run_at(model, 1.0, 2 * DRIFT_STEPS)
+    assert not recovered.is_drifting
+    assert "again" in str(recovered)
+    assert len(run_at(model, factor, 2 * DRIFT_STEPS)) == 1
+
+
+def test_what_passes_and_what_company_costs_is_no_drift() -> None:
+    model = watched()
+    assert run_at(model, 1.6, 5 * DRIFT_STEPS) == []
+    for _ in range(10):
+        assert run_at(model, 3.0, DRIFT_STEPS // 2) == []
+        assert run_at(model, 1.0, DRIFT_STEPS // 2) == []
+
+
+def test_corrections_are_exported() -> None:
+    config = FlotillaConfig.model_validate({"target": {"path": "zoo:target-8x384"}})
+    core = SchedulerCore(config, make_policy(config.policy), watched())
+    metrics = CellMetrics()
+    assert "flotilla_cost_correction_ratio{" not in metrics.render(core)
+    run_at(core.cost, 3.0, 300)
+    (line,) = [
+        x for x in metrics.render(core).splitlines() if x.startswith("flotilla_cost_correction_ratio{")
+    ]
+    assert line.startswith('flotilla_cost_correction_ratio{model="verifier"} 2.9')
+
+
+def test_a_drafters_context_costs() -> None:
+    drafter = LinearCost(alpha=1e-6, beta=1e-7, gamma=1e-5, delta=1e-4)
+    model = CostModel(CostProfile(target=LinearCost(delta=1e-2), drafters={"d": drafter}))
+    assert model.draft_seconds("d", 2, 3, 4) == pytest.approx(4 * 1e-4 + (4 + 3 * 6) * 1e-5)
+    # 4 layers over 600 context tokens, and 4 + 3 * 6 rows that attend to 300 each.
+    more = model.draft_seconds("d", 2, 3, 4, 600) - model.draft_seconds("d", 2, 3, 4)
+    assert more == pytest.approx(4 * 600e-6 + 22 * 300 * 1e-7)
+    assert model.draft_seconds("unknown", 2, 3, 4, 600) == 0.0
+
+
+def test_what_rows_attend_to_counts_when_it_is_known() -> None:
+    model = CostModel(CostProfile(target=LinearCost(beta=1e-7, delta=1e-2)))
+    # A chunk of 100 prompt tokens without context beside a root with 50: not 101 rows of 25.
+    assert model.verify_seconds(2, 101, 50, num_attended=50) == pytest.approx(1e-2 + 5e-6)
+    assert model.verify_seconds(2, 101, 50) == pytest.approx(1e-2 + 101 * 25e-7)
 
 
 def test_the_knee_is_where_time_leaves_its_floor() -> None:
