@@ -214,7 +214,7 @@ class SchedulerCore:
         self.cost.observe(kind, sent.predicted_s, result.forward_seconds)
         if not sent.trees:
             self._iteration_started.clear()  # a forward of prompts alone is no part of an iteration
-        self.batcher.pace.verified(result.verdicts, sent.trees)
+        self.batcher.pace.verified(result, sent.trees, self.requests)
         self.planner.learn(result, sent.trees, self.requests)
         micro_batches = set()
         for verdict in result.verdicts:

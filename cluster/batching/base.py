@@ -30,6 +30,7 @@ class BatchContext:
         draft_left_s: predicted seconds until the drafting under way ends; 0 if nobody drafts.
         num_rows: recent mean of tokens a decoding request has in a verify call (its draft tree).
         num_committed: recent mean of tokens a decoding request gets from a verify call.
+        num_prefilled: recent mean of prompt tokens computed per request and call it decodes in.
     """
 
     now: float
@@ -44,6 +45,7 @@ class BatchContext:
     draft_left_s: float = 0.0
     num_rows: float = 1.0
     num_committed: float = 1.0
+    num_prefilled: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,4 +47,5 @@ class Batcher:
             draft_left_s=draft_left_s,
             num_rows=self.pace.num_rows.value,
             num_committed=self.pace.num_committed.value,
+            num_prefilled=self.pace.num_prefilled,
         )

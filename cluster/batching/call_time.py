@@ -12,6 +12,10 @@ from cluster.batching.slack import INFINITE, MARGIN, Pressure, expected_tokens
 from cluster.cost_model import CostModel
 from cluster.requests import Request
 
+# Who could decode but was left out is in again after so many steps, whatever it costs the others.
+DECODE_PATIENCE_STEPS = 4
+LEAST_SHARE = 1.0 / DECODE_PATIENCE_STEPS
+
 
 @dataclass(slots=True)
 class CallTime:
@@ -72,29 +76,31 @@ class CallTime:
 
 @dataclass(slots=True)
 class Sustained:
-    """Whether requests with TPOT objectives can all keep them, iteration after iteration.
+    """Whether the TPOT objectives of the running requests hold iteration after iteration.
 
-    An iteration as long as the strictest objective allows must hold one decode of every request that
-    needs one per iteration, and a share of one of those that need it less often: a utilisation test, as
-    of periodic tasks on one processor. Requests without an objective fill up and are not counted, nor are
-    those whose objective is out of reach even by themselves.
+    An iteration as long as the strictest of them allows must hold a decode of every request that needs
+    one per iteration, and a share of a decode of every other: a utilisation test, as of periodic tasks on
+    one processor. Requests without an objective, and those whose objective is out of reach, have the
+    least share they are given in any case.
 
     Attributes:
         fixed_s: seconds of an iteration whatever the batch.
         each_s: seconds each request adds.
-        paces_s: seconds between two decodes that each request counted allows.
         num_committed: tokens an average request gets per decode.
+        paces_s: seconds between two decodes that each request with an objective within reach allows.
+        num_others: how many requests have none.
     """
 
     fixed_s: float
     each_s: float
     num_committed: float
     paces_s: list[float] = field(default_factory=list)
+    num_others: int = 0
     _known: dict[float, bool] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, running: Collection[Request], context: BatchContext) -> Sustained:
-        """The running requests with objectives within reach."""
+    def of(cls, running: Collection[Request], num_waiting: int, context: BatchContext) -> Sustained:
+        """The running requests; with a queue behind them, prompts of those who follow are paid for too."""
         rows = context.num_rows
         num_context = sum(request.num_tokens for request in running)
         per_request = round(num_context / len(running)) if running else 0
@@ -103,30 +109,38 @@ class Sustained:
         many = context.cost.verify_seconds(9, round(9 * rows), 9 * per_request, drafted=drafted)
         each_s = MARGIN * (many - one) / 8
         fixed_s = MARGIN * (one + context.beside_s) - each_s
-        sustained = cls(fixed_s, each_s, context.num_committed)
+        followed = min(1.0, num_waiting / max(1, len(running)))
+        follow_s = MARGIN * followed * context.num_prefilled * context.cost.verify_token_seconds()
+        sustained = cls(fixed_s, each_s + follow_s, context.num_committed)
         for request in running:
             pressure = Pressure.of(request, context)
             if pressure.limit_s(fixed_s + each_s) < INFINITE:
                 sustained.paces_s.append(pressure.pace_s)
+            else:
+                sustained.num_others += 1
         return sustained
 
     def takes(self, request: Request) -> bool:
         """Whether the request can join and all keep their objectives, its own included."""
         pace_s = self._pace_s(request)
-        if pace_s < self.fixed_s + self.each_s or pace_s == INFINITE:
-            return True  # nothing is gained by making it wait
         if pace_s not in self._known:
-            period_s = min(pace_s, min(self.paces_s, default=INFINITE))
-            share = sum(period_s / other for other in (*self.paces_s, pace_s))
+            paces_s = self.paces_s if pace_s == INFINITE else [*self.paces_s, pace_s]
+            num_others = self.num_others + (pace_s == INFINITE)
+            period_s = min(paces_s, default=INFINITE)
+            share = sum(max(LEAST_SHARE, period_s / pace) for pace in paces_s) + LEAST_SHARE * num_others
             self._known[pace_s] = self.fixed_s + self.each_s * share <= period_s
         return self._known[pace_s]
 
     def take(self, request: Request) -> None:
         """The request joins."""
         pace_s = self._pace_s(request)
-        if self.fixed_s + self.each_s <= pace_s < INFINITE:
+        if pace_s == INFINITE:
+            self.num_others += 1
+        else:
             self.paces_s.append(pace_s)
-            self._known.clear()
+        self._known.clear()
 
     def _pace_s(self, request: Request) -> float:
-        return tpot_s(request) * expected_tokens(request, self.num_committed)
+        """Infinite if its objective is out of reach even by itself: nothing is gained by heeding it."""
+        pace_s = tpot_s(request) * expected_tokens(request, self.num_committed)
+        return pace_s if self.fixed_s + self.each_s <= pace_s else INFINITE

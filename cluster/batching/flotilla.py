@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from cluster.admission import Room
 from cluster.batching.base import Admission, BatchContext, Chunk
-from cluster.batching.call_time import CallTime, Sustained
+from cluster.batching.call_time import DECODE_PATIENCE_STEPS, CallTime, Sustained
 from cluster.batching.common import IN_CALL, chunked, fill, make_room, tokens_left, tpot_s
 from cluster.batching.slack import INFINITE, MARGIN, Pressure, ahead_s
 from cluster.requests import Request, State
@@ -20,8 +20,6 @@ LEAST_CHUNK = 8
 # A prompt that got nothing for so many steps gets a chunk of this size whatever it costs the others.
 PREFILL_PATIENCE_STEPS = 32
 PATIENT_CHUNK = 32
-# Who could decode but was left out is in again after so many steps, whatever it costs the others.
-DECODE_PATIENCE_STEPS = 4
 # Best-effort requests give way to one whose first token is due within so many steps.
 PREEMPT_STEPS = 4
 
@@ -44,7 +42,7 @@ class Flotilla:
         if not _has_objective(running) and not _has_objective(waiting) and _same_priority(waiting):
             return fill(waiting, running, context)
         room = Room.beside(running, context.free_slots, context.max_running)
-        load = Sustained.of(running, context)
+        load = Sustained.of(running, len(waiting) - 1, context)
         admitted: list[Request] = []
         preempted: list[Request] = []
         for request in sorted(waiting, key=lambda r: _order(r, context)):
@@ -174,6 +172,8 @@ def call_limit_s(
         first_s = max(least_s, context.draft_left_s)
         for request in later:
             until_s = Pressure.of(request, context).limit_s(first_s + next_s) - next_s
+            if not verifying and until_s < INFINITE:
+                until_s = context.draft_left_s
             limit_s = min(limit_s, max(until_s, context.draft_left_s))
     return limit_s
 
