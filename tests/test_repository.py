@@ -21,6 +21,8 @@ PURE_MODULES = (
     "cluster.core",
     "cluster.cost_model",
     "cluster.events",
+    "cluster.recorded_core",
+    "cluster.replay_report",
     "cluster.requests",
     "cluster.stream_messages",
     "drafters.messages",
