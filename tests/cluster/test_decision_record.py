@@ -177,7 +177,7 @@ def test_a_line_is_read_back_as_it_was_written(entry: Entry) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(width=32, max_value=0.0, allow_nan=False), min_size=1, max_size=5))
 def test_log_probabilities_keep_every_bit(logp: list[float]) -> None:
-    tree = TokenTree.chain(1, [2] * len(logp), logp)
+    tree = TokenTree.chain(1, [2] * len(logp), [0.0] * len(logp))
     tree = msgspec.structs.replace(tree, logp=np.array([0.0, *logp], dtype=np.float32))
     step = StepRecord(step=0, time_s=0.0, requests=[RequestDecision(request=VIEW, tree=tree)])
     read = decode_entry(encode_entry(step))
