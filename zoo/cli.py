@@ -66,8 +66,14 @@ def distill(
     weights: WeightsOption = DEFAULT_WEIGHTS,
     processes: Annotated[int, typer.Option(help="Processes, one drafter each at a time (CPU only).")] = 2,
     shipped: Annotated[
-        bool, typer.Option("--shipped", help="Distil from the shipped target; no trained one is needed.")
+        bool,
+        typer.Option(
+            "--shipped", help="Go on from the shipped models: the target teaches, the drafters learn on."
+        ),
     ] = False,
+    drafter: Annotated[
+        list[str] | None, typer.Option(help="Only this drafter; may repeat. All if unset.")
+    ] = None,
 ) -> None:
     """Distil the drafters on the trained target under ``--out``. Minutes are of processor time."""
     from zoo import distill as distillation
@@ -82,9 +88,16 @@ def distill(
         raise typer.BadParameter(
             f"no trained target in {out}; run `flotilla zoo train` first", param_hint="--out"
         )
-    with watching(out, dict.fromkeys(DRAFTERS, minutes)):
-        distillation.run(out, out, distillation.Minutes(teach_minutes, score_minutes, minutes), processes)
-    for name in DRAFTERS:
+    names = tuple(drafter) if drafter else DRAFTERS
+    unknown = sorted(set(names) - set(DRAFTERS))
+    if unknown:
+        raise typer.BadParameter(
+            f"no drafter {', '.join(unknown)}; there are {', '.join(DRAFTERS)}", param_hint="--drafter"
+        )
+    budgets = distillation.Minutes(teach_minutes, score_minutes, minutes)
+    with watching(out, dict.fromkeys(names, minutes)):
+        distillation.run(out, out, budgets, processes, names, WEIGHTS if shipped else None)
+    for name in names:
         publish.copy(name, out, weights)
     console.print(f"models in {weights}, {publish.total_bytes(weights) / 1e6:.1f} MB")
 

@@ -88,19 +88,25 @@ def _mixed(own: Scored, corpus: Scored, name: str, rows: int) -> Iterator[Batch]
         yield next(streams[0 if rng.random() < OWN_SHARE else 1])
 
 
-def distil(name: str, data: Path, out: Path, minutes: float) -> None:
+def distil(name: str, data: Path, out: Path, minutes: float, start: Path | None = None) -> None:
     """Train one drafter on the scored data in ``data`` and write its Hugging Face directory
     ``out/name/model``.
+
+    ``start`` is the directory of a drafter to go on from, at half the learning rate; without it the weights
+    are random but for the embeddings.
     """
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(data / "tokenizer")
-    model = models.build(name, tokenizer)
-    models.project_embeddings(model, models.load(out / TARGET / "model"))
+    if start is None:
+        model, rate = models.build(name, tokenizer), LEARNING_RATE
+        models.project_embeddings(model, models.load(out / TARGET / "model"))
+    else:
+        model, rate = models.load(start).train(), LEARNING_RATE / 2
     model = model.to(device)
-    optimizer = SharedOptimizer(model, LEARNING_RATE, LEARNING_RATE)
+    optimizer = SharedOptimizer(model, rate, rate)
     own = Scored.load(sorted(data.glob("generated-*.npz")))
     corpus = Scored.load(sorted(data.glob("scored-*.npz")))
     begun = clock.seconds()
@@ -134,19 +140,38 @@ def _teach(part: int, parts: int, data: Path, out: Path, minutes: Minutes) -> No
         score.score(target, tokens, minutes.score, part, parts).save(scored)
 
 
-def _queue(part: int, parts: int, names: tuple[str, ...], data: Path, out: Path, minutes: float) -> None:
+def _queue(
+    part: int,
+    parts: int,
+    names: tuple[str, ...],
+    data: Path,
+    out: Path,
+    minutes: float,
+    starts: Path | None,
+) -> None:
     for name in names[part::parts]:
         if not (out / name / "model" / "model.safetensors").exists():
-            distil(name, data, out, minutes)
+            distil(name, data, out, minutes, None if starts is None else starts / name)
 
 
 def run(
-    data: Path, out: Path, minutes: Minutes, processes: int = 2, names: tuple[str, ...] = DRAFTERS
+    data: Path,
+    out: Path,
+    minutes: Minutes,
+    processes: int = 2,
+    names: tuple[str, ...] = DRAFTERS,
+    starts: Path | None = None,
 ) -> None:
-    """All stages; what exists already is kept, so a killed run goes on where it was."""
+    """All stages; what exists already is kept, so a killed run goes on where it was.
+
+    ``starts`` is the folder of finished drafters to go on from.
+    """
     if torch.cuda.is_available():
         processes = 1
     start_processes(_teach, args=(processes, data, out, minutes), nprocs=processes, start_method="spawn")
     start_processes(
-        _queue, args=(processes, names, data, out, minutes.drafter), nprocs=processes, start_method="spawn"
+        _queue,
+        args=(processes, names, data, out, minutes.drafter, starts),
+        nprocs=processes,
+        start_method="spawn",
     )
