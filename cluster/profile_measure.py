@@ -14,6 +14,8 @@ from cluster.config import DrafterConfig, FlotillaConfig, TargetConfig
 from cluster.cost_model import StepPoint
 from cluster.pool_drafter import build_pool_drafter
 from cluster.profile_file import (
+    TARGET,
+    ModelIdentity,
     ModelProfile,
     ProfileFile,
     identify_drafter,
@@ -29,9 +31,9 @@ from engine.tensor_parallel import leave
 from verifier.profile import measure_step_costs
 
 # The grid: batched tokens x requests x context per request. What does not fit a model is left out.
-TOKEN_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
+TOKEN_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 # On a GPU the knee lies beyond what a CPU computes in reasonable time.
-GPU_TOKEN_COUNTS = (256, 384, 512, 768, 1024, 1536, 2048)
+GPU_TOKEN_COUNTS = (192, 256, 384, 512, 768, 1024, 1536, 2048)
 REQUEST_COUNTS = (1, 4, 16, 32)
 CONTEXTS = (32, 160, 480)
 DRAFT_REQUEST_COUNTS = (1, 2, 4, 8, 16, 32)
@@ -39,7 +41,7 @@ DRAFT_WIDTHS = (1, 2, 4)
 DRAFT_CONTEXTS = (32, 160, 480)
 # Every shape is timed so often, or until that many seconds are spent, though three times at least.
 REPEATS = 9
-TARGET_SECONDS, DRAFTER_SECONDS = 8.0, 2.0
+TARGET_SECONDS, DRAFTER_SECONDS = 6.0, 2.0
 
 #: Called with a model's name, how much of it is measured, and how much there is at most.
 Report = Callable[[str, int, int], None]
@@ -59,9 +61,9 @@ def measure_profile(config: FlotillaConfig, report: Report = lambda name, done, 
         ranks = config.target.tensor_parallel
         has_gpu = torch.cuda.is_available()
         cpu_time = not has_gpu and torch.get_num_threads() == 1
-        points = measure_target(target, ranks=ranks, report=lambda *progress: report("target", *progress))
+        points = measure_target(target, ranks=ranks, report=lambda *progress: report(TARGET, *progress))
         shape = target.runner.shape
-    measured = ModelProfile.of(identify_target(config.target), points, fit_held_out(points))
+    measured = _fitted(TARGET, identify_target(config.target), points)
     del target
     drafters = {}
     for drafter in config.drafters:
@@ -124,7 +126,14 @@ def _drafter_profile(
     points = measure_drafter(
         drafter, cpu_time=cpu_time, report=lambda *progress: report(config.name, *progress)
     )
-    return ModelProfile.of(identify_drafter(config), points, fit_held_out(points))
+    return _fitted(config.name, identify_drafter(config), points)
+
+
+def _fitted(name: str, model: ModelIdentity, points: list[StepPoint]) -> ModelProfile:
+    try:
+        return ModelProfile.of(model, points, fit_held_out(points))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}; more fit a larger KV pool (num_slots)") from error
 
 
 @contextmanager

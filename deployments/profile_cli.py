@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -58,7 +59,8 @@ def run_profile(
 def table(profile: ProfileFile) -> Table:
     """Coefficients and held-out errors, a row per model."""
     clock = "processor time" if profile.clock == "cpu" else "wall time"
-    shown = Table(title=f"Forwards on {profile.machine.processor}, {clock}", title_justify="left")
+    title = f"Forwards on {profile.machine.processor}, {clock}"
+    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     headings = ("fixed\nms", "request\nµs", "token\nµs", "past knee\nµs", "context\nns", "x row\nns", "error")
     shown.add_column("model", no_wrap=True)
     for heading in headings:

@@ -44,7 +44,7 @@ def measure_draft_costs(
         contexts: prompt lengths, in tokens.
         repeats: calls per shape after one that is not timed; the median counts.
         cpu_time: count processor time of this thread instead of wall time; for a drafter on one CPU thread.
-        max_seconds: stop repeating after this long.
+        max_seconds: stop repeating after so much of that time.
         report: called after every call with how many are done and how many there are at most.
 
     Returns:
@@ -64,9 +64,9 @@ def measure_draft_costs(
         for width in widths
     ]
     seconds: list[list[float]] = [[] for _ in shapes]
-    begun, call_id = time.perf_counter(), 0
+    begun, call_id = clock(), 0
     for repeat in range(repeats + 1):
-        if repeat > LEAST_REPEATS and time.perf_counter() - begun > max_seconds:
+        if repeat > LEAST_REPEATS and clock() - begun > max_seconds:
             break
         for done, i in enumerate(rng.permutation(len(shapes))):
             context, count, width = shapes[i]

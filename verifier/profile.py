@@ -49,7 +49,7 @@ def measure_step_costs(
         seed: of the random tokens and the order, so that tensor-parallel ranks run the same.
         cpu_time: count processor time of this thread instead of wall time: on a machine with other work
             it is what the forward would take alone. Only for one thread on a CPU.
-        max_seconds: stop repeating after this long. Not for tensor-parallel ranks, which must repeat alike.
+        max_seconds: stop repeating after so much of that time. Not for tensor-parallel ranks, which must repeat alike.
         report: called after every forward with how many are done and how many there are at most.
 
     Returns:
@@ -67,9 +67,9 @@ def measure_step_costs(
     ]
     forwards = [_segments(runner, rng, *shape) for shape in shapes]
     seconds: list[list[float]] = [[] for _ in shapes]
-    begun = time.perf_counter()
+    begun = clock()
     for repeat in range(repeats + 1):
-        if repeat > LEAST_REPEATS and time.perf_counter() - begun > max_seconds:
+        if repeat > LEAST_REPEATS and clock() - begun > max_seconds:
             break
         for done, i in enumerate(rng.permutation(len(shapes))):
             segments, keep = forwards[i]
