@@ -116,7 +116,7 @@ class SchedulerConfig(_Strict):
     """Batching and queue bounds."""
 
     batching: str = Field(
-        default="sarathi", description="Who is admitted, decodes and is prefilled; see cluster/batching."
+        default="flotilla", description="Who is admitted, decodes and is prefilled; see cluster/batching."
     )
     max_running: int = Field(default=64, ge=1, description="Requests decoded at once.")
     max_waiting: int = Field(default=256, ge=0, description="Requests queued before 429.")

@@ -89,7 +89,7 @@ class SchedulerCore:
             case Tick():
                 self._time_out_drafts(now)
         if not self._awaits_more_drafts(event):
-            self._progress(now)
+            self._progress(now, is_draft=isinstance(event, DraftDone))
         for client, events in self._emitted.items():
             self._actions.append(Emit(client, events))
         return self._actions
@@ -314,10 +314,11 @@ class SchedulerCore:
 
     # Progress: admit, draft, verify
 
-    def _progress(self, now: float) -> None:
+    def _progress(self, now: float, *, is_draft: bool) -> None:
         if self.verifier is None:
             return
-        self._admit(now)
+        if self.waiting and not is_draft:  # a draft makes no room
+            self._admit(now)
         by_batch = micro_batches.members(self.running.values())
         for micro_batch, members in by_batch.items():
             ready = micro_batches.ready_to_draft(members)
@@ -331,8 +332,6 @@ class SchedulerCore:
             self._verify(by_batch, now)
 
     def _admit(self, now: float) -> None:
-        if not self.waiting:
-            return
         context = self.batcher.context(now, self.free_slots, self.planner.step_s)
         answer = self.batcher.rule.admit(self.waiting, self.running.values(), context)
         for request in answer.preempted:

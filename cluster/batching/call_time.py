@@ -15,6 +15,8 @@ from cluster.requests import Request
 # Who could decode but was left out is in again after so many steps, whatever it costs the others.
 DECODE_PATIENCE_STEPS = 4
 LEAST_SHARE = 1.0 / DECODE_PATIENCE_STEPS
+# Tokens per step that a request served by itself may hope for where there are drafters.
+SOLO_TOKENS = 2.0
 
 
 @dataclass(slots=True)
@@ -74,6 +76,11 @@ class CallTime:
         )
 
 
+def alone_s(context: BatchContext) -> float:
+    """Seconds of the shortest iteration there is: one request, nothing drafted."""
+    return context.cost.verify_seconds(1, 1, 0) + context.cost.profile.overhead_s
+
+
 @dataclass(slots=True)
 class Sustained:
     """Whether the TPOT objectives of the running requests hold iteration after iteration.
@@ -87,6 +94,7 @@ class Sustained:
         fixed_s: seconds of an iteration whatever the batch.
         each_s: seconds each request adds.
         num_committed: tokens an average request gets per decode.
+        reach_s: the strictest TPOT objective that a request by itself may hope to meet.
         paces_s: seconds between two decodes that each request with an objective within reach allows.
         num_others: how many requests have none.
     """
@@ -94,6 +102,7 @@ class Sustained:
     fixed_s: float
     each_s: float
     num_committed: float
+    reach_s: float
     paces_s: list[float] = field(default_factory=list)
     num_others: int = 0
     _known: dict[float, bool] = field(default_factory=dict)
@@ -111,10 +120,11 @@ class Sustained:
         fixed_s = MARGIN * (one + context.beside_s) - each_s
         followed = min(1.0, num_waiting / max(1, len(running)))
         follow_s = MARGIN * followed * context.num_prefilled * context.cost.verify_token_seconds()
-        sustained = cls(fixed_s, each_s + follow_s, context.num_committed)
+        reach_s = alone_s(context) / (SOLO_TOKENS if drafted else 1.0)
+        sustained = cls(fixed_s, each_s + follow_s, context.num_committed, reach_s)
         for request in running:
             pressure = Pressure.of(request, context)
-            if pressure.limit_s(fixed_s + each_s) < INFINITE:
+            if pressure.limit_s(alone_s(context)) < INFINITE:
                 sustained.paces_s.append(pressure.pace_s)
             else:
                 sustained.num_others += 1
@@ -142,5 +152,6 @@ class Sustained:
 
     def _pace_s(self, request: Request) -> float:
         """Infinite if its objective is out of reach even by itself: nothing is gained by heeding it."""
-        pace_s = tpot_s(request) * expected_tokens(request, self.num_committed)
-        return pace_s if self.fixed_s + self.each_s <= pace_s else INFINITE
+        if tpot_s(request) < self.reach_s:
+            return INFINITE
+        return tpot_s(request) * expected_tokens(request, self.num_committed)

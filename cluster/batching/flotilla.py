@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from cluster.admission import Room
 from cluster.batching.base import Admission, BatchContext, Chunk
-from cluster.batching.call_time import DECODE_PATIENCE_STEPS, CallTime, Sustained
+from cluster.batching.call_time import DECODE_PATIENCE_STEPS, CallTime, Sustained, alone_s
 from cluster.batching.common import IN_CALL, chunked, fill, make_room, tokens_left, tpot_s
 from cluster.batching.slack import INFINITE, MARGIN, Pressure, ahead_s
 from cluster.requests import Request, State
@@ -45,15 +45,21 @@ class Flotilla:
         load = Sustained.of(running, len(waiting) - 1, context)
         admitted: list[Request] = []
         preempted: list[Request] = []
-        for request in sorted(waiting, key=lambda r: _order(r, context)):
-            begun = request.first_token_at is not None
-            if not (room.is_empty or begun or load.takes(request)):
-                if context.now - request.arrived >= context.ageing_s:
+
+        def sustainable(request: Request) -> bool:
+            return room.is_empty or request.first_token_at is not None or load.takes(request)
+
+        def aged(request: Request) -> bool:
+            return context.now - request.arrived >= context.ageing_s
+
+        candidates = [request for request in waiting if sustainable(request) or aged(request)]
+        for request in sorted(candidates, key=lambda r: _order(r, context)):
+            if not sustainable(request):
+                if aged(request):
                     break  # nobody passes it any more, so room is made by those who end
                 continue
             if not room.takes(request):
-                candidates = [r for r in running if r not in preempted]
-                victims = _give_way(request, candidates, room, context)
+                victims = _give_way(request, [r for r in running if r not in preempted], room, context)
                 if not victims:
                     break
                 for victim in victims:
@@ -79,12 +85,12 @@ class Flotilla:
         longest_s = MARGIN * (context.beside_s + together.seconds())
         if longest_s <= min(pressure.allowance_s for pressure in pressures.values()):
             return list(ready)
-        alone_s = MARGIN * (context.beside_s + context.cost.verify_seconds(1, round(context.num_rows), 0))
+        shortest_s = alone_s(context)
         patience_s = DECODE_PATIENCE_STEPS * context.step_s
 
         def urgency(request: Request) -> tuple[bool, float, float, int]:
             pressure = pressures[request.request_id]
-            limited = pressure.limit_s(alone_s) < INFINITE
+            limited = pressure.limit_s(shortest_s) < INFINITE
             last = request.arrived if request.last_served_at is None else request.last_served_at
             return (
                 context.now - last < patience_s,
