@@ -49,7 +49,8 @@ def measure_step_costs(
         seed: of the random tokens and the order, so that tensor-parallel ranks run the same.
         cpu_time: count processor time of this thread instead of wall time: on a machine with other work
             it is what the forward would take alone. Only for one thread on a CPU.
-        max_seconds: stop repeating after so much of that time. Not for tensor-parallel ranks, which must repeat alike.
+        max_seconds: stop repeating after so much of that time. Not for tensor-parallel ranks, which must
+            repeat alike.
         report: called after every forward with how many are done and how many there are at most.
 
     Returns:
