@@ -126,6 +126,7 @@ class Cell:
             "scheduler_s": self._scheduler_s,
             "iteration_s": self._iteration_s,
             "steps": self._core.totals.steps,
+            "iterations": self._core.totals.iterations,
             "step_s": self._core.totals.step_s,
             "step_draft_s": self._core.totals.step_draft_s,
             "step_verify_s": self._core.totals.step_verify_s,

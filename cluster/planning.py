@@ -42,7 +42,8 @@ class Totals:
     draft_timeouts: int = 0
     forward_s: float = 0.0
     draft_forward_s: float = 0.0
-    # Whole iterations; of those, waiting for the slowest drafter, and the forward.
+    # Decode iterations; seconds of whole ones, and of those, waiting for the slowest drafter, and the forward.
+    iterations: int = 0
     step_s: float = 0.0
     step_draft_s: float = 0.0
     step_verify_s: float = 0.0
@@ -226,6 +227,7 @@ class StepPlanner:
 
     def measure_iteration(self, elapsed_s: float, draft_s: float, forward_s: float) -> None:
         """Fold one whole iteration of a micro-batch into t_spec and the overhead outside forwards."""
+        self.totals.iterations += 1
         self.totals.step_s += elapsed_s
         self.totals.step_draft_s += draft_s
         self.totals.step_verify_s += forward_s
