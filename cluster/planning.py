@@ -42,7 +42,7 @@ class Totals:
     draft_timeouts: int = 0
     forward_s: float = 0.0
     draft_forward_s: float = 0.0
-    # Decode iterations; seconds of whole ones, and of those, waiting for the slowest drafter, and the forward.
+    # Decode iterations, seconds of whole ones, and of those, waiting for the slowest drafter, and verifying.
     iterations: int = 0
     step_s: float = 0.0
     step_draft_s: float = 0.0
