@@ -155,17 +155,17 @@ def print_run(report: RunReport, objectives: Mapping[str, str]) -> None:
         console.print(f"[red]{count} x {error}[/red]", highlight=False)
 
 
-def _plain(value: Any) -> Any:
+def plain_data(value: Any) -> Any:
     """Without infinities and NaN, which JSON does not have (a score gap to an excluded token is infinite)."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): plain_data(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [plain_data(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(path: Path | None, data: Mapping[str, Any]) -> None:
     """Write a result file if one was asked for."""
     if path is not None:
-        path.write_text(json.dumps(_plain(data), indent=1, default=str, allow_nan=False) + "\n")
+        path.write_text(json.dumps(plain_data(data), indent=1, default=str, allow_nan=False) + "\n")
         console.print(f"Wrote {path}.")

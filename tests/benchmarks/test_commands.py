@@ -15,7 +15,7 @@ from benchmarks.vllm_peer import VllmOptions, speculation, vllm_command
 runner = CliRunner()
 
 
-@pytest.mark.parametrize("command", ["serve", "engine", "lossless", "vllm"])
+@pytest.mark.parametrize("command", ["serve", "engine", "lossless", "vllm", "compare", "selection"])
 def test_help(command: str) -> None:
     result = runner.invoke(app, [command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
     assert result.exit_code == 0
@@ -40,6 +40,40 @@ def test_wrong_options(arguments: list[str], reason: str, tmp_path: Path) -> Non
     result = runner.invoke(app, ["serve", "--url", "http://127.0.0.1:9", *arguments])
     assert result.exit_code == 2
     assert reason in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--policy", "magic"], "unknown policy `magic`"),
+        (["--rate", "fast"], "neither requests per second"),
+        (["--mix", "chat=1", "--urgent-share", "0.5"], "urgent class `code` has no share"),
+        (["--slo", "30"], "name a class first"),
+        (["--workload", "/nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_wrong_options_of_a_comparison_end_it_before_anything_starts(
+    arguments: list[str], reason: str
+) -> None:
+    result = runner.invoke(app, ["compare", *arguments])
+    assert result.exit_code == 2
+    assert reason in result.output
+
+
+def test_selection_is_measured_for_policies_and_parts(tmp_path: Path) -> None:
+    path = tmp_path / "selection.json"
+    arguments = ["--policy", "flotilla", "--policy", "adaserve", "--requests", "6", "--budget", "24"]
+    result = runner.invoke(
+        app, ["selection", *arguments, "--candidates", "8", "--repeats", "3", "--json", str(path)]
+    )
+    assert result.exit_code == 0, result.output
+    times = json.loads(path.read_text())["times"]
+    assert [entry["work"] for entry in times][:2] == ["flotilla", "adaserve"]
+    assert all(0.0 < entry["median_ms"] <= entry["p99_ms"] for entry in times)
+    assert next(entry["selected"] for entry in times if entry["work"] == "adaserve") == 24
+    wrong = runner.invoke(app, ["selection", "--policy", "magic"])
+    assert wrong.exit_code == 2
+    assert "unknown policy magic" in wrong.output
 
 
 def test_unknown_vllm_mode() -> None:

@@ -1,0 +1,92 @@
+"""Whether all policies return the same tokens: each output against the first one for its prompt."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.compare_load import sampling_seed
+from benchmarks.load_client import Outcome
+from benchmarks.workload import BenchRequest
+from engine.sampling_params import SamplingParams
+
+
+def key_of(request: BenchRequest) -> str:
+    """A name for what was asked: the prompt and the bound on the answer. The seed follows from the prompt."""
+    tokens = np.asarray(request.prompt.token_ids, dtype=np.int32).tobytes()
+    return f"{hashlib.sha256(tokens).hexdigest()[:20]}-{request.max_tokens}"
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """An output that is not the first one returned for its prompt."""
+
+    outcome: Outcome
+    expected: list[int]
+
+
+def check(outputs: MutableMapping[str, str], outcomes: Sequence[Outcome]) -> list[Differing]:
+    """Compare complete outputs with the first ones, which are added to `outputs` as they come up."""
+    differing = []
+    for outcome in outcomes:
+        if not outcome.is_ok:
+            continue
+        text = " ".join(map(str, outcome.token_ids))
+        first = outputs.setdefault(key_of(outcome.request), text)
+        if first != text:
+            differing.append(Differing(outcome, [int(token) for token in first.split()]))
+    return differing
+
+
+def unexplained(differing: Sequence[Differing]) -> list[dict[str, Any]]:
+    """Differences before anybody has looked at the target's scores: not shown to be near ties."""
+    return [{"prompt": one.outcome.request.index, "proven": False} for one in differing]
+
+
+def explain_all(
+    differing: Sequence[Differing], directory: str, temperature: float, end_tokens: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Each difference with whether it is shown to be a near tie of the target (`proven`).
+
+    The target's scores are recomputed in plain Transformers, which is slow and happens only for what differs.
+    """
+    if not differing:
+        return []
+    from benchmarks.near_ties import explain
+    from benchmarks.transformers_engine import Reference
+
+    reference = Reference(directory)
+    found = []
+    for one in differing:
+        request = one.outcome.request
+        prompt = list(request.prompt.token_ids or ())
+        params = SamplingParams(
+            temperature=temperature,
+            max_tokens=request.max_tokens,
+            seed=sampling_seed(prompt),
+            stop_token_ids=tuple(end_tokens),
+        )
+        difference = explain(
+            reference,
+            params,
+            prompt,
+            one.expected,
+            one.outcome.token_ids,
+            index=request.index,
+            domain=request.domain,
+        )
+        found.append(asdict(difference))
+    return found
+
+
+def count(runs: Sequence[Mapping[str, Any]]) -> tuple[int, int, int]:
+    """Outputs compared, those that differ, and of those the ones not shown to be near ties."""
+    compared = sum(
+        run["report"]["total"]["num_requests"] - run["report"]["total"]["num_errors"] for run in runs
+    )
+    differences = [difference for run in runs for difference in run["differences"]]
+    return compared, len(differences), sum(not difference["proven"] for difference in differences)

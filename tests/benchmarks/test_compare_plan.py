@@ -1,0 +1,158 @@
+"""What a comparison runs: policies as given, every combination once, and the same requests for everybody."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.compare_plan import Point, Rate, Run, parse_entrant, parse_rate, points_of, schedule
+from benchmarks.compare_workload import (
+    Traffic,
+    category_peaks,
+    requests_for,
+    those_that_fit,
+    with_urgent_share,
+)
+from benchmarks.objectives import Limit, Slo, SloSpec, parse_slos
+from benchmarks.prompts import Prompt
+from deployments.demo import demo_config
+
+CLASSES = ("chat", "code", "summary")
+BASELINES = {name: Slo(tpot_ms=10.0) for name in CLASSES}
+
+
+def traffic(**changes: object) -> Traffic:
+    prompts = [Prompt(name, token_ids=(index, 1, 2)) for index, name in enumerate(CLASSES * 30)]
+    whole = Traffic(
+        prompts=prompts,
+        shares={"code": 0.6, "chat": 0.2, "summary": 0.2},
+        slos=parse_slos(["code:1.2x", "chat:1.5x", "summary:tpot=150"]),
+        urgent="code",
+        start_s=0.0,
+        duration_s=10.0,
+        num_requests=None,
+        max_tokens=64,
+        peaks=False,
+    )
+    return replace(whole, **changes)  # type: ignore[arg-type]
+
+
+def test_a_policy_is_given_with_its_settings() -> None:
+    config = demo_config()
+    assert parse_entrant("fixed", config).policy["fixed_depth"] == config.policy.fixed_depth
+    entrant = parse_entrant("specinfer:expansion=[1,2,1],max_depth=3,batching=priority", config)
+    assert entrant.policy["name"] == "specinfer"
+    assert (entrant.policy["expansion"], entrant.policy["max_depth"]) == ([1, 2, 1], 3)
+    assert entrant.scheduler["batching"] == "priority"
+    assert not entrant.is_ours
+    assert parse_entrant("flotilla:max_depth=2", config).is_ours
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("speculate-harder", "unknown policy"),
+        ("fixed:length=3", "FIELD=VALUE"),
+        ("fixed:fixed_depth", "FIELD=VALUE"),
+        ("fixed:fixed_depth=many", "fixed_depth"),
+        ("fixed:batching=random", "batching is one of"),
+    ],
+)
+def test_a_wrong_policy_says_why(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_entrant(text, demo_config())
+
+
+def test_rates_are_absolute_or_shares_of_saturation() -> None:
+    assert parse_rate("4").resolve(None) == 4.0
+    assert parse_rate("0.5x").resolve(12.0) == 6.0
+    with pytest.raises(ValueError, match="needs a measured saturation"):
+        parse_rate("0.5x").resolve(None)
+    for wrong in ("fast", "-1", "0x", "inf"):
+        with pytest.raises(ValueError, match="neither"):
+            parse_rate(wrong)
+
+
+def test_every_policy_meets_every_point_and_seed_once_and_orders_differ() -> None:
+    policies, points = list("abcdef"), ["slow", "fast", "faster"]
+    runs = schedule(policies, points, [0, 1, 2])
+    assert Counter(runs) == Counter(Run(p, at, seed) for p in policies for at in points for seed in range(3))
+    assert runs == schedule(policies, points, [0, 1, 2])
+    # All policies at a point come one right after the other, in another order each time.
+    blocks = [runs[start : start + 6] for start in range(0, len(runs), 6)]
+    assert all(len({(run.point, run.seed) for run in block}) == 1 for block in blocks)
+    assert len({tuple(run.policy for run in block) for block in blocks}) > 6
+
+
+def test_points_are_all_combinations_with_distinct_names() -> None:
+    points = points_of([Rate(2.0), Rate(0.5, True)], [0.1, 0.9], [])
+    assert len(points) == 4
+    assert points[0] == Point(Rate(2.0), 0.1, None)
+    assert len({point.key for point in points}) == 4
+    assert [point.key for point in points_of([], [], [])] == ["workload"]
+
+
+def test_a_seed_gives_the_same_requests_with_the_mix_the_rate_and_the_objectives_asked_for() -> None:
+    point = Point(Rate(10.0))
+    requests = requests_for(traffic(), point, 10.0, 3, BASELINES)
+    assert requests == requests_for(traffic(), point, 10.0, 3, BASELINES)
+    assert requests != requests_for(traffic(), point, 10.0, 4, BASELINES)
+    assert Counter(request.domain for request in requests) == {"code": 60, "chat": 20, "summary": 20}
+    arrivals = [request.arrival_s or 0.0 for request in requests]
+    assert arrivals == sorted(arrivals)
+    assert arrivals[-1] == pytest.approx(10.0, rel=0.4)
+    tpots = {request.domain: request.slo.tpot_ms for request in requests}
+    assert tpots == {"code": pytest.approx(12.0), "chat": pytest.approx(15.0), "summary": 150.0}
+
+
+def test_the_slo_scale_and_the_share_of_the_urgent_class_are_swept() -> None:
+    point = Point(Rate(10.0), urgent_share=0.9, slo_scale=0.6)
+    requests = requests_for(traffic(), point, 10.0, 0, BASELINES)
+    assert Counter(request.domain for request in requests) == {"code": 90, "chat": 5, "summary": 5}
+    tpots = {request.domain: request.slo.tpot_ms for request in requests}
+    assert tpots == {"code": pytest.approx(6.0), "chat": pytest.approx(15.0), "summary": 150.0}
+    assert with_urgent_share({"code": 1.0}, "code", 1.0) == {"code": 1.0}
+
+
+def test_a_workload_with_arrivals_is_sent_as_it_is_up_to_the_duration() -> None:
+    slo = SloSpec(tpot=Limit(50.0))
+    prompts = [
+        Prompt(CLASSES[n % 3], token_ids=(n,), slo=slo, arrival_s=0.5 * n, max_tokens=9) for n in range(60)
+    ]
+    whole = traffic(prompts=prompts, shares=None, slos={}, max_tokens=None)
+    assert whole.has_arrivals
+    requests = requests_for(whole, Point(), None, 0, {})
+    assert [request.prompt for request in requests] == prompts[:21]
+    assert {request.slo.tpot_ms for request in requests} == {50.0}
+    faster = requests_for(whole, Point(Rate(4.0)), 4.0, 0, {})
+    assert len(faster) == 41
+    assert faster[-1].arrival_s == pytest.approx(10.0)
+    assert len(requests_for(replace(whole, num_requests=7), Point(), None, 0, {})) == 7
+    assert len(requests_for(replace(whole, duration_s=None), Point(), None, 0, {})) == 60
+    later = requests_for(replace(whole, start_s=5.0, duration_s=2.0), Point(), None, 0, {})
+    assert [request.prompt for request in later] == prompts[10:15]
+    assert [request.arrival_s for request in later] == [0.0, 0.5, 1.0, 1.5, 2.0]
+
+
+def test_classes_peak_one_after_the_other() -> None:
+    domains = [name for name in CLASSES for _ in range(2000)]
+    times = np.array(category_peaks(domains, 60.0, np.random.default_rng(0)))
+    assert ((times >= 0.0) & (times <= 60.0)).all()
+    for index, name in enumerate(CLASSES):
+        mine = times[[domain == name for domain in domains]]
+        counts, _ = np.histogram(mine, bins=3, range=(0.0, 60.0))
+        assert counts.argmax() == index
+        assert counts[index] > 2 * counts[(index + 1) % 3]
+    requests = requests_for(traffic(peaks=True), Point(Rate(10.0)), 10.0, 0, BASELINES)
+    arrivals = [request.arrival_s or 0.0 for request in requests]
+    assert len(requests) == 100
+    assert arrivals == sorted(arrivals)
+    assert max(arrivals) <= 10.0
+
+
+def test_prompts_that_leave_no_room_for_an_answer_are_left_out() -> None:
+    prompts = [Prompt("code", token_ids=tuple(range(n))) for n in (3, 4, 5)]
+    assert those_that_fit(prompts, 5) == prompts[:2]

@@ -1,0 +1,185 @@
+"""Figures, differences and files of a comparison, against examples worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import compare_outputs, compare_summary, plots
+from benchmarks.compare_cell import StepTotals
+from benchmarks.compare_plan import Run
+from benchmarks.compare_record import Record, run_record
+from benchmarks.compare_statistics import against_best, by_policy, figures, mean_of
+from benchmarks.load_client import LoadResult, Outcome
+from benchmarks.objectives import Slo
+from benchmarks.prompts import Prompt
+from benchmarks.workload import BenchRequest
+
+NOTHING = StepTotals(0, 0, 0, 0, 0, 0, 0)
+STEPS = StepTotals(100, 2.0, 0.5, 1.2, 0.1, 0, 0)
+POINT = "rate=2"
+
+
+def outcome(tokens: list[int], tpot_ms: float, number: int = 0, domain: str = "code") -> Outcome:
+    """One that took 10 ms to the first token and `tpot_ms` to each further one; 10 ms are the objective."""
+    request = BenchRequest(number, Prompt(domain, token_ids=(number, 1)), 64, slo=Slo(tpot_ms=10.0))
+    return Outcome(
+        request,
+        ttft_ms=10.0,
+        e2e_ms=10.0 + tpot_ms * (len(tokens) - 1),
+        token_ids=tokens,
+        num_output_tokens=len(tokens),
+        metrics={"speculative_decoding": {"num_spec_steps": 10, "num_accepted_draft_tokens": 15}},
+    )
+
+
+def run_of(policy: str, seed: int, tpots: list[float], failed: int = 0) -> dict[str, Any]:
+    outcomes = [
+        outcome(list(range(11)), tpot, n, "code" if n % 2 else "chat") for n, tpot in enumerate(tpots)
+    ]
+    for one in outcomes[:failed]:
+        one.error = "queue_full: too many"
+    return run_record(Run(policy, POINT, seed), LoadResult(outcomes, 2.0, 0.1), NOTHING, STEPS, [])
+
+
+def record_of(runs: list[dict[str, Any]], path: Path | None = None) -> Record:
+    record = Record({"mix": None}, {}, path, baseline={"code": {"tpot_ms": 5.0}}, saturation=4.0, runs=runs)
+    record.points[POINT] = {"requests_per_s": 2.0, "rate": {"value": 2.0, "relative": False}}
+    return record
+
+
+@given(st.lists(st.floats(0.0, 1e3), min_size=1, max_size=6))
+def test_an_interval_holds_its_mean_and_stays_within_what_was_measured(values: list[float]) -> None:
+    interval = mean_of(values)
+    assert interval.mean == pytest.approx(sum(values) / len(values))
+    if len(values) > 1:
+        assert interval.low is not None
+        assert interval.high is not None
+        assert min(values) - 1e-9 <= interval.low <= interval.mean + 1e-9
+        assert interval.mean - 1e-9 <= interval.high <= max(values) + 1e-9
+
+
+def test_seeds_without_a_value_are_left_out() -> None:
+    assert mean_of([None, 2.0, None]).mean == 2.0
+    assert mean_of([None]).mean is None
+
+
+def test_figures_of_a_policy_over_seeds() -> None:
+    """Of four requests one is too slow with the first seed, one fails with the second."""
+    runs = [run_of("adaserve", 0, [5.0, 8.0, 9.0, 20.0]), run_of("adaserve", 1, [5.0] * 4, failed=1)]
+    found = figures("adaserve", runs)
+    assert (found.num_seeds, found.num_requests, found.num_errors) == (2, 8, 1)
+    assert found.attainment.mean == pytest.approx(0.75)
+    assert found.by_class["code"].mean == pytest.approx(0.75)
+    assert found.goodput_requests_per_s.mean == pytest.approx(1.5)
+    assert found.goodput_tokens_per_s.mean == pytest.approx(33 / 2.0)
+    assert found.accepted_per_step.mean == pytest.approx(1.5)
+    assert found.step_ms.mean == pytest.approx(20.0)
+    assert found.draft_ms.mean == pytest.approx(5.0)
+    assert found.verify_ms.mean == pytest.approx(12.0)
+    assert found.other_ms.mean == pytest.approx(3.0)
+    assert found.scheduler_ms.mean == pytest.approx(1.0)
+
+
+def test_violations_are_compared_with_the_best_of_the_others() -> None:
+    runs = [
+        run_of("flotilla", 0, [5.0, 5.0, 5.0, 20.0]),
+        run_of("flotilla", 1, [5.0, 5.0, 5.0, 5.0]),
+        run_of("adaserve", 0, [5.0, 20.0, 20.0, 20.0]),
+        run_of("adaserve", 1, [5.0, 5.0, 5.0, 5.0]),
+        run_of("autoregressive", 0, [20.0] * 4),
+        run_of("autoregressive", 1, [20.0, 20.0, 5.0, 5.0]),
+    ]
+    held = by_policy(runs, POINT)
+    found = against_best("flotilla", held, ["autoregressive", "adaserve"], "autoregressive")
+    assert found is not None
+    assert (found.baseline, found.violations, found.baseline_violations) == ("adaserve", 1, 3)
+    assert found.violations_ratio == pytest.approx(3.0)
+    assert found.attainment_gain.mean == pytest.approx(0.25)
+    # Plain decoding attained nothing with the first seed; only the second can be a ratio.
+    assert found.goodput_over_plain.mean == pytest.approx(2.0)
+    assert against_best("flotilla", held, [], "autoregressive") is None
+    held["flotilla"][0] = held["flotilla"][1]
+    found = against_best("flotilla", held, ["adaserve"], "autoregressive")
+    assert found is not None
+    assert found.violations_ratio == math.inf
+    held["adaserve"][0] = held["adaserve"][1]
+    found = against_best("flotilla", held, ["adaserve"], "autoregressive")
+    assert found is not None
+    assert found.violations_ratio is None
+
+
+def test_outputs_that_differ_from_the_first_are_found() -> None:
+    outputs: dict[str, str] = {}
+    first = [outcome([1, 2, 3], 5.0, 0), outcome([4, 5], 5.0, 1)]
+    assert compare_outputs.check(outputs, first) == []
+    failed = outcome([9], 5.0, 1)
+    failed.error = "lost"
+    assert compare_outputs.check(outputs, [outcome([1, 2, 3], 9.0, 0), failed]) == []
+    (differing,) = compare_outputs.check(outputs, [outcome([1, 2, 4], 5.0, 0)])
+    assert differing.expected == [1, 2, 3]
+    longer = outcome([7, 7], 5.0, 0)
+    longer.request = replace(longer.request, max_tokens=65)
+    assert compare_outputs.check(outputs, [longer]) == [], "another bound is another question"
+
+
+def test_differences_count_as_unproven_until_they_are_explained() -> None:
+    run = run_of("flotilla", 0, [5.0] * 4)
+    assert compare_outputs.count([run]) == (4, 0, 0)
+    outputs = {compare_outputs.key_of(outcome([1], 5.0).request): "2"}
+    differing = compare_outputs.check(outputs, [outcome([1], 5.0)])
+    run["differences"] = compare_outputs.unexplained(differing)
+    assert compare_outputs.count([run]) == (4, 1, 1)
+    run["differences"][0]["proven"] = True
+    assert compare_outputs.count([run]) == (4, 1, 0)
+
+
+def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "compare.json"
+    settings = {"mix": "code=60", "slos": ("code:1.2x",), "source": "zoo"}
+    record = Record.resume(path, settings, {"cpus": 2})
+    record.saturation, record.baseline = 4.5, {"code": {"tpot_ms": 5.0}}
+    record.runs.append(run_of("flotilla", 0, [5.0, 6.0]))
+    record.outputs["prompt"] = "1 2 3"
+    record.save()
+    again = Record.resume(path, settings, {"cpus": 64})
+    assert again.has(Run("flotilla", POINT, 0))
+    assert not again.has(Run("flotilla", POINT, 1))
+    assert (again.saturation, again.outputs, again.environment) == (4.5, {"prompt": "1 2 3"}, {"cpus": 2})
+    with pytest.raises(ValueError, match="another mix"):
+        Record.resume(path, {**settings, "mix": "code=10"}, {})
+    path.write_text(json.dumps({"benchmark": "serve"}))
+    with pytest.raises(ValueError, match="holds no runs"):
+        Record.resume(path, settings, {})
+
+
+def test_tables_and_plots_of_a_sweep_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policies = ("autoregressive", "adaserve", "flotilla")
+    runs = [
+        run_of(p, s, [5.0, 8.0, 20.0 - place * 6, 9.0]) for place, p in enumerate(policies) for s in (0, 1)
+    ]
+    faster = json.loads(json.dumps(runs))
+    for run in faster:
+        run["run"]["point"] = "rate=4"
+    record = record_of(runs + faster)
+    record.points["rate=4"] = {**record.points[POINT], "requests_per_s": 4.0}
+    summary = compare_summary.summarise(record, policies, [POINT, "rate=4"], ["flotilla"])
+    compare_summary.show(record, summary)
+    assert plots.axis_of(record, summary) == ("requests per second", [2.0, 4.0])
+    drawn = plots.draw(record, summary, tmp_path / "plots")
+    assert {path.name for path in drawn} == {
+        "attainment.png",
+        "goodput.png",
+        "steps.png",
+        "tpot-rate2.png",
+        "tpot-rate4.png",
+    }
+    assert all(path.stat().st_size > 5000 for path in drawn)
+    assert json.dumps(compare_summary.to_json(summary))
