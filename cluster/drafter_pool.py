@@ -281,7 +281,7 @@ class DrafterPool:
         return Candidate(
             name=drafter.name,
             rate=min(max(rate + optimism, 0.0), 1.0),
-            draft_s=self.cost.draft_seconds(drafter.name, 1, 1, 1),
+            draft_s=self.cost.draft_seconds(drafter.name, 1, 1, 1, request.num_tokens),
             load=len(drafter.served),
             capacity=drafter.max_requests,
         )
