@@ -50,8 +50,11 @@ class _Scores:
 
 @dataclass(slots=True)
 class _Evidence:
+    """What is known of one request; `shared` is None until asked for anew."""
+
     features: Float64
     scores: dict[str, _Scores] = field(default_factory=dict)
+    shared: float | None = 0.0
 
 
 @dataclass(slots=True)
@@ -118,6 +121,7 @@ class AcceptanceEstimates:
         scores = self._scores(evidence, drafter)
         scores.scored += scored
         scores.agreed += agreed
+        evidence.shared = None
         ended = request_id not in self._live
         if ended or scores.scored >= max(TEACH_TOKENS, 2.0 * scores.taught_scored):
             self._teach(evidence, drafter)
@@ -171,20 +175,25 @@ class AcceptanceEstimates:
         if evidence is None:
             evidence = _Evidence(self._features.of(()))
         mine = self._scores(evidence, drafter)
-        # The shared term first, from every drafter scored; then what is left over is the drafter's own.
+        if evidence.shared is None:
+            evidence.shared = self._shared(evidence)
+        # What the shared term leaves over is the drafter's own.
+        rate, variance = mine.mean + evidence.shared, self._own(drafter, mine)
+        if mine.scored > 0.0:
+            gain = variance / (variance + TOKEN_VARIANCE / mine.scored)
+            rate += gain * (mine.agreed / mine.scored - rate)
+            variance *= 1.0 - gain
+        return min(max(rate, 0.0), 1.0), variance**0.5
+
+    def _shared(self, evidence: _Evidence) -> float:
+        """Posterior mean of the term shared by all drafters, from every one scored."""
         precision, information = 1.0 / SHARED_VARIANCE, 0.0
         for name, other in evidence.scores.items():
             if other.scored > 0.0:
                 noise = self._own(name, other) + TOKEN_VARIANCE / other.scored
                 precision += 1.0 / noise
                 information += (other.agreed / other.scored - other.mean) / noise
-        shared = information / precision
-        rate, variance = mine.mean + shared, self._own(drafter, mine)
-        if mine.scored > 0.0:
-            gain = variance / (variance + TOKEN_VARIANCE / mine.scored)
-            rate += gain * (mine.agreed / mine.scored - rate)
-            variance *= 1.0 - gain
-        return min(max(rate, 0.0), 1.0), variance**0.5
+        return information / precision
 
     def _own(self, drafter: str, scores: _Scores) -> float:
         return self._drafters[drafter].own_variance + scores.variance
