@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.forest import Forest
-from cluster.selection import marginal_goodput, slo_customized, throughput_optimized
+from cluster.selection import ROUNDING, marginal_goodput, slo_customized, throughput_optimized
 from engine.tree import TokenTree
 
 
@@ -75,7 +75,7 @@ def test_both_phases_are_optimal_connected_and_within_budget(
     feasible = [
         subset
         for subset in connected_subsets(forest)
-        if subset.sum() <= budget and (expected(subset) >= reachable - 1e-9).all()
+        if subset.sum() <= budget and (expected(subset) >= reachable - ROUNDING).all()
     ]
     if feasible:
         assert (expected(first) >= reachable - 1e-9).all()
