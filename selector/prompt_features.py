@@ -64,7 +64,9 @@ class PromptFeatures:
             ends = np.concatenate([tokens[:ENDS], tokens[: -ENDS - 1 : -1]])
             first = min(ENDS, len(tokens))
             places = np.concatenate([self._places[:first], self._places[ENDS : ENDS + first]])
-            total += self._projection[_row(ends, places)].sum(axis=0) * np.float32(END_WEIGHT / np.sqrt(2 * ENDS))
+            total += self._projection[_row(ends, places)].sum(axis=0) * np.float32(
+                END_WEIGHT / np.sqrt(2 * ENDS)
+            )
         for label in labels:
             total += self._projection[crc32(label.encode()) % BUCKETS]
         norm = float(np.sqrt(total @ total))
