@@ -1,0 +1,137 @@
+"""Random states of a cell for the batching rules: waiting and running requests, and what rules may read."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from cluster.batching.base import BatchContext
+from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.requests import Request, State
+from cluster.stream_messages import Objective, Submit
+from engine.sampling_params import SamplingParams
+
+NOW = 10.0
+RUNNING = (State.PREFILLING, State.READY, State.DRAFTING, State.DRAFTED)
+TPOTS_MS = (None, None, 4.0, 12.0, 30.0, 150.0)
+TTFTS_MS = (None, None, 50.0, 1000.0)
+
+
+def cost(token_s: float = 5e-4, each_s: float = 2e-4, fixed_s: float = 5e-3) -> CostModel:
+    """A target without a knee."""
+    return CostModel(
+        CostProfile(target=LinearCost(alpha=1e-7, gamma=token_s, rho=each_s, delta=fixed_s), overhead_s=5e-4)
+    )
+
+
+def context(**changes: object) -> BatchContext:
+    fields: dict[str, object] = {
+        "now": NOW,
+        "cost": cost(),
+        "max_running": 12,
+        "chunk_tokens": 64,
+        "whole_tokens": 200,
+        "ageing_s": 30.0,
+        "free_slots": 1000,
+        "step_s": 0.02,
+        "beside_s": 1e-3,
+        "num_rows": 2.0,
+        "num_committed": 1.5,
+    }
+    return BatchContext(**(fields | changes))  # type: ignore[arg-type]
+
+
+@st.composite
+def contexts(draw: st.DrawFn) -> BatchContext:
+    return context(
+        cost=cost(draw(st.sampled_from([0.0, 1e-4, 5e-4])), draw(st.sampled_from([0.0, 3e-4]))),
+        max_running=draw(st.integers(1, 12)),
+        chunk_tokens=draw(st.sampled_from([8, 64, 300])),
+        free_slots=draw(st.integers(0, 1000)),
+        ageing_s=draw(st.sampled_from([0.5, 30.0])),
+        beside_s=draw(st.sampled_from([0.0, 3e-3])),
+        draft_left_s=draw(st.sampled_from([0.0, 4e-3])),
+        num_rows=draw(st.sampled_from([1.0, 4.3])),
+        num_committed=draw(st.sampled_from([1.0, 2.1])),
+        num_prefilled=draw(st.sampled_from([0.0, 3.0])),
+    )
+
+
+def request(
+    order: int,
+    state: State = State.WAITING,
+    *,
+    prompt: int = 20,
+    output: int = 5,
+    decoding_s: float = 0.05,
+    arrived: float = NOW - 0.1,
+    computed: int = 0,
+    tpot_ms: float | None = None,
+    ttft_ms: float | None = None,
+    priority: int = 0,
+    tier: str = "default",
+    served_at: float | None = None,
+) -> Request:
+    """A request in some state; those past their prefill have output, the others a part of their prompt."""
+    made = Request(
+        Submit(
+            request_id=f"r{order}",
+            prompt=[1] * prompt,
+            sampling=SamplingParams(max_tokens=200),
+            objective=Objective(tpot_ms=tpot_ms, ttft_ms=ttft_ms),
+            priority=priority,
+            tier=tier,
+        ),
+        "client",
+        arrived,
+        order,
+        state=state,
+        last_served_at=served_at,
+    )
+    if state in (State.READY, State.DRAFTING, State.DRAFTED, State.VERIFYING):
+        made.output = [1] * output
+        made.num_computed = made.num_tokens - 1
+        made.first_token_at = NOW - decoding_s
+        made.num_steps = output
+    elif state is not State.WAITING:
+        made.num_computed = min(computed, prompt - 1)
+    return made
+
+
+@st.composite
+def requests_in(draw: st.DrawFn, order: int, state: State) -> Request:
+    return request(
+        order,
+        state,
+        prompt=draw(st.integers(1, 150)),
+        output=draw(st.integers(1, 60)),
+        decoding_s=draw(st.floats(0.0, 1.0)),
+        arrived=NOW - draw(st.floats(0.0, 2.0)),
+        computed=draw(st.sampled_from([0, 0, 30])),
+        tpot_ms=draw(st.sampled_from(TPOTS_MS)),
+        ttft_ms=draw(st.sampled_from(TTFTS_MS)),
+        priority=draw(st.sampled_from([0, 0, 0, 1])),
+        tier=draw(st.sampled_from(["a", "b"])),
+        served_at=None if state is State.WAITING else NOW - draw(st.floats(0.0, 0.3)),
+    )
+
+
+@st.composite
+def cells(
+    draw: st.DrawFn, states: tuple[State, ...] = RUNNING
+) -> tuple[list[Request], list[Request], BatchContext]:
+    """Waiting requests by (priority, arrival), running requests, and the context."""
+    limits = draw(contexts())
+    order = iter(range(1000))
+    kinds = draw(st.lists(st.sampled_from(states), max_size=limits.max_running))
+    running = [draw(requests_in(next(order), state)) for state in kinds]
+    waiting = [draw(requests_in(next(order), State.WAITING)) for _ in range(draw(st.integers(0, 8)))]
+    waiting.sort(key=lambda r: (r.submit.priority, r.order))
+    return waiting, running, limits
+
+
+def of_state(running: list[Request], state: State) -> list[Request]:
+    return [member for member in running if member.state is state]
+
+
+def ids(requests: list[Request]) -> list[str]:
+    return [member.request_id for member in requests]

@@ -1,0 +1,161 @@
+"""Our batching rule: no chunk breaks an objective that could be kept, and nobody waits forever."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.batching.base import BatchContext
+from cluster.batching.common import tokens_left
+from cluster.batching.flotilla import LEAST_CHUNK
+from cluster.batching.registry import make_rule
+from cluster.batching.slack import MARGIN
+from cluster.requests import Request, State
+from tests.cluster.batch_states import NOW, cells, context, ids, of_state, request, requests_in
+
+FLOTILLA = make_rule("flotilla")
+
+
+def call_seconds(
+    verifying: list[Request], num_rows: int, prompt: Request, chunk: int, c: BatchContext
+) -> float:
+    """The call with a chunk of one prompt in it, straight from the cost model's coefficients."""
+    target = c.cost.profile.target
+    seconds = target.delta + target.rho * (len(verifying) + (chunk > 0)) + target.gamma * (num_rows + chunk)
+    return seconds + target.alpha * sum(r.num_tokens for r in verifying)
+
+
+def is_kept(member: Request, seconds: float, c: BatchContext) -> bool:
+    """Whether its mean time per token is within its objective after a step of `seconds` (with margin)."""
+    tpot_ms = member.submit.objective.tpot_ms
+    if tpot_ms is None:
+        return True
+    assert member.first_token_at is not None
+    tokens = 1.0 + 4 * max(0.0, c.num_committed - 1.0) / (member.num_steps + 4)  # none accepted so far
+    due = member.first_token_at + (len(member.output) - 1 + tokens) * tpot_ms / 1e3
+    return c.now + MARGIN * seconds <= due + 1e-12
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[list[Request], Request, BatchContext]:
+    """Drafted requests, a prompt that was served not long ago, and nobody else."""
+    limits = context(
+        chunk_tokens=draw(st.sampled_from([16, 64])), num_committed=draw(st.sampled_from([1.0, 2.5]))
+    )
+    verifying = [draw(requests_in(n, State.DRAFTED)) for n in range(draw(st.integers(1, 5)))]
+    prompt = request(9, State.PREFILLING, prompt=draw(st.integers(1, 100)), served_at=NOW - 0.01)
+    return verifying, prompt, limits
+
+
+@settings(max_examples=300, deadline=None)
+@given(call=calls())
+def test_the_chunk_keeps_every_objective_that_some_chunk_keeps(
+    call: tuple[list[Request], Request, BatchContext],
+) -> None:
+    verifying, prompt, limits = call
+    num_rows = 2 * len(verifying)
+    chunks = FLOTILLA.prefill([prompt], verifying, num_rows, [*verifying, prompt], limits)
+    chunk = chunks[0][1] if chunks else 0
+    most = min(limits.chunk_tokens, tokens_left(prompt))
+    keepable = [
+        m for m in verifying if is_kept(m, call_seconds(verifying, num_rows, prompt, 0, limits), limits)
+    ]
+    keeping = [
+        size
+        for size in range(most + 1)
+        if all(is_kept(m, call_seconds(verifying, num_rows, prompt, size, limits), limits) for m in keepable)
+    ]
+    assert chunk in keeping
+    if len(keepable) == len(verifying):  # nobody is behind, so nothing else speaks against the largest
+        useful = [size for size in keeping if size >= min(LEAST_CHUNK, most)]
+        assert chunk == max(useful, default=0)
+
+
+def test_the_most_urgent_prompt_is_computed_first() -> None:
+    verifying = [request(0, State.DRAFTED, tpot_ms=30.0)]
+    early = request(1, State.PREFILLING, prompt=15, arrived=NOW - 0.5)
+    due = request(2, State.PREFILLING, prompt=15, arrived=NOW - 0.1, ttft_ms=300.0)
+    chunks = FLOTILLA.prefill([early, due], verifying, 2, [*verifying, early, due], context())
+    assert chunks[0] == (due, 15)
+
+
+def test_a_deadline_that_cannot_be_met_any_more_gives_way_to_one_that_can() -> None:
+    late = request(1, arrived=NOW - 1.0, ttft_ms=900.0)
+    due = request(2, arrived=NOW - 0.1, ttft_ms=900.0)
+    assert ids(FLOTILLA.admit([late, due], [], context(max_running=1)).admitted) == ["r2"]
+
+
+def test_a_prompt_passed_over_for_long_gets_a_chunk_at_any_cost() -> None:
+    verifying = [request(0, State.DRAFTED, tpot_ms=8.0, output=1, decoding_s=0.0)]
+    prompt = request(1, State.PREFILLING, prompt=100, served_at=NOW - 0.1)
+    limits = context(num_committed=1.0)
+    assert FLOTILLA.prefill([prompt], verifying, 1, [*verifying, prompt], limits) == []
+    prompt.last_served_at = NOW - 5.0
+    assert FLOTILLA.prefill([prompt], verifying, 1, [*verifying, prompt], limits) == [(prompt, 32)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(cell=cells(), data=st.data())
+def test_without_objectives_it_is_sarathi(
+    cell: tuple[list[Request], list[Request], BatchContext], data: st.DataObject
+) -> None:
+    _, running, limits = cell
+    sarathi = make_rule("sarathi")
+    members = [
+        request(n, r.state, prompt=r.num_tokens, arrived=n, served_at=r.last_served_at)
+        for n, r in enumerate(running)
+    ]
+    waiting = [request(100 + n, arrived=NOW + n) for n in range(data.draw(st.integers(0, 6)))]
+    prefilling, drafted = of_state(members, State.PREFILLING), of_state(members, State.DRAFTED)
+    ready = of_state(members, State.READY)
+    assert FLOTILLA.admit(waiting, members, limits) == sarathi.admit(waiting, members, limits)
+    assert FLOTILLA.decode(ready, members, limits) == sarathi.decode(ready, members, limits)
+    for verifying in ([], drafted):
+        ours = FLOTILLA.prefill(prefilling, verifying, len(verifying), members, limits)
+        assert ours == sarathi.prefill(prefilling, verifying, len(verifying), members, limits)
+
+
+def test_lax_requests_sit_out_a_step_that_a_strict_one_needs_short() -> None:
+    # Six milliseconds and 0.7 for each request, times the margin: four fit into ten.
+    strict = [
+        request(n, State.READY, tpot_ms=10.0, output=10, decoding_s=0.09, served_at=NOW) for n in range(2)
+    ]
+    lax = [request(n, State.READY, tpot_ms=100.0, served_at=NOW - 0.01 - n / 1e3) for n in range(2, 10)]
+    limits = context(num_rows=1.0, num_committed=1.0)
+    decoding = FLOTILLA.decode([*lax, *strict], [*lax, *strict], limits)
+    assert set(ids(strict)) <= set(ids(decoding))
+    assert len(decoding) == 4
+    lax[0].last_served_at = NOW - 1.0
+    assert lax[0] in FLOTILLA.decode([*lax, *strict], [*lax, *strict], limits), "held back for too long"
+
+
+def test_a_newcomer_waits_while_it_would_break_the_objectives_of_those_running() -> None:
+    running = [request(n, State.READY, tpot_ms=10.0, output=10, decoding_s=0.09) for n in range(4)]
+    limits = context(num_rows=1.0, num_committed=1.0, max_running=40)
+    strict, lax = request(50, tpot_ms=10.0), request(51, tpot_ms=500.0)
+    assert FLOTILLA.admit([strict], running, limits).admitted == []
+    assert FLOTILLA.admit([strict], running[:3], limits).admitted == [strict]
+    crowd = [request(n, State.READY, tpot_ms=60.0) for n in range(16)]
+    assert FLOTILLA.admit([strict, lax], crowd, limits).admitted == [lax], "who fits may pass"
+    strict.arrived = NOW - 31.0
+    assert FLOTILLA.admit([strict, lax], crowd, limits).admitted == [], "but not for ever"
+
+
+def test_best_effort_gives_way_once_to_a_first_token_about_to_be_late() -> None:
+    best_effort = [request(n, State.READY) for n in range(2)]
+    due = request(5, prompt=20, arrived=NOW - 0.1, ttft_ms=140.0)
+    limits = context(max_running=2)
+    admission = FLOTILLA.admit([due], best_effort, limits)
+    assert (ids(admission.admitted), ids(admission.preempted)) == (["r5"], ["r1"])
+    for member in best_effort:
+        member.num_preemptions = 1
+    assert FLOTILLA.admit([due], best_effort, limits).admitted == []
+
+
+@pytest.mark.parametrize("waited_s", [0.0, 31.0, 61.0])
+def test_waiting_lifts_a_request_over_more_important_ones(waited_s: float) -> None:
+    unimportant = request(1, arrived=NOW - waited_s, priority=1)
+    important = request(2, arrived=NOW, priority=0)
+    admitted = FLOTILLA.admit([important, unimportant], [], context(max_running=1)).admitted
+    assert ids(admitted) == (["r2"] if waited_s == 0.0 else ["r1"])
