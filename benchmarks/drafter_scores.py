@@ -70,7 +70,10 @@ def measure() -> DrafterScores:
     profile = CostProfile(
         target=fit_cost(profile_target(engine.target)),
         drafters={
-            name: fit_cost([StepPoint(*point) for point in measure_draft_costs(drafter)])
+            # Processor time, and often: two drafters of one size must not differ by what else runs.
+            name: fit_cost(
+                [StepPoint(*point) for point in measure_draft_costs(drafter, repeats=15, cpu_time=True)]
+            )
             for name, drafter in engine.drafters.items()
         },
         overhead_s=DEFAULT_PROFILE.overhead_s,

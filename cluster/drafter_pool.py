@@ -24,7 +24,7 @@ EXPLORE_STEPS = 4
 # An upper bound lies this many standard deviations above the estimate: on a running request, where only a
 # switch would pay, and on a finished one, from which all later ones like it may profit.
 RUNNING_OPTIMISM = 1.0
-FINISHED_OPTIMISM = 1.5
+FINISHED_OPTIMISM = 2.0
 # Of the finished requests at first each may be read by another drafter; after every so many readings a larger
 # interval is left between them, until it is this many requests. While there is no idle time it always is.
 EXPLORE_STAGE = 24
