@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
+from benchmarks.compare_plan import OURS
 from benchmarks.compare_record import Record
 from benchmarks.compare_statistics import Interval, PolicyFigures, by_policy
 from benchmarks.compare_summary import PointSummary
@@ -65,12 +66,23 @@ def axis_of(record: Record, summary: Sequence[PointSummary]) -> tuple[str, list[
     return _POINT, [float(place) for place in range(len(summary))]
 
 
-def _style(policy: str, place: int) -> dict[str, Any]:
-    if policy.startswith("flotilla"):
-        first = {"color": "black", "linewidth": 2.4, "zorder": 5}
-    else:
-        first = {"color": _COLOURS[place % len(_COLOURS)], "linewidth": 1.3, "zorder": 3}
-    return {**first, "marker": _MARKERS[place % len(_MARKERS)], "markersize": 5}
+def _style(policies: Sequence[str], policy: str) -> dict[str, Any]:
+    """Colour, line and marker of a policy: ours in bold black, the others by their place among themselves."""
+    is_ours = _is_ours(policy)
+    place = [name for name in policies if _is_ours(name) == is_ours].index(policy)
+    colours = ("black",) if is_ours else _COLOURS
+    return {
+        "color": colours[place % len(colours)],
+        "linestyle": ("-", "--", ":")[place // len(colours) % 3],
+        "linewidth": 2.4 if is_ours else 1.3,
+        "zorder": 5 if is_ours else 3,
+        "marker": _MARKERS[policies.index(policy) % len(_MARKERS)],
+        "markersize": 5,
+    }
+
+
+def _is_ours(policy: str) -> bool:
+    return policy.partition(":")[0] == OURS
 
 
 def _policies(summary: Sequence[PointSummary]) -> list[str]:
@@ -84,18 +96,18 @@ def _row(point: PointSummary, policy: str) -> PolicyFigures | None:
 def _line(
     axes: Any, places: Sequence[float], values: Sequence[Interval], style: Mapping[str, Any], label: str
 ) -> None:
-    """A line over the sweep with its intervals as a band."""
+    """A line over the sweep, with bars from the lower to the upper bounds."""
     held = sorted(
         ((place, value) for place, value in zip(places, values, strict=True) if value.mean is not None),
         key=lambda pair: pair[0],
     )
     if not held:
         return
-    x = [place for place, _ in held]
-    axes.plot(x, [value.mean for _, value in held], label=label, **style)
-    low = [value.mean if value.low is None else value.low for _, value in held]
-    high = [value.mean if value.high is None else value.high for _, value in held]
-    axes.fill_between(x, low, high, color=style["color"], alpha=0.12, linewidth=0)
+    mean = np.array([value.mean for _, value in held])
+    low = np.array([value.mean if value.low is None else value.low for _, value in held])
+    high = np.array([value.mean if value.high is None else value.high for _, value in held])
+    bars = np.maximum(0.0, [mean - low, high - mean])
+    axes.errorbar([place for place, _ in held], mean, bars, label=label, elinewidth=0.8, capsize=2, **style)
 
 
 def _percent(value: Interval) -> Interval:
@@ -113,7 +125,7 @@ def attainment(record: Record, summary: Sequence[PointSummary]) -> Figure:
     figure = Figure(figsize=(5.2 * columns + 1.8, 3.6 * rows))
     grid = np.atleast_1d(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)).ravel()
     for axes, panel in zip(grid, panels, strict=False):
-        for place, policy in enumerate(_policies(summary)):
+        for policy in _policies(summary):
             values = []
             for point in summary:
                 row = _row(point, policy)
@@ -121,7 +133,7 @@ def attainment(record: Record, summary: Sequence[PointSummary]) -> Figure:
                 if row is not None:
                     value = row.attainment if panel == "all classes" else row.by_class.get(panel, value)
                 values.append(_percent(value))
-            _line(axes, places, values, _style(policy, place), policy)
+            _line(axes, places, values, _style(_policies(summary), policy), policy)
         axes.set_title(panel)
         axes.set_ylim(-3, 103)
     _name_points(grid[: len(panels)], label, summary)
@@ -136,10 +148,10 @@ def goodput(record: Record, summary: Sequence[PointSummary]) -> Figure:
     grid = figure.subplots(1, 2, sharex=True)
     panels = {"tokens per second": "goodput_tokens_per_s", "requests per second": "goodput_requests_per_s"}
     for axes, (title, name) in zip(grid, panels.items(), strict=True):
-        for place, policy in enumerate(_policies(summary)):
+        for policy in _policies(summary):
             rows = [_row(point, policy) for point in summary]
             values = [Interval(None) if row is None else getattr(row, name) for row in rows]
-            _line(axes, places, values, _style(policy, place), policy)
+            _line(axes, places, values, _style(_policies(summary), policy), policy)
         axes.set_title(title)
         axes.set_ylim(bottom=0)
     _name_points(grid, label, summary)
@@ -198,13 +210,14 @@ def tpot_distributions(record: Record, point: PointSummary) -> Figure:
     for axes, domain in zip(grid, classes, strict=False):
         mine = {name: [row for row in rows if row["domain"] == domain] for name, rows in requests.items()}
         limits = {row["slo_tpot_ms"] for rows in mine.values() for row in rows} - {None}
-        for place, (policy, rows) in enumerate(mine.items()):
+        for policy, rows in mine.items():
             values = np.sort([row["tpot_ms"] for row in rows if row["tpot_ms"] is not None])
             if len(values):
                 # A failed request never arrives, so the curve of a policy with failures ends below 100 %.
                 share = 100 * np.arange(len(values) + 1) / len(rows)
                 values = np.concatenate([values[:1], values])
-                style = {key: value for key, value in _style(policy, place).items() if "marker" not in key}
+                style = _style(list(mine), policy)
+                style = {key: value for key, value in style.items() if "marker" not in key}
                 axes.step(values, share, where="post", label=policy, **style)
         for limit in limits if len(limits) == 1 else ():
             axes.axvline(limit, color="#D00000", linestyle="--", linewidth=1)
