@@ -6,7 +6,7 @@ turned around, and ordering by slack is least laxity first. Without objectives i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from cluster.admission import Room
 from cluster.batching.base import Admission, BatchContext, Chunk
@@ -74,43 +74,27 @@ class Flotilla:
         self, ready: Sequence[Request], members: Collection[Request], context: BatchContext
     ) -> list[Request]:
         """Everybody, unless that breaks an objective: then who has least slack, and others while they fit."""
-        if not _has_tpot(members):
-            return list(ready)
         drafted = [request for request in members if request.state is State.DRAFTED]
-        time = CallTime.of(drafted, round(len(drafted) * context.num_rows), context)
-        pressures = {request.request_id: Pressure.of(request, context) for request in (*ready, *drafted)}
-        together = CallTime.of(
-            [*drafted, *ready], round((len(drafted) + len(ready)) * context.num_rows), context
-        )
-        longest_s = MARGIN * (context.beside_s + together.seconds())
-        if longest_s <= min(pressure.allowance_s for pressure in pressures.values()):
+        deciding = [*drafted, *ready]
+        if not ready or not _has_tpot(deciding):
             return list(ready)
-        shortest_s = alone_s(context)
-        patience_s = DECODE_PATIENCE_STEPS * context.step_s
+        pressures = {request.request_id: Pressure.of(request, context) for request in deciding}
 
-        def urgency(request: Request) -> tuple[bool, float, float, int]:
-            pressure = pressures[request.request_id]
-            limited = pressure.limit_s(shortest_s) < INFINITE
-            last = request.arrived if request.last_served_at is None else request.last_served_at
-            return (
-                context.now - last < patience_s,
-                pressure.allowance_s if limited else INFINITE,
-                last,
-                request.order,
-            )
+        def iteration_s(call: CallTime) -> float:
+            return MARGIN * (context.beside_s + call.seconds())
 
-        limit_s = min(
-            (pressures[r.request_id].limit_s(MARGIN * (context.beside_s + time.seconds())) for r in drafted),
-            default=INFINITE,
-        )
+        everybody = CallTime.of(deciding, round(len(deciding) * context.num_rows), context)
+        if iteration_s(everybody) <= min(pressure.allowance_s for pressure in pressures.values()):
+            return list(ready)
+        call = CallTime.of(drafted, round(len(drafted) * context.num_rows), context)
+        limits = (pressures[request.request_id].limit_s(iteration_s(call)) for request in drafted)
+        limit_s = min(limits, default=INFINITE)
         chosen: list[Request] = []
-        for request in sorted(ready, key=urgency):
-            time.add(request, context.num_rows)
-            seconds = MARGIN * (context.beside_s + time.seconds())
-            waits = urgency(request)[0]
-            if seconds > limit_s and waits:
+        for is_patient, request in _by_pressure(ready, pressures, context):
+            call.add(request, context.num_rows)
+            if is_patient and iteration_s(call) > limit_s:
                 break
-            limit_s = min(limit_s, pressures[request.request_id].limit_s(seconds))
+            limit_s = min(limit_s, pressures[request.request_id].limit_s(iteration_s(call)))
             chosen.append(request)
         return chosen
 
@@ -141,9 +125,7 @@ class Flotilla:
         for request in ordered:
             most = min(budget, tokens_left(request))
             tokens = time.most_tokens(request, most, limit_s / MARGIN)
-            if tokens < min(LEAST_CHUNK, most):
-                break
-            if tokens == 0:
+            if tokens == 0 or tokens < min(LEAST_CHUNK, most):
                 break
             time.add(request, tokens, is_chunk=True)
             chunks.append((request, tokens))
@@ -182,6 +164,26 @@ def call_limit_s(
                 until_s = context.draft_left_s
             limit_s = min(limit_s, max(until_s, context.draft_left_s))
     return limit_s
+
+
+def _by_pressure(
+    ready: Sequence[Request], pressures: Mapping[str, Pressure], context: BatchContext
+) -> list[tuple[bool, Request]]:
+    """Who has been left out for too long, then by allowance, then who decoded longest ago.
+
+    With each request whether it can be left out once more. Those without an objective, and those that
+    could not keep theirs even by themselves, come last.
+    """
+    shortest_s = alone_s(context)
+    patience_s = DECODE_PATIENCE_STEPS * context.step_s
+    keyed = []
+    for request in ready:
+        last = request.arrived if request.last_served_at is None else request.last_served_at
+        pressure = pressures[request.request_id]
+        allowance_s = pressure.allowance_s if pressure.limit_s(shortest_s) < INFINITE else INFINITE
+        keyed.append(((context.now - last < patience_s, allowance_s, last, request.order), request))
+    keyed.sort(key=lambda pair: pair[0])
+    return [(key[0], request) for key, request in keyed]
 
 
 def _order(request: Request, context: BatchContext) -> tuple[int, float, int]:
