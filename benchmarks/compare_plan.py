@@ -17,6 +17,8 @@ from cluster.policies.registry import POLICIES
 
 OURS = "flotilla"
 PLAIN = "autoregressive"
+# What the papers' policies are run with: our batching rule weighs objectives too, and is part of our default.
+PLAIN_BATCHING = "sarathi"
 DEFAULT_POLICIES = (
     PLAIN,
     "fixed",
@@ -54,7 +56,8 @@ def parse_entrant(text: str, config: FlotillaConfig) -> Entrant:
     """A policy from `NAME` or `NAME:FIELD=VALUE,FIELD=VALUE`, over the settings of a configuration.
 
     Fields are those of the policy and of the scheduler, as in `fixed:fixed_depth=2` or
-    `autoregressive:batching=priority`; values are YAML.
+    `autoregressive:batching=priority`; values are YAML. Our batching rule belongs to our policy: the others
+    have plain chunked prefill unless told otherwise.
 
     Raises:
         ValueError: for an unknown policy, field or value.
@@ -64,6 +67,8 @@ def parse_entrant(text: str, config: FlotillaConfig) -> Entrant:
         raise ValueError(f"unknown policy `{name}`; known: {', '.join(sorted(POLICIES))}")
     raw = config.model_dump()
     raw["policy"]["name"] = name
+    if name != OURS and raw["scheduler"]["batching"] == OURS:
+        raw["scheduler"]["batching"] = PLAIN_BATCHING
     # Lists are written in brackets, and commas within them do not part fields.
     for setting in filter(None, re.split(r",(?![^\[]*\])", settings)):
         key, equals, value = setting.partition("=")

@@ -51,6 +51,20 @@ def test_a_policy_is_given_with_its_settings() -> None:
     assert parse_entrant("flotilla:max_depth=2", config).is_ours
 
 
+def test_our_batching_rule_goes_with_our_policy_alone() -> None:
+    rules = {
+        text: parse_entrant(text, demo_config()).scheduler["batching"]
+        for text in (
+            "flotilla",
+            "adaserve",
+            "autoregressive",
+            "adaserve:batching=flotilla",
+            "flotilla:batching=fcfs",
+        )
+    }
+    assert list(rules.values()) == ["flotilla", "sarathi", "sarathi", "flotilla", "fcfs"]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
