@@ -81,7 +81,7 @@ class PolicyConfig(_Strict):
     """Which speculation policy runs, and its bounds."""
 
     name: str = Field(default="flotilla", description="See cluster/policies.")
-    max_depth: int = Field(default=6, ge=0, le=32, description="Deepest draft (AdaServe's D_max).")
+    max_depth: int = Field(default=8, ge=0, le=32, description="Deepest draft (AdaServe's D_max).")
     min_depth: int = Field(default=1, ge=0, le=32, description="Shallowest draft (AdaServe's D_min).")
     max_width: int = Field(default=2, ge=1, le=16, description="Widest beam (AdaServe's W_max).")
     verify_budget: int | None = Field(
@@ -92,6 +92,13 @@ class PolicyConfig(_Strict):
     width_offset: int = Field(default=0, ge=0, description="AdaServe's c2.")
     max_nodes: int = Field(
         default=16, ge=1, description="Nodes one request may take in the SLO phase (n_max)."
+    )
+    miss_probability: float = Field(
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="Chance of missing a TPOT objective that `flotilla` plans for; the smaller, the earlier "
+        "a request gets more of a step.",
     )
     fixed_depth: int = Field(default=4, ge=0, le=32, description="Depth of the `fixed` policy.")
     expansion: tuple[Annotated[int, Field(ge=1, le=16)], ...] = Field(
@@ -104,8 +111,8 @@ class PolicyConfig(_Strict):
         default=0.4,
         ge=0,
         le=1,
-        description="Draft probability of a token below which `threshold`, and at or below which `smartspec` by "
-        "confidence, ends a draft.",
+        description="Draft probability of a token below which `threshold`, and at or below which `smartspec` "
+        "by confidence, ends a draft.",
     )
     smartspec_acceptance: Literal["global", "request", "confidence"] = Field(
         default="global", description="What `smartspec` predicts acceptance from."
@@ -128,8 +135,8 @@ class SchedulerConfig(_Strict):
     max_whole_tokens: int = Field(
         default=2048,
         ge=8,
-        description="The same where prompts are prefilled whole (vLLM's max_num_batched_tokens); a longer one "
-        "is prefilled by itself.",
+        description="The same where prompts are prefilled whole (vLLM's max_num_batched_tokens); a longer "
+        "one is prefilled by itself.",
     )
     ageing_ms: float = Field(
         default=30000.0, gt=0, description="`flotilla` passes nobody over who has waited so long."
@@ -140,8 +147,8 @@ class SchedulerConfig(_Strict):
     draft_ahead: int | None = Field(
         default=None,
         ge=0,
-        description="Drafters that go on drafting while the target verifies; the cores the target leaves over "
-        "if unset.",
+        description="Drafters that go on drafting while the target verifies; the cores the target leaves "
+        "over if unset.",
     )
     draft_timeout_ms: float = Field(
         default=2000.0, gt=0, description="A drafter slower than this is left behind for the step."

@@ -219,6 +219,18 @@ class CostModel:
         later = cost.seconds(num_requests, width * num_requests, num_context)
         return (first + (depth - 1) * later) * self._factor.get(drafter, 1.0)
 
+    def draft_layer_seconds(self, drafter: str, num_requests: int, width: int, num_context: int = 0) -> float:
+        """Seconds of one forward of a drafter, which a layer costs that was not computed ahead.
+
+        What was makes calls shorter than their forwards; so a correction below 1 says nothing of those.
+        """
+        cost = self.profile.drafters.get(drafter)
+        if cost is None:
+            return 0.0
+        return cost.seconds(num_requests, width * num_requests, num_context) * max(
+            1.0, self._factor.get(drafter, 1.0)
+        )
+
     def knee(self, num_requests: int) -> int:
         """AdaServe's hardware budget for a batch of `num_requests`."""
         return self.profile.target.knee(num_requests)

@@ -185,10 +185,12 @@ class DrafterPool:
         return self.call(drafter.name, [self.item(request, DraftPlan(depth=0))], now)
 
     def can_draft_now(self, request: Request) -> bool:
-        """Whether its drafter has read nearly all of the request, so that nobody waits for its reading."""
+        """Whether its drafter has read nearly all of the request and reads no other: nobody has to wait."""
         drafter = self.drafters[request.drafter]
         if not drafter.capabilities.needs_prefill:
             return True
+        if any(call.depth == 0 for call in drafter.outstanding.values()):
+            return False
         if request.request_id in drafter.reading or request.request_id not in drafter.known:
             return False
         return request.num_tokens - request.heard.get(drafter.name, 0) <= READ_WITH_DRAFT

@@ -13,7 +13,7 @@ from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
 from cluster.events import Draft
 from cluster.forest import Forest
-from cluster.policies.base import DecodeRequest, Policy, StepContext, StopsDrafting
+from cluster.policies.base import DecodeRequest, Policy, Rests, StepContext, StopsDrafting
 from cluster.requests import Request, Trigger
 from drafters.messages import DraftItem
 from engine.tree import TokenTree
@@ -82,6 +82,7 @@ class StepPlanner:
         # Seconds of an iteration outside forwards and drafting; with a draft there are more messages.
         self._plain_overhead = RunningMean(cost.profile.overhead_s / 2)
         self._draft_overhead = RunningMean(cost.profile.overhead_s)
+        self._rests = policy if isinstance(policy, Rests) else None
         self._stops_drafting = policy if isinstance(policy, StopsDrafting) else None
         self._proposing = 1.0
 
@@ -95,6 +96,11 @@ class StepPlanner:
 
     def draft(self, ready: Sequence[Request], now: float, max_model_tokens: int) -> list[Draft]:
         """Ask the policy for shapes; move every request to DRAFTING or, with nothing to draft, DRAFTED."""
+        if self._rests is not None and self._rests.rests(len(ready), self.totals.steps):
+            for request in ready:
+                request.drafted(TokenTree.root_only(request.last_token))
+            self._proposing -= SMOOTHING * self._proposing
+            return []
         for request in ready:
             if self.pool.is_due(request):
                 self.pool.assign(request)
@@ -108,14 +114,14 @@ class StepPlanner:
             self._proposing += SMOOTHING * (sum(asked) / len(asked) - self._proposing)
         items: dict[str, list[DraftItem]] = defaultdict(list)
         drafting: dict[str, list[Request]] = defaultdict(list)
-        actions = []
+        actions, readings = [], []
         for request, plan in zip(ready, plans, strict=True):
             if plan.depth <= 0 or not request.drafter:
                 request.drafted(TokenTree.root_only(request.last_token))
             elif not self.pool.can_draft_now(request):
                 reading = self.pool.prefetch(request, now)
                 if reading is not None:
-                    actions.append(Draft(request.drafter, reading))
+                    readings.append(Draft(request.drafter, reading))
                 request.drafted(TokenTree.root_only(request.last_token))
             else:
                 items[request.drafter].append(self.pool.item(request, plan))
@@ -135,7 +141,7 @@ class StepPlanner:
                 request.draft_call = call.call_id
                 request.advance(Trigger.DRAFT_SENT)
             actions.append(Draft(name, call))
-        return actions
+        return actions + readings  # nobody's draft waits for what is read meanwhile
 
     def select(self, drafted: Sequence[Request], now: float, max_model_tokens: int) -> dict[str, TokenTree]:
         """The draft trees to verify, by request id."""
@@ -189,6 +195,7 @@ class StepPlanner:
             max_width=max_width,
             num_context=request.num_tokens,
             rate=rate,
+            num_remaining=request.num_remaining,
         )
 
     def learn(

@@ -97,6 +97,11 @@ class Beam:
         """Next tokens `grow` makes use of, per frontier node."""
         return self.plan.width if self.depth < self.plan.depth else 1
 
+    @property
+    def deserves_forward(self) -> bool:
+        """Whether the frontier is likely enough to be forwarded (`DraftPlan.least_forward_logp`)."""
+        return max(self.logp[node] for node in self.frontier) >= self.plan.least_forward_logp
+
     def acceptance(self, nodes: Iterable[int]) -> list[float]:
         """Product of the drafter's probabilities from the root to each of `nodes` (the papers' AR, f)."""
         return [math.exp(self.logp[node]) for node in nodes]

@@ -115,7 +115,7 @@ def grow(jobs: Sequence[Job], model: NextTokens, kv: KVCache, stop_rule: StopRul
         missing = []
         for job in jobs:
             nodes = job.missing()
-            if len(nodes) > len(job.slots):
+            if len(nodes) > len(job.slots) or (nodes and not job.beam.deserves_forward):
                 job.beam.stop()
             elif nodes:
                 missing.append((job, nodes))

@@ -66,4 +66,5 @@ def fit_plan(plan: DraftPlan, heard: Heard, capabilities: Capabilities) -> Draft
         width=max(1, min(plan.width, capabilities.max_width)),
         stop_logp=plan.stop_logp,
         stop_token_logp=plan.stop_token_logp,
+        least_forward_logp=plan.least_forward_logp,
     )

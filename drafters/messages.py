@@ -21,12 +21,15 @@ class DraftPlan(msgspec.Struct, frozen=True):
             the default never does.
         stop_token_logp: a token whose own log-probability, given its parent, falls below this stays in the
             tree but is not extended; the default extends all. Drafters without probabilities ignore it.
+        least_forward_logp: a layer that takes a forward is drafted only if the best path it would extend has
+            at least this log-probability; what was computed ahead is taken whatever it has.
     """
 
     depth: int
     width: int = 1
     stop_logp: float = float("-inf")
     stop_token_logp: float = float("-inf")
+    least_forward_logp: float = float("-inf")
 
 
 class DraftItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):

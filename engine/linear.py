@@ -10,6 +10,8 @@ import torch.nn.functional as F
 # Below this many multiplications the fixed cost of a oneDNN call (some 11 us) outweighs its faster kernel.
 # Measured on an EPYC core, fp32, for (inputs, outputs) from (128, 128) to (384, 4096) and 1 to 256 rows.
 _ONEDNN_FROM = 400_000
+# Up to so many rows every number has a kernel of its own; beyond, multiples of the other.
+_EXACT_ROWS, _ROW_STEP = 64, 32
 
 
 @functools.cache
@@ -53,8 +55,14 @@ class Linear:
         transposed = self._transposed
         if transposed is not None and (self._packed is None or x.shape[0] * self._size < _ONEDNN_FROM):
             return torch.mm(x, transposed) if self._bias is None else torch.addmm(self._bias, x, transposed)
+        # oneDNN compiles a kernel for every number of rows it meets (some 0.7 ms each time), and prompts come
+        # in all lengths: those of many rows are rounded up.
+        rows = x.shape[0]
+        missing = -rows % _ROW_STEP if rows > _EXACT_ROWS else 0
+        if missing:
+            x = F.pad(x, (0, 0, 0, missing))
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
-        return out
+        return out[:rows] if missing else out
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """`residual` [rows, outputs] plus this map of `x` [rows, inputs]."""

@@ -18,6 +18,7 @@ from engine.process import tune_process
 from engine.runner import ModelRunner
 from engine.self_test import check_runner
 from engine.tensor_parallel import check_divisible, sharding
+from engine.warm_up import warm_up
 
 __all__ = ["UnsupportedModel", "load_runner"]
 
@@ -89,6 +90,8 @@ def load_runner(
         loaded = HFRunner(model, num_slots, max_tokens=max_tokens)
     if self_test:
         _self_test(loaded, model)
+        if lean and device == "cpu":
+            warm_up(loaded)
     return loaded
 
 

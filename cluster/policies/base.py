@@ -35,6 +35,7 @@ class DecodeRequest(msgspec.Struct, frozen=True):
         max_width: widest beam its drafter can make.
         num_context: tokens of its sequence.
         rate: estimated acceptance rate of its drafter on it.
+        num_remaining: most tokens it may still generate.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class DecodeRequest(msgspec.Struct, frozen=True):
     max_width: int
     num_context: int
     rate: float
+    num_remaining: int = 1 << 20
 
     def required(self, step_s: float) -> float:
         """A(r) = (l + t_spec) / t_tpot - o (AdaServe): tokens it needs from a step of `step_s` seconds."""
@@ -99,6 +101,15 @@ class StopsDrafting(Protocol):
         self, drafter: str, num_drafting: int, batch: Sequence[DecodeRequest], context: StepContext
     ) -> StopRule:
         """The rule of one call, which drafts for `num_drafting` requests of the batch planned for last."""
+        ...
+
+
+@runtime_checkable
+class Rests(Protocol):
+    """A policy that knows for some steps ahead that it will draft nothing, and need not be asked."""
+
+    def rests(self, num_requests: int, step: int) -> bool:
+        """Whether `plan` would draft nothing for so many requests in this step."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Our default: AdaServe's SLO phase, calibrated acceptance, and a budget found by marginal goodput."""
+"""Our default: objectives by chance constraint, calibrated acceptance, a budget found by marginal goodput."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cluster.config import PolicyConfig
 from cluster.forest import Forest
 from cluster.policies.base import DecodeRequest, Int32, StepContext, clip
 from cluster.policies.goodput import drafter_load
+from cluster.policies.horizon import quantile, required_tokens
 from cluster.selection import marginal_goodput, slo_customized
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
@@ -18,10 +19,18 @@ from engine.tree import TokenTree
 # While speculation does not pay, one step in this many drafts a single token, so that it is noticed when
 # it pays again; the cost is bounded by one drafted token per request in so many steps.
 PROBE_INTERVAL = 64
+# Once drafting does not pay, it is not looked at again for so many steps, unless there are fewer requests
+# than this share of them by then.
+REST_STEPS, REST_WITH_OBJECTIVES = 16, 4
+REST_SHARE = 0.8
 # Drafts less likely accepted than this are not counted on when depth is planned.
 LEAST_CHANCE = 0.1
 # Share of a drafter's wrong first choices where its second is right.
 SECOND_CHOICE = 0.4
+# Up to so many requests, depth is left to the drafter's confidence.
+FEW_REQUESTS = 4
+# A path surer than this is always worth a forward.
+MOST_CERTAIN = 0.9
 NO_DRAFT = DraftPlan(depth=0)
 
 
@@ -30,6 +39,14 @@ class Flotilla:
 
     def __init__(self, config: PolicyConfig) -> None:
         self._config = config
+        self._z = quantile(config.miss_probability)
+        self._next_probe = 0
+        self._rest_until = 0
+        self._rest_requests = 0
+
+    def rests(self, num_requests: int, step: int) -> bool:
+        """Whether it was lately found that drafting does not pay, for no more requests than these."""
+        return step < self._rest_until and num_requests >= self._rest_requests
 
     def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
         """Depth by predicted goodput from acceptance rates and measured costs; width by AdaServe's rule."""
@@ -38,9 +55,13 @@ class Flotilla:
         config, n = self._config, len(batch)
         width = clip(config.draft_budget / n + config.width_offset, 1, config.max_width)
         depth, goodput = self._best_depth(batch, 1, context)
-        if depth == 0 and context.step % PROBE_INTERVAL == 0:
+        if depth == 0 and context.step >= self._next_probe:
+            self._next_probe = context.step + PROBE_INTERVAL
             return [DraftPlan(depth=min(1, request.max_draft)) for request in batch]
         if depth == 0:
+            has_objectives = any(request.tpot_s is not None for request in batch)
+            self._rest_until = context.step + (REST_WITH_OBJECTIVES if has_objectives else REST_STEPS)
+            self._rest_requests = int(REST_SHARE * n)
             return [NO_DRAFT] * n
         # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
         mean_context = sum(request.num_context for request in batch) / n
@@ -51,17 +72,29 @@ class Flotilla:
         rate = sum(request.rate for request in batch) / n
         if (1.0 - rate) * SECOND_CHOICE < least:
             width = 1  # too few second choices are right to pay for verifying them
+        layer_s = {
+            name: context.cost.draft_layer_seconds(name, count, width, tokens) / count
+            for name, (count, tokens) in drafter_load(batch).items()
+        }
         plans = []
         for request in batch:
-            own, rate, stop_logp = depth, request.rate, log_least
+            # With few requests the drafter's own confidence bounds depth as it goes, and knows more than any
+            # mean: a layer must be worth its tokens' time, and its forward's where it was not computed ahead.
+            # With many, some are always sure enough, and a forward for those few costs nearly as much.
+            own, rate, stop_logp = config.max_depth if n <= FEW_REQUESTS else depth, request.rate, log_least
             if 0.0 < rate < 1.0 and least > 0.0:
                 own = min(own, int(log_least / math.log(rate)))
-            required = request.required(context.step_s)
+            worth = goodput * layer_s.get(request.drafter, 0.0) / max(rate, 0.1)
+            least_forward = math.log(min(worth, MOST_CERTAIN)) if worth > 0.0 else -math.inf
+            required = required_tokens(request, context.step_s, self._z)
             if required > 1.0:
-                # Behind its objective: it may need tokens that do not pay.
+                # One token a step will not do for its objective: it may need tokens that do not pay.
                 own, stop_logp = max(own, math.ceil(required)), float("-inf")
+                least_forward = float("-inf")
             own = max(0, min(own, config.max_depth, request.max_draft))
-            plans.append(DraftPlan(own, min(width, request.max_width), stop_logp))
+            plans.append(
+                DraftPlan(own, min(width, request.max_width), stop_logp, least_forward_logp=least_forward)
+            )
         return plans
 
     def select(
@@ -75,7 +108,7 @@ class Flotilla:
         probability = context.calibration.path_probabilities(forest, drafters)
         cost, n = context.cost, len(batch)
         budget = self._config.verify_budget or cost.knee(n)
-        required = np.array([request.required(context.step_s) for request in batch])
+        required = np.array([required_tokens(request, context.step_s, self._z) for request in batch])
         capped = np.minimum(required, forest.depths + 1.0)
         chosen = slo_customized(forest, probability, capped, self._config.max_nodes, budget)
         num_context = sum(request.num_context for request in batch)

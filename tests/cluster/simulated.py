@@ -159,9 +159,7 @@ class SimulatedDrafter:
             first = max(item.start, self.prompt_len[item.request_id])
             scored = max(0, len(self.held[item.request_id]) - first)
             agreed = sum(self.rng.random() < self.accuracy for _ in range(scored))
-            drafts.append(
-                Draft(request_id=item.request_id, tree=tree, num_scored=scored, num_agreed=agreed)
-            )
+            drafts.append(Draft(request_id=item.request_id, tree=tree, num_scored=scored, num_agreed=agreed))
         return DraftResult(call_id=call.call_id, drafts=drafts, unknown=unknown, seconds=0.002)
 
     def _tree(self, tokens: list[int], depth: int, width: int) -> TokenTree:

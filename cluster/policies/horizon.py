@@ -1,0 +1,59 @@
+"""Chance constraint on a TPOT objective: tokens a step must bring so that it is met with high probability."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+from cluster.policies.base import DecodeRequest
+
+# An objective is met on time at whichever token the answer ends; so many tokens ahead it must hold again.
+HORIZON_TOKENS = 16
+
+
+def quantile(miss_probability: float) -> float:
+    """Standard normal quantile of `1 - miss_probability`.
+
+    Raises:
+        ValueError: unless it is strictly between 0 and 1.
+    """
+    if not 0.0 < miss_probability < 1.0:
+        raise ValueError(f"a probability between 0 and 1 is needed, not {miss_probability}")
+    return NormalDist().inv_cdf(1.0 - miss_probability)
+
+
+def required_tokens(request: DecodeRequest, step_s: float, z: float) -> float:
+    """Expected tokens per step with which the request is on time over its horizon with high probability.
+
+    Between AdaServe's expectation for the very next step and SpecServe's worst case of one token per step
+    (design, "Beyond the papers"). For the next `h` tokens there is time for `S = (tpot (o + h) - l) / step_s`
+    steps. With `m` expected tokens a step, of variance `m (m - 1)` as for a geometric number, the normal
+    approximation of their sum after S steps reaches `h` with the probability that `z` stands for if
+
+        m S - z sqrt(S m (m - 1)) = h,
+
+    which is solved for `m`. The nearer the horizon, the more of a margin there is.
+
+    Args:
+        request: `num_remaining` bounds the horizon.
+        step_s: seconds of one step.
+        z: from `quantile`.
+
+    Returns:
+        tokens per step; 0 without an objective or where one token a step is enough for sure; AdaServe's A(r)
+        where there is no time left for a step.
+    """
+    if request.tpot_s is None:
+        return 0.0
+    horizon = max(1, min(HORIZON_TOKENS, request.num_remaining))
+    steps = (request.tpot_s * (request.num_decoded + horizon) - request.decoding_s) / step_s
+    if steps < 1.0:
+        return request.required(step_s)
+    if steps >= horizon:
+        return 0.0  # every step brings one token at least
+    # (m S - h)^2 = z^2 S m (m - 1), the larger root; the smaller is the quantile on the other side.
+    a = steps * steps - z * z * steps
+    b = z * z * steps - 2.0 * horizon * steps
+    if a <= 0.0:
+        return float(horizon)  # so few steps that no mean makes it sure: as much as can be had
+    return min(float(horizon), (-b + math.sqrt(b * b - 4.0 * a * horizon * horizon)) / (2.0 * a))
