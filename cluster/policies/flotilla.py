@@ -59,9 +59,11 @@ class Flotilla:
             self._next_probe = context.step + PROBE_INTERVAL
             return [DraftPlan(depth=min(1, request.max_draft)) for request in batch]
         if depth == 0:
-            has_objectives = any(request.tpot_s is not None for request in batch)
-            self._rest_until = context.step + (REST_WITH_OBJECTIVES if has_objectives else REST_STEPS)
-            self._rest_requests = int(REST_SHARE * n)
+            # Few requests, or many that no drafter has read yet, are soon another matter.
+            if n > FEW_REQUESTS and 2 * sum(request.max_draft > 0 for request in batch) > n:
+                has_objectives = any(request.tpot_s is not None for request in batch)
+                self._rest_until = context.step + (REST_WITH_OBJECTIVES if has_objectives else REST_STEPS)
+                self._rest_requests = max(FEW_REQUESTS + 1, int(REST_SHARE * n))
             return [NO_DRAFT] * n
         # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
         mean_context = sum(request.num_context for request in batch) / n
