@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +14,7 @@ from cluster.cost_model import CostProfile, LinearCost
 from cluster.events import Cancelled, Event, Tick
 from cluster.requests import State
 from cluster.stream_messages import Objective, Submit
-from tests.cluster.clocked import ClockedWorld, Ended, poisson
+from tests.cluster.clocked import ClockedWorld, poisson
 from tests.cluster.simulated import submit
 from tests.cluster.test_core import World
 
