@@ -27,8 +27,8 @@ REST_SHARE = 0.8
 LEAST_CHANCE = 0.1
 # Share of a drafter's wrong first choices where its second is right.
 SECOND_CHOICE = 0.4
-# Share, per request, by which drafting must promise more tokens per second than plain decoding: the scheduler's
-# own work on each draft, which the overhead of a step, a mean over all sizes, does not tell apart.
+# Share, per request, by which drafting must promise more tokens per second than plain decoding: for the
+# scheduler's own work on each draft, which the overhead of a step, a mean over all sizes, does not show.
 GAIN_PER_REQUEST = 0.003
 # Up to so many requests, depth is left to the drafter's confidence.
 FEW_REQUESTS = 4
