@@ -64,5 +64,8 @@ class StepClient:
                 on_answer(await read_frame(reader))
         except (asyncio.IncompleteReadError, ConnectionError):
             _log.warning("connection to %s lost", self.name)
+        except Exception:
+            # Without this nobody would read on, and every request would wait forever: better a new worker.
+            _log.exception("an answer of %s could not be handled; it counts as lost", self.name)
         if not self._closing:
             on_lost()

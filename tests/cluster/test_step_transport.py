@@ -79,6 +79,18 @@ async def test_a_worker_that_dies_is_noticed_at_once() -> None:
     server.close()
 
 
+async def test_an_answer_that_cannot_be_handled_counts_as_a_loss() -> None:
+    def stumble(data: bytes) -> None:
+        raise ValueError("a bug")
+
+    server = StepServer(lambda data: data, TOKEN, "127.0.0.1")
+    lost: list[bool] = []
+    client = await StepClient.connect("w", server.address, TOKEN, stumble, lambda: lost.append(True))
+    client.send(b"call")
+    await until(lambda: bool(lost))
+    server.close()
+
+
 async def test_a_wrong_token_gets_no_answer_and_the_next_client_does() -> None:
     server = StepServer(lambda data: data, TOKEN, "127.0.0.1")
     answers: list[bytes] = []
