@@ -53,13 +53,15 @@ class FrontEnd:
 
     def __init__(self, config: dict[str, Any], cell: DeploymentHandle) -> None:
         self._config = FlotillaConfig.model_validate(config)
-        self._service = ApiService(
-            CellHandle(cell),
-            TextCodec.load(model_directory(self._config.target.path)),
-            tiers=self._config.tiers,
-        )
+        self._cell = cell
+        self._codec = TextCodec.load(model_directory(self._config.target.path))
+        self._service = self._make_service()
         if self._config.http.direct:
             self._listen()
+
+    def _make_service(self) -> ApiService:
+        """The API with a connection of its own to the cell, for one event loop."""
+        return ApiService(CellHandle(self._cell), self._codec, tiers=self._config.tiers)
 
     def _listen(self) -> None:
         """Serve HTTP from a thread of this replica: each token is spared the way through Serve's proxy.
@@ -73,7 +75,9 @@ class FrontEnd:
         # Inherited by every connection: without it Nagle's algorithm holds small chunks back for 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((http.host, http.port))
-        app = create_app(self._service, max_body_bytes=http.max_body_bytes)
+        # Not the service that Serve's own loop uses: tokens put into a queue of another thread's loop are
+        # seen only when that loop happens to wake, which uvicorn's does every 100 ms.
+        app = create_app(self._make_service(), max_body_bytes=http.max_body_bytes)
         server = uvicorn.Server(
             uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=75)
         )
