@@ -56,4 +56,6 @@ def required_tokens(request: DecodeRequest, step_s: float, z: float) -> float:
     b = z * z * steps - 2.0 * horizon * steps
     if a <= 0.0:
         return float(horizon)  # so few steps that no mean makes it sure: as much as can be had
-    return min(float(horizon), (-b + math.sqrt(b * b - 4.0 * a * horizon * horizon)) / (2.0 * a))
+    # Zero for z = 0, where rounding can take it below.
+    discriminant = max(0.0, b * b - 4.0 * a * horizon * horizon)
+    return min(float(horizon), (-b + math.sqrt(discriminant)) / (2.0 * a))

@@ -41,6 +41,7 @@ def test_without_a_margin_it_is_the_rate_that_the_time_left_asks_for() -> None:
     remaining=st.integers(1, 200),
     z=st.floats(0, 2),
 )
+@example(tpot_ms=1.0, step_ms=2.0, slack=0.0, decoded=0, remaining=3, z=0.0)  # a root of less than zero
 def test_it_asks_for_more_when_later_or_surer_and_never_for_more_than_the_horizon(
     tpot_ms: float, step_ms: float, slack: float, decoded: int, remaining: int, z: float
 ) -> None:
