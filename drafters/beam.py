@@ -93,11 +93,6 @@ class Beam:
             self.frontier = []
 
     @property
-    def choices(self) -> int:
-        """Next tokens `grow` makes use of, per frontier node."""
-        return self.plan.width if self.depth < self.plan.depth else 1
-
-    @property
     def deserves_forward(self) -> bool:
         """Whether the frontier is likely enough to be forwarded (`DraftPlan.least_forward_logp`)."""
         return max(self.logp[node] for node in self.frontier) >= self.plan.least_forward_logp

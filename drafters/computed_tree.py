@@ -188,10 +188,10 @@ class ComputedTree:
                 tree.learn(node, self.values[old], self.choices[old])
                 kept.append((node, self.slot[old]))
         if kept:
-            tree.slot_in(kept)
+            tree._hold(kept)
         return tree
 
-    def slot_in(self, kept: Sequence[tuple[int, int]]) -> None:
+    def _hold(self, kept: Sequence[tuple[int, int]]) -> None:
         """Give computed nodes the slots they hold: pairs of node and slot."""
         for column, (node, slot) in enumerate(kept, start=self._num_computed):
             self.slot[node] = slot

@@ -274,6 +274,8 @@ class ModelDrafter:
     def _forget(self, request_id: str) -> None:
         """Drop a request; its committed KV stays as shared prefix until the slots are needed."""
         held = self._held.pop(request_id, None)
+        if held is not None:
+            held.tree = None  # nor is it drafted ahead for
         if request_id in self._kv:
             if held is not None:
                 self._kv.publish(request_id, held.tokens)

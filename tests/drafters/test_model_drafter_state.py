@@ -138,6 +138,16 @@ def test_drafting_ahead_ends_at_the_requests_end_and_without_slots() -> None:
         assert not d.draft_ahead()
 
 
+def test_nothing_is_drafted_ahead_for_a_request_that_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_ahead, "LEAST_LOGP", -30.0)
+    d = drafter(MODEL)
+    d.draft(call(opening("a", prompt(4, 20), DraftPlan(3, 1)), ahead=True))
+    assert d.draft_ahead()
+    d.draft(call(opening("b", prompt(5, 20), DraftPlan(0)), release=["a"]))
+    assert not d.draft_ahead()
+    d._kv.check_invariants()
+
+
 def log_probs_chain(context: list[int], length: int) -> list[int]:
     tokens = list(context)
     for _ in range(length):
