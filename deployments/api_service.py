@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from cluster.config import TierConfig
 from cluster.stream_messages import Submit
@@ -24,6 +24,7 @@ from deployments.stop_strings import StopStrings
 from deployments.text_codec import TextCodec
 
 _log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 
 #: A cell that does not answer within this is not ready.
 _DESCRIBE_TIMEOUT_S = 5.0
@@ -77,11 +78,11 @@ class ApiService:
 
     async def describe(self) -> CellInfo:
         """Ask the cell now; raises 503 if it does not answer or is not ready."""
+        description = await _answer(self._cell.describe())
         try:
-            async with asyncio.timeout(_DESCRIBE_TIMEOUT_S):
-                info = CellInfo.from_description(await self._cell.describe())
-        except Exception as error:  # a remote call: anything may come out of it
-            _log.warning("the cell does not answer: %r", error)
+            info = CellInfo.from_description(description)
+        except (KeyError, TypeError, ValueError) as error:
+            _log.exception("the cell describes itself as nothing that could be served: %s", description)
             raise not_ready("The model does not answer.") from error
         if not info.ready:
             raise not_ready("The model is still loading.")
@@ -94,19 +95,11 @@ class ApiService:
 
     async def prometheus(self) -> str:
         """The cell's metrics; raises 503 if it does not answer."""
-        try:
-            async with asyncio.timeout(_DESCRIBE_TIMEOUT_S):
-                return await self._cell.metrics()
-        except Exception as error:
-            raise not_ready("The model does not answer.") from error
+        return await _answer(self._cell.metrics())
 
     async def decisions(self, limit: int) -> bytes | None:
         """Decisions of the newest steps, None while none are kept; raises 503 if the cell does not answer."""
-        try:
-            async with asyncio.timeout(_DESCRIBE_TIMEOUT_S):
-                return await self._cell.decisions(limit)
-        except Exception as error:
-            raise not_ready("The model does not answer.") from error
+        return await _answer(self._cell.decisions(limit))
 
     async def close(self) -> None:
         """Drop the connection to the cell."""
@@ -230,3 +223,13 @@ class ApiService:
 
 async def _tokenize(num_chars: int, encode: Callable[[], list[int]]) -> list[int]:
     return encode() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(encode)
+
+
+async def _answer(call: Awaitable[Answer]) -> Answer:
+    """What the cell says in time; raises 503 if it says nothing."""
+    try:
+        async with asyncio.timeout(_DESCRIBE_TIMEOUT_S):
+            return await call
+    except Exception as error:  # a remote call: anything may come out of it
+        _log.warning("the cell does not answer: %r", error)
+        raise not_ready("The model does not answer.") from error

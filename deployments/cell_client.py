@@ -148,8 +148,12 @@ class CellClient:
     # -- the connection ------------------------------------------------------------------------------
 
     def _ensure_running(self) -> None:
+        loop = asyncio.get_running_loop()
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="cell connection")
+            self._task = loop.create_task(self._run(), name="cell connection")
+        elif self._task.get_loop() is not loop:
+            # Its tokens would be seen only when the other loop happens to wake.
+            raise RuntimeError("a connection to the cell serves one event loop; make one for each")
 
     async def _run(self) -> None:
         """Connect, read, and after a loss start over; ends when the cell stays away and nobody waits."""

@@ -51,6 +51,16 @@ async def test_requests_share_one_connection(client: CellClient, cell: CellStand
     assert len(cell._writers) == 1
 
 
+async def test_a_connection_refuses_to_serve_a_second_event_loop(
+    client: CellClient, cell: CellStandIn
+) -> None:
+    """Two loops on one queue of tokens: the second would see them only when it happens to wake."""
+    assert await tokens_of(client, submission(3)) == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="one event loop"):
+        await asyncio.to_thread(asyncio.run, tokens_of(client, submission(3)))
+    assert await tokens_of(client, submission(3)) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("repeat", [False, True])
 async def test_losses_neither_lose_nor_repeat_tokens(
     client: CellClient, cell: CellStandIn, repeat: bool
