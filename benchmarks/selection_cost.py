@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -165,7 +166,7 @@ def measure(setting: Setting, policies: Sequence[str], repeats: int, seed: int) 
         config = PolicyConfig(name=name, max_depth=DEPTH, max_width=WIDTH, verify_budget=setting.budget)
         policy = make_policy(config)
         selected = sum(map(len, policy.select(batch, trees, context)))
-        found.append(timed(name, lambda policy=policy: policy.select(batch, trees, context), selected))  # type: ignore[misc]
+        found.append(timed(name, partial(policy.select, batch, trees, context), selected))
     forest = Forest.of(trees)
     found.append(timed("forest of the trees", lambda: Forest.of(trees), 0))
     for name, run in phases(batch, trees, context, setting).items():

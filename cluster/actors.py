@@ -80,6 +80,7 @@ class DrafterWorker:
         try:
             return self._drafter.draft_ahead()
         except Exception:
+            # As above: nobody asked for this work, so nobody is told but the log.
             _log.exception("drafting ahead failed")
             return False
 

@@ -253,11 +253,13 @@ def _array_to_list(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, np.generic):
         return value.item()
+    # What msgspec asks of a hook for types it does not know.
     raise NotImplementedError(f"cannot record a {type(value).__name__}")
 
 
 def _list_to_array(target: Any, value: Any) -> Any:
     if getattr(target, "__origin__", None) is not np.ndarray or not isinstance(value, list):
+        # What msgspec asks of a hook for types it does not know.
         raise NotImplementedError(f"cannot read a {target}")
     dtype = get_args(get_args(target)[1])[0]
     return np.array([dtype(one) for one in value], dtype=dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ CLASSES = ("chat", "code", "summary")
 BASELINES = {name: Slo(tpot_ms=10.0) for name in CLASSES}
 
 
-def traffic(**changes: object) -> Traffic:
+def traffic(**changes: Any) -> Traffic:
     prompts = [Prompt(name, token_ids=(index, 1, 2)) for index, name in enumerate(CLASSES * 30)]
     whole = Traffic(
         prompts=prompts,
@@ -37,7 +38,7 @@ def traffic(**changes: object) -> Traffic:
         max_tokens=64,
         peaks=False,
     )
-    return replace(whole, **changes)  # type: ignore[arg-type]
+    return replace(whole, **changes)
 
 
 def test_a_policy_is_given_with_its_settings() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from cluster.batching.base import BatchContext
@@ -23,8 +25,8 @@ def cost(token_s: float = 5e-4, each_s: float = 2e-4, fixed_s: float = 5e-3) -> 
     )
 
 
-def context(**changes: object) -> BatchContext:
-    fields: dict[str, object] = {
+def context(**changes: Any) -> BatchContext:
+    fields: dict[str, Any] = {
         "now": NOW,
         "cost": cost(),
         "max_running": 12,
@@ -37,7 +39,7 @@ def context(**changes: object) -> BatchContext:
         "num_rows": 2.0,
         "num_committed": 1.5,
     }
-    return BatchContext(**(fields | changes))  # type: ignore[arg-type]
+    return BatchContext(**(fields | changes))
 
 
 @st.composite

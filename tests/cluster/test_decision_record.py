@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,8 +42,8 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 LOGP = st.one_of(st.floats(max_value=0.0, allow_nan=False), st.just(-math.inf))
 
 
-def header(**changes: object) -> Header:
-    fields: dict[str, object] = {
+def header(**changes: Any) -> Header:
+    fields: dict[str, Any] = {
         "version": FORMAT_VERSION,
         "scheduler": "one",
         "flotilla": "0.1",
@@ -50,7 +51,7 @@ def header(**changes: object) -> Header:
         "policy": {"name": "fixed"},
         "profile": CostProfile(target=LinearCost(gamma=1e-3), drafters={"small": LinearCost(delta=1e-3)}),
     }
-    return Header(**(fields | changes))  # type: ignore[arg-type]
+    return Header(**(fields | changes))
 
 
 @st.composite

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -335,11 +335,11 @@ def lines(tmp_path: Path) -> list[bytes]:
     return (tmp_path / "decisions.jsonl").read_bytes().splitlines(keepends=True)
 
 
-def changed(lines: list[bytes], change: object) -> Iterator[bytes]:
+def changed(lines: list[bytes], change: Callable[[StepRecord], None]) -> Iterator[bytes]:
     for line in lines:
         entry: Entry = decode_entry(line)
         if isinstance(entry, StepRecord):
-            change(entry)  # type: ignore[operator]
+            change(entry)
         yield encode_entry(entry) + b"\n"
 
 

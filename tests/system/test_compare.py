@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -22,7 +23,7 @@ def test_policies_are_compared_on_one_warm_cell_and_an_interrupted_run_goes_on(t
     config, path = tmp_path / "cell.yaml", tmp_path / "compare.json"
     config.write_text(yaml.safe_dump(raw))
 
-    def compare(*policies: str) -> dict:  # type: ignore[type-arg]
+    def compare(*policies: str) -> dict[str, Any]:
         options = CompareOptions(
             policies=policies,
             config=config,
