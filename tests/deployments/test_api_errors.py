@@ -230,6 +230,8 @@ async def test_cell_error_before_the_answer_and_in_its_middle(
     assert "[DONE]" not in response.text
 
 
-async def test_a_cell_that_describes_itself_wrongly_is_not_ready(http: httpx.AsyncClient, cell: CellStandIn) -> None:
+async def test_a_cell_that_describes_itself_wrongly_is_not_ready(
+    http: httpx.AsyncClient, cell: CellStandIn
+) -> None:
     cell.vocab_size = None  # type: ignore[assignment]
     check_error(await http.post(COMPLETIONS, json={"prompt": "a"}), 503)
