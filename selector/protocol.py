@@ -1,6 +1,6 @@
 """What a selector is: it says which drafter serves which request (SPIN section IV). Data and one protocol.
 
-Drafters come as *instances*; the instances (replicas) of one *kind* are the same model with the same costs, so
+Drafters come as *instances*; the instances (replicas) of one *kind* are one model with the same costs, so
 what is learnt is learnt per kind. Time is counted in slots: one verify step of the requests asked about.
 """
 
@@ -18,7 +18,7 @@ class RequestView:
     Attributes:
         request_id: of the request.
         current: instance that serves it now; empty if none.
-        allowed: instances it may use (alive, not draining, wished for, long enough); its own where it may stay.
+        allowed: instances it may use (alive, wished for, long enough); its own where it may stay.
         num_prompt: tokens of its prompt.
         num_context: tokens it has now.
         num_remaining: tokens it may still get at most.
