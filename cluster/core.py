@@ -16,7 +16,9 @@ from cluster.events import (
     ClientLost,
     Draft,
     DraftDone,
+    DrafterDraining,
     DrafterReady,
+    Drained,
     Emit,
     Event,
     Reject,
@@ -80,8 +82,10 @@ class SchedulerCore:
                 self._draft_done(event)
             case VerifyDone(result):
                 self._verify_done(result, now)
-            case DrafterReady(name, capabilities, max_requests):
-                self.pool.add(name, capabilities, max_requests)
+            case DrafterReady(name, capabilities, max_requests, kind, size):
+                self.pool.add(name, capabilities, max_requests, kind, size)
+            case DrafterDraining(name):
+                self.pool.drain(name, self.requests.values())
             case VerifierReady(num_slots=num_slots):
                 self.verifier, self.free_slots = event, num_slots
             case WorkerLost(name):
@@ -92,6 +96,7 @@ class SchedulerCore:
             self._progress(now, is_draft=isinstance(event, DraftDone))
         for client, events in self._emitted.items():
             self._actions.append(Emit(client, events))
+        self._actions.extend(Drained(name) for name in self.pool.take_drained())
         return self._actions
 
     def reflect(self) -> None:

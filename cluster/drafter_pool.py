@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from cluster.cost_model import CostModel
-from cluster.requests import Request
+from cluster.drafter_state import DrafterState, OutstandingDraft
+from cluster.requests import Request, State
 from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
 from drafters.protocol import Capabilities
 from drafters.stop_rules import StopRule
@@ -29,45 +30,13 @@ FINISHED_OPTIMISM = 2.0
 # interval is left between them, until it is this many requests. While there is no idle time it always is.
 EXPLORE_STAGE = 24
 EXPLORE_INTERVAL = 8
+# A request in these states is drafted for, or its tree is verified: its drafter is accounted for that.
+WITH_TREE = (State.DRAFTING, State.DRAFTED, State.VERIFYING)
 # A drafter that has more to read than this reads first, while the request is decoded without it.
 READ_WITH_DRAFT = 16
 # What is expected of a drafter that has no model of the text, such as prompt lookup, before it is observed:
 # its rate, how sure that is, and how much it varies between requests of one kind.
 UNMODELLED = (0.3, 0.3, 0.05)
-
-
-@dataclass(slots=True)
-class OutstandingDraft:
-    """A draft call sent and not answered.
-
-    Attributes:
-        call_id: of the call.
-        sent_at: when.
-        predicted_s: what the cost model expects of it; once answered, of the depth that it came to.
-        request_ids: who is drafted for.
-        depth, width: of its largest plans.
-    """
-
-    call_id: int
-    sent_at: float
-    predicted_s: float
-    request_ids: tuple[str, ...]
-    depth: int
-    width: int
-
-
-@dataclass(slots=True)
-class DrafterState:
-    """One drafter: what it can do, whom it serves, what it was asked."""
-
-    name: str
-    capabilities: Capabilities
-    max_requests: int
-    served: set[str] = field(default_factory=set)
-    outstanding: dict[int, OutstandingDraft] = field(default_factory=dict)
-    release: list[str] = field(default_factory=list)
-    known: set[str] = field(default_factory=set)
-    reading: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -85,9 +54,12 @@ class DrafterPool:
     _num_read: int = 0
     _since_read: int = 0
 
-    def add(self, name: str, capabilities: Capabilities, max_requests: int) -> None:
-        """A drafter is ready, and knows nothing."""
-        self.drafters[name] = DrafterState(name, capabilities, max_requests)
+    def add(
+        self, name: str, capabilities: Capabilities, max_requests: int, kind: str = "", size: int = 0
+    ) -> None:
+        """A drafter is ready, and knows nothing; `kind` and `size` as of `DrafterReady`."""
+        size = size or capabilities.num_parameters
+        self.drafters[name] = DrafterState(name, capabilities, max_requests, kind or name, size)
         if not self.acceptance.is_known(name):
             self._num_read = 0
         if not capabilities.has_probabilities:
@@ -104,7 +76,9 @@ class DrafterPool:
             del self.drafters[name]
         for name, drafter in before.drafters.items():
             if name not in self.drafters:
-                self.add(name, drafter.capabilities, drafter.max_requests)
+                self.add(name, drafter.capabilities, drafter.max_requests, drafter.kind, drafter.size)
+            self.drafters[name].is_draining = drafter.is_draining
+            self.drafters[name].is_drained = drafter.is_drained
             self.drafters[name].release = list(drafter.release)
         self._next_call = before._next_call
 
@@ -118,6 +92,36 @@ class DrafterPool:
             if request.drafter == name:
                 request.drafter = ""
 
+    def drain(self, name: str, requests: Iterable[Request]) -> None:
+        """A drafter takes no new requests; those it drafts for now leave it when they are next assigned."""
+        drafter = self.drafters.get(name)
+        if drafter is None:
+            return
+        drafter.is_draining = True
+        for request in requests:
+            if request.drafter == name and request.state not in WITH_TREE:
+                self._unassign(request)
+                request.drafter = ""
+
+    def leave_draining(self, ready: Iterable[Request]) -> None:
+        """Requests about to draft leave drafters that are draining."""
+        for request in ready:
+            current = self.drafters.get(request.drafter)
+            if current is not None and current.is_draining:
+                self._unassign(request)
+                request.drafter = ""
+
+    def take_drained(self) -> list[str]:
+        """Draining drafters that serve nobody and owe nothing any more; each is named once."""
+        drained = [
+            drafter
+            for drafter in self.drafters.values()
+            if drafter.is_draining and not (drafter.is_drained or drafter.served or drafter.outstanding)
+        ]
+        for drafter in drained:
+            drafter.is_drained = True
+        return [drafter.name for drafter in drained]
+
     def allowed(self, request: Request) -> list[DrafterState]:
         """Drafters the request may use at its present length."""
         wish = request.submit.speculation
@@ -126,7 +130,8 @@ class DrafterPool:
         return [
             drafter
             for name, drafter in self.drafters.items()
-            if (not wish.drafters or name in wish.drafters)
+            if not drafter.is_draining
+            and (not wish.drafters or name in wish.drafters or drafter.kind in wish.drafters)
             and request.num_tokens < drafter.capabilities.max_tokens
         ]
 
@@ -147,7 +152,10 @@ class DrafterPool:
 
     def is_due(self, request: Request) -> bool:
         """Whether the request's drafter should be (re)considered before this step."""
-        return not request.drafter or request.num_steps % RECONSIDER_STEPS == RECONSIDER_STEPS - 1
+        current = self.drafters.get(request.drafter)
+        if current is None or current.is_draining:
+            return True
+        return request.num_steps % RECONSIDER_STEPS == RECONSIDER_STEPS - 1
 
     def item(self, request: Request, plan: DraftPlan) -> DraftItem:
         """The request's part of a call to its drafter; the drafter has then heard of all its tokens."""

@@ -49,11 +49,32 @@ class VerifyDone:
 
 @dataclass(frozen=True, slots=True)
 class DrafterReady:
-    """A drafter started, or came back empty after a loss."""
+    """A drafter started, or came back empty after a loss.
+
+    Attributes:
+        name: of the instance; calls, answers and losses name it.
+        capabilities: what it can do.
+        max_requests: requests it serves at once (SPIN's B_j).
+        kind: of the instances with the same model, of which what is learnt holds for all; its own name if
+            empty.
+        size: orders kinds by size; `capabilities.num_parameters` if 0.
+    """
 
     name: str
     capabilities: Capabilities
     max_requests: int
+    kind: str = ""
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterDraining:
+    """A drafter is to be given up: it gets no new requests, and its own leave it within the next step.
+
+    Answered by `Drained`; whoever runs it then stops it and reports `WorkerLost`.
+    """
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +111,7 @@ Event = (
     | DraftDone
     | VerifyDone
     | DrafterReady
+    | DrafterDraining
     | VerifierReady
     | WorkerLost
     | Tick
@@ -127,4 +149,11 @@ class Reject:
     rejection: Rejected
 
 
-Action = Draft | Verify | Emit | Reject
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The draining drafter of that name serves nobody and owes no answer; said once."""
+
+    drafter: str
+
+
+Action = Draft | Verify | Emit | Reject | Drained

@@ -96,6 +96,7 @@ class StepPlanner:
 
     def draft(self, ready: Sequence[Request], now: float, max_model_tokens: int) -> list[Draft]:
         """Ask the policy for shapes; move every request to DRAFTING or, with nothing to draft, DRAFTED."""
+        self.pool.leave_draining(ready)
         if self._rests is not None and self._rests.rests(len(ready), self.totals.steps):
             for request in ready:
                 request.drafted(TokenTree.root_only(request.last_token))

@@ -21,6 +21,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         vocab_size: size of the vocabulary its tokens come from.
         max_tokens: longest sequence (prompt and output) it can follow.
         num_slots: tokens its KV cache holds; 0 if it keeps none.
+        num_parameters: of its model; 0 if it has none.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_tokens: int
     num_slots: int = 0
+    num_parameters: int = 0
 
 
 class Drafter(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
 from cluster.cost_model import DEFAULT_PROFILE, CostModel
 from cluster.events import (
+    Action,
     Cancelled,
     ClientLost,
     Draft,
@@ -92,7 +94,9 @@ class World:
 
     def handle(self, event: Event) -> None:
         self.now += 0.003
-        for action in self.core.handle(event, self.now):
+        actions = self.core.handle(event, self.now)
+        self.observe(actions)
+        for action in actions:
             match action:
                 case Draft(name, call):
                     self.answers.append(DraftDone(name, self.drafters[name].draft(call)))
@@ -111,6 +115,9 @@ class World:
                 case Reject(_, rejection):
                     self.rejected[rejection.request_id] = rejection.code
         check_invariants(self.core)
+
+    def observe(self, actions: Sequence[Action]) -> None:
+        """For worlds that watch more."""
 
     def answer_one(self) -> bool:
         """Deliver one outstanding answer; those of one worker keep their order."""
