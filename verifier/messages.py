@@ -103,6 +103,8 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="ver
         unknown: requests the verifier does not hold (it restarted); the scheduler reopens them.
         free_slots: slots available to the next call, shared prefixes that can be evicted included.
         num_tokens: rows in the forward pass.
+        key_tokens: keys that attention read for them, padding left out, in each layer.
+        padded_tokens: keys of padding that it read besides.
         seconds: time from decoding the call to having the answer.
         forward_seconds: part of it spent in the model's forward.
         digest: checksum of all committed tokens; tensor-parallel ranks must agree on it.
@@ -115,6 +117,8 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="ver
     unknown: list[str] = []
     free_slots: int = 0
     num_tokens: int = 0
+    key_tokens: int = 0
+    padded_tokens: int = 0
     seconds: float = 0.0
     forward_seconds: float = 0.0
     digest: int = 0
