@@ -18,7 +18,8 @@ class RequestView:
     Attributes:
         request_id: of the request.
         current: instance that serves it now; empty if none.
-        allowed: instances it may use (alive, wished for, long enough); its own where it may stay.
+        allowed: instances it may use (alive, wished for, long enough); its own where it may stay. One that
+            is being drained is allowed to those it serves, and to them it is among `PoolView.drafters`.
         num_prompt: tokens of its prompt.
         num_context: tokens it has now.
         num_remaining: tokens it may still get at most.
@@ -129,7 +130,11 @@ class Selector(Protocol):
         ...
 
     def score(self, request_id: str, kind: str, scored: int, agreed: int) -> None:
-        """Of `scored` committed tokens a drafter would have said `agreed` itself, whoever drafted them."""
+        """Of `scored` committed tokens a drafter would have said `agreed` itself, whoever drafted them.
+
+        Estimates that a selector shares with others (`AcceptanceEstimates` passed to its constructor) are fed
+        by their owner and not here, so that no score counts twice.
+        """
         ...
 
     def destination(self, request: RequestView, pool: PoolView) -> str:
