@@ -200,7 +200,7 @@ class Cell:
     async def _load_verifier(self) -> VerifierReady:
         target = self.config.target
         actors = [
-            spawn(VerifierWorker, num_cpus=target.num_cpus, num_gpus=target.num_gpus)
+            spawn(VerifierWorker, num_cpus=target.placement.num_cpus, num_gpus=target.placement.num_gpus)
             for _ in range(target.tensor_parallel)
         ]
         self._actors[VERIFIER] = actors
@@ -224,7 +224,7 @@ class Cell:
         return self._verifier_info
 
     async def _load_drafter(self, config: DrafterConfig, ready: VerifierReady) -> DrafterReady:
-        actor = spawn(DrafterWorker, num_cpus=config.num_cpus, num_gpus=config.num_gpus)
+        actor = spawn(DrafterWorker, num_cpus=config.placement.num_cpus, num_gpus=config.placement.num_gpus)
         self._actors[config.name] = [actor]
         address, capabilities = await actor.load.remote(
             config, ready.vocab_size, ready.max_tokens, self._token

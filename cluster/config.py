@@ -15,6 +15,45 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class ResourcesConfig(_Strict):
+    """What Ray reserves for one worker, and on which nodes it may run."""
+
+    num_cpus: float = Field(default=0.0, ge=0, description="Ray CPUs reserved.")
+    num_gpus: float = Field(
+        default=0.0, ge=0, description="Ray GPUs reserved; below 1 a share of one device, memory not divided."
+    )
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict, description="Custom Ray resources reserved."
+    )
+    labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="Ray node labels it needs: `value`, `!value`, `in(a,b)` or `!in(a,b)` by label.",
+    )
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _whole_devices(cls, num_gpus: float) -> float:
+        if num_gpus > 1 and num_gpus != int(num_gpus):
+            raise ValueError("a share of a GPU is below 1, more than one are whole GPUs")
+        return num_gpus
+
+
+class TargetPlacementConfig(ResourcesConfig):
+    """Where the target's ranks run, and what is reserved for each."""
+
+    num_cpus: float = Field(default=1.0, ge=0, description="Ray CPUs reserved.")
+
+
+class PlacementConfig(ResourcesConfig):
+    """Where a drafter runs, and what is reserved for each instance."""
+
+    collocate: Literal["target", "anywhere", "own-node"] = Field(
+        default="anywhere",
+        description="`target`: on the node of the target's first rank; `own-node`: where no other worker of "
+        "the cell is.",
+    )
+
+
 class TargetConfig(_Strict):
     """The target model and how it is run."""
 
@@ -33,15 +72,29 @@ class TargetConfig(_Strict):
     prefix_sharing: bool = Field(
         default=True, description="Prompts with a common beginning share its keys and values."
     )
-    num_cpus: float = Field(default=1.0, ge=0, description="Ray CPUs reserved per rank.")
-    num_gpus: float = Field(default=0.0, ge=0, description="Ray GPUs reserved per rank.")
+    placement: TargetPlacementConfig = Field(
+        default=TargetPlacementConfig(), description="Where each rank runs."
+    )
 
 
-class ModelDrafterConfig(_Strict):
+#: Names of drafters: `/` is left for their instances.
+DrafterName = Annotated[str, Field(pattern=r"^[^/]+$")]
+
+
+class PooledConfig(_Strict):
+    """What every drafter of the pool has, of whatever kind."""
+
+    replicas: int = Field(
+        default=1, ge=1, le=64, description="Instances: called `NAME` if one, else `NAME/0`, `NAME/1`, ..."
+    )
+    placement: PlacementConfig = Field(default=PlacementConfig(), description="Where each instance runs.")
+
+
+class ModelDrafterConfig(PooledConfig):
     """A small causal language model as drafter."""
 
     kind: Literal["model"] = Field(default="model", description="A model drafter.")
-    name: str = Field(description="Name in receipts and metrics.")
+    name: DrafterName = Field(description="Name in receipts and metrics.")
     path: str = Field(description="Hugging Face directory, or `zoo:NAME`.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32", description="Weights and KV cache."
@@ -50,22 +103,18 @@ class ModelDrafterConfig(_Strict):
     runner: Literal["auto", "hf", "lean"] = Field(default="auto", description="As for the target.")
     prefix_sharing: bool = Field(default=True, description="As for the target.")
     max_requests: int = Field(
-        default=64, ge=1, description="Capacity: requests it serves at once (SPIN's B_j)."
+        default=64, ge=1, description="Capacity: requests an instance serves at once (SPIN's B_j)."
     )
-    num_cpus: float = Field(default=0.0, ge=0, description="Ray CPUs reserved.")
-    num_gpus: float = Field(default=0.0, ge=0, description="Ray GPUs reserved.")
 
 
-class PromptLookupConfig(_Strict):
+class PromptLookupConfig(PooledConfig):
     """Drafts what followed the same n-gram earlier in the request."""
 
     kind: Literal["prompt_lookup"] = Field(default="prompt_lookup", description="Prompt lookup.")
-    name: str = Field(default="prompt-lookup", description="Name in receipts and metrics.")
+    name: DrafterName = Field(default="prompt-lookup", description="Name in receipts and metrics.")
     max_ngram: int = Field(default=4, ge=1, le=16, description="Longest suffix looked up.")
     min_ngram: int = Field(default=2, ge=1, le=16, description="Shortest suffix looked up.")
-    max_requests: int = Field(default=256, ge=1, description="Requests it serves at once.")
-    num_cpus: float = Field(default=0.0, ge=0, description="Ray CPUs reserved.")
-    num_gpus: float = Field(default=0.0, ge=0, description="Ray GPUs reserved.")
+    max_requests: int = Field(default=256, ge=1, description="Requests an instance serves at once.")
 
     @model_validator(mode="after")
     def _ordered(self) -> PromptLookupConfig:
@@ -75,6 +124,20 @@ class PromptLookupConfig(_Strict):
 
 
 DrafterConfig = Annotated[ModelDrafterConfig | PromptLookupConfig, Field(discriminator="kind")]
+
+
+class PoolConfig(_Strict):
+    """How the cell's workers are placed and watched."""
+
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
+        default="PACK", description="How Ray lays out what the target's ranks and the drafters reserve."
+    )
+    hang_timeouts: int = Field(
+        default=3,
+        ge=1,
+        description="A drafter that has been silent for so many times `scheduler.draft_timeout_ms` while an "
+        "answer is owed is killed and replaced.",
+    )
 
 
 class PolicyConfig(_Strict):
@@ -173,6 +236,10 @@ class HttpConfig(_Strict):
     )
     front_ends: int = Field(default=1, ge=1, description="Front-end replicas.")
     max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Larger bodies get a 413.")
+    admin: bool = Field(
+        default=False,
+        description="`/admin` changes the pool of drafters; it answers to clients on the same machine only.",
+    )
 
 
 class DebugConfig(_Strict):
@@ -191,6 +258,7 @@ class FlotillaConfig(_Strict):
 
     target: TargetConfig = Field(description="The model that decides every token.")
     drafters: tuple[DrafterConfig, ...] = Field(default=(), description="Who proposes; may be empty.")
+    pool: PoolConfig = Field(default=PoolConfig(), description="How workers are placed and watched.")
     policy: PolicyConfig = Field(default=PolicyConfig(), description="How drafts are shaped and chosen.")
     scheduler: SchedulerConfig = Field(default=SchedulerConfig(), description="Batching and queues.")
     tiers: dict[str, TierConfig] = Field(default_factory=dict, description="Objectives by tier name.")

@@ -18,8 +18,8 @@ def settle_draft_ahead(config: FlotillaConfig, num_cores: int) -> FlotillaConfig
     """
     if config.scheduler.draft_ahead is not None:
         return config
-    if config.target.num_gpus > 0:
-        allowed = len(config.drafters)
+    if config.target.placement.num_gpus > 0:
+        allowed = sum(drafter.replicas for drafter in config.drafters)
     else:
         allowed = max(0, num_cores - config.target.tensor_parallel)
     scheduler = config.scheduler.model_copy(update={"draft_ahead": allowed})

@@ -244,7 +244,7 @@ def identify_drafter(config: DrafterConfig) -> ModelIdentity:
             dtype=config.dtype,
             runner=config.runner,
         )
-    settings = config.model_dump(exclude={"name", "max_requests", "num_cpus", "num_gpus"})
+    settings = config.model_dump(exclude={"name", "max_requests", "replicas", "placement"})
     return ModelIdentity(kind=config.kind, path="", config_hash=_hash(settings))
 
 

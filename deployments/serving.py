@@ -134,8 +134,8 @@ def _start_ray(config: FlotillaConfig) -> None:
         ray.init(**options)
         return
     # Reservations are about placement on a cluster; on one machine they must not keep it from starting.
-    reserved = config.target.tensor_parallel * config.target.num_cpus
-    reserved += sum(drafter.num_cpus for drafter in config.drafters)
+    reserved = config.target.tensor_parallel * config.target.placement.num_cpus
+    reserved += sum(drafter.replicas * drafter.placement.num_cpus for drafter in config.drafters)
     ray.init(
         num_cpus=max(os.cpu_count() or 1, math.ceil(reserved)),
         include_dashboard=False,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cluster.config import FlotillaConfig, PromptLookupConfig, SchedulerConfig, TargetConfig
@@ -15,13 +17,13 @@ from cluster.free_cores import settle_draft_ahead
         ({"tensor_parallel": 2}, None, 2, 0),
         ({"tensor_parallel": 4}, None, 2, 0),
         ({}, None, 16, 15),
-        ({"num_gpus": 1.0}, None, 2, 1),
+        ({"placement": {"num_gpus": 1.0}}, None, 2, 1),
         ({}, 0, 16, 0),
         ({"tensor_parallel": 2}, 3, 2, 3),
     ],
 )
 def test_drafters_get_the_cores_that_the_target_leaves_over(
-    target: dict[str, float], asked: int | None, cores: int, allowed: int
+    target: dict[str, Any], asked: int | None, cores: int, allowed: int
 ) -> None:
     config = FlotillaConfig(
         target=TargetConfig(path="zoo:target-8x384", **target),
