@@ -60,13 +60,18 @@ def _bins(probabilities: NDArray[np.float64]) -> NDArray[np.intp]:
 
 @dataclass(slots=True)
 class Calibration:
-    """One map per drafter."""
+    """One map per drafter kind.
 
+    Attributes:
+        kinds: of drafter instances, where that is not their own name; instances may be asked about.
+    """
+
+    kinds: dict[str, str] = field(default_factory=dict)
     _drafters: dict[str, DrafterCalibration] = field(default_factory=dict)
 
     def of(self, drafter: str) -> DrafterCalibration:
-        """The drafter's map, made on first use."""
-        return self._drafters.setdefault(drafter, DrafterCalibration())
+        """The map of the drafter's kind, made on first use."""
+        return self._drafters.setdefault(self.kinds.get(drafter, drafter), DrafterCalibration())
 
     def observe(self, forest: Forest, drafters: Sequence[str], accepted: NDArray[np.bool_]) -> None:
         """Learn from verified draft trees.

@@ -159,10 +159,13 @@ class CostModel:
     Attributes:
         profile: the offline fit.
         smoothing: weight of the newest observation.
+        kinds: of drafter instances, where that is not their own name; profile and corrections are by kind,
+            and instances may be asked about.
     """
 
     profile: CostProfile
     smoothing: float = 0.05
+    kinds: dict[str, str] = field(default_factory=dict)
     _factor: dict[str, float] = field(default_factory=dict)
     _seen: dict[str, int] = field(default_factory=dict)
     _drifting: set[str] = field(default_factory=set)
@@ -212,23 +215,38 @@ class CostModel:
             depth: layers.
             num_context: context tokens of those requests.
         """
-        cost = self.profile.drafters.get(drafter)
+        kind = self.kinds.get(drafter, drafter)
+        cost = self.profile.drafters.get(kind)
         if cost is None or depth == 0:
             return 0.0
         first = cost.seconds(num_requests, 2 * num_requests, num_context)
         later = cost.seconds(num_requests, width * num_requests, num_context)
-        return (first + (depth - 1) * later) * self._factor.get(drafter, 1.0)
+        return (first + (depth - 1) * later) * self._factor.get(kind, 1.0)
+
+    def read_seconds(self, drafter: str, num_tokens: int) -> float:
+        """Predicted seconds in which a drafter computes keys and values of `num_tokens` tokens of a request.
+
+        Extrapolated from forwards of few rows; one without a profile costs nothing.
+        """
+        kind = self.kinds.get(drafter, drafter)
+        cost = self.profile.drafters.get(kind)
+        if cost is None or num_tokens <= 0:
+            return 0.0
+        return cost.seconds(1, num_tokens, num_tokens, num_tokens * num_tokens / 2) * self._factor.get(
+            kind, 1.0
+        )
 
     def draft_layer_seconds(self, drafter: str, num_requests: int, width: int, num_context: int = 0) -> float:
         """Seconds of one forward of a drafter, which a layer costs that was not computed ahead.
 
         What was makes calls shorter than their forwards; so a correction below 1 says nothing of those.
         """
-        cost = self.profile.drafters.get(drafter)
+        kind = self.kinds.get(drafter, drafter)
+        cost = self.profile.drafters.get(kind)
         if cost is None:
             return 0.0
         return cost.seconds(num_requests, width * num_requests, num_context) * max(
-            1.0, self._factor.get(drafter, 1.0)
+            1.0, self._factor.get(kind, 1.0)
         )
 
     def knee(self, num_requests: int) -> int:
@@ -239,6 +257,7 @@ class CostModel:
         """Fold one step into the correction factor; `predicted` is what this model itself said."""
         if predicted <= 0.0 or actual <= 0.0:
             return
+        model = self.kinds.get(model, model)
         current = self._factor.get(model, 1.0)
         # A hiccup of the machine must not be believed at once: a step counts at most fourfold.
         ratio = min(max(actual / predicted, 0.25), 4.0)
@@ -252,9 +271,11 @@ class CostModel:
         return self._factor.get(model, 1.0)
 
     @classmethod
-    def corrected(cls, profile: CostProfile, corrections: Mapping[str, float]) -> CostModel:
-        """A model whose `correction` of each name is the one given: to predict as another did."""
-        return cls(profile, _factor=dict(corrections))
+    def corrected(
+        cls, profile: CostProfile, corrections: Mapping[str, float], kinds: Mapping[str, str]
+    ) -> CostModel:
+        """A model with these corrections by name, and these kinds of instances: to predict as another did."""
+        return cls(profile, kinds=dict(kinds), _factor=dict(corrections))
 
     def take_drifts(self) -> list[Drift]:
         """What began to drift or came back since the last time this was asked."""

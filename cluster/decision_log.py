@@ -174,12 +174,16 @@ class DecisionLog:
 
     def _context(self, step: OpenStep, drafters: set[str], context: StepContext) -> CallContext:
         versions = {}
-        for drafter in sorted(drafters - {""}):
+        kinds = {one: context.cost.kinds[one] for one in sorted(drafters) if one in context.cost.kinds}
+        for drafter in sorted({kinds.get(one, one) for one in drafters} - {""}):
             table = self._table(drafter, context.calibration)
             step.tables[drafter, table.version] = table
             versions[drafter] = table.version
         return CallContext(
-            values=context_values(context), corrections=context.cost.corrections, calibration=versions
+            values=context_values(context),
+            corrections=context.cost.corrections,
+            calibration=versions,
+            kinds=kinds,
         )
 
     def _table(self, drafter: str, calibration: Calibration) -> CalibrationTable:

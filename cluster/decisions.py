@@ -45,7 +45,7 @@ class CalibrationTable(msgspec.Struct, frozen=True, kw_only=True, tag_field="rec
     """What was learnt about one drafter's probabilities; written before the first step that refers to it.
 
     Attributes:
-        drafter: its name.
+        drafter: name of its kind.
         version: number that steps refer to it by.
         state: the fields of `DrafterCalibration`, arrays as lists.
     """
@@ -55,18 +55,20 @@ class CalibrationTable(msgspec.Struct, frozen=True, kw_only=True, tag_field="rec
     state: dict[str, Any]
 
 
-class CallContext(msgspec.Struct, frozen=True, kw_only=True):
+class CallContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The `StepContext` of one call of the policy.
 
     Attributes:
         values: its plain fields by name (`step_s`, `step`, ...).
         corrections: factors on the predictions of the cost profile, by model; 1 where not named.
-        calibration: versions of the calibration tables, by drafter.
+        calibration: versions of the calibration tables, by drafter kind.
+        kinds: of the batch's drafter instances, where that is not their own name.
     """
 
     values: dict[str, Any]
     corrections: dict[str, float]
     calibration: dict[str, int]
+    kinds: dict[str, str] = {}
 
 
 class PolicyCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -110,7 +112,7 @@ class Seconds(msgspec.Struct, kw_only=True):
 
 
 class DraftCallRecord(msgspec.Struct, kw_only=True):
-    """One drafter's part of the step; `actual` seconds stay unknown when it did not answer in time."""
+    """One drafter instance's part of the step; `actual` seconds are unknown if it did not answer in time."""
 
     drafter: str
     num_requests: int
@@ -121,7 +123,7 @@ class RequestDecision(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One request in one step.
 
     Attributes:
-        request: as the policy saw it, its drafter included.
+        request: as the policy saw it, its drafter (the instance) included.
         required: A(r), tokens it needed from the step to meet its objective; 0 without one.
         required_capped: what an SLO phase aimed at, if one ran.
         plan: shape asked for; None if it was planned for in an earlier step and is verified only now.

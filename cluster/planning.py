@@ -74,7 +74,7 @@ class StepPlanner:
         self._draft_ahead = draft_ahead
         self.cost = cost
         self.pool = pool
-        self.calibration = Calibration()
+        self.calibration = Calibration(cost.kinds)
         self.totals = Totals()
         self.step_s = cost.verify_seconds(1, 1, 0)
         self._views: dict[str, DecodeRequest] = {}

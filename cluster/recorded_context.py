@@ -47,7 +47,7 @@ def restored_context(
     Raises:
         DecisionsError: if a table, or a field that contexts have today, is missing.
     """
-    calibration = Calibration()
+    calibration = Calibration(recorded.kinds)
     for drafter, version in recorded.calibration.items():
         table = tables.get((drafter, version))
         if table is None:
@@ -57,7 +57,7 @@ def restored_context(
             setattr(learnt, name, np.array(value, dtype=np.float64))
     try:
         return StepContext(
-            cost=CostModel.corrected(profile, recorded.corrections),
+            cost=CostModel.corrected(profile, recorded.corrections, recorded.kinds),
             calibration=calibration,
             **recorded.values,
         )
