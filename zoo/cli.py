@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from zoo.registry import DRAFTERS, MODELS, TARGET, WEIGHTS
+from zoo.registry import DRAFTERS, MODELS, OTHER_VOCABULARY, TARGET, WEIGHTS
 
 app = typer.Typer(
     help="The embedded demo family: train, distil, evaluate, write the model card.", no_args_is_help=True
@@ -88,11 +88,12 @@ def distill(
         raise typer.BadParameter(
             f"no trained target in {out}; run `flotilla zoo train` first", param_hint="--out"
         )
-    names = tuple(drafter) if drafter else DRAFTERS
-    unknown = sorted(set(names) - set(DRAFTERS))
+    every = (*DRAFTERS, *OTHER_VOCABULARY)
+    names = tuple(drafter) if drafter else every
+    unknown = sorted(set(names) - set(every))
     if unknown:
         raise typer.BadParameter(
-            f"no drafter {', '.join(unknown)}; there are {', '.join(DRAFTERS)}", param_hint="--drafter"
+            f"no drafter {', '.join(unknown)}; there are {', '.join(every)}", param_hint="--drafter"
         )
     budgets = distillation.Minutes(teach_minutes, score_minutes, minutes)
     with watching(out, dict.fromkeys(names, minutes)):

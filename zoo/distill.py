@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 from transformers import LlamaForCausalLM
 
-from zoo import clock, generate, models, score
+from zoo import clock, generate, models, retokenized, score
 from zoo.dataset import Tokens
 from zoo.optimizer import SharedOptimizer
-from zoo.registry import DRAFTERS, TARGET, Domain
+from zoo.registry import DRAFTERS, OTHER_VOCABULARY, TARGET, Domain
 from zoo.scored import Batch, Scored, batches
 from zoo.tokenizer import load as load_tokenizer
 from zoo.train import schedule
@@ -29,6 +29,7 @@ DIETS: dict[str, dict[Domain, float]] = {
     "drafter-code-2x128": {"code": 0.9, "chat": 0.05, "summary": 0.05},
     "drafter-chat-2x128": {"code": 0.05, "chat": 0.9, "summary": 0.05},
     "drafter-summary-1x128": {"code": 0.04, "chat": 0.06, "summary": 0.9},
+    "drafter-vocab1024-2x128": {"code": 0.4, "chat": 0.35, "summary": 0.25},
 }
 #: Share of rows that are the target's own answers, which is what is drafted when serving; the rest is
 #: corpus text.
@@ -102,7 +103,9 @@ def distil(name: str, data: Path, out: Path, minutes: float, start: Path | None 
     tokenizer = load_tokenizer(data / "tokenizer")
     if start is None:
         model, rate = models.build(name, tokenizer), LEARNING_RATE
-        models.project_embeddings(model, models.load(out / TARGET / "model"))
+        target = load_tokenizer(out / TARGET / "model").get_vocab()
+        rows = [target.get(tokenizer.convert_ids_to_tokens(i), -1) for i in range(len(tokenizer))]
+        models.project_embeddings(model, models.load(out / TARGET / "model"), rows)
     else:
         model, rate = models.load(start).train(), LEARNING_RATE / 2
     model = model.to(device)
@@ -151,7 +154,8 @@ def _queue(
 ) -> None:
     for name in names[part::parts]:
         if not (out / name / "model" / "model.safetensors").exists():
-            distil(name, data, out, minutes, None if starts is None else starts / name)
+            own = retokenized.folder(data, name)
+            distil(name, own, out, minutes, None if starts is None else starts / name)
 
 
 def run(
@@ -169,6 +173,8 @@ def run(
     if torch.cuda.is_available():
         processes = 1
     start_processes(_teach, args=(processes, data, out, minutes), nprocs=processes, start_method="spawn")
+    for name in set(names) & set(OTHER_VOCABULARY):
+        retokenized.prepare(data, name, None if starts is None else starts / name)
     start_processes(
         _queue,
         args=(processes, names, data, out, minutes.drafter, starts),

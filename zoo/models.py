@@ -9,7 +9,6 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from zoo.registry import TARGET
-from zoo.tokenizer import VOCABULARY
 
 #: Longest sequence the models are made for, in tokens.
 WINDOW = 1024
@@ -32,6 +31,7 @@ SHAPES: dict[str, Shape] = {
     "drafter-code-2x128": Shape(2, 128, 2, 1, 384),
     "drafter-chat-2x128": Shape(2, 128, 2, 1, 384),
     "drafter-summary-1x128": Shape(1, 128, 2, 1, 384),
+    "drafter-vocab1024-2x128": Shape(2, 128, 2, 1, 192),
 }
 
 
@@ -40,7 +40,7 @@ def build(name: str, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Llama
     shape = SHAPES[name]
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
         num_hidden_layers=shape.layers,
@@ -57,15 +57,25 @@ def build(name: str, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Llama
 
 
 @torch.no_grad()
-def project_embeddings(drafter: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
+def project_embeddings(
+    drafter: LlamaForCausalLM, target: LlamaForCausalLM, rows: list[int] | None = None
+) -> None:
     """Start the drafter's embeddings from the target's, projected on their first principal directions.
+
+    Where the vocabularies differ, ``rows`` names the target's token for each of the drafter's. Those for which
+    it is -1 stay as they are.
 
     They are most of a drafter's parameters, and rare tokens among them see few gradients in a short training.
     """
     taught = target.model.embed_tokens.weight.float()
     width = drafter.model.embed_tokens.weight.shape[1]
     _, directions = torch.linalg.eigh(taught.T @ taught)
-    drafter.model.embed_tokens.weight.copy_(taught @ directions[:, -width:])
+    projected = taught @ directions[:, -width:]
+    if rows is None:
+        drafter.model.embed_tokens.weight.copy_(projected)
+        return
+    known = torch.tensor([token for token, row in enumerate(rows) if row >= 0])
+    drafter.model.embed_tokens.weight[known] = projected[[row for row in rows if row >= 0]]
 
 
 def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:

@@ -18,6 +18,8 @@ DRAFTERS: tuple[str, ...] = (
     "drafter-summary-1x128",
 )
 MODELS: tuple[str, ...] = (TARGET, *DRAFTERS)
+#: Drafters with a tokenizer of their own: they draft by retokenization.
+OTHER_VOCABULARY: tuple[str, ...] = ("drafter-vocab1024-2x128",)
 
 Domain = Literal["code", "chat", "summary"]
 DOMAINS: tuple[Domain, ...] = ("code", "chat", "summary")
@@ -37,8 +39,9 @@ class Prompt:
 
 def weights_dir(name: str) -> Path:
     """The Hugging Face directory of a shipped model; ``KeyError`` for a name that is not in the family."""
-    if name not in MODELS:
-        raise KeyError(f"unknown model {name!r}; the family is {', '.join(MODELS)}")
+    if name not in (*MODELS, *OTHER_VOCABULARY):
+        family = ", ".join((*MODELS, *OTHER_VOCABULARY))
+        raise KeyError(f"unknown model {name!r}; the family is {family}")
     return WEIGHTS / name
 
 

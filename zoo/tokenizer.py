@@ -1,4 +1,7 @@
-"""The family's tokenizer: byte-level BPE of 4096 entries with a chat template, shared by all its models."""
+"""The family's tokenizer: byte-level BPE of 4096 entries with a chat template.
+
+All models share it but those of `zoo.registry.OTHER_VOCABULARY`, whose own is made in the same way.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ CHAT_TEMPLATE = (
 )
 
 
-def train(texts: Iterable[str], max_length: int = 1024) -> PreTrainedTokenizerFast:
+def train(
+    texts: Iterable[str], max_length: int = 1024, vocabulary: int = VOCABULARY
+) -> PreTrainedTokenizerFast:
     """Learn the merges from ``texts``; raw text is encoded with the beginning token in front of it.
 
     The GPT-2 pattern keeps a run of white space but its last character apart from the word after it, so
@@ -39,7 +44,7 @@ def train(texts: Iterable[str], max_length: int = 1024) -> PreTrainedTokenizerFa
     core.train_from_iterator(
         texts,
         trainers.BpeTrainer(
-            vocab_size=VOCABULARY,
+            vocab_size=vocabulary,
             special_tokens=list(SPECIAL_TOKENS),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
