@@ -204,8 +204,11 @@ class SchedulerConfig(_Strict):
     ageing_ms: float = Field(
         default=30000.0, gt=0, description="`flotilla` passes nobody over who has waited so long."
     )
-    micro_batches: int = Field(
-        default=1, ge=1, le=8, description="Groups whose drafting and verification overlap."
+    micro_batches: Annotated[int, Field(ge=1, le=8)] | Literal["auto", "spin"] = Field(
+        default=1,
+        description="Groups whose drafting and verification overlap. `spin` chooses their number by SPIN's "
+        "heuristic from the cost profile; `auto` by predicted and measured goodput, and verifies together "
+        "what is drafted where that pays.",
     )
     draft_ahead: int | None = Field(
         default=None,

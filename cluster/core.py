@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import insort
 
 from cluster import admission
-from cluster.batching import micro_batches
 from cluster.batching.batcher import Batcher
+from cluster.batching.micro_batches import Key, MicroBatches
 from cluster.config import FlotillaConfig
 from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN, CostModel
 from cluster.drafter_pool import DrafterPool
@@ -53,6 +53,7 @@ class SchedulerCore:
         self.pool = DrafterPool(cost, config.policy.max_depth)
         self.planner = StepPlanner(policy, cost, self.pool, config.scheduler.draft_ahead or 0)
         self.batcher = Batcher(config.scheduler, cost, self.pool)
+        self.micro_batches = MicroBatches(config.scheduler, cost, self.pool, config.policy.max_depth)
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []
         self.running: dict[str, Request] = {}
@@ -61,14 +62,12 @@ class SchedulerCore:
         self.totals = self.planner.totals
         self.verify_calls = VerifyCalls(cost)
         self._next_order = 0
-        self._iteration_started: dict[int, float] = {}
-        self._draft_s: dict[int, float] = {}
         self._actions: list[Action] = []
         self._emitted: dict[str, list[TokenEvent]] = {}
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in and say what to do now."""
-        self.planner.reflect()
+        SchedulerCore.reflect(self)
         self._actions, self._emitted = [], {}
         match event:
             case RequestArrived():
@@ -102,12 +101,16 @@ class SchedulerCore:
     def reflect(self) -> None:
         """Learning that can wait until the actions are on their way; else the next event pays for it."""
         self.planner.reflect()
+        if self.micro_batches.rule.is_due:
+            decoding = [request for request in self.running.values() if request.num_steps]
+            views = [self.planner.view(request, 0.0, self.max_model_tokens) for request in decoding]
+            self.micro_batches.review(views)
 
     def _awaits_more_drafts(self, event: Event) -> bool:
         """Whether the event is one drafter's answer while others still draft for the only micro-batch."""
         return (
             isinstance(event, DraftDone)
-            and self.config.scheduler.micro_batches == 1
+            and self.micro_batches.count == 1
             and any(request.state is State.DRAFTING for request in self.running.values())
         )
 
@@ -160,6 +163,7 @@ class SchedulerCore:
             explorations = self.pool.final_explorations(request, now, is_busy=is_busy)
             self._actions.extend(Draft(name, call) for name, call in explorations)
         self.planner.forget(request)
+        self.micro_batches.forget(request)
         self._emit(
             request,
             TokenEvent(
@@ -190,8 +194,7 @@ class SchedulerCore:
         for draft in result.drafts:
             request = self._awaiting(draft.request_id, result.call_id)
             if request is not None:
-                batch = request.micro_batch
-                self._draft_s[batch] = max(self._draft_s.get(batch, 0.0), result.seconds)
+                self.micro_batches.drafted(request, result.seconds)
                 request.num_drafted += draft.tree.num_drafted
                 self.totals.drafted_tokens += draft.tree.num_drafted
                 request.drafted(draft.tree)
@@ -217,16 +220,16 @@ class SchedulerCore:
         self.totals.forward_s += result.forward_seconds
         kind = VERIFY_DRAFTED if sent.drafted else VERIFY_PLAIN
         self.cost.observe(kind, sent.predicted_s, result.forward_seconds)
-        if not sent.trees:
-            self._iteration_started.clear()  # a forward of prompts alone is no part of an iteration
         self.batcher.pace.verified(result, sent.trees, self.requests)
         self.planner.learn(result, sent.trees, self.requests)
-        micro_batches = set()
+        iteration = self.micro_batches.verified(result, sent, len(self.running), now)
+        if iteration is not None:
+            self.batcher.pace.iterated(iteration.elapsed_s - result.forward_seconds)
+            self.planner.measure_iteration(iteration, result.forward_seconds)
         for verdict in result.verdicts:
             request = self.requests.get(verdict.request_id)
             if request is None or request.state is not State.VERIFYING:
                 continue  # cancelled while the target worked on it
-            micro_batches.add(request.micro_batch)
             request.advance(Trigger.VERIFIED)
             self._commit(request, verdict, now)
         for progress in result.prefills:
@@ -242,13 +245,6 @@ class SchedulerCore:
             else:
                 request.advance(Trigger.PREFILLED)
                 self._commit(request, progress.verdict, now)
-        for micro_batch in micro_batches:
-            started = self._iteration_started.get(micro_batch)
-            if started is not None:
-                self.batcher.pace.iterated(now - started - result.forward_seconds)
-                self.planner.measure_iteration(
-                    now - started, self._draft_s.pop(micro_batch, 0.0), result.forward_seconds
-                )
         for request_id in result.unknown:
             request = self.requests.get(request_id)
             if request is not None and request.is_running:
@@ -324,14 +320,14 @@ class SchedulerCore:
             return
         if self.waiting and not is_draft:  # a draft makes no room
             self._admit(now)
-        by_batch = micro_batches.members(self.running.values())
-        for micro_batch, members in by_batch.items():
-            ready = micro_batches.ready_to_draft(members)
+        by_batch = self.micro_batches.members(self.running.values())
+        for members in by_batch.values():
+            ready = self.micro_batches.ready_to_draft(members)
             if ready:
                 context = self.batcher.context(now, self.free_slots, self.planner.step_s)
                 ready = self.batcher.rule.decode(ready, members, context)
             if ready:
-                self._iteration_started[micro_batch] = now
+                self.micro_batches.begin(ready, now)
                 self._actions.extend(self.planner.draft(ready, now, self.max_model_tokens))
         if self.verify_calls.outstanding is None:
             self._verify(by_batch, now)
@@ -344,11 +340,9 @@ class SchedulerCore:
         for request in answer.admitted:
             self.waiting.remove(request)
             request.advance(Trigger.ADMITTED)
-            request.micro_batch = micro_batches.emptiest(
-                self.running.values(), self.config.scheduler.micro_batches
-            )
-            self.running[request.request_id] = request
             self.pool.assign(request)
+            self.micro_batches.join(request, self.running.values())
+            self.running[request.request_id] = request
 
     def _prefetch(self, request: Request, now: float) -> None:
         """The drafter reads the prompt while the target computes the end of it: a quick first draft."""
@@ -357,8 +351,8 @@ class SchedulerCore:
             if call is not None:
                 self._actions.append(Draft(request.drafter, call))
 
-    def _verify(self, by_batch: dict[int, list[Request]], now: float) -> None:
-        drafted = micro_batches.drafted_longest_ago(by_batch, self._iteration_started, now)
+    def _verify(self, by_batch: dict[Key, list[Request]], now: float) -> None:
+        drafted = self.micro_batches.to_verify(by_batch, now)
         prefilling = [r for r in self.running.values() if r.state is State.PREFILLING]
         if not drafted and not prefilling:
             return
@@ -380,7 +374,7 @@ class SchedulerCore:
             drafted = [r for r in drafted if r.request_id in chosen]
             chunks = [(r, n) for r, n in chunks if r.state is State.PREFILLING]
             if not drafted and not chunks:  # all of them gave way; others can go on now
-                self._verify(micro_batches.members(self.running.values()), now)
+                self._verify(self.micro_batches.members(self.running.values()), now)
                 return
         call = self.verify_calls.build(drafted, chosen, chunks, now)
         if call is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cluster.batching.iteration import Iteration
 from cluster.calibration import Calibration
 from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
@@ -233,15 +234,15 @@ class StepPlanner:
             self.calibration.observe(forest, drafters, on_path)
         self._to_calibrate.clear()
 
-    def measure_iteration(self, elapsed_s: float, draft_s: float, forward_s: float) -> None:
-        """Fold one whole iteration of a micro-batch into t_spec and the overhead outside forwards."""
+    def measure_iteration(self, iteration: Iteration, forward_s: float) -> None:
+        """Fold one whole iteration into t_spec, and what it took of the target's time into the overhead."""
         self.totals.iterations += 1
-        self.totals.step_s += elapsed_s
-        self.totals.step_draft_s += draft_s
+        self.totals.step_s += iteration.elapsed_s
+        self.totals.step_draft_s += iteration.draft_s
         self.totals.step_verify_s += forward_s
-        self.step_s += SMOOTHING * (elapsed_s - self.step_s)
-        overhead = max(0.0, elapsed_s - draft_s - forward_s)
-        mean = self._draft_overhead if draft_s > 0.0 else self._plain_overhead
+        self.step_s += SMOOTHING * (iteration.elapsed_s - self.step_s)
+        overhead = max(0.0, iteration.slot_s - iteration.draft_s - forward_s)
+        mean = self._draft_overhead if iteration.draft_s > 0.0 else self._plain_overhead
         # A hiccup of the machine is not overhead; it counts as twice the present estimate, or little more.
         mean.follow(min(overhead, 2 * mean.value + LEAST_OVERHEAD_S))
 
