@@ -182,6 +182,31 @@ class PolicyConfig(_Strict):
     )
 
 
+class SelectorConfig(_Strict):
+    """Which drafter serves which request (SPIN section IV)."""
+
+    name: str = Field(default="flotilla", description="See selector/registry.py.")
+    alpha: int = Field(default=16, ge=1, description="Slots (verify steps) `lbss` explores in each epoch.")
+    beta: int = Field(
+        default=4, ge=1, description="Slots that `lbss` leaves an exploring request on one drafter."
+    )
+    switch_cost: float = Field(
+        default=1.0,
+        ge=0,
+        description="Weight of rebuilding keys and values after a switch, against goodput (lambda).",
+    )
+    epsilon: float = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        description="Share of slots in which `epsilon-greedy` tries a random drafter.",
+    )
+    drafters: tuple[str, ...] = Field(
+        default=(), description="Drafters that `fixed` uses, by kind or instance; all if empty."
+    )
+    seed: int = Field(default=0, ge=0, description="Of the randomness in exploring.")
+
+
 class SchedulerConfig(_Strict):
     """Batching and queue bounds."""
 
@@ -263,6 +288,9 @@ class FlotillaConfig(_Strict):
     drafters: tuple[DrafterConfig, ...] = Field(default=(), description="Who proposes; may be empty.")
     pool: PoolConfig = Field(default=PoolConfig(), description="How workers are placed and watched.")
     policy: PolicyConfig = Field(default=PolicyConfig(), description="How drafts are shaped and chosen.")
+    selector: SelectorConfig = Field(
+        default=SelectorConfig(), description="Which drafter serves which request."
+    )
     scheduler: SchedulerConfig = Field(default=SchedulerConfig(), description="Batching and queues.")
     tiers: dict[str, TierConfig] = Field(default_factory=dict, description="Objectives by tier name.")
     http: HttpConfig = Field(default=HttpConfig(), description="Where the API listens.")
