@@ -62,8 +62,8 @@ def project_embeddings(
 ) -> None:
     """Start the drafter's embeddings from the target's, projected on their first principal directions.
 
-    Where the vocabularies differ, ``rows`` names the target's token for each of the drafter's. Those for which
-    it is -1 stay as they are.
+    Where the vocabularies differ, ``rows`` names the target's token for each of the drafter's; where that is
+    -1 they stay as they are.
 
     They are most of a drafter's parameters, and rare tokens among them see few gradients in a short training.
     """
