@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafters.stop_rules import StopRule
+from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
 
@@ -42,6 +43,8 @@ class DraftItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         plan: shape of this draft.
         spec: opens the request; sent when `start` is 0, and then `tokens` is empty because
             `spec.tokens` holds them all.
+        proposals: what the target's decoding heads proposed after these tokens, if they did
+            (`Capabilities.needs_proposals`).
     """
 
     request_id: str
@@ -49,6 +52,7 @@ class DraftItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     tokens: NDArray[np.int32]
     plan: DraftPlan
     spec: RequestSpec | None = None
+    proposals: Proposals | None = None
 
 
 class DraftCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="draft"):

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.best_tokens import best_tokens
 from engine.noise import gumbel_noise
 from engine.runner import ModelRunner, Segment
 from engine.sampling import Row, processed_logits
 
 Int32 = NDArray[np.int32]
-Float32 = NDArray[np.float32]
 Values = list[list[float]]
 Tokens = list[list[int]]
 
@@ -83,38 +83,10 @@ class NextTokens:
         if on_host:
             self.seconds += perf_counter() - started
         self.num_forwards += 1
-        logp = torch.log_softmax(_scores(logits, rankings), dim=-1)
-        k = min(k, logp.shape[1])
-        if on_host:
-            return best_on_host(logp.numpy(), k)
-        best = best_on_device(logp, k)
-        self.seconds += perf_counter() - started  # kernels run behind: the transfer waits for them
-        return best
-
-
-def best_on_device(logp: torch.Tensor, k: int) -> tuple[Values, Tokens]:
-    """The `k` highest of each row of float32 [n, vocab], in one transfer and so one synchronisation."""
-    best, token = torch.topk(logp, k, dim=-1)
-    values, ids = torch.stack((best.double(), token.double())).cpu()  # token ids are exact in float64
-    return values.tolist(), ids.long().tolist()
-
-
-def best_on_host(logp: Float32, k: int) -> tuple[Values, Tokens]:
-    """The `k` highest of each row of float32 [n, vocab], which is overwritten; ties to the lowest token.
-
-    Numpy's argmax is a vectorised scan, 16 times as fast as a row of torch.topk at a vocabulary of 4096, and
-    k is small.
-    """
-    n = len(logp)
-    row = np.arange(n)
-    values = np.empty((n, k), dtype=np.float32)
-    tokens = np.empty((n, k), dtype=np.int64)
-    for choice in range(k):
-        token = logp.argmax(axis=1)
-        tokens[:, choice] = token
-        values[:, choice] = logp[row, token]
-        logp[row, token] = -np.inf
-    return values.tolist(), tokens.tolist()
+        values, tokens = best_tokens(torch.log_softmax(_scores(logits, rankings), dim=-1), k)
+        if not on_host:
+            self.seconds += perf_counter() - started  # kernels run behind: the transfer waits for them
+        return values.tolist(), tokens.tolist()
 
 
 def _scores(logits: torch.Tensor, rankings: Sequence[Ranking | None]) -> torch.Tensor:

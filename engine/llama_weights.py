@@ -39,6 +39,7 @@ class LlamaWeights:
     Attributes:
         embedding: [vocab, hidden].
         head: output projection to the vocabulary, with the final norm folded in.
+        head_scale: [hidden], what was folded into `head`: normalised rows times it are the last hidden state.
         rotation: complex64 [max_tokens, 1, head_dim / 2], rotary factor of each position and pair.
         norm_floor: `sqrt(hidden * eps)` as a scalar tensor; None where the runner normalises with
             `rms_norm` because `dtype` is too coarse for the shortcut.
@@ -48,6 +49,7 @@ class LlamaWeights:
     layers: list[LlamaLayer]
     embedding: torch.Tensor
     head: Linear
+    head_scale: torch.Tensor
     rotation: torch.Tensor
     norm_floor: torch.Tensor | None
     eps: float
@@ -124,6 +126,7 @@ def load_llama_weights(
             layers=[share.layer(layer, gain) for layer in base.layers],
             embedding=base.embed_tokens.weight.detach(),
             head=Linear(_folded(model.get_output_embeddings().weight, base.norm.weight, gain)),
+            head_scale=base.norm.weight.float() * gain,
             rotation=_rotation_table(base.rotary_emb, longest, device),
             norm_floor=torch.tensor(math.sqrt(config.hidden_size * eps), device=device) if is_exact else None,
             eps=eps,

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
 
 
 class VerifyItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A fully prefilled request and its draft tree; the tree's root is its last committed token."""
+    """A fully prefilled request and its draft tree; the tree's root is its last committed token.
+
+    Attributes:
+        request_id: the request.
+        tree: what is verified.
+        num_candidates: best tokens of each decoding head wanted with the verdict; 0 leaves the heads out.
+    """
 
     request_id: str
     tree: TokenTree
+    num_candidates: int = 0
 
 
 class PrefillItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -25,11 +33,13 @@ class PrefillItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         request_id: the request.
         num_tokens: most prompt tokens to compute in this step (at least 1).
         spec: opens the request; sent with its first chunk, also after a preemption.
+        num_candidates: as of `VerifyItem`, if this step completes the sequence.
     """
 
     request_id: str
     num_tokens: int
     spec: RequestSpec | None = None
+    num_candidates: int = 0
 
 
 class VerifyCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="verify"):
@@ -65,6 +75,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         logprobs: one per token if the request asked for them, else empty.
         min_gap: smallest difference between the best and second-best score among the decided tokens;
             a near tie (below 1e-4) is where another batch shape may round to the other token.
+        proposals: what the decoding heads propose after the last of `tokens`, if that was asked for, the
+            target has heads, and the request goes on.
     """
 
     request_id: str
@@ -73,6 +85,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     nodes: list[int] = []
     logprobs: list[TokenLogprobs] = []
     min_gap: float = float("inf")
+    proposals: Proposals | None = None
 
 
 class PrefillProgress(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -35,6 +35,7 @@ class Planned:
         nodes: int32 [len(tree)], their indices in the tree that was sent.
         is_prefill: whether the item asked for prefill.
         num_cached: tokens found in the cache when this item opened the request, None if it did not.
+        num_candidates: best tokens of each decoding head that were asked for.
     """
 
     state: RequestState
@@ -44,6 +45,7 @@ class Planned:
     nodes: Int32
     is_prefill: bool
     num_cached: int | None = None
+    num_candidates: int = 0
 
 
 class RequestTable:
@@ -116,7 +118,15 @@ class RequestTable:
             past=self._cache.past(item.request_id),
             visible=None if is_chain else tree.ancestor_mask(),
         )
-        return Planned(state, segment, num_context=0, tree=tree, nodes=nodes, is_prefill=False)
+        return Planned(
+            state,
+            segment,
+            num_context=0,
+            tree=tree,
+            nodes=nodes,
+            is_prefill=False,
+            num_candidates=item.num_candidates,
+        )
 
     def plan_prefill(self, item: PrefillItem) -> Planned:
         """Rows of the next chunk; opens the request if the item carries a new specification.
@@ -161,6 +171,7 @@ class RequestTable:
             nodes=np.zeros(1, dtype=np.int32),
             is_prefill=True,
             num_cached=num_cached,
+            num_candidates=item.num_candidates,
         )
 
     def _reserve_chunk(self, request_id: str, n: int) -> Int32:

