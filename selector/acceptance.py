@@ -31,21 +31,59 @@ TOKEN_VARIANCE = 0.16
 MEMORY_REQUESTS = 2000.0
 # A running request teaches when it has been scored on this many tokens, and each time they have doubled.
 TEACH_TOKENS = 8
+# A request's counts of a drafter are kept in pieces of so many tokens, of which the newest few are watched; if
+# these differ from all before by so many standard deviations they are believed alone: the drafter has changed.
+PIECE_TOKENS = 64
+NUM_PIECES = 8
+SHIFT_DEVIATIONS = 5.0
 # Requests that ended this recently still teach: their last scores may be on the way.
 NUM_ENDED = 64
 
 
 @dataclass(slots=True)
 class _Scores:
-    """One drafter on one request: its prior, its counts, and what of them was taught."""
+    """One drafter on one request: its prior, its counts, the newest pieces of them, and what was taught."""
 
     mean: float
     variance: float
     scored: float = 0.0
     agreed: float = 0.0
+    piece: tuple[float, float] = (0.0, 0.0)
+    pieces: list[tuple[float, float]] = field(default_factory=list)
     taught_scored: float = 0.0
     taught_precision: float = 0.0
     taught_information: float = 0.0
+
+    def add(self, scored: float, agreed: float) -> None:
+        """Count, and forget what was before a shift."""
+        self.scored += scored
+        self.agreed += agreed
+        self.piece = (self.piece[0] + scored, self.piece[1] + agreed)
+        if self.piece[0] >= PIECE_TOKENS:
+            self.pieces = [*self.pieces[-NUM_PIECES + 1 :], self.piece]
+            self.piece = (0.0, 0.0)
+            self._forget_before_shift()
+
+    def _forget_before_shift(self) -> None:
+        """Two-sample test of the newest pieces, one to all of them, against what was before."""
+        pooled = (self.agreed + 1.0) / (self.scored + 2.0)
+        worst, kept, start = SHIFT_DEVIATIONS**2 * pooled * (1.0 - pooled), (0.0, 0.0), 0
+        new_scored = new_agreed = 0.0
+        for index in range(len(self.pieces) - 1, -1, -1):
+            new_scored += self.pieces[index][0]
+            new_agreed += self.pieces[index][1]
+            old_scored, old_agreed = self.scored - new_scored, self.agreed - new_agreed
+            if old_scored < PIECE_TOKENS:
+                break
+            difference = new_agreed / new_scored - old_agreed / old_scored
+            square = difference**2 / (1.0 / new_scored + 1.0 / old_scored)
+            if square > worst:
+                worst, kept, start = square, (new_scored, new_agreed), index
+        if kept[0]:
+            self.scored, self.agreed = kept
+            self.pieces = self.pieces[start:]
+            # What the prior was taught held then; what holds now is news to it.
+            self.taught_scored = self.taught_precision = self.taught_information = 0.0
 
 
 @dataclass(slots=True)
@@ -119,8 +157,7 @@ class AcceptanceEstimates:
         if scored <= 0 or evidence is None:
             return
         scores = self._scores(evidence, drafter)
-        scores.scored += scored
-        scores.agreed += agreed
+        scores.add(scored, agreed)
         evidence.shared = None
         ended = request_id not in self._live
         if ended or scores.scored >= max(TEACH_TOKENS, 2.0 * scores.taught_scored):
@@ -134,6 +171,10 @@ class AcceptanceEstimates:
         """Standard deviation of what tells this drafter's rate on this request from the others'."""
         return self._posterior(request_id, drafter)[1]
 
+    def posterior(self, request_id: str, drafter: str) -> tuple[float, float]:
+        """`rate` and `uncertainty` at once."""
+        return self._posterior(request_id, drafter)
+
     def prior(self, request_id: str, drafter: str) -> tuple[float, float]:
         """Mean and standard deviation of the drafter's rate on further prompts like this request's."""
         evidence = self._live.get(request_id)
@@ -142,7 +183,7 @@ class AcceptanceEstimates:
         return mean, float(max(variance, 0.0) ** 0.5)
 
     def evidence(self, request_id: str, drafter: str) -> float:
-        """Tokens of this request the drafter has been judged on."""
+        """Tokens of this request the drafter has been judged on, since it last changed."""
         evidence = self._live.get(request_id)
         scores = None if evidence is None else evidence.scores.get(drafter)
         return 0.0 if scores is None else scores.scored

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from selector.goodput import best_goodput
+
 # A rival must promise this much more goodput before a request moves to it.
 HYSTERESIS = 1.08
 
@@ -33,17 +35,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 def goodput(candidate: Candidate, verify_s: float, token_s: float, max_depth: int) -> float:
     """Best tokens per second over draft depths: l(a, d) / (verify + d * (draft + token))."""
-    layer_s = candidate.draft_s + token_s
-    tokens, chance, seconds = 1.0, 1.0, verify_s
-    best = tokens / seconds
-    for _ in range(max_depth):
-        chance *= candidate.rate
-        tokens += chance
-        seconds += layer_s
-        if tokens < best * seconds:
-            break  # the curve has one peak: past it every further layer costs more than it yields
-        best = tokens / seconds
-    return best
+    return best_goodput(candidate.rate, candidate.draft_s, verify_s, token_s, max_depth)
 
 
 def choose(

@@ -1,0 +1,226 @@
+"""The selector of this system: full information about all drafters instead of a bandit's.
+
+A drafter can be scored on committed tokens whoever drafted them, so nobody has to draft badly for somebody to
+learn. The estimates are those of `selector.acceptance`; the reward is goodput at the best depth, with having
+no drafter as one more choice; a move pays for the reading it takes, out of what the request may still expect;
+and the rival's estimate is taken at the lower end of what is known of it, so that noise moves nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from selector.acceptance import AcceptanceEstimates
+from selector.assignment import NONE, capacity_prices, match
+from selector.exploration import Exploration
+from selector.outlook import Outlook
+from selector.places import Places, kinds_of
+from selector.protocol import Outcome, PoolView, RequestView
+
+# A request's drafter is reconsidered every so many verify steps; in a long one, of which much is known, after
+# one step in so many, but at least this often. A joint matching comes no more often than the first of these.
+RECONSIDER_STEPS = 6
+RECONSIDER_SHARE = 64
+MOST_RECONSIDER_STEPS = 64
+# A rival counts as this many standard deviations worse than its estimate (hysteresis).
+CAUTION = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """Tokens per second on a kind, for one who is there and for one who moves there."""
+
+    staying: float
+    moving: float
+
+
+@dataclass(slots=True)
+class _State:
+    """Of one request: where it is, when to look again, and what it may expect of which kind."""
+
+    place: str
+    due_at: int
+    none: float = 0.0
+    values: dict[str, _Value] = field(default_factory=dict)
+
+
+class Flotilla:
+    """Every request on the drafter of highest goodput, by matching where there are too few places."""
+
+    def __init__(self, estimates: AcceptanceEstimates | None = None) -> None:
+        """Decide by `estimates`, which somebody else feeds with scores; by its own if None."""
+        self._owns_estimates = estimates is None
+        self._estimates = AcceptanceEstimates() if estimates is None else estimates
+        self._exploration = Exploration(self._estimates)
+        self._states: dict[str, _State] = {}
+        self._kinds: dict[str, str] = {}
+        self._prices: dict[str, float] = {}
+        self._slot = 0
+        self._matched_at = -RECONSIDER_STEPS
+        self._is_contended = False
+
+    def begin(self, request_id: str, prompt: Sequence[int], labels: Sequence[str] = ()) -> None:
+        """See `Selector`."""
+        self._estimates.begin(request_id, prompt, labels)
+
+    def assign(self, requests: Sequence[RequestView], pool: PoolView) -> dict[str, str]:
+        """See `Selector`. Where nobody is due it costs a look-up per request."""
+        self._slot += 1
+        states, drafters = self._states, pool.drafters
+        chosen: dict[str, str] = {}
+        due = []
+        for request in requests:
+            place = request.current
+            chosen[request.request_id] = place
+            state = states.get(request.request_id)
+            if (
+                state is None
+                or request.num_steps >= state.due_at
+                or state.place != place
+                or (place and (place not in drafters or place not in request.allowed))
+            ):
+                due.append(request)
+        may_match = self._slot - self._matched_at >= RECONSIDER_STEPS
+        if not due and not (self._is_contended and may_match):
+            return chosen
+        self._notice(pool)
+        for request in due:
+            self._consider(request, pool)
+        self._is_contended = not self._choose_freely(requests, due, pool, chosen) or self._is_contended
+        if self._is_contended and may_match:
+            self._match(requests, pool, chosen)
+            self._is_contended, self._matched_at = False, self._slot
+        elif not self._is_contended and self._slot - self._matched_at > 2 * MOST_RECONSIDER_STEPS:
+            self._prices = dict.fromkeys(self._kinds.values(), 0.0)
+        for request_id, place in chosen.items():
+            states[request_id].place = place
+        return chosen
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Nothing: accepted tokens say less than scores do, for only tokens a drafter was sure of count."""
+
+    def score(self, request_id: str, kind: str, scored: int, agreed: int) -> None:
+        """See `Selector`; ignored if the estimates are somebody else's, who feeds them."""
+        if self._owns_estimates:
+            self._estimates.observe(request_id, kind, scored, agreed)
+
+    def destination(self, request: RequestView, pool: PoolView) -> str:
+        """The kind that promises most after the present one, if it may turn out better than that."""
+        self._notice(pool)
+        outlook, here = Outlook(request, pool), self._kinds.get(request.current, "")
+        to_beat = outlook.none
+        if here:
+            to_beat = outlook.goodput(here, self._estimates.rate(request.request_id, here))
+        best, best_value = "", to_beat
+        for kind in kinds_of(request, pool):
+            if kind != here:
+                rate, spread = self._estimates.posterior(request.request_id, kind)
+                value = outlook.after_moving(kind, outlook.goodput(kind, min(1.0, rate + spread)))
+                if value > best_value:
+                    best, best_value = kind, value
+        return Places((), pool).of_kind(request, best) if best else ""
+
+    def explore(self, request: RequestView, pool: PoolView, *, has_ended: bool) -> str:
+        """See `Explores`."""
+        self._notice(pool)
+        if not pool.max_depth:
+            return ""
+        if has_ended:
+            return self._exploration.on_ended(request, pool, self._kinds)
+        return self._exploration.on_running(request, self._kinds.get(request.current, ""), pool)
+
+    def forget(self, request_id: str) -> None:
+        """See `Selector`."""
+        self._states.pop(request_id, None)
+        self._exploration.forget(request_id)
+        self._estimates.forget(request_id)
+
+    def prices(self) -> Mapping[str, float]:
+        """See `Selector`; of the last matching, 0 where for long there were places for all."""
+        return self._prices
+
+    def _notice(self, pool: PoolView) -> None:
+        for name, drafter in pool.drafters.items():
+            if name not in self._kinds:
+                self._kinds[name] = drafter.kind
+                if not self._estimates.is_known(drafter.kind):
+                    self._exploration.restart()
+
+    def _consider(self, request: RequestView, pool: PoolView) -> None:
+        """Work out what the request may expect of every kind it may use."""
+        outlook, steps = Outlook(request, pool), request.num_steps
+        wait = min(max(RECONSIDER_STEPS, steps // RECONSIDER_SHARE), MOST_RECONSIDER_STEPS)
+        state = self._states[request.request_id] = _State(request.current, steps + wait, outlook.none)
+        # Without a present drafter to compare with there is nothing to be cautious about.
+        caution = CAUTION if steps else 0.0
+        for kind in kinds_of(request, pool):
+            rate, spread = self._estimates.posterior(request.request_id, kind)
+            staying = outlook.goodput(kind, rate)
+            doubtful = outlook.goodput(kind, max(0.0, rate - caution * spread)) if caution else staying
+            state.values[kind] = _Value(staying, outlook.after_moving(kind, doubtful))
+
+    def _choose_freely(
+        self,
+        requests: Sequence[RequestView],
+        due: Sequence[RequestView],
+        pool: PoolView,
+        chosen: dict[str, str],
+    ) -> bool:
+        """Each of `due` takes the best drafter with room; whether all had the best of all."""
+        places = Places(requests, pool)
+        are_due = {request.request_id for request in due}
+        for request in requests:
+            if request.request_id not in are_due:
+                places.take(request.current)
+        # Who may stay keeps its place against who comes: first all sit down, then one by one may get up.
+        for request in due:
+            place = request.current
+            chosen[request.request_id] = places.take(place) if places.has_room(request, place) else ""
+        all_best = True
+        for request in due:
+            state, place = self._states[request.request_id], chosen[request.request_id]
+            here = pool.drafters[place].kind if place else ""
+            options = [(state.values[here].staying, here)] if here else []
+            options += [(value.moving, kind) for kind, value in state.values.items() if kind != here]
+            for value, kind in sorted(options, key=lambda option: (-option[0], option[1])):
+                if value <= state.none:
+                    places.leave(place)
+                    chosen[request.request_id] = ""
+                    break
+                if kind == here:
+                    break
+                found = places.of_kind(request, kind)
+                if found:
+                    places.leave(place)
+                    chosen[request.request_id] = places.take(found)
+                    break
+                all_best = False
+            else:
+                places.leave(place)
+                chosen[request.request_id] = ""
+        return all_best
+
+    def _match(self, requests: Sequence[RequestView], pool: PoolView, chosen: dict[str, str]) -> None:
+        """All requests anew, by the values of when each was last considered."""
+        names = sorted(pool.drafters)
+        kinds = [pool.drafters[name].kind for name in names]
+        weights = np.full((len(requests), len(names)), -np.inf)
+        none = np.zeros(len(requests))
+        for row, request in enumerate(requests):
+            state = self._states[request.request_id]
+            none[row] = state.none
+            for column, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+                if name in request.allowed and kind in state.values:
+                    value = state.values[kind]
+                    weights[row, column] = value.staying if name == request.current else value.moving
+        free = Places(requests, pool).free
+        capacities = np.array([free[name] for name in names], dtype=np.int64)
+        columns = match(weights, capacities, none).columns
+        for request, column in zip(requests, columns.tolist(), strict=True):
+            chosen[request.request_id] = "" if column == NONE else names[column]
+        self._prices = {}
+        for kind, price in zip(kinds, capacity_prices(weights, columns, none).tolist(), strict=True):
+            self._prices[kind] = max(price, self._prices.get(kind, 0.0))
