@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 # Environment of every worker: one torch thread each, and no spinning while others compute.
 WORKER_ENV = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
 Address = tuple[str, int]
+#: Ray's id of a node, and a process id on it.
+Whereabouts = tuple[str, int]
 
 
 class DrafterWorker:
@@ -45,6 +47,10 @@ class DrafterWorker:
     def __init__(self) -> None:
         self._drafter: Drafter | None = None
         self._decoder: Decoder[DraftCall] = Decoder(DraftCall)
+
+    def where(self) -> Whereabouts:
+        """The node and the process it runs in."""
+        return _whereabouts()
 
     def load(
         self, config: DrafterConfig, vocab_size: int, max_tokens: int, token: bytes
@@ -93,6 +99,10 @@ class VerifierWorker:
         self._rank = 0
         self._decoder: Decoder[VerifyCall] = Decoder(VerifyCall)
 
+    def where(self) -> Whereabouts:
+        """The node and the process it runs in."""
+        return _whereabouts()
+
     def rendezvous(self) -> Address:
         """An address on this node where the ranks can meet (asked of rank 0)."""
         with socket.create_server((get_node_ip_address(), 0)) as probe:
@@ -132,16 +142,19 @@ class VerifierWorker:
         return encode(result)
 
 
-def spawn(worker: type[Any], *, num_cpus: float, num_gpus: float) -> Any:
-    """A new actor of a worker class, without Ray's own restarts and retries."""
+def spawn(worker: type[Any], options: dict[str, Any]) -> Any:
+    """A new actor of a worker class, without Ray's own restarts and retries.
+
+    Args:
+        worker: its class.
+        options: Ray's, that say what is reserved for it and where it runs.
+    """
     return (
         ray.remote(worker)
-        .options(
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            max_restarts=0,
-            max_task_retries=0,
-            runtime_env={"env_vars": WORKER_ENV},
-        )
+        .options(max_restarts=0, max_task_retries=0, runtime_env={"env_vars": WORKER_ENV}, **options)
         .remote()
     )
+
+
+def _whereabouts() -> Whereabouts:
+    return str(ray.get_runtime_context().get_node_id()), os.getpid()

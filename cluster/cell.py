@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
@@ -13,49 +12,44 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import ray
+from pydantic import TypeAdapter
 from ray.util import get_node_ip_address
 
-from cluster.actors import DrafterWorker, VerifierWorker, spawn
 from cluster.cell_metrics import CellMetrics
 from cluster.client_server import ClientServer
 from cluster.config import DrafterConfig, FlotillaConfig
 from cluster.core import SchedulerCore
-from cluster.cost_model import DEFAULT_PROFILE, CostModel, CostProfile
+from cluster.cost_model import DEFAULT_PROFILE, CostModel, LinearCost
 from cluster.events import (
     Cancelled,
     ClientLost,
     Draft,
     DraftDone,
-    DrafterReady,
+    Drained,
     Emit,
     Event,
     Reject,
     RequestArrived,
     Tick,
-    VerifierReady,
     Verify,
     VerifyDone,
-    WorkerLost,
 )
 from cluster.free_cores import settle_draft_ahead
-from cluster.profile_file import load_profile
-from cluster.profile_fit import fit_cost
-from cluster.rank import Rank
+from cluster.lifecycle import Lifecycle
+from cluster.pool_changes import PoolChanges
 from cluster.recorded_core import make_core, newest_decisions
-from cluster.step_client import StepClient
 from cluster.stream_messages import Cancel, ClientMessage, Submit, TokenBatch, TokenEvent
 from cluster.succession import take_over
+from cluster.worker_set import WorkerSet
 from drafters.messages import DraftResult
 from engine.wire import Decoder, encode
 from verifier.messages import VerifyResult
 
 _log = logging.getLogger(__name__)
 
-VERIFIER = "verifier"
 TICK_S = 0.25
-# Pause before a lost worker is made again; doubled up to the last while it keeps dying.
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 10.0
+# Who adds a drafter waits so long for it to be ready; it goes on loading after that.
+ADD_WAIT_S = 60.0
 
 
 class Cell:
@@ -73,21 +67,19 @@ class Cell:
         self._submits: dict[str, Submit] = {}
         self._clients = ClientServer(self._token, self._on_client_message, self._on_client_lost)
         self._address: tuple[str, int] = ("", 0)
-        self._actors: dict[str, list[Any]] = {}
-        self._steps: dict[str, list[StepClient]] = {}
+        self._workers = WorkerSet(self.config, self._token, self)
+        self._lifecycle = Lifecycle(self.config, self._workers, self)
+        self._changes = PoolChanges(self.config, self._lifecycle, self._workers, self)
         self._digests: dict[int, int] = {}
         self._draft_results: Decoder[DraftResult] = Decoder(DraftResult)
         self._verify_results: Decoder[VerifyResult] = Decoder(VerifyResult)
         self._scheduler_s = 0.0
         self._iteration_s = 0.0
         self._last_verify_at: float | None = None
-        self._verifier_info = VerifierReady(0, 0, 0)
-        self._restarts: dict[str, int] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._core: SchedulerCore
+        self._core = make_core(self.config, CostModel(DEFAULT_PROFILE))
         self._cores: dict[str, SchedulerCore] = {}
-        self._use_profile(DEFAULT_PROFILE)
-        self._task(self._start())
+        self._ticking: asyncio.Task[None] | None = None
+        self._starting = asyncio.get_running_loop().create_task(self._start())
 
     # What Serve and the front ends call
 
@@ -102,9 +94,9 @@ class Cell:
         return {
             "model": self.served_name,
             "max_tokens": self._core.max_model_tokens,
-            "vocab_size": self._verifier_info.vocab_size,
+            "vocab_size": self._lifecycle.target.vocab_size,
             "drafters": sorted(self._core.pool.drafters),
-            "drafters_configured": [drafter.name for drafter in self.config.drafters],
+            "drafters_configured": self._lifecycle.names,
             "policy": self.config.policy.name,
             "stage": self._stage,
             "failure": self._failure,
@@ -150,6 +142,7 @@ class Cell:
             RuntimeError: while a request is being served, or the target is not there.
         """
         raw = self.config.model_dump()
+        raw["drafters"] = [drafter.model_dump() for drafter in self._lifecycle.kinds.values()]
         raw["policy"] |= policy
         raw["scheduler"] |= scheduler or {}
         config = FlotillaConfig.model_validate(raw)
@@ -161,6 +154,34 @@ class Cell:
         take_over(core, before, time.monotonic())
         self._cores |= {self.config.model_dump_json(): before, key: core}
         self.config, self._core = config, core
+
+    # The pool of drafters; names may be those of instances or, for all of them, of kinds
+
+    async def drafters(self) -> list[dict[str, Any]]:
+        """State of every instance, as of `Lifecycle.drafters`."""
+        return self._lifecycle.drafters()
+
+    async def add_drafter(self, config: dict[str, Any], wait_s: float = ADD_WAIT_S) -> list[dict[str, Any]]:
+        """Add a drafter, given as in the configuration file; its instances, loaded if that took less.
+
+        Raises:
+            ValueError: if the configuration is wrong (pydantic's), or `PoolError`.
+        """
+        return await self._changes.add(TypeAdapter(DrafterConfig).validate_python(config), wait_s)
+
+    async def scale_drafter(
+        self, kind: str, replicas: int, wait_s: float = ADD_WAIT_S
+    ) -> list[dict[str, Any]]:
+        """Have so many instances of a kind; those too many are drained. Raises `PoolError`."""
+        return await self._changes.scale(kind, replicas, wait_s)
+
+    async def drain_drafter(self, name: str) -> list[dict[str, Any]]:
+        """Give it no more requests, and remove it once it has none. Raises `UnknownDrafter`."""
+        return await self._changes.drain(name)
+
+    async def remove_drafter(self, name: str) -> None:
+        """Remove it now; its requests go on without it. Raises `UnknownDrafter`."""
+        await self._changes.remove(name)
 
     async def check_health(self) -> None:
         """Raise if the cell cannot recover by itself."""
@@ -178,84 +199,49 @@ class Cell:
     async def _start(self) -> None:
         try:
             self._address = await self._clients.start(get_node_ip_address())
-            self._stage = "loading the target"
-            ready = await self._load_verifier()
-            self._stage = "loading drafters"
-            loaded = await asyncio.gather(*(self._load_drafter(d, ready) for d in self.config.drafters))
-            self._stage = "measuring costs"
-            self._use_profile(await self._profile())
-            self._handle(ready)
+            await self._lifecycle.reserve(self._enter)
+            self._enter("loading the target")
+            ready = await self._lifecycle.load_target()
+            self._enter("loading drafters")
+            loaded = await self._lifecycle.load_drafters()
+            self._enter("measuring costs")
+            self._core = make_core(self.config, CostModel(await self._lifecycle.measure()))
+            self._lifecycle.ready(ready)
             for drafter in loaded:
-                self._handle(drafter)
+                self._lifecycle.ready(drafter)
             _settle()
-            self._stage = "ready"
-            self._task(self._tick())
+            self._enter("ready")
+            self._ticking = asyncio.get_running_loop().create_task(self._tick())
         except Exception as error:
             _log.exception("the cell could not start")
             self._failure = f"the cell could not start while {self._stage}: {error}"
 
-    def _use_profile(self, profile: CostProfile) -> None:
-        self._core = make_core(self.config, CostModel(profile))
-
-    async def _load_verifier(self) -> VerifierReady:
-        target = self.config.target
-        actors = [
-            spawn(VerifierWorker, num_cpus=target.placement.num_cpus, num_gpus=target.placement.num_gpus)
-            for _ in range(target.tensor_parallel)
-        ]
-        self._actors[VERIFIER] = actors
-        host, port = await actors[0].rendezvous.remote()
-        ranks = [Rank(rank, len(actors), host, port) for rank in range(len(actors))]
-        loaded = await asyncio.gather(
-            *(a.load.remote(target, rank, self._token) for a, rank in zip(actors, ranks, strict=True))
-        )
-        lost = self._once(lambda: self._on_worker_lost(VERIFIER))
-        self._steps[VERIFIER] = [
-            await StepClient.connect(
-                f"{VERIFIER} rank {rank}",
-                tuple(address),
-                self._token,
-                self._on_verified if rank == 0 else self._on_rank_verified,
-                lost,
-            )
-            for rank, (address, _) in enumerate(loaded)
-        ]
-        self._verifier_info = loaded[0][1]
-        return self._verifier_info
-
-    async def _load_drafter(self, config: DrafterConfig, ready: VerifierReady) -> DrafterReady:
-        actor = spawn(DrafterWorker, num_cpus=config.placement.num_cpus, num_gpus=config.placement.num_gpus)
-        self._actors[config.name] = [actor]
-        address, capabilities = await actor.load.remote(
-            config, ready.vocab_size, ready.max_tokens, self._token
-        )
-        client = await StepClient.connect(
-            config.name,
-            tuple(address),
-            self._token,
-            lambda data: self._on_drafted(config.name, data),
-            self._once(lambda: self._on_worker_lost(config.name)),
-        )
-        self._steps[config.name] = [client]
-        return DrafterReady(config.name, capabilities, config.max_requests)
-
-    async def _profile(self) -> CostProfile:
-        if self.config.profile is not None:
-            profile, warnings = await asyncio.to_thread(load_profile, Path(self.config.profile), self.config)
-            for warning in warnings:
-                _log.warning("%s", warning)
-            return profile
-        points = await asyncio.gather(*(actor.profile.remote() for actor in self._actors[VERIFIER]))
-        drafters = {}
-        for config in self.config.drafters:  # one after the other: measured beside nobody else
-            drafters[config.name] = fit_cost(await self._actors[config.name][0].profile.remote())
-        return CostProfile(
-            target=fit_cost(points[0]), drafters=drafters, overhead_s=DEFAULT_PROFILE.overhead_s
-        )
+    def _enter(self, stage: str) -> None:
+        self._stage = stage
 
     # Events and actions
 
-    def _handle(self, event: Event) -> None:
+    @property
+    def core(self) -> SchedulerCore:
+        """The scheduler that serves now."""
+        return self._core
+
+    def restarted(self, name: str) -> None:
+        """A worker is made again (`lifecycle.Shell`)."""
+        self._metrics.restarted(name)
+
+    def learn_cost(self, kind: str, cost: LinearCost) -> None:
+        """What a new kind of drafter costs, for every scheduler that may serve (`lifecycle.Shell`)."""
+        for core in {id(core): core for core in (self._core, *self._cores.values())}.values():
+            drafters = {**core.cost.profile.drafters, kind: cost}
+            core.cost.profile = msgspec.structs.replace(core.cost.profile, drafters=drafters)
+
+    def lost(self, name: str) -> None:
+        """A worker's connection ended (`worker_set.Listener`)."""
+        self._lifecycle.lost(name)
+
+    def handle(self, event: Event) -> None:
+        """Tell the scheduler, and do what it says."""
         # Processor time of this thread: waiting for a core that others hold is not the scheduler's work.
         begun = time.thread_time()
         actions = self._core.handle(event, time.monotonic())
@@ -263,11 +249,11 @@ class Cell:
         for action in actions:
             match action:
                 case Draft(name, call):
-                    self._steps[name][0].send(encode(call))
+                    self._workers.send_draft(name, encode(call))
                 case Verify(call):
-                    data = encode(call)
-                    for rank in self._steps[VERIFIER]:
-                        rank.send(data)
+                    self._workers.send_verify(encode(call))
+                case Drained(name):
+                    self._changes.drained(name)
                 case Emit(client, events):
                     self._clients.send(client, TokenBatch(events))
                     for ended in events:
@@ -292,68 +278,42 @@ class Cell:
             case Submit():
                 if message.request_id not in self._submits:
                     self._submits[message.request_id] = message
-                self._handle(RequestArrived(message, client))
+                self.handle(RequestArrived(message, client))
             case Cancel(request_id):
-                self._handle(Cancelled(request_id))
+                self.handle(Cancelled(request_id))
 
     def _on_client_lost(self, client: str) -> None:
-        self._handle(ClientLost(client))
+        self.handle(ClientLost(client))
 
-    def _on_drafted(self, name: str, data: bytes) -> None:
+    def drafted(self, name: str, data: bytes) -> None:
+        """A drafter answered (`worker_set.Listener`)."""
+        self._lifecycle.heard(name)
         result = self._draft_results.decode(data)
         self._metrics.phase("draft", result.seconds)
-        self._handle(DraftDone(name, result))
+        self.handle(DraftDone(name, result))
 
-    def _on_verified(self, data: bytes) -> None:
+    def verified(self, rank: int, data: bytes) -> None:
+        """A rank of the target answered; what counts is rank 0's (`worker_set.Listener`)."""
         result = self._verify_results.decode(data)
         self._check_digest(result)
+        if rank:
+            return
         now = time.monotonic()
         if self._last_verify_at is not None:
             self._iteration_s += now - self._last_verify_at
         self._metrics.phase("verify", result.seconds)
-        self._handle(VerifyDone(result))
+        self.handle(VerifyDone(result))
         self._last_verify_at = None if self._core.is_idle else now
-
-    def _on_rank_verified(self, data: bytes) -> None:
-        self._check_digest(self._verify_results.decode(data))
 
     def _check_digest(self, result: VerifyResult) -> None:
         """Every rank must have decided the same; the ranks after rank 0 only send their checksum."""
-        if len(self._steps[VERIFIER]) == 1:
+        if self.config.target.tensor_parallel == 1:
             return
         other = self._digests.setdefault(result.call_id, result.digest)
         if other != result.digest:
             _log.error("ranks disagree on call %d; rebuilding the target", result.call_id)
-            for actor in self._actors[VERIFIER]:
-                ray.kill(actor)
+            self._workers.kill_target()
         self._digests.pop(result.call_id - 64, None)
-
-    # Losses
-
-    def _on_worker_lost(self, name: str) -> None:
-        self._handle(WorkerLost(name))
-        self._task(self._replace(name))
-
-    async def _replace(self, name: str) -> None:
-        pause = FIRST_PAUSE_S
-        while True:
-            self._restarts[name] = self._restarts.get(name, 0) + 1
-            for client in self._steps.pop(name, []):
-                await client.close()
-            for actor in self._actors.pop(name, []):
-                ray.kill(actor)
-            try:
-                if name == VERIFIER:
-                    self._handle(await self._load_verifier())
-                else:
-                    config = next(d for d in self.config.drafters if d.name == name)
-                    self._handle(await self._load_drafter(config, self._verifier_info))
-            except Exception:
-                _log.exception("%s could not be restarted; trying again in %.1f s", name, pause)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LAST_PAUSE_S)
-            else:
-                return
 
     async def _tick(self) -> None:
         while True:
@@ -361,31 +321,13 @@ class Cell:
             for drift in self._core.cost.take_drifts():
                 _log.warning("%s", drift)
             if not self._core.is_idle:
-                self._handle(Tick())
-
-    def _task(self, coroutine: Any) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    @staticmethod
-    def _once(callback: Any) -> Any:
-        """Ranks fall together: the first loss reported is the only one acted on."""
-        done = False
-
-        def call() -> None:
-            nonlocal done
-            if not done:
-                done = True
-                callback()
-
-        return call
+                self.handle(Tick())
+            self._lifecycle.replace_silent(time.monotonic())
 
     def __del__(self) -> None:
-        for actors in getattr(self, "_actors", {}).values():
-            for actor in actors:
-                with contextlib.suppress(Exception):
-                    ray.kill(actor)
+        workers = getattr(self, "_workers", None)
+        if workers is not None:
+            workers.kill_all()
 
 
 def _settle() -> None:

@@ -51,12 +51,19 @@ class CellMetrics:
             ["model"],
             registry=self.registry,
         )
+        self._restarts = Counter(
+            "flotilla_worker_restarts", "Lost workers made again.", ["worker"], registry=self.registry
+        )
         self._gauges: dict[str, Gauge] = {}
         self._totals: dict[str, Counter] = {}
         self._seen: dict[str, float] = {}
         self._drafter_tokens = Counter(
             "flotilla_drafter_tokens", "Tokens by drafter.", ["drafter", "outcome"], registry=self.registry
         )
+
+    def restarted(self, worker: str) -> None:
+        """A lost worker is made again."""
+        self._restarts.labels(worker).inc()
 
     def rejected(self, code: str) -> None:
         """A request was refused."""

@@ -1,0 +1,213 @@
+"""Drafters added, scaled, drained and removed while the cell serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from cluster.added_costs import estimated_cost
+from cluster.config import DrafterConfig, FlotillaConfig
+from cluster.events import DrafterDraining, DrafterReady, WorkerLost
+from cluster.lifecycle import Life, Lifecycle, Shell, cause
+from cluster.placement import free_names, instance_names
+from cluster.profile_file import ProfileError, load_profile
+from cluster.worker_set import VERIFIER, WorkerSet
+
+_log = logging.getLogger(__name__)
+
+
+class PoolError(ValueError):
+    """The pool cannot be changed as asked; the message says why."""
+
+
+class UnknownDrafter(PoolError):
+    """There is no drafter of that name."""
+
+
+class PoolChanges:
+    """Changes the drafters of a cell that serves.
+
+    Args:
+        config: the cell, as it started.
+        lifecycle: who keeps its workers alive.
+        workers: their actors.
+        shell: the scheduler's shell.
+    """
+
+    def __init__(
+        self, config: FlotillaConfig, lifecycle: Lifecycle, workers: WorkerSet, shell: Shell
+    ) -> None:
+        self._config = config
+        self._lifecycle = lifecycle
+        self._workers = workers
+        self._shell = shell
+        # Whose costs are known, so that another drafter under an old name is not taken for it.
+        self._learnt = {
+            drafter.name: drafter.model_copy(update={"replicas": 1}) for drafter in config.drafters
+        }
+
+    async def add(self, config: DrafterConfig, wait_s: float) -> list[dict[str, Any]]:
+        """Add a kind of drafter with its instances, and wait up to `wait_s` for them.
+
+        Raises:
+            PoolError: if the name is taken, or the drafter cannot be loaded.
+        """
+        self._require_serving()
+        if config.name == VERIFIER:
+            raise PoolError("`verifier` names the target's worker; call the drafter something else")
+        if config.name in self._lifecycle.kinds:
+            raise PoolError(f"there is a drafter `{config.name}` already; scale it, or remove it first")
+        self._lifecycle.kinds[config.name] = config
+        return await self._add(config, instance_names(config.name, config.replicas), wait_s)
+
+    async def scale(self, kind: str, replicas: int, wait_s: float) -> list[dict[str, Any]]:
+        """Have so many instances of a kind: more are added as by `add`, those too many are drained.
+
+        Raises:
+            UnknownDrafter, PoolError: as its name says, or if the new instances cannot be loaded.
+        """
+        self._require_serving()
+        config = self._lifecycle.kinds.get(kind)
+        if config is None:
+            raise UnknownDrafter(self._unknown(kind))
+        if replicas < 1:
+            raise PoolError("a drafter has at least one instance; remove it to have none")
+        there = [life for life in self._lifecycle.of_kind(kind) if life.state != "draining"]
+        self._lifecycle.kinds[kind] = config.model_copy(update={"replicas": replicas})
+        if replicas > len(there):
+            taken = [life.name for life in self._lifecycle.of_kind(kind)]
+            return await self._add(config, free_names(kind, taken, replicas - len(there)), wait_s)
+        for life in there[replicas:]:
+            self._drain(life)
+        return [info for info in self._lifecycle.drafters() if info["kind"] == kind]
+
+    async def drain(self, name: str) -> list[dict[str, Any]]:
+        """Give an instance, or all of a kind, no further requests, and remove it once it has none.
+
+        Raises:
+            UnknownDrafter: if nobody is called that.
+        """
+        lives = self._named(name)
+        for life in lives:
+            self._drain(life)
+        return [info for info in self._lifecycle.drafters() if info["name"] in {life.name for life in lives}]
+
+    async def remove(self, name: str) -> None:
+        """End an instance, or all of a kind, now; its requests go on without it in the same step.
+
+        Raises:
+            UnknownDrafter: if nobody is called that.
+        """
+        for life in self._named(name):
+            self._shell.handle(WorkerLost(life.name))
+            await self._lifecycle.forget(life)
+
+    def drained(self, name: str) -> None:
+        """The scheduler has nothing more on a draining instance."""
+        life = self._lifecycle.lives[name]
+        self._shell.handle(WorkerLost(name))
+        self._lifecycle.spawn(self._lifecycle.forget(life))
+
+    # Parts
+
+    async def _add(self, config: DrafterConfig, names: list[str], wait_s: float) -> list[dict[str, Any]]:
+        lives = [Life(name, config) for name in names]
+        for life in lives:
+            self._lifecycle.lives[life.name] = life
+            life.task = self._lifecycle.spawn(self._load_added(life))
+        tasks = [life.task for life in lives if life.task is not None]
+        done, _ = await asyncio.wait(tasks, timeout=wait_s)
+        failed = [task.exception() for task in done if not task.cancelled() and task.exception() is not None]
+        if failed:
+            left = len(self._lifecycle.of_kind(config.name))
+            if left and config.name in self._lifecycle.kinds:
+                self._lifecycle.kinds[config.name] = config.model_copy(update={"replicas": left})
+            raise PoolError(f"drafter `{config.name}` could not be added: {cause(failed[0])}")
+        return [info for info in self._lifecycle.drafters() if info["name"] in names]
+
+    async def _load_added(self, life: Life) -> None:
+        assert life.config is not None
+        try:
+            await self._workers.reserve_added(life.name, life.config, lambda text: _waits(life, text))
+            life.waits_for = ""
+            ready = await self._workers.load_drafter(life.name, life.config, self._lifecycle.target)
+            life.costs = await self._learn_cost(life, ready)
+            if life.lost_at:
+                raise ConnectionError("its process ended while it was loaded")
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            life.task = None
+            await self._lifecycle.forget(life)
+            raise
+        life.state, life.heard_at = "ready", time.monotonic()
+        _log.warning("drafter %s was added; its costs: %s", life.name, life.costs)
+        self._shell.handle(ready)
+
+    async def _learn_cost(self, life: Life, ready: DrafterReady) -> str:
+        """Costs of a kind not seen before: from the file, measured if the cell is idle, else estimated."""
+        config, core = life.config, self._shell.core
+        assert config is not None
+        same = config.model_copy(update={"replicas": 1})
+        if self._learnt.get(config.name) == same and config.name in core.cost.profile.drafters:
+            costs = (other.costs for other in self._lifecycle.of_kind(config.name) if other.costs)
+            return next(costs, "as before")
+        self._learnt[config.name] = same
+        if self._config.profile is not None:
+            alone = self._config.model_copy(update={"drafters": (config,)})
+            with contextlib.suppress(ProfileError):
+                profile, _ = await asyncio.to_thread(load_profile, Path(self._config.profile), alone)
+                self._shell.learn_cost(config.name, profile.drafters[config.name])
+                return "profile file"
+        if core.is_idle:
+            steps = core.totals.steps
+            cost = await self._workers.measure_drafter(life.name)
+            if self._shell.core is core and core.is_idle and core.totals.steps == steps:
+                self._shell.learn_cost(config.name, cost)
+                return "measured"
+        profile = core.cost.profile
+        known = {
+            drafter.kind: (drafter.size, profile.drafters[drafter.kind])
+            for drafter in core.pool.drafters.values()
+            if drafter.kind in profile.drafters
+        }
+        size = ready.capabilities.num_parameters
+        self._shell.learn_cost(config.name, estimated_cost(size, known, profile.target))
+        return "estimated, corrected as it drafts"
+
+    def _drain(self, life: Life) -> None:
+        if life.state == "ready":
+            life.state = "draining"
+            self._shell.handle(DrafterDraining(life.name))
+        elif life.state != "draining":  # it serves nobody yet
+            self._shell.handle(WorkerLost(life.name))
+            self._lifecycle.spawn(self._lifecycle.forget(life))
+
+    def _named(self, name: str) -> list[Life]:
+        self._require_serving()
+        life = self._lifecycle.lives.get(name)
+        lives = [life] if life is not None and life.config is not None else self._lifecycle.of_kind(name)
+        if not lives:
+            raise UnknownDrafter(self._unknown(name))
+        return lives
+
+    def _unknown(self, name: str) -> str:
+        return f"there is no drafter `{name}`; there are {', '.join(self._lifecycle.names) or 'none'}"
+
+    def _require_serving(self) -> None:
+        if self._lifecycle.target.num_slots == 0 or any(life.state == "loading" for life in self._at_start()):
+            raise PoolError("the cell is still starting; its drafters can be changed once it serves")
+
+    def _at_start(self) -> list[Life]:
+        """Those that the start itself loads."""
+        return [
+            life for life in self._lifecycle.lives.values() if life.task is None and life.state == "loading"
+        ]
+
+
+def _waits(life: Life, text: str) -> None:
+    life.waits_for = text

@@ -1,0 +1,125 @@
+"""Ray placement groups of a cell: its plan reserved whole, and every worker's seat in it kept for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cluster.config import ResourcesConfig
+from cluster.placement import Demand, Plan, shortage
+
+_log = logging.getLogger(__name__)
+
+# Ray is asked so often whether the resources are there.
+POLL_S = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """A worker's place: a bundle of a group, and whether the group is there for it alone."""
+
+    group: Any
+    plan: Plan
+    index: int
+    placement: ResourcesConfig
+    is_alone: bool
+
+
+class Reservations:
+    """The cell's placement groups. Ray frees them when the process that made them ends."""
+
+    def __init__(self) -> None:
+        self._seats: dict[str, _Seat] = {}
+        self._vacant: list[_Seat] = []
+
+    async def reserve(
+        self,
+        plan: Plan,
+        placements: dict[str, ResourcesConfig],
+        report: Callable[[str], None],
+        *,
+        is_alone: bool = False,
+    ) -> None:
+        """Reserve all of the plan's bundles or none, and wait until they are there.
+
+        Args:
+            plan: may be empty.
+            placements: of the workers with a seat in it, by name.
+            report: told, when it has to wait, what for.
+            is_alone: whether the group goes when its one worker is removed.
+        """
+        if not plan.bundles:
+            return
+        group = placement_group(
+            [bundle.resources for bundle in plan.bundles],
+            strategy=plan.strategy,
+            bundle_label_selector=[bundle.labels for bundle in plan.bundles],
+        )
+        told = ""
+        try:
+            while not await asyncio.to_thread(group.wait, POLL_S):
+                message = await self.explain(plan)
+                if message != told:
+                    _log.warning("%s", message)
+                    report(message)
+                    told = message
+        except BaseException:
+            remove_placement_group(group)
+            raise
+        for name, placement in placements.items():
+            index = plan.seat_of(name)
+            if index is not None:
+                self._seats[name] = _Seat(group, plan, index, placement, is_alone)
+
+    def reuse(self, name: str, placement: ResourcesConfig) -> bool:
+        """Give a new worker the seat of one that was removed and asked for the same; False without one."""
+        for seat in self._vacant:
+            if seat.placement == placement:
+                self._vacant.remove(seat)
+                self._seats[name] = seat
+                return True
+        return False
+
+    def vacate(self, name: str) -> None:
+        """The worker is removed for good: a group of its own is freed, a bundle of the cell's stays."""
+        seat = self._seats.pop(name, None)
+        if seat is None:
+            return
+        if seat.is_alone:
+            with contextlib.suppress(Exception):  # it may be gone with its node
+                remove_placement_group(seat.group)
+        else:
+            self._vacant.append(seat)
+
+    def options(self, name: str, placement: ResourcesConfig) -> dict[str, Any]:
+        """Ray's options for the worker's actor: back into its bundle, whenever it is made again."""
+        demand = Demand.of(placement)
+        options: dict[str, Any] = {
+            "num_cpus": demand.num_cpus,
+            "num_gpus": demand.num_gpus,
+            "resources": dict(demand.resources),
+        }
+        seat = self._seats.get(name)
+        if seat is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(seat.group, seat.index)
+        return options
+
+    async def explain_seat(self, name: str) -> str:
+        """What the worker waits for, when its actor does not start."""
+        seat = self._seats.get(name)
+        if seat is None:
+            return "waiting for a process: the node is slow, or the cluster full"
+        return await self.explain(Plan(seat.plan.strategy, [seat.plan.bundles[seat.index]]))
+
+    async def explain(self, plan: Plan) -> str:
+        """What the plan waits for (`cluster.placement.shortage`)."""
+        nodes = await asyncio.to_thread(ray.nodes)
+        return shortage(plan, [node for node in nodes if node["Alive"]])

@@ -1,0 +1,247 @@
+"""The workers of a cell: makes their actors, connects to them, notices their loss, and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import ray
+
+from cluster.actors import DrafterWorker, VerifierWorker, Whereabouts, spawn
+from cluster.config import DrafterConfig, FlotillaConfig
+from cluster.cost_model import LinearCost
+from cluster.events import DrafterReady, VerifierReady
+from cluster.placement import plan_added, plan_cell, rank_name
+from cluster.profile_fit import fit_cost
+from cluster.rank import Rank
+from cluster.reservation import Reservations
+from cluster.step_client import StepClient
+
+_log = logging.getLogger(__name__)
+
+VERIFIER = "verifier"
+# A worker that has no process after so long waits for something: it is said what for.
+PATIENCE_S = 5.0
+
+
+class Listener(Protocol):
+    """Who hears what workers say."""
+
+    def drafted(self, name: str, data: bytes) -> None:
+        """A drafter answered."""
+
+    def verified(self, rank: int, data: bytes) -> None:
+        """A rank of the target answered."""
+
+    def lost(self, name: str) -> None:
+        """A worker died; told once for all ranks of the target."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker: a drafter's instance, or the target over all its ranks.
+
+    Attributes:
+        name: of the instance, or `VERIFIER`.
+        actors, steps: per rank, its actor and the connection to it.
+        where: per rank, the node and process it runs in; empty while it has none.
+        waits_for: why it has none yet, for people; empty if nothing is amiss.
+    """
+
+    name: str
+    actors: list[Any] = field(default_factory=list)
+    steps: list[StepClient] = field(default_factory=list)
+    where: list[Whereabouts] = field(default_factory=list)
+    waits_for: str = ""
+
+
+class WorkerSet:
+    """Actors and connections by worker name.
+
+    Args:
+        config: the cell.
+        token: secret that admits to the workers' ports.
+        listener: hears answers and losses.
+    """
+
+    def __init__(self, config: FlotillaConfig, token: bytes, listener: Listener) -> None:
+        self._config = config
+        self._token = token
+        self._listener = listener
+        self._reservations = Reservations()
+        self.workers: dict[str, Worker] = {}
+
+    # Resources
+
+    async def reserve(self, drafters: dict[str, DrafterConfig], report: Callable[[str], None]) -> None:
+        """Reserve what the target and these instances need, whole; `report` is told what is waited for."""
+        target = self._config.target
+        placements = {rank_name(rank): target.placement for rank in range(target.tensor_parallel)}
+        await self._reservations.reserve(
+            plan_cell(self._config),
+            {**placements, **{name: drafter.placement for name, drafter in drafters.items()}},
+            report,
+        )
+
+    async def reserve_added(self, name: str, config: DrafterConfig, report: Callable[[str], None]) -> None:
+        """Reserve for one more instance: a seat that another left, or a group of its own."""
+        if self._reservations.reuse(name, config.placement):
+            return
+        nodes = [node for worker in self.workers.values() for node, _ in worker.where]
+        target = self.workers[VERIFIER].where
+        plan = plan_added(name, config, target[0][0] if target else "", nodes)
+        await self._reservations.reserve(plan, {name: config.placement}, report, is_alone=True)
+
+    # Workers come and go
+
+    async def load_target(self) -> VerifierReady:
+        """Make the target's ranks and connect to them."""
+        target = self._config.target
+        worker = self.workers[VERIFIER] = Worker(VERIFIER)
+        for rank in range(target.tensor_parallel):
+            options = self._reservations.options(rank_name(rank), target.placement)
+            worker.actors.append(spawn(VerifierWorker, options))
+        async with self._placing(worker, [rank_name(rank) for rank in range(target.tensor_parallel)]):
+            host, port = await worker.actors[0].rendezvous.remote()
+            ranks = [Rank(rank, len(worker.actors), host, port) for rank in range(len(worker.actors))]
+            loaded = await asyncio.gather(
+                *(
+                    actor.load.remote(target, rank, self._token)
+                    for actor, rank in zip(worker.actors, ranks, strict=True)
+                )
+            )
+        lost = _once(lambda: self._listener.lost(VERIFIER))
+        for rank, (address, _) in enumerate(loaded):
+            heard = self._hear_rank(rank)
+            name = rank_name(rank)
+            worker.steps.append(await StepClient.connect(name, tuple(address), self._token, heard, lost))
+        ready: VerifierReady = loaded[0][1]
+        return ready
+
+    async def load_drafter(self, name: str, config: DrafterConfig, target: VerifierReady) -> DrafterReady:
+        """Make one instance of a drafter and connect to it."""
+        worker = self.workers[name] = Worker(name)
+        worker.actors.append(spawn(DrafterWorker, self._reservations.options(name, config.placement)))
+        async with self._placing(worker, [name]):
+            address, capabilities = await worker.actors[0].load.remote(
+                config, target.vocab_size, target.max_tokens, self._token
+            )
+        worker.steps.append(
+            await StepClient.connect(
+                name,
+                tuple(address),
+                self._token,
+                lambda data: self._listener.drafted(name, data),
+                _once(lambda: self._listener.lost(name)),
+            )
+        )
+        return DrafterReady(name, capabilities, config.max_requests, kind=config.name)
+
+    async def measure_target(self) -> LinearCost:
+        """What verify forwards cost; every rank computes, the first is believed."""
+        points = await asyncio.gather(*(a.profile.remote() for a in self.workers[VERIFIER].actors))
+        return fit_cost(points[0])
+
+    async def measure_drafter(self, name: str) -> LinearCost:
+        """What draft forwards of one instance cost, which must be asked nothing else meanwhile."""
+        return fit_cost(await self.workers[name].actors[0].profile.remote())
+
+    async def stop(self, name: str) -> None:
+        """Close the connections and end the processes; what is reserved stays reserved."""
+        worker = self.workers.pop(name, None)
+        if worker is None:
+            return
+        self._kill(worker)
+        for client in worker.steps:
+            await client.close()
+
+    async def remove(self, name: str) -> None:
+        """As `stop`, for good."""
+        await self.stop(name)
+        self._reservations.vacate(name)
+
+    def kill_target(self) -> None:
+        """End the target's processes; their loss is noticed as any other."""
+        self._kill(self.workers[VERIFIER])
+
+    def kill_all(self) -> None:
+        """End every process, when the cell itself ends."""
+        for worker in self.workers.values():
+            self._kill(worker)
+
+    # Steps
+
+    def send_draft(self, name: str, call: bytes) -> None:
+        """Queue a call for a drafter; for one that is being replaced it is lost, as the scheduler knows."""
+        worker = self.workers.get(name)
+        if worker is not None and worker.steps:
+            worker.steps[0].send(call)
+
+    def send_verify(self, call: bytes) -> None:
+        """Queue a call for every rank of the target."""
+        for rank in self.workers[VERIFIER].steps:
+            rank.send(call)
+
+    # Parts
+
+    def _hear_rank(self, rank: int) -> Callable[[bytes], None]:
+        return lambda data: self._listener.verified(rank, data)
+
+    @contextlib.asynccontextmanager
+    async def _placing(self, worker: Worker, names: list[str]) -> Any:
+        """While the body waits for the actors to load, note where they run, or why they do not yet."""
+        asked = [actor.where.remote() for actor in worker.actors]
+        watch = asyncio.create_task(self._watch_placing(worker, names, asked))
+        try:
+            yield
+            await watch
+        finally:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):  # of the actor: the body has it too
+                await watch
+
+    async def _watch_placing(self, worker: Worker, names: list[str], asked: list[Any]) -> None:
+        answers = [asyncio.ensure_future(_answer(ref)) for ref in asked]
+        try:
+            while True:
+                _, pending = await asyncio.wait(answers, timeout=PATIENCE_S)
+                if not pending:
+                    worker.where = [answer.result() for answer in answers]
+                    worker.waits_for = ""
+                    return
+                late = next(name for name, answer in zip(names, answers, strict=True) if not answer.done())
+                waits_for = await self._reservations.explain_seat(late)
+                if waits_for != worker.waits_for:
+                    _log.warning("%s is not running: %s", worker.name, waits_for)
+                    worker.waits_for = waits_for
+        finally:
+            for answer in answers:
+                answer.cancel()
+
+    @staticmethod
+    def _kill(worker: Worker) -> None:
+        for actor in worker.actors:
+            with contextlib.suppress(Exception):  # dead already, or Ray itself is going
+                ray.kill(actor)
+
+
+async def _answer(ref: Any) -> Whereabouts:
+    where: Whereabouts = await ref
+    return where
+
+
+def _once(callback: Callable[[], None]) -> Callable[[], None]:
+    """Ranks fall together: the first loss reported is the only one acted on."""
+    done = False
+
+    def call() -> None:
+        nonlocal done
+        if not done:
+            done = True
+            callback()
+
+    return call
