@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from transformers import AttentionInterface, PreTrainedModel
 
 from engine.attention import PaddedAttention, PaddedPlan
-from engine.runner import ModelShape, Segment
+from engine.decomposed_attention import AttentionKind, make_attention
+from engine.runner import KeyTokens, ModelShape, Segment
 
 Int32 = NDArray[np.int32]
 
@@ -115,7 +116,14 @@ class HFRunner:
     Not for use by several threads at once.
     """
 
-    def __init__(self, model: PreTrainedModel, num_slots: int, *, max_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        num_slots: int,
+        *,
+        max_tokens: int | None = None,
+        attention: AttentionKind = "padded",
+    ) -> None:
         """Wrap `model`, in evaluation mode on its device, with a pool of `num_slots` KV slots.
 
         Runs one token through it, which writes slot 0, to size the storage and to see its attention.
@@ -124,6 +132,7 @@ class HFRunner:
             model: a causal language model; its attention implementation is switched to ours.
             num_slots: KV slots of the pool.
             max_tokens: longest sequence; by default what the model's configuration says.
+            attention: how ragged keys are padded.
 
         Raises:
             UnsupportedModel: if the model does not use the attention interface in every layer, or needs
@@ -148,7 +157,8 @@ class HFRunner:
         self._num_slots = num_slots
         limit = getattr(config, "max_position_embeddings", None) or num_slots
         self._max_tokens = int(min(limit, max_tokens or limit))
-        self._attention = PaddedAttention(num_slots, dtype=model.dtype, device=self._device)
+        self._attention = make_attention(attention, num_slots, dtype=model.dtype, device=self._device)
+        self._key_tokens = KeyTokens(0, 0)
         zero = np.zeros(1, dtype=np.int32)
         self.forward([Segment(tokens=zero, positions=zero, slots=zero, past=zero[:0])], zero)
         self._shape = ModelShape(
@@ -167,6 +177,11 @@ class HFRunner:
     def num_slots(self) -> int:
         """See `ModelRunner`."""
         return self._num_slots
+
+    @property
+    def key_tokens(self) -> KeyTokens:
+        """See `ModelRunner`."""
+        return self._key_tokens
 
     @property
     def model(self) -> PreTrainedModel:
@@ -195,7 +210,9 @@ class HFRunner:
         arguments: dict[str, Any] = {"use_cache": False}
         if self._keeps_logits:
             arguments["logits_to_keep"] = kept
-        running = _Pass(self._attention, self._attention.plan(segments), self._max_tokens)
+        plan = self._attention.plan(segments)
+        self._key_tokens = plan.key_tokens
+        running = _Pass(self._attention, plan, self._max_tokens)
         previous = _current.running
         _current.running = running
         try:

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from engine.attention import PaddedAttention
+from engine.decomposed_attention import AttentionKind, make_attention
 from engine.linear import Linear
 from engine.llama_weights import LlamaWeights
-from engine.runner import ModelShape, Segment
+from engine.runner import KeyTokens, ModelShape, Segment
 
 Int32 = NDArray[np.int32]
 
@@ -25,11 +25,12 @@ class LlamaRunner:
     bit-identical on all ranks. Not for use by several threads at once.
     """
 
-    def __init__(self, weights: LlamaWeights, num_slots: int) -> None:
-        """Run `weights` with a pool of `num_slots` KV slots, allocated here."""
+    def __init__(self, weights: LlamaWeights, num_slots: int, attention: AttentionKind = "padded") -> None:
+        """Run `weights` with a pool of `num_slots` KV slots, allocated here; `attention` pads ragged keys."""
         self._weights = weights
         self._num_slots = num_slots
-        self._attention = PaddedAttention(num_slots, dtype=weights.dtype, device=weights.device)
+        self._attention = make_attention(attention, num_slots, dtype=weights.dtype, device=weights.device)
+        self._key_tokens = KeyTokens(0, 0)
         for layer in range(len(weights.layers)):
             self._attention.allocate(layer, weights.kv_heads, weights.head_dim, weights.head_dim)
         self._shape = ModelShape(
@@ -49,6 +50,11 @@ class LlamaRunner:
         """See `ModelRunner`."""
         return self._num_slots
 
+    @property
+    def key_tokens(self) -> KeyTokens:
+        """See `ModelRunner`."""
+        return self._key_tokens
+
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], keep: Int32) -> torch.Tensor:
         """See `ModelRunner`."""
@@ -56,6 +62,7 @@ class LlamaRunner:
         tokens = np.concatenate([segment.tokens for segment in segments])
         positions = np.concatenate([segment.positions for segment in segments])
         plan = attention.plan(segments)
+        self._key_tokens = plan.key_tokens
         x = weights.embedding.index_select(0, self._to_device(tokens))
         rotation = weights.rotation.index_select(0, self._to_device(positions))
         rows = len(tokens)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
+from engine.decomposed_attention import AttentionKind
 from engine.hf_runner import HFRunner, UnsupportedModel
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights, why_not_lean
@@ -33,6 +34,7 @@ def load_runner(
     dtype: str = "float32",
     num_slots: int,
     runner: RunnerKind = "auto",
+    attention: AttentionKind = "padded",
     tensor_parallel: tuple[int, int] | None = None,
     max_tokens: int | None = None,
     device: str = "cpu",
@@ -48,6 +50,8 @@ def load_runner(
         dtype: "float32", "bfloat16" or "float16".
         num_slots: KV slots of the runner's pool.
         runner: "lean" for the Llama family's own runner, "hf" for any other, "auto" to choose.
+        attention: how keys of segments of different lengths are padded: "padded" in groups of like shape,
+            "decomposed" into pieces of one length, "auto" whichever is cheaper in a forward.
         tensor_parallel: this process' rank and the number of ranks; None for a single process.
         max_tokens: longest sequence, at most the configuration's, which is the default.
         device: where the model runs.
@@ -85,9 +89,9 @@ def load_runner(
         weights = load_llama_weights(
             model, max_tokens=max_tokens, rank=rank, world_size=world_size, group=group
         )
-        loaded = LlamaRunner(weights, num_slots)
+        loaded = LlamaRunner(weights, num_slots, attention)
     else:
-        loaded = HFRunner(model, num_slots, max_tokens=max_tokens)
+        loaded = HFRunner(model, num_slots, max_tokens=max_tokens, attention=attention)
     if self_test:
         _self_test(loaded, model)
         if lean and device == "cpu":

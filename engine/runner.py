@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -36,6 +36,13 @@ class Segment:
     visible: NDArray[np.bool_] | None = None
 
 
+class KeyTokens(NamedTuple):
+    """Keys that attention reads in each layer of a forward: those of the segments, and padding besides."""
+
+    real: int
+    padding: int
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """What callers need to know of a model: vocabulary, longest sequence, and bytes of KV per token."""
@@ -57,6 +64,11 @@ class ModelRunner(Protocol):
     @property
     def num_slots(self) -> int:
         """KV slots in the pool; slot numbers run from 0 to num_slots - 1."""
+        ...
+
+    @property
+    def key_tokens(self) -> KeyTokens:
+        """What attention read in each layer of the last forward."""
         ...
 
     def forward(self, segments: Sequence[Segment], keep: Int32) -> torch.Tensor:
