@@ -6,10 +6,15 @@ import csv
 import gzip
 import io
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
+
+# How much higher than between its peaks a class's rate is at its peak, and how long a peak lasts (as standard
+# deviation, in shares of the run).
+PEAK_HEIGHT, PEAK_WIDTH = 8.0, 0.08
 
 
 class Arrivals(StrEnum):
@@ -86,3 +91,30 @@ def rescale(times: list[float], rate: float | None) -> list[float]:
         return times
     factor = (len(times) - 1) / rate / times[-1]
     return [time * factor for time in times]
+
+
+def category_peaks(domains: Sequence[str], duration_s: float, rng: np.random.Generator) -> list[float]:
+    """Arrival times of requests whose classes peak one after the other (AdaServe figures 13, 14).
+
+    A class's arrivals are a Poisson process, given how many there are, whose rate rises to `PEAK_HEIGHT`
+    times its base in a bell around the class's own moment: of k classes, the i-th peaks at (i + 1/2) / k.
+
+    Args:
+        domains: class of each request.
+        duration_s: seconds from the first possible arrival to the last.
+        rng: source of randomness.
+
+    Returns:
+        the time of each request in seconds, in the order of `domains`.
+    """
+    names = sorted(set(domains))
+    grid = np.linspace(0.0, 1.0, 2001)
+    times = np.empty(len(domains))
+    for index, name in enumerate(names):
+        centre = (index + 0.5) / len(names)
+        rate = 1.0 + (PEAK_HEIGHT - 1.0) * np.exp(-0.5 * ((grid - centre) / PEAK_WIDTH) ** 2)
+        share = np.concatenate([[0.0], np.cumsum((rate[1:] + rate[:-1]) / 2)])
+        mine = np.flatnonzero([domain == name for domain in domains])
+        times[mine] = np.interp(rng.random(len(mine)), share / share[-1], grid) * duration_s
+    arrivals: list[float] = times.tolist()
+    return arrivals

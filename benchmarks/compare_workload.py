@@ -10,7 +10,7 @@ import numpy as np
 from transformers import AutoTokenizer, GenerationConfig
 
 from benchmarks import workload
-from benchmarks.arrivals import Arrivals
+from benchmarks.arrivals import Arrivals, category_peaks
 from benchmarks.compare_plan import Point
 from benchmarks.objectives import NO_SLO_SPEC, Limit, Slo, SloSpec
 from benchmarks.prompts import Prompt
@@ -22,9 +22,6 @@ DEFAULT_MIX = "code=60,chat=20,summary=20"
 DEFAULT_SLOS = ("code:1.2x", "chat:1.5x", "summary:4.5x")
 # Fewer requests than this say nothing about attainment.
 LEAST_REQUESTS = 12
-# How much higher than between its peaks a class's rate is at its peak, and how long a peak lasts (as standard
-# deviation, in shares of the run).
-PEAK_HEIGHT, PEAK_WIDTH = 8.0, 0.08
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,33 +101,6 @@ def own_shares(prompts: Sequence[Prompt]) -> dict[str, float]:
     """How the classes are represented among the prompts."""
     names = [prompt.domain for prompt in prompts]
     return {name: names.count(name) / len(names) for name in dict.fromkeys(names)}
-
-
-def category_peaks(domains: Sequence[str], duration_s: float, rng: np.random.Generator) -> list[float]:
-    """Arrival times of requests whose classes peak one after the other (AdaServe figures 13, 14).
-
-    A class's arrivals are a Poisson process, given how many there are, whose rate rises to `PEAK_HEIGHT`
-    times its base in a bell around the class's own moment: of k classes, the i-th peaks at (i + 1/2) / k.
-
-    Args:
-        domains: class of each request.
-        duration_s: seconds from the first possible arrival to the last.
-        rng: source of randomness.
-
-    Returns:
-        the time of each request in seconds, in the order of `domains`.
-    """
-    names = sorted(set(domains))
-    grid = np.linspace(0.0, 1.0, 2001)
-    times = np.empty(len(domains))
-    for index, name in enumerate(names):
-        centre = (index + 0.5) / len(names)
-        rate = 1.0 + (PEAK_HEIGHT - 1.0) * np.exp(-0.5 * ((grid - centre) / PEAK_WIDTH) ** 2)
-        share = np.concatenate([[0.0], np.cumsum((rate[1:] + rate[:-1]) / 2)])
-        mine = np.flatnonzero([domain == name for domain in domains])
-        times[mine] = np.interp(rng.random(len(mine)), share / share[-1], grid) * duration_s
-    arrivals: list[float] = times.tolist()
-    return arrivals
 
 
 def requests_for(

@@ -45,12 +45,15 @@ class Prompt:
 _ADASERVE_FIXED = {50.0: "chat", 150.0: "summary"}
 
 
+def adaserve_category(slo_ratio: float) -> tuple[str, Limit]:
+    """Class and time-per-output-token objective meant by the `slo_ratio` of an AdaServe workload row."""
+    if slo_ratio > 0:
+        return "code", Limit(slo_ratio, relative=True)
+    return _ADASERVE_FIXED.get(-slo_ratio, f"tpot{-slo_ratio:g}"), Limit(-slo_ratio)
+
+
 def _adaserve_prompt(row: Mapping[str, Any]) -> Prompt:
-    ratio = float(row["slo_ratio"])
-    if ratio > 0:
-        domain, limit = "code", Limit(ratio, relative=True)
-    else:
-        domain, limit = _ADASERVE_FIXED.get(-ratio, f"tpot{-ratio:g}"), Limit(-ratio)
+    domain, limit = adaserve_category(float(row["slo_ratio"]))
     return Prompt(
         domain=domain,
         text=row["prompt"],

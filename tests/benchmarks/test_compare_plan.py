@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.arrivals import category_peaks
 from benchmarks.compare_plan import Point, Rate, Run, parse_entrant, parse_rate, points_of, schedule
 from benchmarks.compare_workload import (
     Traffic,
-    category_peaks,
     requests_for,
     those_that_fit,
     with_urgent_share,

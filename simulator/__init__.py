@@ -1,0 +1,1 @@
+"""An event clock and simulated workers around the scheduler core that serves (design, idea 1)."""

@@ -1,0 +1,104 @@
+"""Beam search over a drafter's table for a whole batch at once; the same trees as `drafters.beam` grows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drafters.messages import DraftPlan
+from drafters.stop_rules import AdaptiveDrafter, StopRule
+from engine.tree import TokenTree
+from simulator.scripts import DrafterTable
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+Float64 = NDArray[np.float64]
+Bool = NDArray[np.bool_]
+
+
+def grow(
+    table: DrafterTable,
+    roots: Int64,
+    tokens: Int64,
+    plans: Sequence[DraftPlan],
+    stop_rule: StopRule | None = None,
+) -> tuple[list[TokenTree], list[int]]:
+    """Candidate trees of requests that are drafted for with one width.
+
+    Args:
+        table: of the drafter.
+        roots: int64 [requests], rows of the contexts after their last tokens.
+        tokens: int64 [requests], those tokens.
+        plans: one per request; all of one width, all at least one layer deep.
+        stop_rule: ends all trees at the layer after which another is predicted not to pay.
+
+    Returns:
+        the trees, and for each layer how many requests had a forward for it.
+    """
+    width = plans[0].width
+    n, deepest = len(plans), max(plan.depth for plan in plans)
+    limit = np.array([plan.depth for plan in plans])
+    stop = np.array([plan.stop_logp for plan in plans])
+    least = np.array([plan.least_forward_logp for plan in plans])
+    weakest = max(plan.stop_token_logp for plan in plans)
+    stop_token = np.array([plan.stop_token_logp for plan in plans]) if weakest > -np.inf else None
+    has_stops = float(stop.max()) > -np.inf or float(least.max()) > -np.inf
+    adaptive = AdaptiveDrafter(stop_rule) if stop_rule is not None else None
+
+    token = np.empty((n, 1 + deepest * width), dtype=np.int32)
+    parent = np.empty((n, 1 + deepest * width), dtype=np.int32)
+    logp = np.zeros((n, 1 + deepest * width), dtype=np.float32)
+    token[:, 0], parent[:, 0] = tokens, -1
+    depth, forwards = np.zeros(n, dtype=np.int64), []
+    active = np.ones(n, dtype=np.bool_)
+    path: Float64 = np.zeros((n, 1))
+    rows: Int64 = roots[:, None]
+    layer, start = 0, 1
+    while layer < deepest and active.any():
+        layer += 1
+        forwards.append(int(np.count_nonzero(active)))
+        own = table.logp[rows, :width] if width > 1 else table.logp[rows, :1]
+        after = table.next[rows, :width]
+        said = table.token[rows, :width]
+        children = path[:, :, None] + own
+        if rows.shape[1] == 1:
+            path, next_rows, chosen, said_logp = children[:, 0], after[:, 0], said[:, 0], own[:, 0]
+            above = 0 if layer == 1 else start - width
+            parent[:, start : start + width] = above
+        else:
+            flat = children.reshape(n, -1)
+            order = np.argsort(-flat, axis=1, kind="stable")[:, :width]
+            path = np.take_along_axis(flat, order, axis=1)
+            next_rows = np.take_along_axis(after.reshape(n, -1), order, axis=1)
+            chosen = np.take_along_axis(said.reshape(n, -1), order, axis=1)
+            said_logp = np.take_along_axis(own.reshape(n, -1), order, axis=1)
+            parent[:, start : start + width] = start - width + order // width
+        token[:, start : start + width] = chosen
+        logp[:, start : start + width] = path
+        depth += active
+        if adaptive is not None:
+            chances = np.exp(path)
+            adaptive.correct(chances[active].ravel().tolist())
+        active &= limit > layer
+        if has_stops:
+            best = path[:, 0]
+            active &= (best >= stop) & (best >= least)
+        if stop_token is not None:
+            # What is not extended has no children that could be among the best.
+            path = np.where(said_logp >= stop_token[:, None], path, -np.inf)
+            active &= path.max(axis=1) > -np.inf
+        if adaptive is not None and active.any() and not adaptive.pays(chances[active].ravel().tolist()):
+            active[:] = False
+        rows, start = next_rows, start + width
+    depths = np.zeros(start, dtype=np.int32)
+    depths[1:] = np.repeat(np.arange(1, layer + 1), width)
+    sizes = (1 + depth * width).tolist()
+    trees = [
+        TokenTree(token=t[:size], parent=p[:size], logp=v[:size], depth=depths[:size])
+        for t, p, v, size in zip(token, parent, logp, sizes, strict=True)
+    ]
+    if stop_token is not None and width > 1:
+        trees = [tree.subset(np.flatnonzero(tree.logp > -np.inf).astype(np.int32)) for tree in trees]
+    return trees, forwards

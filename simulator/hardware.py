@@ -1,0 +1,94 @@
+"""Profiles of models on hardware: how long their forwards take, what fits in memory, how good drafters are.
+
+The profiles in `simulator/profiles` are written by `scripts/fit_hardware.py`, from kernel tables measured by
+others or from a roofline, and each says which (`source`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from cluster.cost_model import CostProfile, LinearCost
+from simulator.acceptance import DraftQuality
+
+PROFILES = Path(__file__).with_name("profiles")
+
+
+class DrafterProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """One drafter of a cell.
+
+    Attributes:
+        model: which model it is.
+        cost: of one of its forwards.
+        quality: of its drafts, by class of request.
+    """
+
+    model: str
+    cost: LinearCost
+    quality: DraftQuality
+
+
+class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """A target and its drafters on some accelerators.
+
+    Attributes:
+        name: in `--profile`.
+        target: which model, and how it is split.
+        hardware: which accelerators, and how many.
+        source: where the numbers come from; begins with "measured", "fitted" or "roofline".
+        error: median and largest relative difference between the linear model and what it was fitted to, and
+            remarks on how that compares with whole-model measurements.
+        cost: of the target's forwards.
+        num_slots: tokens its KV pool holds.
+        max_tokens: longest sequence.
+        drafters: by name.
+        collocated: drafters and target share accelerators, and so take turns.
+        overhead_s: seconds of a step outside forwards: scheduling, sampling, messages.
+        acceptance: name of the fitted acceptance model.
+    """
+
+    name: str
+    target: str
+    hardware: str
+    source: str
+    error: str
+    cost: LinearCost
+    num_slots: int
+    max_tokens: int
+    drafters: dict[str, DrafterProfile] = {}
+    collocated: bool = True
+    overhead_s: float = 2e-3
+    acceptance: str = "chat"
+
+    def cost_profile(self) -> CostProfile:
+        """What the scheduler is told, if it is told the truth."""
+        costs = {name: drafter.cost for name, drafter in self.drafters.items()}
+        return CostProfile(target=self.cost, drafters=costs, overhead_s=self.overhead_s)
+
+    def baseline_s(self, context: int = 512) -> float:
+        """Seconds per token of one request alone, without speculation, at so much context."""
+        return self.cost.seconds(1, 1, context) + self.overhead_s
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The profiles there are."""
+    return tuple(sorted(path.stem for path in PROFILES.glob("*.json")))
+
+
+def load(name: str) -> HardwareProfile:
+    """A profile by its name, or by the path of a file like those in `simulator/profiles`.
+
+    Raises:
+        ValueError: for an unknown name, listing the known ones, or for a file that is no profile.
+    """
+    path = Path(name) if name.endswith(".json") else PROFILES / f"{name}.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=HardwareProfile)
+    except FileNotFoundError:
+        raise ValueError(f"unknown profile {name!r}; known: {', '.join(names())}") from None
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path} is not a hardware profile: {error}") from None

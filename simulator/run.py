@@ -1,0 +1,225 @@
+"""One cell, simulated: requests arrive, the scheduler core decides, simulated workers answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from cluster.core import SchedulerCore
+from cluster.cost_model import CostModel, CostProfile
+from cluster.events import (
+    Action,
+    Draft,
+    DraftDone,
+    DrafterReady,
+    Emit,
+    Event,
+    Reject,
+    RequestArrived,
+    Tick,
+    VerifierReady,
+    Verify,
+    VerifyDone,
+)
+from cluster.policies.registry import make_policy
+from cluster.stream_messages import Receipt, Submit
+from drafters.protocol import Capabilities
+from engine.sampling_params import SamplingParams
+from simulator.acceptance import AcceptanceModel, load_fitted
+from simulator.clock import EventClock
+from simulator.hardware import HardwareProfile
+from simulator.metrics import Outcome, RunResult
+from simulator.noise import bits, key_of, normal
+from simulator.scripts import Scripts
+from simulator.systems import System
+from simulator.workers import SimulatedDrafter, SimulatedTarget
+from simulator.workloads import SimRequest
+
+VOCAB_SIZE = 32000
+TICK_S = 1.0
+# A request's script is kept so long after its end: a drafter may still be asked about it.
+KEPT_S = 10.0
+DRAFTER_REQUESTS = 1 << 16
+_CLIENT = "client"
+# Streams of noise that belong to the run and not to a request.
+_PROMPT, _JITTER = 101, 102
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """The script of a request that ended may go."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a run is simulated.
+
+    Attributes:
+        seed: of everything; a request's text and what drafters say of it follow from it and the request.
+        jitter: standard deviation of the logarithm of a forward's time around its cost.
+        acceptance: how requests differ; the profile's fitted model if None.
+        believed: costs the scheduler is told; the true ones if None.
+        max_s: simulated seconds after which the run is given up; requests not done by then count as missed.
+        max_width: widest beam a drafter makes.
+        max_depth: deepest draft it makes.
+    """
+
+    seed: int = 0
+    jitter: float = 0.02
+    acceptance: AcceptanceModel | None = None
+    believed: CostProfile | None = None
+    max_s: float = float("inf")
+    max_width: int = 4
+    max_depth: int = 16
+
+
+class Cell:
+    """A scheduler core between simulated workers, on an event clock."""
+
+    def __init__(self, profile: HardwareProfile, system: System, options: Options) -> None:
+        """A cell whose workers are ready at time 0."""
+        self.profile, self.options = profile, options
+        self.clock: EventClock[Event | _Ended] = EventClock()
+        cost = CostModel(options.believed or profile.cost_profile())
+        self.core = SchedulerCore(system.config, make_policy(system.config.policy), cost)
+        model = options.acceptance or load_fitted()[profile.acceptance]
+        self.scripts = Scripts(model, VOCAB_SIZE)
+        self.target = SimulatedTarget(self.scripts, profile.cost, profile.num_slots)
+        self.drafters: dict[str, SimulatedDrafter] = {}
+        self.receipts: dict[str, tuple[float, Receipt]] = {}
+        self.num_rejected = 0
+        self._busy: dict[str, float] = {}
+        self._hop_s = profile.overhead_s / 4  # a step with a draft in it has four messages
+        self._kinds: dict[str, SimRequest] = {}
+        self._jitter = key_of(options.seed, _JITTER)
+        self._num_forwards = 0
+        self._noise: list[float] = []
+        self.clock.at(0.0, VerifierReady(profile.num_slots, profile.max_tokens, VOCAB_SIZE))
+        for name, drafter in profile.drafters.items():
+            capabilities = Capabilities(
+                kind="model",
+                max_depth=options.max_depth,
+                max_width=options.max_width,
+                has_probabilities=True,
+                needs_prefill=True,
+                vocab_size=VOCAB_SIZE,
+                max_tokens=profile.max_tokens,
+            )
+            table = self.scripts.table(name, drafter.quality, options.max_width)
+            self.drafters[name] = SimulatedDrafter(table, self.scripts, drafter.cost, capabilities)
+            self.clock.at(0.0, DrafterReady(name, capabilities, DRAFTER_REQUESTS))
+
+    def submit(self, request: SimRequest) -> None:
+        """Let a request arrive when it is due."""
+        self._kinds[request.request_id] = request
+        self.clock.at(request.arrival_s, RequestArrived(self._submit(request), _CLIENT))
+
+    def run(self, progress: Callable[[float, int], None] | None = None) -> None:
+        """Serve everything submitted to its end.
+
+        Args:
+            progress: told the simulated time and how many requests have ended, once a simulated second.
+        """
+        clock, core = self.clock, self.core
+        clock.at(clock.now + TICK_S, Tick())
+        while clock:
+            event = clock.take()
+            if isinstance(event, _Ended):
+                self.scripts.remove(event.request_id)
+                continue
+            if isinstance(event, Tick):
+                num_ended = len(self.receipts) + self.num_rejected
+                if progress is not None:
+                    progress(clock.now, num_ended)
+                if num_ended == len(self._kinds) or clock.now > self.options.max_s:
+                    return
+                clock.at(clock.now + TICK_S, event)
+            elif isinstance(event, RequestArrived):
+                self._arrive(event)
+            for action in core.handle(event, clock.now):
+                self._act(action)
+            core.reflect()
+
+    def _arrive(self, event: RequestArrived) -> None:
+        request = self._kinds[event.submit.request_id]
+        self.scripts.add(
+            request.request_id, request.kind, request.seed, request.num_prompt, request.num_output
+        )
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Draft(name, call):
+                result = self.drafters[name].draft(call)
+                self._work(name, result.seconds, DraftDone(name, result))
+            case Verify(call):
+                verified = self.target.step(call)
+                seconds = self._vary(verified.forward_seconds)
+                timed = msgspec.structs.replace(verified, seconds=seconds, forward_seconds=seconds)
+                self._work("target", seconds, VerifyDone(timed))
+            case Emit(_, events):
+                for told in events:
+                    if told.receipt is not None:
+                        self.receipts[told.request_id] = (self.clock.now, told.receipt)
+                        self.clock.at(self.clock.now + KEPT_S, _Ended(told.request_id))
+            case Reject():
+                self.num_rejected += 1
+
+    def _work(self, worker: str, seconds: float, answer: Event) -> None:
+        """A worker takes its calls one after the other; where all share one accelerator, in turns."""
+        if self.profile.collocated:
+            worker = "shared"
+        begin = max(self.clock.now + self._hop_s, self._busy.get(worker, 0.0))
+        self._busy[worker] = begin + seconds
+        self.clock.at(begin + seconds + self._hop_s, answer)
+
+    def _vary(self, seconds: float) -> float:
+        if self.options.jitter == 0.0:
+            return seconds
+        if not self._noise:
+            drawn = np.exp(self.options.jitter * normal(self._jitter, self._num_forwards, 1024))
+            self._noise = drawn.tolist()[::-1]
+            self._num_forwards += 1024
+        return seconds * self._noise.pop()
+
+    def _submit(self, request: SimRequest) -> Submit:
+        """Prompts of a class draw on a vocabulary of their own, so that it can be told from the prompt."""
+        draws = bits(key_of(request.seed, _PROMPT), 0, request.num_prompt)
+        offset = key_of(*request.kind.encode()) % (VOCAB_SIZE // 2)
+        prompt: list[int] = ((draws % np.uint64(2000)).astype(np.int64) + offset).tolist()
+        return Submit(
+            request_id=request.request_id,
+            prompt=prompt,
+            sampling=SamplingParams(temperature=0.0, max_tokens=request.num_output, seed=request.seed),
+            objective=request.objective,
+            tier=request.kind,
+            priority=request.priority,
+        )
+
+
+def simulate(
+    profile: HardwareProfile,
+    system: System,
+    requests: Sequence[SimRequest],
+    options: Options | None = None,
+    progress: Callable[[float, int], None] | None = None,
+) -> RunResult:
+    """Serve requests on one simulated cell and say how it went.
+
+    Args:
+        profile: models and hardware.
+        system: policy and batching rule.
+        requests: to serve; each needs `num_output` of at least 1.
+        options: how to simulate.
+        progress: as for `Cell.run`.
+    """
+    cell = Cell(profile, system, options or Options())
+    for request in requests:
+        cell.submit(request)
+    cell.run(progress)
+    outcomes = [Outcome.of(request, cell.receipts.get(request.request_id)) for request in requests]
+    return RunResult.of(system.name, outcomes, cell.core.totals, cell.num_rejected)

@@ -1,0 +1,109 @@
+"""The systems that are compared: a speculation policy with its bounds, and a batching rule."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from cluster.batching.registry import BATCHING_RULES
+from cluster.config import FlotillaConfig, PolicyConfig, SchedulerConfig, TargetConfig
+from cluster.policies.registry import POLICIES
+
+# What the papers call systems. vLLM before its V1 engine prefills whole prompts first; the others cut them into
+# chunks that join the decodes. AdaServe runs on FlexFlow Serve; how that batches prefills, its papers leave open,
+# and it is given the better rule here.
+_PRESETS = {
+    "vllm": ("autoregressive", "fcfs"),
+    "sarathi": ("autoregressive", "sarathi"),
+    "adaserve": ("adaserve", "sarathi"),
+    "adaserve-v1": ("adaserve-v1", "sarathi"),
+    "flotilla": ("flotilla", "flotilla"),
+}
+_SPEC = re.compile(r"vllm-spec-(\d+)|fixed-(\d+)")
+# As many requests as come are taken in: the papers refuse nobody.
+_UNBOUNDED = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """Something that serves.
+
+    Attributes:
+        name: in tables.
+        config: of its scheduler.
+    """
+
+    name: str
+    config: FlotillaConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What all systems of a comparison have in common; the papers' settings for a large GPU.
+
+    Attributes:
+        max_running: requests decoded at once.
+        prefill_chunk: prompt tokens of a verify call, where prompts are cut.
+        max_depth, max_width: deepest draft and widest beam.
+        draft_budget: beam tokens of a draft step (AdaServe's B2).
+        verify_budget: tokens of a verify step (AdaServe's B1); None takes the profile's knee.
+        micro_batches: groups whose drafting and verification overlap.
+    """
+
+    max_running: int = 256
+    prefill_chunk: int = 512
+    max_depth: int = 8
+    max_width: int = 4
+    draft_budget: int = 64
+    verify_budget: int | None = None
+    micro_batches: int = 1
+
+
+def parse(text: str, bounds: Bounds | None = None) -> System:
+    """A system by the name of a paper's system, or as `POLICY/BATCHING`.
+
+    `vllm`, `sarathi`, `adaserve`, `flotilla`, `vllm-spec-4` and the like are the papers' systems; any policy
+    may be named with any batching rule (`specserve/sarathi`), and `fixed-4` drafts chains of four. A policy
+    alone is run with `sarathi`.
+
+    Raises:
+        ValueError: for a name that is none of these.
+    """
+    bounds = bounds or Bounds()
+    policy, _, rule = text.partition("/")
+    depth = None
+    spec = _SPEC.fullmatch(policy)
+    if spec is not None:
+        depth = int(spec[1] or spec[2])
+        default = "fcfs" if spec[1] else "sarathi"
+        policy = "fixed"
+    else:
+        policy, default = _PRESETS.get(policy, (policy, "sarathi"))
+    rule = rule or default
+    if policy not in POLICIES:
+        raise ValueError(f"unknown policy {policy!r}; known: {', '.join(sorted({*POLICIES, *_PRESETS}))}")
+    if rule not in BATCHING_RULES:
+        raise ValueError(f"unknown batching rule {rule!r}; known: {', '.join(sorted(BATCHING_RULES))}")
+    try:
+        policy_config = PolicyConfig(
+            name=policy,
+            max_depth=bounds.max_depth if depth is None else max(depth, bounds.max_depth),
+            max_width=bounds.max_width,
+            draft_budget=bounds.draft_budget,
+            verify_budget=bounds.verify_budget,
+            fixed_depth=4 if depth is None else depth,
+        )
+    except ValidationError as error:
+        raise ValueError(f"{text}: {error.errors()[0]['msg']}") from None
+    scheduler = SchedulerConfig(
+        batching=rule,
+        max_running=bounds.max_running,
+        max_waiting=_UNBOUNDED,
+        prefill_chunk=bounds.prefill_chunk,
+        micro_batches=bounds.micro_batches,
+        draft_timeout_ms=60_000.0,
+    )
+    config = FlotillaConfig(target=TargetConfig(path="simulated"), policy=policy_config, scheduler=scheduler)
+    return System(text, config)
