@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -72,6 +72,9 @@ class TargetConfig(_Strict):
     prefix_sharing: bool = Field(
         default=True, description="Prompts with a common beginning share its keys and values."
     )
+    heads: str | None = Field(
+        default=None, description="Decoding heads run beside it; those of the `heads` drafter if unset."
+    )
     placement: TargetPlacementConfig = Field(
         default=TargetPlacementConfig(), description="Where each rank runs."
     )
@@ -123,7 +126,46 @@ class PromptLookupConfig(PooledConfig):
         return self
 
 
-DrafterConfig = Annotated[ModelDrafterConfig | PromptLookupConfig, Field(discriminator="kind")]
+class SuffixAutomatonConfig(PooledConfig):
+    """Drafts what followed the longest suffix seen before, in the request or in recent outputs of others."""
+
+    kind: Literal["suffix_automaton"] = Field(default="suffix_automaton", description="A suffix automaton.")
+    name: DrafterName = Field(default="suffix-automaton", description="Name in receipts and metrics.")
+    max_match: int = Field(default=24, ge=1, le=256, description="Longest suffix looked up, in tokens.")
+    min_match: int = Field(default=2, ge=1, le=256, description="Shortest suffix looked up, in tokens.")
+    scope: Literal["request", "cell"] = Field(
+        default="cell",
+        description="`cell` searches recent outputs of all requests too, which influences speed and never "
+        "text; `request` shares nothing between requests.",
+    )
+    capacity: int = Field(
+        default=65536, ge=2, description="Tokens of recent outputs remembered, at most; about 500 bytes each."
+    )
+    max_requests: int = Field(default=256, ge=1, description="Requests an instance serves at once.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> SuffixAutomatonConfig:
+        if self.min_match > self.max_match:
+            raise ValueError(f"min_match {self.min_match} is above max_match {self.max_match}")
+        return self
+
+
+class HeadsConfig(PooledConfig):
+    """Medusa-style heads on the target's hidden states; they run in the target's process."""
+
+    kind: Literal["heads"] = Field(default="heads", description="Decoding heads of the target.")
+    name: DrafterName = Field(default="heads", description="Name in receipts and metrics.")
+    path: str = Field(description="Directory of the heads, or `zoo:NAME`; they fit one target only.")
+    num_candidates: int = Field(
+        default=4, ge=1, le=16, description="Best tokens of each head that trees are made of."
+    )
+    max_requests: int = Field(default=256, ge=1, description="Requests an instance serves at once.")
+
+
+DrafterConfig = Annotated[
+    ModelDrafterConfig | PromptLookupConfig | SuffixAutomatonConfig | HeadsConfig,
+    Field(discriminator="kind"),
+]
 
 
 class PoolConfig(_Strict):
@@ -205,6 +247,12 @@ class SelectorConfig(_Strict):
         default=(), description="Drafters that `fixed` uses, by kind or instance; all if empty."
     )
     seed: int = Field(default=0, ge=0, description="Of the randomness in exploring.")
+
+    @model_validator(mode="after")
+    def _has_whole_chunk(self) -> SelectorConfig:
+        if self.beta > self.alpha:
+            raise ValueError(f"beta {self.beta} is above alpha {self.alpha}")
+        return self
 
 
 class SchedulerConfig(_Strict):
@@ -299,6 +347,35 @@ class FlotillaConfig(_Strict):
         default=None, description="Cost profile (JSON of `flotilla profile`); measured at start if unset."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _run_heads_beside_target(cls, data: Any) -> Any:
+        """The target is told of the heads that a drafter names: their input is in its process."""
+        if not isinstance(data, dict):
+            return data
+        drafters = data.get("drafters")
+        paths = [
+            _value(drafter, "path")
+            for drafter in (drafters if isinstance(drafters, list | tuple) else ())
+            if _value(drafter, "kind") == "heads"
+        ]
+        target = data.get("target")
+        if paths and isinstance(target, dict) and target.get("heads") is None:
+            return data | {"target": target | {"heads": paths[0]}}
+        if paths and isinstance(target, TargetConfig) and target.heads is None:
+            return data | {"target": target.model_copy(update={"heads": paths[0]})}
+        return data
+
+    @model_validator(mode="after")
+    def _has_heads(self) -> FlotillaConfig:
+        for drafter in self.drafters:
+            if drafter.kind == "heads" and drafter.path != self.target.heads:
+                raise ValueError(
+                    f"drafter `{drafter.name}` names the heads {drafter.path}, and the target runs "
+                    f"{self.target.heads}: one set of heads per target"
+                )
+        return self
+
     @field_validator("drafters")
     @classmethod
     def _distinct(cls, drafters: tuple[DrafterConfig, ...]) -> tuple[DrafterConfig, ...]:
@@ -313,3 +390,8 @@ class FlotillaConfig(_Strict):
     def load(cls, path: Path) -> FlotillaConfig:
         """Read a YAML file; errors name the field and what it may be."""
         return cls.model_validate(yaml.safe_load(path.read_text()) or {})
+
+
+def _value(part: Any, name: str) -> Any:
+    """A field of a part that may be raw or validated already."""
+    return part.get(name) if isinstance(part, dict) else getattr(part, name, None)

@@ -6,10 +6,11 @@ from typing import Literal
 
 from drafters.prompt_lookup import PromptLookupDrafter
 from drafters.protocol import Drafter
+from drafters.suffix_drafter import SuffixAutomatonDrafter
 
 
 def build_drafter(
-    kind: Literal["model", "prompt_lookup"],
+    kind: Literal["model", "prompt_lookup", "suffix_automaton"],
     *,
     path: str | None = None,
     dtype: str = "float32",
@@ -19,20 +20,25 @@ def build_drafter(
     prefix_sharing: bool = True,
     max_ngram: int = 4,
     min_ngram: int = 2,
+    max_match: int = 24,
+    min_match: int = 2,
+    scope: Literal["request", "cell"] = "cell",
+    capacity: int = 65536,
     vocab_size: int | None = None,
     max_tokens: int | None = None,
     max_depth: int = 16,
     max_width: int = 16,
 ) -> Drafter:
-    """Build a drafter. Prompt lookup imports no torch.
+    """Build a drafter. Prompt lookup and the suffix automaton import no torch.
 
     Args:
-        kind: "model" or "prompt_lookup".
+        kind: "model", "prompt_lookup" or "suffix_automaton".
         path: model: its Hugging Face directory.
         dtype, num_slots, runner, device: model: as for `engine.loading.load_runner`.
         prefix_sharing: model: whether requests share KV of equal prefixes.
         max_ngram, min_ngram: prompt lookup: lengths of the suffixes looked up.
-        vocab_size, max_tokens: prompt lookup: vocabulary and context length of the target.
+        max_match, min_match, scope, capacity: suffix automaton: see `SuffixAutomatonDrafter`.
+        vocab_size, max_tokens: drafters without a model: vocabulary and context length of the target.
         max_depth, max_width: bounds of every plan.
 
     Raises:
@@ -61,4 +67,17 @@ def build_drafter(
             max_depth=max_depth,
             max_width=max_width,
         )
-    raise ValueError(f"unknown kind of drafter {kind!r}: model or prompt_lookup")
+    if kind == "suffix_automaton":
+        if vocab_size is None or max_tokens is None:
+            raise ValueError("a suffix automaton needs the target's vocab_size and max_tokens")
+        return SuffixAutomatonDrafter(
+            vocab_size=vocab_size,
+            max_tokens=max_tokens,
+            min_match=min_match,
+            max_match=max_match,
+            scope=scope,
+            capacity=capacity,
+            max_depth=max_depth,
+            max_width=max_width,
+        )
+    raise ValueError(f"unknown kind of drafter {kind!r}: model, prompt_lookup or suffix_automaton")
