@@ -9,6 +9,7 @@ from cluster.cost_model import StepPoint
 from cluster.events import VerifierReady
 from cluster.model_paths import model_directory
 from cluster.rank import Rank
+from engine.heads import load_heads
 from engine.loading import load_runner
 from engine.runner import ModelRunner
 from engine.tensor_parallel import join
@@ -33,7 +34,11 @@ class Target:
 
 
 def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
-    """Load the target model (one rank of it)."""
+    """Load the target model (one rank of it), and its decoding heads if it has some.
+
+    Raises:
+        UnsuitableHeads: if they are another model's.
+    """
     sharded = rank is not None and rank.world_size > 1
     if rank is not None and sharded:
         join(rank.rank, rank.world_size, rank.master_addr, rank.master_port)
@@ -44,7 +49,10 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
         runner=config.runner,
         tensor_parallel=(rank.rank, rank.world_size) if rank is not None and sharded else None,
     )
-    return Target(runner, Verifier(runner, prefix_sharing=config.prefix_sharing))
+    heads = None
+    if config.heads is not None:
+        heads = load_heads(model_directory(config.heads), runner, model_directory(config.path))
+    return Target(runner, Verifier(runner, prefix_sharing=config.prefix_sharing, heads=heads))
 
 
 # The start-up profile of the target: seconds, not minutes, for the demo.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cluster.cost_model import CostModel
+from cluster.drafter_state import DrafterState
 from cluster.requests import Request, Trigger
 from engine.tree import TokenTree
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem
@@ -32,9 +33,16 @@ class OutstandingVerify:
 
 @dataclass(slots=True)
 class VerifyCalls:
-    """At most one call is outstanding; releases owed to the target go out with the next."""
+    """At most one call is outstanding; releases owed to the target go out with the next.
+
+    Attributes:
+        cost: predicts forwards.
+        drafters: by name; for requests of those that need it, the target's decoding heads are evaluated.
+        outstanding: the call the target works on.
+    """
 
     cost: CostModel
+    drafters: Mapping[str, DrafterState] = field(default_factory=dict)
     outstanding: OutstandingVerify | None = None
     _release: list[str] = field(default_factory=list)
     _last_id: int = 0
@@ -66,11 +74,15 @@ class VerifyCalls:
             request.tree = tree = trees[request.request_id]
             request.advance(Trigger.VERIFY_SENT)
             request.last_served_at = now
-            verify.append(VerifyItem(request_id=request.request_id, tree=tree))
+            verify.append(
+                VerifyItem(
+                    request_id=request.request_id, tree=tree, num_candidates=self._num_candidates(request)
+                )
+            )
             num_tokens += len(tree.token)
             num_context += request.num_tokens
             num_attended += len(tree.token) * request.num_tokens
-        prefill = [_chunk(request, most, now) for request, most in chunks]
+        prefill = [_chunk(request, most, self._num_candidates(request), now) for request, most in chunks]
         self._last_id += 1
         drafted = num_tokens > len(verify)
         for request, most in chunks:
@@ -93,6 +105,13 @@ class VerifyCalls:
         release, self._release = self._release, []
         return VerifyCall(call_id=self._last_id, verify=verify, prefill=prefill, release=release)
 
+    def _num_candidates(self, request: Request) -> int:
+        """How many of each decoding head's tokens the request's drafter can use."""
+        drafter = self.drafters.get(request.drafter)
+        if drafter is None or not drafter.capabilities.needs_proposals:
+            return 0
+        return drafter.capabilities.max_width
+
     def answered(self, call_id: int) -> OutstandingVerify | None:
         """What was asked, if this is the answer waited for."""
         if self.outstanding is None or self.outstanding.call_id != call_id:
@@ -110,11 +129,13 @@ class VerifyCalls:
         self._release.clear()
 
 
-def _chunk(request: Request, num_tokens: int, now: float) -> PrefillItem:
+def _chunk(request: Request, num_tokens: int, num_candidates: int, now: float) -> PrefillItem:
     spec = None if request.opened else request.spec()
     request.opened = True
     if request.first_chunk_at is None:
         request.first_chunk_at = now
     request.advance(Trigger.CHUNK_SENT)
     request.last_served_at = now
-    return PrefillItem(request_id=request.request_id, num_tokens=num_tokens, spec=spec)
+    return PrefillItem(
+        request_id=request.request_id, num_tokens=num_tokens, spec=spec, num_candidates=num_candidates
+    )
