@@ -123,8 +123,9 @@ class HeadBatch:
     valid: npt.NDArray[np.bool_]
 
 
-def batches(data: HiddenRows, heads: int, size: int, rng: np.random.Generator) -> Iterator[HeadBatch]:
+def batches(data: HiddenRows, heads: int, size: int, seed: int) -> Iterator[HeadBatch]:
     """Endless random batches of rows that have something to predict, pass after pass."""
+    rng = np.random.default_rng(seed)
     useful = np.flatnonzero(data.left > 0)
     ahead = np.arange(1, heads + 1)[:, None]
     while True:

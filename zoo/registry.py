@@ -20,6 +20,8 @@ DRAFTERS: tuple[str, ...] = (
 MODELS: tuple[str, ...] = (TARGET, *DRAFTERS)
 #: Drafters with a tokenizer of their own: they draft by retokenization.
 OTHER_VOCABULARY: tuple[str, ...] = ("drafter-vocab1024-2x128",)
+#: Decoding heads of the target: no model of their own (``engine.heads``).
+HEADS = "heads-3x384"
 
 Domain = Literal["code", "chat", "summary"]
 DOMAINS: tuple[Domain, ...] = ("code", "chat", "summary")
@@ -39,8 +41,8 @@ class Prompt:
 
 def weights_dir(name: str) -> Path:
     """The Hugging Face directory of a shipped model; ``KeyError`` for a name that is not in the family."""
-    if name not in (*MODELS, *OTHER_VOCABULARY):
-        family = ", ".join((*MODELS, *OTHER_VOCABULARY))
+    if name not in (*MODELS, *OTHER_VOCABULARY, HEADS):
+        family = ", ".join((*MODELS, *OTHER_VOCABULARY, HEADS))
         raise KeyError(f"unknown model {name!r}; the family is {family}")
     return WEIGHTS / name
 
