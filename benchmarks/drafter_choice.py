@@ -65,7 +65,7 @@ class PoolRule:
     @property
     def num_explorations(self) -> int:
         """Drafters scored on requests they did not serve."""
-        return self._pool.num_explorations
+        return self._pool.explorer.num_explorations
 
     def serve(self, number: int, prompt: ScoredPrompt) -> str:
         """Assign at admission; then the request is done in a single step."""
@@ -73,11 +73,11 @@ class PoolRule:
         sampling = SamplingParams(temperature=0.0, max_tokens=len(prompt.answer))
         submit = Submit(request_id=str(number), prompt=prompt.prompt, sampling=sampling)
         request = Request(submit, "replay", 0.0, number, output=list(prompt.answer), num_steps=1)
-        pool.assign(request)
+        pool.assign([request], 0.0)
         chosen = request.drafter
         scored, agreed = prompt.scored[chosen], prompt.agreed[chosen]
         pool.acceptance.observe(request.request_id, chosen, scored, agreed)
-        asked = pool.final_explorations(request, 0.0, is_busy=self._is_busy)
+        asked = pool.explorer.final(request, 0.0, is_busy=self._is_busy)
         pool.forget(request)
         for name, call in asked:
             draft = Draft(
@@ -86,7 +86,7 @@ class PoolRule:
                 num_scored=prompt.scored[name],
                 num_agreed=prompt.agreed[name],
             )
-            pool.answered(name, DraftResult(call_id=call.call_id, drafts=[draft]))
+            pool.answered(name, DraftResult(call_id=call.call_id, drafts=[draft]), 0.0)
         return chosen
 
 

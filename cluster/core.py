@@ -37,9 +37,6 @@ from cluster.verify_calls import VerifyCalls
 from engine.tree import TokenTree
 from verifier.messages import Verdict, VerifyResult
 
-# Drafters are explored while no more requests than this are running: later there is no idle time for it.
-EXPLORE_REQUESTS = 2
-
 
 class SchedulerCore:
     """Continuous batching with drafted token trees, for one target and a pool of drafters.
@@ -50,7 +47,7 @@ class SchedulerCore:
     def __init__(self, config: FlotillaConfig, policy: Policy, cost: CostModel) -> None:
         self.config = config
         self.cost = cost
-        self.pool = DrafterPool(cost, config.policy.max_depth)
+        self.pool = DrafterPool(cost, config.policy.max_depth, config.selector)
         self.planner = StepPlanner(policy, cost, self.pool, config.scheduler.draft_ahead or 0)
         self.batcher = Batcher(config.scheduler, cost, self.pool)
         self.micro_batches = MicroBatches(config.scheduler, cost, self.pool, config.policy.max_depth)
@@ -60,7 +57,7 @@ class SchedulerCore:
         self.verifier: VerifierReady | None = None
         self.free_slots = 0
         self.totals = self.planner.totals
-        self.verify_calls = VerifyCalls(cost)
+        self.verify_calls = VerifyCalls(cost, self.pool.drafters)
         self._next_order = 0
         self._actions: list[Action] = []
         self._emitted: dict[str, list[TokenEvent]] = {}
@@ -78,7 +75,7 @@ class SchedulerCore:
                 for request in [r for r in self.requests.values() if r.client == client]:
                     self._cancel(request.request_id, now)
             case DraftDone():
-                self._draft_done(event)
+                self._draft_done(event, now)
             case VerifyDone(result):
                 self._verify_done(result, now)
             case DrafterReady(name, capabilities, max_requests, kind, size):
@@ -93,6 +90,9 @@ class SchedulerCore:
                 self._time_out_drafts(now)
         if not self._awaits_more_drafts(event):
             self._progress(now, is_draft=isinstance(event, DraftDone))
+        self._actions.extend(self.planner.move_on(now))
+        if any(isinstance(action, Verify) for action in self._actions):
+            self._read_ahead(now)
         for client, events in self._emitted.items():
             self._actions.append(Emit(client, events))
         self._actions.extend(Drained(name) for name in self.pool.take_drained())
@@ -158,11 +158,7 @@ class SchedulerCore:
         request.advance(Trigger.FINISH)
         self.running.pop(request.request_id, None)
         del self.requests[request.request_id]
-        if self.planner.may_read(request):
-            is_busy = len(self.running) >= EXPLORE_REQUESTS
-            explorations = self.pool.final_explorations(request, now, is_busy=is_busy)
-            self._actions.extend(Draft(name, call) for name, call in explorations)
-        self.planner.forget(request)
+        self._actions.extend(self.planner.forget(request, now, len(self.running)))
         self.micro_batches.forget(request)
         self._emit(
             request,
@@ -183,9 +179,9 @@ class SchedulerCore:
 
     # Answers
 
-    def _draft_done(self, event: DraftDone) -> None:
+    def _draft_done(self, event: DraftDone, now: float) -> None:
         result = event.result
-        outstanding = self.pool.answered(event.drafter, result)
+        outstanding = self.pool.answered(event.drafter, result, now)
         if outstanding is None:
             return
         self.totals.draft_forward_s += result.forward_seconds
@@ -226,6 +222,7 @@ class SchedulerCore:
         if iteration is not None:
             self.batcher.pace.iterated(iteration.elapsed_s - result.forward_seconds)
             self.planner.measure_iteration(iteration, result.forward_seconds)
+            self.planner.tell_selector(result, sent.trees, self.requests, iteration.elapsed_s)
         for verdict in result.verdicts:
             request = self.requests.get(verdict.request_id)
             if request is None or request.state is not State.VERIFYING:
@@ -256,7 +253,7 @@ class SchedulerCore:
             self._preempt(admission.victim(self.running.values(), now, self.planner.step_s))
 
     def _commit(self, request: Request, verdict: Verdict, now: float) -> None:
-        position, drafter = len(request.output), request.drafter
+        position = len(request.output)
         request.commit(verdict, now)
         self.totals.committed_tokens += len(verdict.tokens)
         event = TokenEvent(
@@ -264,7 +261,7 @@ class SchedulerCore:
             position=position,
             tokens=verdict.tokens,
             logprobs=verdict.logprobs,
-            drafter=drafter if verdict.num_accepted else "",
+            drafter=request.drafted_kind if verdict.num_accepted else "",
             num_accepted=min(verdict.num_accepted, len(verdict.tokens)),
         )
         reason = request.finish_reason(self.max_model_tokens)
@@ -272,17 +269,13 @@ class SchedulerCore:
             self._finish(request, reason, now, event)
             return
         self._emit(request, event)
-        if len(self.running) <= EXPLORE_REQUESTS:
-            for name, call in self.pool.explorations(request, now):
-                self._actions.append(Draft(name, call))
 
     # Losses
 
     def _worker_lost(self, name: str) -> None:
         if name != "verifier":
-            self.pool.lose(name, iter(self.requests.values()))
-            for request in self.requests.values():
-                if request.state is State.DRAFTING and not request.drafter:
+            for request in self.planner.drafter_lost(name, self.requests.values()):
+                if request.state is State.DRAFTING:
                     request.drafted(TokenTree.root_only(request.last_token))
             return
         self.verifier = None
@@ -337,10 +330,11 @@ class SchedulerCore:
         answer = self.batcher.rule.admit(self.waiting, self.running.values(), context)
         for request in answer.preempted:
             self._preempt(request)
+        if answer.admitted:
+            self.pool.assign(answer.admitted, now)
         for request in answer.admitted:
             self.waiting.remove(request)
             request.advance(Trigger.ADMITTED)
-            self.pool.assign(request)
             self.micro_batches.join(request, self.running.values())
             self.running[request.request_id] = request
 
@@ -350,6 +344,13 @@ class SchedulerCore:
             call = self.pool.prefetch(request, now)
             if call is not None:
                 self._actions.append(Draft(request.drafter, call))
+
+    def _read_ahead(self, now: float) -> None:
+        """While the target verifies, idle drafters read what later drafts will profit from."""
+        sent = self.verify_calls.outstanding
+        if sent is not None:
+            requests = [self.requests[request_id] for request_id in sent.trees]
+            self._actions.extend(self.planner.read_ahead(requests, now, len(self.running), sent.predicted_s))
 
     def _verify(self, by_batch: dict[Key, list[Request]], now: float) -> None:
         drafted = self.micro_batches.to_verify(by_batch, now)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from drafters.messages import DraftItem, DraftPlan
 from drafters.protocol import Capabilities
+
+# A prefetch: catch up on what was committed, and draft nothing.
+READ = DraftPlan(depth=0)
 
 
 @dataclass(slots=True)
@@ -17,6 +22,7 @@ class OutstandingDraft:
         predicted_s: what the cost model expects of it; once answered, of the depth that it came to.
         request_ids: who is drafted for.
         depth, width: of its largest plans.
+        num_read: tokens of its requests that the drafter had not heard.
     """
 
     call_id: int
@@ -25,6 +31,22 @@ class OutstandingDraft:
     request_ids: tuple[str, ...]
     depth: int
     width: int
+    num_read: int = 0
+
+    @classmethod
+    def of(
+        cls, call_id: int, items: Sequence[DraftItem], sent_at: float, predicted_s: float
+    ) -> OutstandingDraft:
+        """The call with these items."""
+        return cls(
+            call_id=call_id,
+            sent_at=sent_at,
+            predicted_s=predicted_s,
+            request_ids=tuple(item.request_id for item in items),
+            depth=max(item.plan.depth for item in items),
+            width=max(item.plan.width for item in items),
+            num_read=sum(len(item.tokens if item.spec is None else item.spec.tokens) for item in items),
+        )
 
 
 @dataclass(slots=True)
@@ -58,3 +80,10 @@ class DrafterState:
     release: list[str] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
     reading: set[str] = field(default_factory=set)
+
+    def forget(self, request_id: str) -> None:
+        """The drafter is to release the request with its next call, if it knows it."""
+        self.reading.discard(request_id)
+        if request_id in self.known:
+            self.known.discard(request_id)
+            self.release.append(request_id)

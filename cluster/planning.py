@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,9 +15,10 @@ from cluster.drafter_pool import DrafterPool
 from cluster.events import Draft
 from cluster.forest import Forest
 from cluster.policies.base import DecodeRequest, Policy, Rests, StepContext, StopsDrafting
-from cluster.requests import Request, Trigger
+from cluster.requests import Request, State, Trigger
 from drafters.messages import DraftItem
 from engine.tree import TokenTree
+from selector.protocol import Outcome
 from verifier.messages import VerifyResult
 
 # Weight of the newest step in the running means of iteration time and overhead.
@@ -28,6 +29,9 @@ LEAST_OVERHEAD_S = 2e-4
 # request in so many.
 LEAST_PROPOSING = 0.3
 PROBE_REQUESTS = 8
+# Drafters are scored on requests they do not serve while no more than this are running: with more there is no
+# idle time for it.
+EXPLORE_REQUESTS = 2
 
 
 @dataclass(slots=True)
@@ -73,6 +77,7 @@ class StepPlanner:
         """Plan for `policy`; `draft_ahead` drafters may go on while the target verifies."""
         self.policy = policy
         self._draft_ahead = draft_ahead
+        pool.switching.most_at_once = max(1, draft_ahead)
         self.cost = cost
         self.pool = pool
         self.calibration = Calibration(cost.kinds)
@@ -86,6 +91,8 @@ class StepPlanner:
         self._rests = policy if isinstance(policy, Rests) else None
         self._stops_drafting = policy if isinstance(policy, StopsDrafting) else None
         self._proposing = 1.0
+        # Requests whose drafter was lost in the event at hand.
+        self._orphans: list[Request] = []
 
     def may_read(self, request: Request) -> bool:
         """Whether a drafter should read the request's prompt at all.
@@ -97,15 +104,16 @@ class StepPlanner:
 
     def draft(self, ready: Sequence[Request], now: float, max_model_tokens: int) -> list[Draft]:
         """Ask the policy for shapes; move every request to DRAFTING or, with nothing to draft, DRAFTED."""
-        self.pool.leave_draining(ready)
         if self._rests is not None and self._rests.rests(len(ready), self.totals.steps):
+            self.pool.leave_draining(ready)
             for request in ready:
+                request.drafted_by = request.drafted_kind = ""
                 request.drafted(TokenTree.root_only(request.last_token))
             self._proposing -= SMOOTHING * self._proposing
             return []
+        self.pool.assign(ready, now)
         for request in ready:
-            if self.pool.is_due(request):
-                self.pool.assign(request)
+            request.drafted_by, request.drafted_kind = request.drafter, self.pool.kind_of(request.drafter)
         # Kept for selection: A(r) counts from the start of the iteration, whose length t_spec estimates.
         batch = [self.view(request, now, max_model_tokens) for request in ready]
         self._views.update((view.request_id, view) for view in batch)
@@ -162,10 +170,57 @@ class StepPlanner:
             chosen[request.request_id] = tree.subset(nodes if most is None else nodes[: most + 1])
         return chosen
 
-    def forget(self, request: Request) -> None:
-        """The request ended."""
+    def drafter_lost(self, name: str, requests: Iterable[Request]) -> list[Request]:
+        """A drafter is gone; the requests it served, for which `move_on` finds others."""
+        orphans = self.pool.lose(name, requests)
+        self._orphans.extend(orphans)
+        return orphans
+
+    def move_on(self, now: float) -> list[Draft]:
+        """Requests whose drafter was lost go to others, which read them while the target verifies.
+
+        Those that are drafted for anew in the same event have been given theirs by then.
+        """
+        orphans, self._orphans = self._orphans, []
+        settled = (State.READY, State.WAITING, State.FINISHED)
+        moving = [request for request in orphans if not request.drafter and request.state not in settled]
+        if not moving:
+            return []
+        self.pool.assign(moving, now)
+        readings = []
+        for request in moving:
+            if request.drafter and self.may_read(request):
+                call = self.pool.prefetch(request, now)
+                if call is not None:
+                    readings.append(Draft(request.drafter, call))
+        return readings
+
+    def read_ahead(
+        self, requests: Sequence[Request], now: float, num_running: int, idle_s: float
+    ) -> list[Draft]:
+        """What idle drafters read while the target verifies: for switches to come, and to be scored.
+
+        Args:
+            requests: in the verify call.
+            now: the scheduler's clock.
+            num_running: requests running.
+            idle_s: seconds the call will take.
+        """
+        read = [request for request in requests if self.may_read(request)]
+        calls = self.pool.switching.prepare(read, now, idle_s)
+        if num_running <= EXPLORE_REQUESTS:
+            for request in read:
+                calls.extend(self.pool.explorer.running(request, now))
+        return [Draft(name, call) for name, call in calls]
+
+    def forget(self, request: Request, now: float, num_running: int) -> list[Draft]:
+        """The request ended, `num_running` go on; what idle drafters read of it for later ones."""
         self._views.pop(request.request_id, None)
+        calls = []
+        if self.may_read(request):
+            calls = self.pool.explorer.final(request, now, is_busy=num_running >= EXPLORE_REQUESTS)
         self.pool.forget(request)
+        return [Draft(name, call) for name, call in calls]
 
     def view(self, request: Request, now: float, max_model_tokens: int) -> DecodeRequest:
         """The request in the papers' terms."""
@@ -185,7 +240,7 @@ class StepPlanner:
             if wish.max_tokens is not None:
                 max_draft = min(max_draft, wish.max_tokens)
             max_draft, max_width = max(0, max_draft), capabilities.max_width
-            rate = self.pool.acceptance.rate(request.request_id, request.drafter)
+            rate = self.pool.rate(request)
         tpot_ms = request.submit.objective.tpot_ms
         return DecodeRequest(
             request_id=request.request_id,
@@ -207,10 +262,10 @@ class StepPlanner:
         trees, drafters, accepted_nodes = [], [], []
         for verdict in result.verdicts:
             tree, request = verified.get(verdict.request_id), requests.get(verdict.request_id)
-            if tree is None or request is None or tree.num_drafted == 0 or not request.drafter:
+            if tree is None or request is None or tree.num_drafted == 0 or not request.drafted_kind:
                 continue
             accepted = len(verdict.nodes)
-            name = request.drafter
+            name = request.drafted_kind
             self.totals.verified_tokens += tree.num_drafted
             self.totals.accepted_tokens += accepted
             self.totals.verified_by_drafter[name] += tree.num_drafted
@@ -220,6 +275,29 @@ class StepPlanner:
             accepted_nodes.append(verdict.nodes)
         if trees:
             self._to_calibrate.append((trees, drafters, accepted_nodes))
+
+    def tell_selector(
+        self,
+        result: VerifyResult,
+        verified: Mapping[str, TokenTree],
+        requests: Mapping[str, Request],
+        elapsed_s: float,
+    ) -> None:
+        """What an iteration of `elapsed_s` seconds brought each request; before they are forgotten."""
+        outcomes = []
+        for verdict in result.verdicts:
+            tree, request = verified.get(verdict.request_id), requests.get(verdict.request_id)
+            if tree is not None and request is not None:
+                outcomes.append(
+                    Outcome(
+                        request_id=request.request_id,
+                        kind=request.drafted_kind,
+                        num_tokens=len(verdict.tokens),
+                        num_drafted=tree.num_drafted,
+                        seconds=elapsed_s,
+                    )
+                )
+        self.pool.observe(outcomes)
 
     def reflect(self) -> None:
         """Calibrate on what `learn` took in; work that can wait until the next calls are on their way."""
@@ -253,8 +331,8 @@ class StepPlanner:
         for request, tree in zip(drafted, trees, strict=True):
             if len(tree.token) > 1:
                 sizes = np.bincount(tree.depth).tolist()  # of the layers
-                n, width, depth, num_context = calls.get(request.drafter, (0, 0, 0, 0))
-                calls[request.drafter] = (
+                n, width, depth, num_context = calls.get(request.drafted_by, (0, 0, 0, 0))
+                calls[request.drafted_by] = (
                     n + 1,
                     max(width, *sizes),
                     max(depth, len(sizes) - 1),

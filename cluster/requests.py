@@ -7,6 +7,7 @@ from enum import IntEnum, auto
 from types import MappingProxyType
 
 from cluster.stream_messages import Receipt, Submit
+from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
 from verifier.messages import Verdict
@@ -87,10 +88,13 @@ class Request:
         output: committed tokens.
         num_computed: tokens of its sequence in the target's KV (the last known token never is).
         opened: whether the target holds an entry for it (so that a release is owed).
-        drafter: name of the drafter serving it; empty before one is assigned.
+        drafter: name of the drafter instance serving it; empty before one is assigned.
+        drafted_by, drafted_kind: instance that it had when its iteration began, and the kind of that; the
+            draft tree is theirs also when it has moved on meanwhile.
         heard: per drafter, how many tokens of the sequence it has been told.
         draft_call: id of the draft call waited for.
         tree: the candidate tree of this step; then, once selected, the draft tree.
+        proposals: what the target's decoding heads proposed with its last verdict, if it was asked for them.
         micro_batch: index of the micro-batch it belongs to while running.
         last_served_at: when it was last in a verify call that was sent.
     """
@@ -104,9 +108,12 @@ class Request:
     num_computed: int = 0
     opened: bool = False
     drafter: str = ""
+    drafted_by: str = ""
+    drafted_kind: str = ""
     heard: dict[str, int] = field(default_factory=dict)
     draft_call: int = -1
     tree: TokenTree | None = None
+    proposals: Proposals | None = None
     micro_batch: int = 0
     first_chunk_at: float | None = None
     last_served_at: float | None = None
@@ -182,7 +189,7 @@ class Request:
         self.advance(Trigger.PREEMPTED)
         self.num_computed = 0
         self.opened = False
-        self.tree = None
+        self.tree = self.proposals = None
         self.draft_call = -1
 
     def commit(self, verdict: Verdict, now: float) -> None:
@@ -191,6 +198,7 @@ class Request:
             self.first_token_at = now
         self.last_token_at = now
         self.output.extend(verdict.tokens)
+        self.proposals = verdict.proposals
         self.num_computed = self.num_tokens - 1
         self.num_steps += 1
         self.min_gap = min(self.min_gap, verdict.min_gap)
@@ -200,7 +208,8 @@ class Request:
         self.num_accepted += verdict.num_accepted
         if num_drafted:
             accepted = self.accepted_by_drafter
-            accepted[self.drafter] = accepted.get(self.drafter, 0) + verdict.num_accepted
+            kind = self.drafted_kind
+            accepted[kind] = accepted.get(kind, 0) + verdict.num_accepted
         while len(self.accepted_by_depth) < verdict.num_accepted:
             self.accepted_by_depth.append(0)
         for depth in range(verdict.num_accepted):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from cluster.cost_model import DEFAULT_PROFILE, CostModel
-from cluster.drafter_pool import EXPLORE_INTERVAL, EXPLORE_TOKENS, DrafterPool
+from cluster.drafter_pool import DrafterPool
+from cluster.exploring import EXPLORE_INTERVAL
 from cluster.requests import Request
 from cluster.stream_messages import Speculation, Submit
 from drafters.messages import Draft, DraftCall, DraftItem, DraftPlan, DraftResult
 from drafters.protocol import Capabilities
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
+from selector.flotilla import RECONSIDER_STEPS
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -53,9 +55,9 @@ def answer(call: DraftCall, scored: int, agreed: int) -> DraftResult:
 
 def end(pool: DrafterPool, request: Request, *, is_busy: bool = False) -> list[tuple[str, DraftCall]]:
     """Serve a request with 17 of 20 tokens right, and end it."""
-    pool.assign(request)
+    pool.assign([request], 0.0)
     pool.acceptance.observe(request.request_id, request.drafter, 20, 17)
-    explorations = pool.final_explorations(request, 0.0, is_busy=is_busy)
+    explorations = pool.explorer.final(request, 0.0, is_busy=is_busy)
     pool.forget(request)
     return explorations
 
@@ -63,7 +65,7 @@ def end(pool: DrafterPool, request: Request, *, is_busy: bool = False) -> list[t
 def test_a_finished_request_is_read_by_another_drafter_which_then_releases_it() -> None:
     pool = make_pool("a", "b")
     request = finished("r")
-    pool.assign(request)
+    pool.assign([request], 0.0)
     served = request.drafter
     [(name, call)] = end(pool, request)
     assert name != served
@@ -73,10 +75,10 @@ def test_a_finished_request_is_read_by_another_drafter_which_then_releases_it() 
     assert item.spec.tokens == PROMPT + request.output
     assert not pool.drafters[name].known
     before = pool.acceptance.prior("other", name)[0]
-    pool.answered(name, answer(call, 20, 2))
+    pool.answered(name, answer(call, 20, 2), 0.0)
     assert pool.acceptance.prior("other", name)[0] < before - 0.05
     other = finished("s")
-    pool.assign(other)
+    pool.assign([other], 0.0)
     other.drafter = name
     assert pool.call(name, [pool.item(other, DraftPlan(depth=1))], 0.0).release == ["r"]
 
@@ -85,7 +87,7 @@ def test_one_exploration_at_a_time() -> None:
     pool = make_pool("a", "b", "c")
     [(name, call)] = end(pool, finished("0"))
     assert not end(pool, finished("1"))
-    pool.answered(name, answer(call, 20, 10))
+    pool.answered(name, answer(call, 20, 10), 0.0)
     assert end(pool, finished("2"))
 
 
@@ -100,18 +102,18 @@ def test_a_new_drafter_is_tried_soon_and_a_poor_one_is_let_be() -> None:
     pool = make_pool("a", "b")
     for number in range(200):
         for name, call in end(pool, finished(str(number))):
-            pool.answered(name, answer(call, 20, 8))
-    settled = pool.num_explorations
+            pool.answered(name, answer(call, 20, 8), 0.0)
+    settled = pool.explorer.num_explorations
     assert settled < 60
     pool.add("new", capabilities(), 8)
     asked = []
     for number in range(200, 210):
         for name, call in end(pool, finished(str(number))):
             asked.append(name)
-            pool.answered(name, answer(call, 20, 20))
+            pool.answered(name, answer(call, 20, 20), 0.0)
     assert asked[0] == "new"
     request = finished("last")
-    pool.assign(request)
+    pool.assign([request], 0.0)
     assert request.drafter == "new"
 
 
@@ -127,7 +129,7 @@ def test_a_cell_that_is_never_idle_explores_now_and_then() -> None:
     explored = 0
     for number in range(4 * EXPLORE_INTERVAL):
         for name, call in end(pool, finished(str(number)), is_busy=True):
-            pool.answered(name, answer(call, 20, 17))
+            pool.answered(name, answer(call, 20, 17), 0.0)
             explored += 1
     assert explored == 4
 
@@ -135,11 +137,11 @@ def test_a_cell_that_is_never_idle_explores_now_and_then() -> None:
 def test_a_busy_drafter_and_one_the_request_may_not_use_are_left_alone() -> None:
     pool = make_pool("a", "b")
     other = finished("other")
-    pool.assign(other)
+    pool.assign([other], 0.0)
     pool.call(other.drafter, [pool.item(other, DraftPlan(depth=2))], 0.0)
     request = finished("r")
     pool.acceptance.begin("r", PROMPT)
-    explorations = pool.final_explorations(request, 0.0)
+    explorations = pool.explorer.final(request, 0.0)
     assert other.drafter not in [name for name, _ in explorations]
     only = make_pool("a", "b")
     assert not end(only, finished("s", Speculation(drafters=("a",))))
@@ -150,7 +152,7 @@ def test_a_drafter_that_cannot_follow_counts_as_wrong() -> None:
     pool = make_pool("a", "b")
     [(name, call)] = end(pool, finished("0"))
     before = pool.acceptance.prior("other", name)[0]
-    pool.answered(name, DraftResult(call_id=call.call_id, drafts=[], unknown=["0"]))
+    pool.answered(name, DraftResult(call_id=call.call_id, drafts=[], unknown=["0"]), 0.0)
     assert pool.acceptance.prior("other", name)[0] < before
 
 
@@ -158,23 +160,24 @@ def test_a_drafter_that_cannot_follow_counts_as_wrong() -> None:
 def test_a_running_request_may_move_to_a_drafter_that_proves_better(ends_first: bool) -> None:
     pool = make_pool("a", "b")
     request = finished("r")
-    del request.output[EXPLORE_TOKENS:]
-    pool.assign(request)
+    del request.output[8:]
+    pool.assign([request], 0.0)
     here = request.drafter
-    pool.acceptance.observe("r", here, EXPLORE_TOKENS, 2)
-    [(name, call)] = pool.explorations(request, 0.0)
+    pool.acceptance.observe("r", here, 8, 2)
+    [(name, call)] = pool.explorer.running(request, 0.0)
     assert name != here
     assert "r" in pool.drafters[name].known
-    assert not pool.explorations(request, 0.0)
+    assert not pool.explorer.running(request, 0.0)
     if ends_first:
         pool.forget(request)
         before = pool.acceptance.prior("other", name)[0]
-        pool.answered(name, answer(call, 20, 20))
+        pool.answered(name, answer(call, 20, 20), 0.0)
         assert pool.acceptance.prior("other", name)[0] > before
         assert pool.drafters[name].release == ["r"]
     else:
-        pool.answered(name, answer(call, EXPLORE_TOKENS, EXPLORE_TOKENS))
-        pool.assign(request)
+        pool.answered(name, answer(call, 8, 8), 0.0)
+        request.num_steps += RECONSIDER_STEPS
+        pool.assign([request], 0.0)
         assert request.drafter == name
         assert pool.num_switches == 1
 
@@ -182,7 +185,7 @@ def test_a_running_request_may_move_to_a_drafter_that_proves_better(ends_first: 
 def test_an_item_of_a_known_request_carries_what_is_new_only() -> None:
     pool = make_pool("a")
     request = finished("r")
-    pool.assign(request)
+    pool.assign([request], 0.0)
     first: DraftItem = pool.item(request, DraftPlan(depth=1))
     request.output.append(7)
     second = pool.item(request, DraftPlan(depth=1))

@@ -1,0 +1,98 @@
+"""Drafters are scored on requests that they do not serve, in idle time (selectors that are `Explores`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cluster.drafter_state import READ, DrafterState
+from cluster.requests import Request
+from drafters.messages import DraftCall, DraftItem, DraftResult
+from selector.protocol import Explores
+
+if TYPE_CHECKING:
+    from cluster.drafter_pool import DrafterPool
+
+# While there is no idle time, one of so many finished requests is read all the same.
+EXPLORE_INTERVAL = 8
+
+
+@dataclass(slots=True)
+class Explorer:
+    """Asks idle drafters to read what the selector wants them scored on: one at a time.
+
+    A drafter must read the whole sequence, which on few cores slows down everybody else.
+    """
+
+    pool: DrafterPool
+    num_explorations: int = 0
+    _exploring: tuple[str, int, str] | None = None
+    _since_read: int = 0
+
+    def running(self, request: Request, now: float) -> list[tuple[str, DraftCall]]:
+        """A prefetch call that lets one idle drafter be scored on what a running request has said so far."""
+        selector = self.pool.selector
+        if self._exploring is not None or not isinstance(selector, Explores):
+            return []
+        view = self.pool.request_view(request)
+        idle = self._idle(request, view.allowed)
+        if not idle:
+            return []
+        name = selector.explore(view, self.pool.pool_view(idle), has_ended=False)
+        drafter = next((drafter for drafter in idle if drafter.name == name), None)
+        if drafter is None:
+            return []
+        return self._explore(name, self.pool.item_for(request, drafter), now)
+
+    def final(self, request: Request, now: float, *, is_busy: bool = False) -> list[tuple[str, DraftCall]]:
+        """A prefetch call that lets one idle drafter be scored on a request that ends; before `forget`.
+
+        The request has nothing of it, the next ones with such a prompt may. The drafter releases it with its
+        next call. `is_busy` says that there is no idle time to do it in.
+        """
+        selector = self.pool.selector
+        if not request.num_steps or not isinstance(selector, Explores):
+            return []
+        self._since_read += 1
+        view = self.pool.request_view(request)
+        is_idle = self._exploring is None and (not is_busy or self._since_read >= EXPLORE_INTERVAL)
+        idle = self._idle(request, view.allowed) if is_idle else []
+        # Asked also when nobody is idle: the selector counts the requests that ended.
+        name = selector.explore(view, self.pool.pool_view(idle), has_ended=True)
+        if not any(drafter.name == name for drafter in idle):
+            return []
+        self._since_read = 0
+        calls = self._explore(name, self.pool.opening(request, READ), now)
+        self.pool.drafters[name].release.append(request.request_id)
+        return calls
+
+    def answered(self, name: str, result: DraftResult) -> None:
+        """Another may be asked; who cannot follow a request could not have drafted for it."""
+        if self._exploring is None or self._exploring[:2] != (name, result.call_id):
+            return
+        request_id, self._exploring = self._exploring[2], None
+        if not any(draft.num_scored for draft in result.drafts):
+            self.pool.score(request_id, self.pool.drafters[name].kind, 1, 0)
+
+    def lost(self, name: str) -> None:
+        """A drafter is gone, and what it was asked with it."""
+        if self._exploring is not None and self._exploring[0] == name:
+            self._exploring = None
+
+    def _idle(self, request: Request, allowed: Iterable[str]) -> list[DrafterState]:
+        """Of these drafters the ones that have nothing to do, have room and have not read the request."""
+        return [
+            drafter
+            for drafter in (self.pool.drafters[name] for name in allowed)
+            # Decoding heads can say nothing of a text that the target read without them.
+            if not (drafter.outstanding or drafter.capabilities.needs_proposals)
+            and request.request_id not in drafter.known
+            and len(drafter.known) < drafter.max_requests
+        ]
+
+    def _explore(self, name: str, item: DraftItem, now: float) -> list[tuple[str, DraftCall]]:
+        call = self.pool.call(name, [item], now)
+        self._exploring = (name, call.call_id, item.request_id)
+        self.num_explorations += 1
+        return [(name, call)]

@@ -1,0 +1,88 @@
+"""Drafters, requests and costs as a selector sees them (`selector.protocol`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from cluster.cost_model import CostModel
+from cluster.drafter_state import DrafterState
+from cluster.requests import Request
+from selector.protocol import DrafterView, PoolView, RequestView
+
+# Weight of the newest reading in the running mean of seconds per token; of shorter ones the time is mostly
+# that of the call itself.
+SMOOTHING = 0.2
+LEAST_TOKENS = 16
+
+
+@dataclass(slots=True)
+class MeasuredCosts:
+    """`StepCosts` from the cell's cost model; what rebuilding a cache takes is measured as it happens.
+
+    Attributes:
+        cost: the model.
+        keeping: kinds that keep keys and values.
+    """
+
+    cost: CostModel
+    keeping: set[str] = field(default_factory=set)
+    _token_s: dict[str, float] = field(default_factory=dict)
+
+    def verify_s(self, num_context: int) -> float:
+        """See `StepCosts`."""
+        return self.cost.verify_seconds(1, 1, num_context)
+
+    def token_s(self, num_context: int) -> float:
+        """See `StepCosts`."""
+        return self.cost.verify_token_seconds(num_context)
+
+    def layer_s(self, kind: str, num_context: int) -> float:
+        """See `StepCosts`."""
+        return self.cost.draft_seconds(kind, 1, 1, 1, num_context)
+
+    def rebuild_s(self, kind: str, num_tokens: int) -> float:
+        """See `StepCosts`; before anything was read, what forwards of few rows let expect."""
+        if kind not in self.keeping:
+            return 0.0
+        token_s = self._token_s.get(kind)
+        return self.cost.read_seconds(kind, num_tokens) if token_s is None else token_s * num_tokens
+
+    def have_read(self, kind: str, num_tokens: int, seconds: float) -> None:
+        """A drafter of this kind read so many tokens of one request in one call."""
+        if num_tokens < LEAST_TOKENS or kind not in self.keeping:
+            return
+        token_s = seconds / num_tokens
+        before = self._token_s.get(kind, token_s)
+        self._token_s[kind] = before + SMOOTHING * (token_s - before)
+
+
+def drafter_view(drafter: DrafterState) -> DrafterView:
+    """The instance as it stands."""
+    return DrafterView(
+        name=drafter.name,
+        kind=drafter.kind,
+        capacity=drafter.max_requests,
+        load=len(drafter.served),
+        size=drafter.size,
+        keeps_cache=drafter.capabilities.needs_prefill,
+    )
+
+
+def pool_view(drafters: Iterable[DrafterState], costs: MeasuredCosts, max_depth: int) -> PoolView:
+    """These drafters."""
+    views = {drafter.name: drafter_view(drafter) for drafter in drafters}
+    return PoolView(drafters=views, costs=costs, max_depth=max_depth)
+
+
+def request_view(request: Request, allowed: tuple[str, ...]) -> RequestView:
+    """The request as it stands; `allowed` are the instances it may use."""
+    return RequestView(
+        request_id=request.request_id,
+        current=request.drafter,
+        allowed=allowed,
+        num_prompt=len(request.submit.prompt),
+        num_context=request.num_tokens,
+        num_remaining=request.num_remaining,
+        num_steps=request.num_steps,
+    )
