@@ -49,12 +49,14 @@ def build_drafter(
             raise ValueError("a model drafter needs the path of its model")
         from drafters.model_drafter import ModelDrafter
         from engine.loading import load_runner
+        from engine.model_size import count_parameters
 
         return ModelDrafter(
             load_runner(path, dtype=dtype, num_slots=num_slots, runner=runner, device=device),
             max_depth=max_depth,
             max_width=max_width,
             prefix_sharing=prefix_sharing,
+            num_parameters=count_parameters(path),
         )
     if kind == "prompt_lookup":
         if vocab_size is None or max_tokens is None:

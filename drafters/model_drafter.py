@@ -45,6 +45,7 @@ class ModelDrafter:
         max_width: int = 16,
         catch_up_rows: int = CATCH_UP_ROWS,
         prefix_sharing: bool = True,
+        num_parameters: int = 0,
     ) -> None:
         """A drafter on `runner`, whose KV slots it takes over.
 
@@ -53,6 +54,7 @@ class ModelDrafter:
             max_depth, max_width: bounds of every plan; larger plans are cut down to them.
             catch_up_rows: most rows in one catch-up forward, which bounds memory on long prompts.
             prefix_sharing: whether requests share KV of equal prefixes.
+            num_parameters: of the model, if known.
         """
         self._model = NextTokens(runner)
         self._kv = KVCache(runner.num_slots, prefix_sharing=prefix_sharing)
@@ -69,6 +71,7 @@ class ModelDrafter:
             vocab_size=runner.shape.vocab_size,
             max_tokens=runner.shape.max_tokens,
             num_slots=runner.num_slots,
+            num_parameters=num_parameters,
         )
 
     @property

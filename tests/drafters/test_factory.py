@@ -18,6 +18,7 @@ def test_a_model_directory_becomes_a_drafter(tmp_path: Path) -> None:
     model.save_pretrained(str(tmp_path))
     built = build_drafter("model", path=str(tmp_path), num_slots=200, max_depth=4, max_width=2)
     assert built.capabilities.num_slots == 200
+    assert built.capabilities.num_parameters == model.num_parameters()
     item = opening("a", prompt(1, 20), DraftPlan(9, 9))
     tree = trees(built.draft(call(item)))["a"]
     assert_same_tree(tree, trees(drafter(model, max_depth=4, max_width=2).draft(call(item)))["a"])
