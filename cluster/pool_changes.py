@@ -14,18 +14,11 @@ from cluster.config import DrafterConfig, FlotillaConfig
 from cluster.events import DrafterDraining, DrafterReady, WorkerLost
 from cluster.lifecycle import Life, Lifecycle, Shell, cause
 from cluster.placement import free_names, instance_names
+from cluster.pool_errors import DrafterFailed, NotServing, PoolError, UnknownDrafter
 from cluster.profile_file import ProfileError, load_profile
 from cluster.worker_set import VERIFIER, WorkerSet
 
 _log = logging.getLogger(__name__)
-
-
-class PoolError(ValueError):
-    """The pool cannot be changed as asked; the message says why."""
-
-
-class UnknownDrafter(PoolError):
-    """There is no drafter of that name."""
 
 
 class PoolChanges:
@@ -126,7 +119,7 @@ class PoolChanges:
             left = len(self._lifecycle.of_kind(config.name))
             if left and config.name in self._lifecycle.kinds:
                 self._lifecycle.kinds[config.name] = config.model_copy(update={"replicas": left})
-            raise PoolError(f"drafter `{config.name}` could not be added: {cause(failed[0])}")
+            raise DrafterFailed(f"drafter `{config.name}` could not be added: {cause(failed[0])}")
         return [info for info in self._lifecycle.drafters() if info["name"] in names]
 
     async def _load_added(self, life: Life) -> None:
@@ -200,7 +193,7 @@ class PoolChanges:
 
     def _require_serving(self) -> None:
         if self._lifecycle.target.num_slots == 0 or any(life.state == "loading" for life in self._at_start()):
-            raise PoolError("the cell is still starting; its drafters can be changed once it serves")
+            raise NotServing("the cell is still starting; its drafters can be changed once it serves")
 
     def _at_start(self) -> list[Life]:
         """Those that the start itself loads."""

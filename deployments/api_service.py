@@ -90,7 +90,7 @@ class ApiService:
         return info
 
     async def info(self) -> CellInfo:
-        """The cell's description; it does not change while the cell's configuration does not."""
+        """The cell's description as last heard; of what it says only the drafters change."""
         return self._info or await self.describe()
 
     async def prometheus(self) -> str:
@@ -111,6 +111,9 @@ class ApiService:
         """Check everything that can be checked before the cell hears of the request."""
         arrived = time.perf_counter()
         info = await self.info()
+        wish = request.speculation
+        if wish is not None and not set(wish.drafters or ()) <= set(info.drafters):
+            info = await self.describe()  # a drafter may have been added since
         if request.model is not None and request.model != info.model:
             raise model_not_found(request.model, info.model)
         seed = mapping.choose_seed(request)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from deployments.drafters_command import app as drafters_app
+
 if TYPE_CHECKING:
     from cluster.config import FlotillaConfig
 
@@ -120,6 +122,9 @@ def bench(context: typer.Context) -> None:
 def zoo(context: typer.Context) -> None:
     """Train, measure and inspect the embedded demo models."""
     _forward(context, "zoo.cli", "zoo")
+
+
+app.add_typer(drafters_app, name="drafters")
 
 
 @app.command()

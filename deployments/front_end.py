@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.config import FlotillaConfig
 from cluster.model_paths import model_directory
+from deployments.admin_api import Instances
 from deployments.api_service import ApiService
 from deployments.cell_client import Endpoint
 from deployments.openai_api import create_app
@@ -47,6 +48,37 @@ class CellHandle:
         return lines
 
 
+class PoolHandle:
+    """The cell's pool of drafters through Ray Serve."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def drafters(self) -> Instances:
+        """See `PoolControl`."""
+        found: Instances = await self._handle.drafters.remote()
+        return found
+
+    async def add_drafter(self, config: dict[str, Any]) -> Instances:
+        """See `PoolControl`."""
+        found: Instances = await self._handle.add_drafter.remote(config)
+        return found
+
+    async def scale_drafter(self, kind: str, replicas: int) -> Instances:
+        """See `PoolControl`."""
+        found: Instances = await self._handle.scale_drafter.remote(kind, replicas)
+        return found
+
+    async def drain_drafter(self, name: str) -> Instances:
+        """See `PoolControl`."""
+        found: Instances = await self._handle.drain_drafter.remote(name)
+        return found
+
+    async def remove_drafter(self, name: str) -> None:
+        """See `PoolControl`."""
+        await self._handle.remove_drafter.remote(name)
+
+
 @serve.ingress()
 class FrontEnd:
     """One replica: tokenizer, API, and a connection to the cell."""
@@ -63,6 +95,9 @@ class FrontEnd:
         """The API with a connection of its own to the cell, for one event loop."""
         return ApiService(CellHandle(self._cell), self._codec, tiers=self._config.tiers)
 
+    def _pool(self) -> PoolHandle | None:
+        return PoolHandle(self._cell) if self._config.http.admin else None
+
     def _listen(self) -> None:
         """Serve HTTP from a thread of this replica: each token is spared the way through Serve's proxy.
 
@@ -77,7 +112,7 @@ class FrontEnd:
         listener.bind((http.host, http.port))
         # Not the service that Serve's own loop uses: tokens put into a queue of another thread's loop are
         # seen only when that loop happens to wake, which uvicorn's does every 100 ms.
-        app = create_app(self._make_service(), max_body_bytes=http.max_body_bytes)
+        app = create_app(self._make_service(), max_body_bytes=http.max_body_bytes, pool=self._pool())
         server = uvicorn.Server(
             uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=75)
         )
@@ -88,6 +123,7 @@ class FrontEnd:
         return create_app(
             self._service,
             max_body_bytes=self._config.http.max_body_bytes,
+            pool=self._pool(),
             # Serve's proxy sends the header itself, with the id it also passes in.
             sends_request_id=False,
         )

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.admin_api import PoolControl, add_admin_routes
 from deployments.answering import answer, stream
 from deployments.api_service import ApiService
 from deployments.debug_api import add_debug_routes
@@ -35,7 +36,11 @@ _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def create_app(
-    service: ApiService, *, max_body_bytes: int = 1 << 20, sends_request_id: bool = True
+    service: ApiService,
+    *,
+    max_body_bytes: int = 1 << 20,
+    sends_request_id: bool = True,
+    pool: PoolControl | None = None,
 ) -> FastAPI:
     """The application of one front end.
 
@@ -43,6 +48,7 @@ def create_app(
         service: what answers.
         max_body_bytes: larger bodies are refused.
         sends_request_id: whether responses get an `X-Request-Id`; not behind a proxy that adds its own.
+        pool: what `/admin/drafters` changes; None turns it off.
     """
     started = int(time.time())
 
@@ -128,6 +134,7 @@ def create_app(
         return _json({"version": flotilla_version()})
 
     add_debug_routes(app, service.decisions)
+    add_admin_routes(app, pool, lambda request: read_body(request, max_body_bytes))
     _install_error_handlers(app)
     app.add_middleware(RequestIds, sends=sends_request_id)
     return app

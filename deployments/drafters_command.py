@@ -1,0 +1,136 @@
+"""`flotilla drafters`: the pool of a running server seen and changed (docs/drafter-pool.md)."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+app = typer.Typer(help="See and change the drafters of a running server.", no_args_is_help=True)
+
+UrlOption = Annotated[str, typer.Option(help="The server, which must have `http: {admin: true}`.")]
+_URL = "http://127.0.0.1:8000"
+# Adding waits for the drafter to be loaded.
+_TIMEOUT_S = 120.0
+
+
+@app.command("list")
+def list_drafters(
+    url: UrlOption = _URL,
+    as_json: Annotated[bool, typer.Option("--json", help="As the server tells it.")] = False,
+) -> None:
+    """Every instance: state, load, restarts, node."""
+    _show(_call(url, "GET", ""), as_json=as_json)
+
+
+@app.command()
+def add(
+    file: Annotated[
+        Path | None, typer.Argument(help="YAML or JSON of one drafter, as in the configuration.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Its name.")] = None,
+    path: Annotated[
+        str | None, typer.Option(help="Directory of its model on the server, or zoo:NAME.")
+    ] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, max=64, help="Instances.")] = None,
+    num_gpus: Annotated[
+        float | None, typer.Option(min=0, help="Ray GPUs per instance, 0.5 for half.")
+    ] = None,
+    url: UrlOption = _URL,
+) -> None:
+    """Add a drafter: from a file, or a model drafter by --name and --path."""
+    import yaml
+
+    drafter: dict[str, Any] = {"kind": "model"}
+    if file is not None:
+        try:
+            drafter = yaml.safe_load(file.read_text())
+        except (OSError, yaml.YAMLError) as error:
+            _fail(f"cannot read {file}: {error}")
+        if not isinstance(drafter, dict):
+            _fail(f"{file} is no drafter: it must have fields, such as `kind` and `name`")
+    elif name is None or path is None:
+        _fail("which drafter? Give a file, or --name and --path")
+    given = {"name": name, "path": path, "replicas": replicas}
+    drafter |= {field: value for field, value in given.items() if value is not None}
+    if num_gpus is not None:
+        drafter["placement"] = {**drafter.get("placement", {}), "num_gpus": num_gpus}
+    _show(_call(url, "POST", "", drafter))
+
+
+@app.command()
+def scale(
+    kind: Annotated[str, typer.Argument(help="Name in the configuration.")],
+    replicas: Annotated[int, typer.Argument(min=1, max=64, help="Instances.")],
+    url: UrlOption = _URL,
+) -> None:
+    """Have so many instances of a drafter; those too many are drained."""
+    _show(_call(url, "PATCH", f"/{urllib.parse.quote(kind, safe='')}", {"replicas": replicas}))
+
+
+@app.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="Of an instance, or of a kind for all of its instances.")],
+    drain: Annotated[
+        bool, typer.Option(help="Let it finish what it drafts for; --no-drain is at once.")
+    ] = True,
+    url: UrlOption = _URL,
+) -> None:
+    """Remove a drafter; no request notices but by its speed."""
+    answer = _call(url, "DELETE", f"/{urllib.parse.quote(name)}?drain={str(drain).lower()}")
+    typer.echo(f"{name} is {'draining' if drain else 'gone'}")
+    if drain:
+        _show(answer)
+
+
+def _call(url: str, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The server's answer; ends the command with its message if it refuses."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {} if data is None else {"Content-Type": "application/json"}
+    request = urllib.request.Request(
+        f"{url.rstrip('/')}/admin/drafters{path}", data=data, headers=headers, method=method
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+    except urllib.error.HTTPError as error:
+        try:
+            _fail(str(json.load(error)["error"]["message"]))
+        except (ValueError, KeyError, TypeError):
+            _fail(f"{url} answers {error.code} {error.reason}")
+    except (OSError, ValueError) as error:
+        _fail(f"{url} does not answer: {getattr(error, 'reason', error)}")
+
+
+def _show(answer: dict[str, Any], *, as_json: bool = False) -> None:
+    if as_json:
+        typer.echo(json.dumps(answer, indent=1))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("drafter", "state", "load", "restarts", "recovery", "node", "costs"):
+        table.add_column(heading, no_wrap=heading != "costs")
+    for one in answer["data"]:
+        recovery = "" if one["recovery_s"] is None else f"{one['recovery_s']:.1f} s"
+        load = f"{one['load']} of {one['max_requests']}"
+        state = one["state"] if not one["waits_for"] else f"{one['state']} *"
+        table.add_row(one["name"], state, load, str(one["restarts"]), recovery, one["node"][:8], one["costs"])
+    console = Console(highlight=False)
+    console.print(table)
+    for one in answer["data"]:
+        if one["waits_for"]:
+            console.print(f"* {one['name']}: {one['waits_for']}", markup=False)
+
+
+def _fail(message: str) -> NoReturn:
+    typer.secho(f"flotilla: {message}", err=True, fg=typer.colors.RED)
+    raise typer.Exit(2)
