@@ -31,8 +31,9 @@ TOKEN_VARIANCE = 0.16
 MEMORY_REQUESTS = 2000.0
 # A running request teaches when it has been scored on this many tokens, and each time they have doubled.
 TEACH_TOKENS = 8
-# A request's counts of a drafter are kept in pieces of so many tokens, of which the newest few are watched; if
-# these differ from all before by so many standard deviations they are believed alone: the drafter has changed.
+# A request's counts of a drafter are kept in pieces of so many tokens, of which the newest few are watched:
+# if they differ from all before by so many standard deviations the drafter has changed, and they are believed
+# alone.
 PIECE_TOKENS = 64
 NUM_PIECES = 8
 SHIFT_DEVIATIONS = 5.0
@@ -54,17 +55,18 @@ class _Scores:
     taught_precision: float = 0.0
     taught_information: float = 0.0
 
-    def add(self, scored: float, agreed: float) -> None:
-        """Count, and forget what was before a shift."""
+    def add(self, scored: float, agreed: float) -> bool:
+        """Count, and forget what was before a shift; whether there was one."""
         self.scored += scored
         self.agreed += agreed
         self.piece = (self.piece[0] + scored, self.piece[1] + agreed)
         if self.piece[0] >= PIECE_TOKENS:
             self.pieces = [*self.pieces[-NUM_PIECES + 1 :], self.piece]
             self.piece = (0.0, 0.0)
-            self._forget_before_shift()
+            return self._forget_before_shift()
+        return False
 
-    def _forget_before_shift(self) -> None:
+    def _forget_before_shift(self) -> bool:
         """Two-sample test of the newest pieces, one to all of them, against what was before."""
         pooled = (self.agreed + 1.0) / (self.scored + 2.0)
         worst, kept, start = SHIFT_DEVIATIONS**2 * pooled * (1.0 - pooled), (0.0, 0.0), 0
@@ -84,6 +86,7 @@ class _Scores:
             self.pieces = self.pieces[start:]
             # What the prior was taught held then; what holds now is news to it.
             self.taught_scored = self.taught_precision = self.taught_information = 0.0
+        return kept[0] > 0.0
 
 
 @dataclass(slots=True)
@@ -105,7 +108,11 @@ class AcceptanceEstimates:
     """Chance that a drafter's next token is the target's, per request and drafter."""
 
     def __init__(self, memory: float = MEMORY_REQUESTS) -> None:
-        """Nothing known; `memory` is in requests."""
+        """Nothing known; `memory` is in requests.
+
+        `num_shifts` counts how often a drafter was found to have changed on a running request.
+        """
+        self.num_shifts = 0
         self._memory = memory
         self._features = PromptFeatures()
         self._drafters: dict[str, _DrafterModel] = {}
@@ -157,7 +164,7 @@ class AcceptanceEstimates:
         if scored <= 0 or evidence is None:
             return
         scores = self._scores(evidence, drafter)
-        scores.add(scored, agreed)
+        self.num_shifts += scores.add(scored, agreed)
         evidence.shared = None
         ended = request_id not in self._live
         if ended or scores.scored >= max(TEACH_TOKENS, 2.0 * scores.taught_scored):

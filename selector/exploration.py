@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from selector.acceptance import AcceptanceEstimates
 from selector.outlook import Outlook
@@ -18,10 +19,10 @@ from selector.protocol import PoolView, RequestView
 # while it may still get that many more.
 EXPLORE_TOKENS = 8
 EXPLORE_STEPS = 4
-# A drafter scored on so many tokens is scored again on as many more, and then each time there are this many.
-RESCORE_TOKENS = 1024
-# Whatever is believed of it, a drafter may have changed since it was scored this many tokens ago.
-STALE_TOKENS = 4096
+# A drafter is scored again when there are as many tokens more as there were, so that reading stays cheap.
+# Whatever is believed of it, it is scored again when some drafter was found to have changed, and may have
+# changed itself since it was scored this many tokens ago.
+STALE_TOKENS = 16384
 # Upper bounds lie so many standard deviations above the estimate: on a running request, where only a switch
 # would pay, and on a finished one, from which all later ones like it may profit.
 RUNNING_OPTIMISM = 1.0
@@ -41,7 +42,8 @@ class Exploration:
     """Chooses drafters to be scored, and remembers who was."""
 
     estimates: AcceptanceEstimates
-    _asked: dict[str, dict[str, int]] = field(default_factory=dict)
+    # By request and kind: output tokens when it was asked for, and shifts known then.
+    _asked: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     _num_read: int = 0
     _since_read: int = 0
 
@@ -53,13 +55,17 @@ class Exploration:
         """A request ended."""
         self._asked.pop(request_id, None)
 
-    def on_running(self, request: RequestView, kind: str, pool: PoolView) -> str:
+    def on_running(self, request: RequestView, kind: str, pool: PoolView, prices: Mapping[str, float]) -> str:
         """Instance to be scored on a running request; empty for none.
+
+        What a drafter promises counts less the price of the place: a request whose drafter others wait for
+        may have to move to one that is worse for itself, and one that is too dear need not be known.
 
         Args:
             request: it.
             kind: of the drafter that serves it; empty if none does.
             pool: the idle drafters.
+            prices: of a place on each kind, tokens per second.
         """
         output = request.num_context - request.num_prompt
         if output < EXPLORE_TOKENS or request.num_remaining < EXPLORE_TOKENS:
@@ -72,20 +78,25 @@ class Exploration:
         if kind:
             to_beat = outlook.goodput(kind, self.estimates.rate(request.request_id, kind))
         to_beat *= 1.0 + RIVAL_MARGIN * min(1.0, SHORT_TOKENS / outlook.num_expected)
-        best, best_value = "", 0.0
+        to_beat -= prices.get(kind, 0.0)
+        best, best_value = "", -inf
         for rival in kinds_of(request, pool):
             if rival == kind:
                 continue
-            before = max(asked.get(rival, 0), int(self.estimates.evidence(request.request_id, rival)))
+            asked_at, num_shifts = asked.get(rival, (0, self.estimates.num_shifts))
+            before = max(asked_at, int(self.estimates.evidence(request.request_id, rival)))
+            has_shifts = num_shifts < self.estimates.num_shifts
             unread = output - before
-            if unread < max(EXPLORE_TOKENS, min(before, RESCORE_TOKENS)):
+            if unread < (EXPLORE_TOKENS if has_shifts else max(EXPLORE_TOKENS, min(before, STALE_TOKENS))):
                 continue
             rate, spread = self.estimates.posterior(request.request_id, rival)
             value = outlook.goodput(rival, min(1.0, rate + RUNNING_OPTIMISM * spread))
-            if (value > to_beat or (before and unread >= STALE_TOKENS)) and value > best_value:
+            value -= prices.get(rival, 0.0)
+            is_stale = has_shifts or (before > 0 and unread >= STALE_TOKENS)
+            if (value > to_beat or is_stale) and value > best_value:
                 best, best_value = rival, value
         if best:
-            asked[best] = output
+            asked[best] = (output, self.estimates.num_shifts)
         return _instance(request, best, pool)
 
     def on_ended(self, request: RequestView, pool: PoolView, kinds: Mapping[str, str]) -> str:

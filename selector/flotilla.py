@@ -130,7 +130,8 @@ class Flotilla:
             return ""
         if has_ended:
             return self._exploration.on_ended(request, pool, self._kinds)
-        return self._exploration.on_running(request, self._kinds.get(request.current, ""), pool)
+        kind = self._kinds.get(request.current, "")
+        return self._exploration.on_running(request, kind, pool, self._prices)
 
     def forget(self, request_id: str) -> None:
         """See `Selector`."""

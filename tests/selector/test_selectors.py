@@ -62,7 +62,7 @@ EVENTS = st.lists(
 
 
 @pytest.mark.parametrize("name", SELECTORS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(story=EVENTS, seed=st.integers(0, 3))
 def test_capacities_and_wishes_hold_whatever_comes_and_goes(
     name: str, story: list[tuple[str, int]], seed: int
