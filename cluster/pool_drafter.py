@@ -23,7 +23,7 @@ def build_pool_drafter(config: DrafterConfig, vocab_size: int, max_tokens: int) 
             num_heads=described.num_heads,
             vocab_size=described.vocab_size,
             max_tokens=max_tokens,
-            max_width=config.num_candidates,
+            num_candidates=config.num_candidates,
         )
     elif isinstance(config, ModelDrafterConfig):
         drafter = build_drafter(

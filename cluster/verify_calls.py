@@ -108,9 +108,7 @@ class VerifyCalls:
     def _num_candidates(self, request: Request) -> int:
         """How many of each decoding head's tokens the request's drafter can use."""
         drafter = self.drafters.get(request.drafter)
-        if drafter is None or not drafter.capabilities.needs_proposals:
-            return 0
-        return drafter.capabilities.max_width
+        return 0 if drafter is None else drafter.capabilities.num_candidates
 
     def answered(self, call_id: int) -> OutstandingVerify | None:
         """What was asked, if this is the answer waited for."""

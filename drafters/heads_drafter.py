@@ -55,14 +55,23 @@ class HeadsDrafter:
     as its own time although it was spent in the target's process.
     """
 
-    def __init__(self, *, num_heads: int, vocab_size: int, max_tokens: int, max_width: int = 8) -> None:
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        vocab_size: int,
+        max_tokens: int,
+        num_candidates: int = 4,
+        max_width: int = 16,
+    ) -> None:
         """A drafter over `num_heads` heads.
 
         Args:
             num_heads: layers of the deepest tree.
             vocab_size: of the target.
             max_tokens: longest sequence (prompt and output), in tokens.
-            max_width: candidates of each head, and so the widest beam.
+            num_candidates: tokens of each head that trees are made of.
+            max_width: widest beam.
         """
         self._held: dict[str, _Held] = {}
         self._capabilities = Capabilities(
@@ -71,7 +80,7 @@ class HeadsDrafter:
             max_width=max_width,
             has_probabilities=True,
             needs_prefill=False,
-            needs_proposals=True,
+            num_candidates=num_candidates,
             vocab_size=vocab_size,
             max_tokens=max_tokens,
         )

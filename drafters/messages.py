@@ -44,7 +44,7 @@ class DraftItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         spec: opens the request; sent when `start` is 0, and then `tokens` is empty because
             `spec.tokens` holds them all.
         proposals: what the target's decoding heads proposed after these tokens, if they did
-            (`Capabilities.needs_proposals`).
+            (`Capabilities.num_candidates`).
     """
 
     request_id: str

@@ -18,8 +18,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         max_width: widest beam; 1 means chains only.
         has_probabilities: whether `logp` in its trees comes from a model.
         needs_prefill: whether catching up on a prompt costs it a forward pass.
-        needs_proposals: whether it drafts from what the target's decoding heads proposed with the last
-            verdict; for its requests they are evaluated, for others not.
+        num_candidates: how many of each decoding head's best tokens it drafts from, which come with the
+            target's verdicts; 0 if it needs none, and then the heads are not evaluated for its requests.
         vocab_size: size of the vocabulary its tokens come from.
         max_tokens: longest sequence (prompt and output) it can follow.
         num_slots: tokens its KV cache holds; 0 if it keeps none.
@@ -35,7 +35,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     num_slots: int = 0
     num_parameters: int = 0
-    needs_proposals: bool = False
+    num_candidates: int = 0
 
 
 class Drafter(Protocol):

@@ -36,6 +36,8 @@ class DecodeRequest(msgspec.Struct, frozen=True):
         num_context: tokens of its sequence.
         rate: estimated acceptance rate of its drafter on it.
         num_remaining: most tokens it may still generate.
+        num_heads: if its drafter is the target's decoding heads, how many there are; else 0. Their candidates
+            of a layer are the same after every node of the layer before.
     """
 
     request_id: str
@@ -48,6 +50,7 @@ class DecodeRequest(msgspec.Struct, frozen=True):
     num_context: int
     rate: float
     num_remaining: int = 1 << 20
+    num_heads: int = 0
 
     def required(self, step_s: float) -> float:
         """A(r) = (l + t_spec) / t_tpot - o (AdaServe): tokens it needs from a step of `step_s` seconds."""

@@ -80,7 +80,7 @@ def chain_tokens(rates: Float64, lengths: Int64) -> Float64:
     return np.where(certain, lengths + 1.0, (1.0 - rest ** (lengths + 1)) / (1.0 - rest))
 
 
-def head_tokens(rates: Sequence[float], widths: Sequence[int]) -> float:
+def head_tokens(rates: Sequence[float] | Float64, widths: Sequence[int] | Int64) -> Float64:
     """Tokens one step yields when head i proposes its `widths[i]` likeliest tokens, in a full tree.
 
     Some candidate of head j is right with `P_j = 1 - (1 - a_j)^(k_j)`, so the step yields
@@ -89,16 +89,22 @@ def head_tokens(rates: Sequence[float], widths: Sequence[int]) -> float:
     counted, and head i + 1 fails with `(1 - a_(i+1))^(k_(i+1))` rather than `1 - a_(i+1)`.
 
     Args:
-        rates: a_i, acceptance rate of any one candidate of head i.
-        widths: k_i, candidates of head i.
+        rates: float64 [heads], a_i: acceptance rate of any one candidate of head i.
+        widths: int64 [..., heads], k_i: candidates of head i; 0 for a head that is not used.
+
+    Returns:
+        float64 [...].
     """
-    right = [1.0 - (1.0 - rate) ** width for rate, width in zip(rates, widths, strict=True)]
-    return 1.0 + float(np.cumprod(right).sum())
+    right = 1.0 - (1.0 - np.asarray(rates)) ** np.asarray(widths)
+    return np.asarray(1.0 + np.cumprod(right, axis=-1).sum(axis=-1))
 
 
-def head_nodes(widths: Sequence[int]) -> int:
-    """Draft tokens verified in the full tree of those heads: `sum over h of prod over i <= h of k_i`."""
-    return int(np.cumprod(np.asarray(widths, dtype=np.int64)).sum())
+def head_nodes(widths: Sequence[int] | Int64) -> Int64:
+    """Draft tokens verified in the full tree of those heads: `sum over h of prod over i <= h of k_i`.
+
+    `widths` are int64 [..., heads], k_i; the result is int64 [...].
+    """
+    return np.asarray(np.cumprod(np.asarray(widths, dtype=np.int64), axis=-1).sum(axis=-1))
 
 
 def best_prefix(gains: Float64, tokens: float, seconds: float, token_s: float) -> tuple[int, float]:

@@ -11,6 +11,7 @@ from cluster.config import PolicyConfig
 from cluster.forest import Forest
 from cluster.policies.base import DecodeRequest, Int32, StepContext, all_nodes
 from cluster.policies.goodput import Float64, Int64, StepTimes, best_prefix, chain_limits, chain_tokens
+from cluster.policies.head_trees import best_head_widths, full_trees, head_limits
 from cluster.policies.threshold import log_probability
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
@@ -26,6 +27,11 @@ class SmartSpec:
     - `confidence`: everybody drafts while the last token's draft probability is above the threshold T, at
       most `max_depth` and at least one token; a token is predicted to be accepted when it and those before
       it are above T, and the lengths verified maximise goodput under that prediction (Algorithm 3).
+
+    Requests drafted for by decoding heads get full trees instead of chains, with as many of each head's
+    tokens as have the highest goodput (section 4.3, top-k tree-style), alike for all; but for the confidence
+    variant, which knows chains only. The engine's one rate stands for all heads. In a batch with both, each
+    kind is decided on as if the other just decoded.
 
     The moving averages are the engine's estimates in `DecodeRequest.rate`. Which requests are batched (the
     prefixes of Algorithm 2) and whether a drafter reads a prompt (draft-prefill disabling, section 5) is
@@ -46,19 +52,57 @@ class SmartSpec:
             return [DraftPlan(depth=k, stop_token_logp=least) for k in limits.tolist()]
         times = StepTimes.of(batch, self._config.max_depth, context)
         rates = np.array([request.rate for request in batch])
+        heads = head_limits(batch, limits)
+        limits = limits - heads
         if self._config.smartspec_acceptance == "global":
             speculating = limits > 0
             rate = float(rates[speculating].mean()) if speculating.any() else 0.0
             lengths = np.minimum(best_common_length(rate, limits, times), limits)
         else:
             lengths = best_lengths(rates, limits, times)
-        return [DraftPlan(depth=k) for k in lengths.tolist()]
+        plans = [DraftPlan(depth=k) for k in lengths.tolist()]
+        if heads.any():
+            widths = self._head_widths(batch, heads, times)
+            depth, width = int((widths > 0).sum()), max(1, int(np.cumprod(widths).max()))
+            for i in np.flatnonzero(heads).tolist():
+                plans[i] = DraftPlan(depth=min(depth, int(heads[i])), width=width)
+        return plans
+
+    def _head_widths(self, batch: Sequence[DecodeRequest], heads: Int64, times: StepTimes) -> Int64:
+        """k_1..k_h for all requests drafted for by heads; `heads` int64 [requests] are their limits."""
+        drafted = [request for request in batch if request.num_heads]
+        rate = float(np.mean([request.rate for request in drafted]))
+        num_heads = max(request.num_heads for request in drafted)
+        return best_head_widths(
+            np.full(num_heads, rate),
+            heads,
+            times,
+            num_heads,
+            self._config.max_width,
+            min(request.max_width for request in drafted),
+        )
+
+    def _select_head_trees(
+        self, batch: Sequence[DecodeRequest], trees: Sequence[TokenTree], context: StepContext
+    ) -> list[Int32]:
+        """Full trees of those drafted for by heads, by the widths that are best for this batch now."""
+        limits = chain_limits(batch, self._config.max_depth)
+        times = StepTimes.of(batch, self._config.max_depth, context)
+        widths = self._head_widths(batch, head_limits(batch, limits), times)
+        selected = all_nodes(trees)
+        rows = [i for i, request in enumerate(batch) if request.num_heads]
+        chosen = full_trees([trees[i] for i in rows], [widths] * len(rows))
+        for i, nodes in zip(rows, chosen, strict=True):
+            selected[i] = nodes
+        return selected
 
     def select(
         self, batch: Sequence[DecodeRequest], trees: Sequence[TokenTree], context: StepContext
     ) -> list[Int32]:
         """Everything drafted; with the confidence variant, what maximises goodput."""
         if self._config.smartspec_acceptance != "confidence":
+            if any(request.num_heads for request in batch):
+                return self._select_head_trees(batch, trees, context)
             return all_nodes(trees)
         if not batch:
             return []
