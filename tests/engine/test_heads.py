@@ -1,0 +1,186 @@
+"""Decoding heads equal a plain computation on Transformers' hidden states, on every runner, rank and batch."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from engine.heads import DecodingHeads, load_heads, save_heads
+from engine.heads_config import KIND, HeadsDescription, UnsuitableHeads, weights_digest
+from engine.hf_runner import HFRunner
+from engine.llama_runner import LlamaRunner
+from engine.llama_weights import load_llama_weights
+from engine.loading import load_runner
+from engine.runner import ModelRunner, Segment
+from engine.tensor_parallel import join, leave
+from tests.engine import tiny_models
+
+NUM_HEADS, SCALE = 3, 2.5
+LENGTHS = (5, 9, 2)
+
+
+def head_weights(width: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(NUM_HEADS, width, width, generator=torch.Generator().manual_seed(seed)) * 0.3
+
+
+def sharp(name: str) -> PreTrainedModel:
+    """A tiny model whose final norm scales every dimension differently."""
+    model = tiny_models.build(name).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("model.norm.weight") or parameter_name.endswith("ln_f.weight"):
+                parameter.copy_(torch.linspace(0.5, 2.0, len(parameter)))
+    return model
+
+
+def prompts(vocab_size: int) -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, vocab_size, n).tolist() for n in LENGTHS]
+
+
+@torch.no_grad()
+def reference(
+    model: PreTrainedModel, tokens: list[int], last_token: int, weight: torch.Tensor
+) -> torch.Tensor:
+    """float32 [heads, vocab] from the last hidden state after `tokens`, all written out."""
+    hidden = model.base_model(torch.tensor([tokens])).last_hidden_state[0, -1]
+    x = hidden + SCALE * model.get_input_embeddings()(torch.tensor(last_token))
+    blocks = [hidden + torch.nn.functional.silu(w @ x) for w in weight]
+    return model.get_output_embeddings()(torch.stack(blocks)).float()
+
+
+def evaluate(runner: ModelRunner, weight: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """Logits of the heads after each prompt, and the last tokens they were told, in one forward."""
+    segments, keep, first = [], [], 0
+    for tokens in prompts(runner.shape.vocab_size):
+        numbers = np.arange(len(tokens), dtype=np.int32)
+        slots = numbers + np.int32(first)
+        segments.append(Segment(np.array(tokens, np.int32), numbers, slots, numbers[:0]))
+        keep += [first, first + len(tokens) - 1]  # the heads are asked for the second of each
+        first += len(tokens)
+    logits = runner.forward(segments, np.array(keep, np.int32))
+    last = logits[1::2].argmax(dim=-1).tolist()
+    heads = DecodingHeads(runner, weight, last_token_scale=SCALE)
+    # In another order than the forward's.
+    order = np.array([5, 1, 3], dtype=np.int32)
+    found = heads.logits(order, np.array([last[2], last[0], last[1]], np.int32))
+    return found[[1, 2, 0]], last
+
+
+@pytest.mark.parametrize("kind", ["lean", "hf"])
+@pytest.mark.parametrize("name", ["llama_bias", "qwen3"])
+def test_heads_equal_the_reference_from_transformers(name: str, kind: str) -> None:
+    model = sharp(name)
+    plain = copy.deepcopy(model)
+    runner: ModelRunner = (
+        LlamaRunner(load_llama_weights(model), 64) if kind == "lean" else HFRunner(model, 64)
+    )
+    weight = head_weights(model.config.hidden_size)
+    found, last = evaluate(runner, weight)
+    for logits, tokens, token in zip(found, prompts(runner.shape.vocab_size), last, strict=True):
+        torch.testing.assert_close(logits, reference(plain, tokens, token, weight), atol=1e-4, rtol=1e-4)
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    runner = LlamaRunner(load_llama_weights(sharp("llama_bias")), 64)
+    weight = head_weights(runner.hidden_scale.shape[0])
+    together, last = evaluate(runner, weight)
+    heads = DecodingHeads(runner, weight, last_token_scale=SCALE)
+    for i, row in enumerate((1, 3, 5)):
+        alone = heads.logits(np.array([row], np.int32), np.array([last[i]], np.int32))
+        torch.testing.assert_close(alone[0], together[i], atol=1e-5, rtol=1e-5)
+
+
+def write_heads(directory: Path, target: Path, width: int, vocab_size: int) -> Path:
+    described = HeadsDescription(
+        kind=KIND,
+        num_heads=NUM_HEADS,
+        hidden_size=width,
+        vocab_size=vocab_size,
+        last_token_scale=SCALE,
+        target="tiny",
+        target_sha256=weights_digest(target),
+    )
+    save_heads(directory, described, list(head_weights(width)))
+    return directory
+
+
+def test_heads_survive_being_written_and_refuse_another_target(tmp_path: Path) -> None:
+    target = tiny_models.write("llama_bias", tmp_path / "target")
+    runner = load_runner(target, num_slots=64)
+    width = len(runner.hidden_scale)  # type: ignore[attr-defined]
+    directory = write_heads(tmp_path / "heads", Path(target), width, runner.shape.vocab_size)
+    evaluate(runner, head_weights(width))
+    last = np.array([3, 4], np.int32)
+    rows = np.array([0, 1], np.int32)
+    loaded = load_heads(directory, runner, Path(target))
+    expected = DecodingHeads(runner, head_weights(width).half().float(), last_token_scale=SCALE)
+    torch.testing.assert_close(loaded.logits(rows, last), expected.logits(rows, last))
+    other = tiny_models.write("llama_odd", tmp_path / "other")
+    with pytest.raises(UnsuitableHeads, match="trained for tiny .* other weights"):
+        load_heads(directory, runner, Path(other))
+    with pytest.raises(UnsuitableHeads, match="no decoding heads"):
+        load_heads(Path(target), runner, Path(target))
+
+
+def test_heads_of_another_width_or_behind_another_runner_are_refused() -> None:
+    runner = LlamaRunner(load_llama_weights(sharp("llama_bias")), 64)
+    with pytest.raises(UnsuitableHeads, match="heads of width 12"):
+        DecodingHeads(runner, head_weights(12))
+
+    class Opaque:
+        shape, num_slots, forward = runner.shape, 64, runner.forward
+
+    with pytest.raises(UnsuitableHeads, match="Opaque does not show"):
+        DecodingHeads(Opaque(), head_weights(12))  # type: ignore[arg-type]
+
+
+def _rank(rank: int, port: int, directories: list[str], results: Any) -> None:
+    try:
+        join(rank, 2, "127.0.0.1", port)
+        found = []
+        for directory, kind in zip(directories, ("lean", "hf"), strict=True):
+            runner = load_runner(
+                directory, num_slots=64, runner=kind, tensor_parallel=(rank, 2), self_test=False
+            )
+            weight = head_weights(len(runner.hidden_scale))
+            found.append(evaluate(runner, weight)[0].numpy())
+        leave()
+        results.put((rank, found))
+    except BaseException as error:
+        results.put((rank, repr(error)))
+        raise
+
+
+def test_two_ranks_evaluate_the_heads_of_one_process(tmp_path: Path) -> None:
+    names = ("llama_bias", "qwen3")
+    directories = [str(tiny_models.write(name, tmp_path / name)) for name in names]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    ranks = [context.Process(target=_rank, args=(rank, port, directories, results)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    try:
+        by_rank = dict(results.get(timeout=120) for _ in ranks)
+    finally:
+        for process in ranks:
+            process.join(timeout=20)
+            process.kill()
+    for index, (directory, kind) in enumerate(zip(directories, ("lean", "hf"), strict=True)):
+        assert not isinstance(by_rank[0], str), by_rank[0]
+        assert not isinstance(by_rank[1], str), by_rank[1]
+        alone = load_runner(directory, num_slots=64, runner=kind, self_test=False)
+        expected, _ = evaluate(alone, head_weights(len(alone.hidden_scale)))
+        np.testing.assert_array_equal(by_rank[0][index], by_rank[1][index])
+        np.testing.assert_allclose(by_rank[0][index], expected.numpy(), atol=1e-4)
