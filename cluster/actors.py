@@ -53,12 +53,12 @@ class DrafterWorker:
         return _whereabouts()
 
     def load(
-        self, config: DrafterConfig, vocab_size: int, max_tokens: int, token: bytes
+        self, config: DrafterConfig, vocab_size: int, max_tokens: int, target_path: str, token: bytes
     ) -> tuple[Address, Capabilities]:
         """Build the drafter and listen for draft calls."""
         from cluster.pool_drafter import build_pool_drafter
 
-        self._drafter = build_pool_drafter(config, vocab_size, max_tokens)
+        self._drafter = build_pool_drafter(config, vocab_size, max_tokens, target_path)
         server = StepServer(self._handle, token, get_node_ip_address(), idle=self._draft_ahead)
         gc.freeze()  # models and modules: nothing the collector should walk during a step
         return server.address, self._drafter.capabilities

@@ -105,6 +105,11 @@ class ModelDrafterConfig(PooledConfig):
     num_slots: int = Field(default=32768, ge=64, description="Tokens its KV pool holds.")
     runner: Literal["auto", "hf", "lean"] = Field(default="auto", description="As for the target.")
     prefix_sharing: bool = Field(default=True, description="As for the target.")
+    retokenize: bool = Field(
+        default=True,
+        description="With another tokenizer than the target's it drafts by retokenization, through text; off "
+        "refuses it.",
+    )
     max_requests: int = Field(
         default=64, ge=1, description="Capacity: requests an instance serves at once (SPIN's B_j)."
     )

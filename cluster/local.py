@@ -79,7 +79,8 @@ class LocalEngine:
         shape = self.target.runner.shape
         if drafters is None:
             drafters = {
-                d.name: build_pool_drafter(d, shape.vocab_size, shape.max_tokens) for d in config.drafters
+                d.name: build_pool_drafter(d, shape.vocab_size, shape.max_tokens, config.target.path)
+                for d in config.drafters
             }
         self.drafters = drafters
         if profile is None and config.profile is not None:

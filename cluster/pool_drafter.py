@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from cluster.config import DrafterConfig, HeadsConfig, ModelDrafterConfig, SuffixAutomatonConfig
 from cluster.model_paths import model_directory
 from drafters.factory import build_drafter
@@ -9,12 +11,20 @@ from drafters.heads_drafter import HeadsDrafter
 from drafters.protocol import Drafter
 from engine.heads_config import read_description
 
+# A drafter of another tokenizer may need that many of its own tokens to spell the deepest plan.
+RETOKENIZED_DEPTH = 32
 
-def build_pool_drafter(config: DrafterConfig, vocab_size: int, max_tokens: int) -> Drafter:
+
+def build_pool_drafter(config: DrafterConfig, vocab_size: int, max_tokens: int, target_path: str) -> Drafter:
     """Load or make one drafter.
 
+    Args:
+        config: of the drafter.
+        vocab_size, max_tokens: vocabulary and context length of the target.
+        target_path: the target's, as configured: a drafter with another tokenizer needs both.
+
     Raises:
-        ValueError: if its vocabulary is not the target's.
+        ValueError: if its vocabulary is not the target's, and it cannot or may not draft by retokenization.
     """
     drafter: Drafter
     if isinstance(config, HeadsConfig):
@@ -26,14 +36,7 @@ def build_pool_drafter(config: DrafterConfig, vocab_size: int, max_tokens: int) 
             num_candidates=config.num_candidates,
         )
     elif isinstance(config, ModelDrafterConfig):
-        drafter = build_drafter(
-            "model",
-            path=str(model_directory(config.path)),
-            dtype=config.dtype,
-            num_slots=config.num_slots,
-            runner=config.runner,
-            prefix_sharing=config.prefix_sharing,
-        )
+        drafter = _build_model(config, vocab_size, model_directory(target_path))
     elif isinstance(config, SuffixAutomatonConfig):
         drafter = build_drafter(
             "suffix_automaton",
@@ -56,6 +59,42 @@ def build_pool_drafter(config: DrafterConfig, vocab_size: int, max_tokens: int) 
     if drafted != vocab_size:
         raise ValueError(
             f"drafter `{config.name}` has a vocabulary of {drafted} tokens and the target one of "
-            f"{vocab_size}; drafters must share the target's tokenizer"
+            f"{vocab_size}; it must have been made for this target"
         )
     return drafter
+
+
+def _build_model(config: ModelDrafterConfig, vocab_size: int, target: Path) -> Drafter:
+    """A model drafter, in a retokenizing one if its tokens are not the target's."""
+    from drafters.retokenize_vocabulary import have_same_tokens
+
+    directory = model_directory(config.path)
+    same = have_same_tokens(target, directory)
+    if same is False and not config.retokenize:
+        raise ValueError(
+            f"drafter `{config.name}` has another tokenizer than the target, and `retokenize` is off: turn "
+            "it on, or choose a drafter with the target's tokenizer"
+        )
+    drafter = build_drafter(
+        "model",
+        path=str(directory),
+        dtype=config.dtype,
+        num_slots=config.num_slots,
+        runner=config.runner,
+        prefix_sharing=config.prefix_sharing,
+        **({"max_depth": RETOKENIZED_DEPTH} if same is False else {}),
+    )
+    if same is not False and drafter.capabilities.vocab_size == vocab_size:
+        return drafter
+    if same is None or not config.retokenize:
+        raise ValueError(
+            f"drafter `{config.name}` has a vocabulary of {drafter.capabilities.vocab_size} tokens and the "
+            f"target one of {vocab_size}; such a drafter drafts by retokenization, for which `retokenize` "
+            f"must be on and there must be a tokenizer.json in {target} and in {directory}"
+        )
+    from drafters.retokenizing_drafter import RetokenizingDrafter
+
+    try:
+        return RetokenizingDrafter.of(drafter, target, directory, vocab_size)
+    except ValueError as error:
+        raise ValueError(f"drafter `{config.name}` cannot draft by retokenization: {error}") from error

@@ -69,7 +69,7 @@ def measure_profile(config: FlotillaConfig, report: Report = lambda name, done, 
     for drafter in config.drafters:
         gc.collect()  # one model's memory at a time
         drafters[drafter.name] = _drafter_profile(
-            drafter, shape.vocab_size, shape.max_tokens, cpu_time, report
+            drafter, shape.vocab_size, shape.max_tokens, config.target.path, cpu_time, report
         )
     return new_profile("cpu" if cpu_time and ranks == 1 else "wall", measured, drafters)
 
@@ -120,9 +120,14 @@ def measure_drafter(
 
 
 def _drafter_profile(
-    config: DrafterConfig, vocab_size: int, max_tokens: int, cpu_time: bool, report: Report
+    config: DrafterConfig,
+    vocab_size: int,
+    max_tokens: int,
+    target_path: str,
+    cpu_time: bool,
+    report: Report,
 ) -> ModelProfile:
-    drafter = build_pool_drafter(config, vocab_size, max_tokens)
+    drafter = build_pool_drafter(config, vocab_size, max_tokens, target_path)
     points = measure_drafter(
         drafter, cpu_time=cpu_time, report=lambda *progress: report(config.name, *progress)
     )

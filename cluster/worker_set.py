@@ -128,7 +128,7 @@ class WorkerSet:
         worker.actors.append(spawn(DrafterWorker, self._reservations.options(name, config.placement)))
         async with self._placing(worker, [name]):
             address, capabilities = await worker.actors[0].load.remote(
-                config, target.vocab_size, target.max_tokens, self._token
+                config, target.vocab_size, target.max_tokens, self._config.target.path, self._token
             )
         worker.steps.append(
             await StepClient.connect(
