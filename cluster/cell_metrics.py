@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from cluster.core import SchedulerCore
+from cluster.drafter_pool import DrafterPool
 from cluster.stream_messages import Objective, Receipt
 
 # Seconds. vLLM's buckets for TTFT; finer ones for time per token, where objectives are a few milliseconds.
@@ -58,7 +59,34 @@ class CellMetrics:
         self._totals: dict[str, Counter] = {}
         self._seen: dict[str, float] = {}
         self._drafter_tokens = Counter(
-            "flotilla_drafter_tokens", "Tokens by drafter.", ["drafter", "outcome"], registry=self.registry
+            "flotilla_drafter_tokens",
+            "Tokens by kind of drafter.",
+            ["drafter", "outcome"],
+            registry=self.registry,
+        )
+        self._served = Gauge(
+            "flotilla_drafter_requests",
+            "Requests served now, by drafter instance.",
+            ["drafter", "instance"],
+            registry=self.registry,
+        )
+        self._prices = Gauge(
+            "flotilla_drafter_capacity_price",
+            "Tokens per second that one more place on drafters of the kind would have brought.",
+            ["drafter"],
+            registry=self.registry,
+        )
+        self._first_drafts = Counter(
+            "flotilla_drafter_switch_first_drafts",
+            "Switches after which the new drafter drafted, by whether its cache had been built ahead.",
+            ["prepared"],
+            registry=self.registry,
+        )
+        self._switch_wait = Counter(
+            "flotilla_drafter_switch_wait_seconds",
+            "Seconds from those switches to the first draft.",
+            ["prepared"],
+            registry=self.registry,
         )
 
     def restarted(self, worker: str) -> None:
@@ -109,7 +137,7 @@ class CellMetrics:
         self._count("flotilla_accepted_tokens", "Draft tokens accepted.", totals.accepted_tokens)
         self._count("flotilla_preemptions", "Requests preempted.", totals.preemptions)
         self._count("flotilla_draft_timeouts", "Drafts not waited for.", totals.draft_timeouts)
-        self._count("flotilla_drafter_switches", "Requests moved to another drafter.", core.pool.num_switches)
+        self._render_pool(core.pool)
         self._count(
             "flotilla_cached_prompt_tokens",
             "Prompt tokens from shared prefixes.",
@@ -123,6 +151,39 @@ class CellMetrics:
                 grown = self._grown(f"{drafter} {outcome}", tokens)
                 self._drafter_tokens.labels(drafter, outcome).inc(grown)
         return generate_latest(self.registry).decode()
+
+    def _render_pool(self, pool: DrafterPool) -> None:
+        switches = pool.switching.totals
+        self._count("flotilla_drafter_switches", "Requests that left their drafter.", switches.switches)
+        self._count(
+            "flotilla_drafter_switches_prepared",
+            "Switches to drafters that had next to nothing to read.",
+            switches.prepared,
+        )
+        self._count(
+            "flotilla_drafter_preparations_wasted", "Caches built ahead and not used.", switches.wasted
+        )
+        self._count(
+            "flotilla_drafter_rebuild_avoided_seconds",
+            "Seconds of reading done before the switch.",
+            switches.avoided_s,
+        )
+        self._count(
+            "flotilla_drafter_explorations",
+            "Readings by drafters for the sake of their scores alone.",
+            pool.explorer.num_explorations,
+        )
+        for was_prepared in (False, True):
+            label = str(was_prepared).lower()
+            first_drafts, wait_s = switches.first_drafts[was_prepared], switches.wait_s[was_prepared]
+            self._first_drafts.labels(label).inc(self._grown(f"first drafts {label}", first_drafts))
+            self._switch_wait.labels(label).inc(self._grown(f"switch wait {label}", wait_s))
+        for gauge in (self._served, self._prices):
+            gauge.clear()  # instances and kinds come and go
+        for drafter in pool.drafters.values():
+            self._served.labels(drafter.kind, drafter.name).set(len(drafter.served))
+        for kind, price in pool.selector.prices().items():
+            self._prices.labels(kind).set(price)
 
     def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)

@@ -13,5 +13,6 @@ def count_parameters(directory: str | Path) -> int:
     total = 0
     for path in sorted(Path(directory).glob("*.safetensors")):
         with safe_open(path, framework="np") as file:
-            total += sum(prod(file.get_slice(name).get_shape()) for name in file.keys())
+            names = file.keys()
+            total += sum(prod(file.get_slice(name).get_shape()) for name in names)
     return total

@@ -52,12 +52,14 @@ class World:
         micro_batches: int = 1,
         num_slots: int = 400,
         batching: str = "flotilla",
+        selector: str = "flotilla",
     ) -> None:
         self.rng = random.Random(seed)
         self.config = FlotillaConfig.model_validate(
             {
                 "target": {"path": "unused"},
                 "policy": {"name": policy},
+                "selector": {"name": selector},
                 "scheduler": {
                     "batching": batching,
                     "micro_batches": micro_batches,
