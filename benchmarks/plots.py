@@ -14,28 +14,19 @@ from benchmarks.compare_plan import OURS
 from benchmarks.compare_record import Record
 from benchmarks.compare_statistics import Interval, PolicyFigures, by_policy
 from benchmarks.compare_summary import PointSummary
+from benchmarks.plot_style import COLOURS, STYLE
 
-# Colours that people with colour blindness can tell apart (Okabe and Ito), black for the default policy.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6D31", "#999999")
+# Black is for the default policy.
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h", "p")
 _POINT = "point"
 _PARTS = {"draft_ms": "waiting for drafts", "verify_ms": "verifying", "other_ms": "other"}
 _PART_COLOURS = ("#56B4E9", "#0072B2", "#BBBBBB")
-_STYLE = {
-    "font.size": 10,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.constrained_layout.use": True,
-    "savefig.dpi": 150,
-}
 
 
 def draw(record: Record, summary: Sequence[PointSummary], directory: Path) -> list[Path]:
     """Draw everything into the directory, which is made if need be; returns the files."""
     directory.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         drawn = {
             "attainment": attainment(record, summary),
             "goodput": goodput(record, summary),
@@ -70,7 +61,7 @@ def _style(policies: Sequence[str], policy: str) -> dict[str, Any]:
     """Colour, line and marker of a policy: ours in bold black, the others by their place among themselves."""
     is_ours = _is_ours(policy)
     place = [name for name in policies if _is_ours(name) == is_ours].index(policy)
-    colours = ("black",) if is_ours else _COLOURS
+    colours = ("black",) if is_ours else COLOURS
     return {
         "color": colours[place % len(colours)],
         "linestyle": ("-", "--", ":")[place // len(colours) % 3],

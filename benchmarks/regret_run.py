@@ -49,9 +49,21 @@ class _Reading:
 class Simulation:
     """One selector on one instance, which may become another halfway."""
 
-    def __init__(self, selector: Selector, phases: Sequence[Bandit], num_slots: int, seed: int) -> None:
-        """Prepare `num_slots` slots, equally many of each phase; the noise is the same for one seed."""
+    def __init__(
+        self,
+        selector: Selector,
+        phases: Sequence[Bandit],
+        num_slots: int,
+        seed: int,
+        *,
+        is_static: bool = False,
+    ) -> None:
+        """Prepare `num_slots` slots, equally many of each phase; the noise is the same for one seed.
+
+        `is_static` says that the selector never moves a request that may stay, which saves the time to ask.
+        """
         self.selector, self.phases, self.num_slots = selector, phases, num_slots
+        self._is_static = is_static
         self._noise = np.random.default_rng((seed, 1))
         self._scores = np.random.default_rng((seed, 2))
         num_requests, num_drafters = phases[0].rates.shape
@@ -96,6 +108,9 @@ class Simulation:
                     if slot % ASK_SLOTS == 0:
                         self._ask(explores, bandit, pool, slot, goodput)
                     self._read(bandit)
+            if self._is_static:
+                self.losses.goodput[begin:end] = loss
+                return
 
     def _views(self, bandit: Bandit, slot: int) -> list[RequestView]:
         names, allowed, place, output = self.names, tuple(self.names), self.place, self.output
