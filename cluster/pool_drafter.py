@@ -11,8 +11,8 @@ from drafters.heads_drafter import HeadsDrafter
 from drafters.protocol import Drafter
 from engine.heads_config import read_description
 
-# A drafter of another tokenizer may need that many of its own tokens to spell the deepest plan.
-RETOKENIZED_DEPTH = 32
+# Deepest draft, in the drafter's own tokens: of another tokenizer it may take more to spell a plan.
+MODEL_DEPTH, RETOKENIZED_DEPTH = 16, 32
 
 
 def build_pool_drafter(config: DrafterConfig, vocab_size: int, max_tokens: int, target_path: str) -> Drafter:
@@ -82,7 +82,7 @@ def _build_model(config: ModelDrafterConfig, vocab_size: int, target: Path) -> D
         num_slots=config.num_slots,
         runner=config.runner,
         prefix_sharing=config.prefix_sharing,
-        **({"max_depth": RETOKENIZED_DEPTH} if same is False else {}),
+        max_depth=RETOKENIZED_DEPTH if same is False else MODEL_DEPTH,
     )
     if same is not False and drafter.capabilities.vocab_size == vocab_size:
         return drafter
