@@ -22,6 +22,11 @@ CONFIGURATIONS: MappingProxyType[str, dict[str, dict[str, Any]]] = MappingProxyT
         "two micro-batches": {"policy": {"name": "adaserve"}, "scheduler": {"micro_batches": 2}},
         "tensor parallel 2": {"policy": {"name": "adaserve"}, "target": {"tensor_parallel": 2}},
         "preemption forced": {"policy": {"name": "adaserve"}, "target": {"num_slots": 480}},
+        # Exploration that never ends: every three steps each request draws another drafter.
+        "switching every 3 steps": {
+            "policy": {"name": "adaserve"},
+            "selector": {"name": "lbss", "alpha": 100_000, "beta": 3},
+        },
     }
 )
 
