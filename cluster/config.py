@@ -251,6 +251,11 @@ class SelectorConfig(_Strict):
     drafters: tuple[str, ...] = Field(
         default=(), description="Drafters that `fixed` uses, by kind or instance; all if empty."
     )
+    fast_switching: bool = Field(
+        default=True,
+        description="While the target verifies, idle drafters build keys and values of requests about to move "
+        "to them (SPIN section IV-C).",
+    )
     seed: int = Field(default=0, ge=0, description="Of the randomness in exploring.")
 
     @model_validator(mode="after")
