@@ -349,7 +349,7 @@ class SchedulerCore:
         """While the target verifies, idle drafters read what later drafts will profit from."""
         sent = self.verify_calls.outstanding
         if sent is not None:
-            requests = [self.requests[request_id] for request_id in sent.trees]
+            requests = [self.requests[i] for i in sent.trees if i in self.requests]
             self._actions.extend(self.planner.read_ahead(requests, now, len(self.running), sent.predicted_s))
 
     def _verify(self, by_batch: dict[Key, list[Request]], now: float) -> None:

@@ -207,7 +207,7 @@ class StepPlanner:
             idle_s: seconds the call will take.
         """
         read = [request for request in requests if self.may_read(request)]
-        calls = self.pool.switching.prepare(read, now, idle_s)
+        calls = self.pool.switching.prepare(read, now, idle_s) if self.pool.config.fast_switching else []
         if num_running <= EXPLORE_REQUESTS:
             for request in read:
                 calls.extend(self.pool.explorer.running(request, now))
