@@ -44,7 +44,25 @@ def tables(result: dict[str, Any]) -> str:
         parts.append(f"**{title}**\n\n{_table(head, rows)}")
     rows = [[name, *(f"{result['best'][g][name]:.0%}" for g in _GROUPS)] for name in result["table"]]
     parts.append(f"**Best choice by goodput, share of held-out prompts**\n\n{_table(head, rows)}")
+    if "heads" in result:
+        parts.append(heads_tables(result["heads"]))
     return "\n\n".join(parts)
+
+
+def heads_tables(result: dict[str, Any]) -> str:
+    """Accuracy of each decoding head, and tokens per verify step by how many candidates are verified."""
+    name, accuracy, steps = result["name"], result["accuracy"], result["tokens_per_step"]
+    rows = [
+        [f"head {i + 1}", *("{top1:.3f} / {top3:.3f}".format(**accuracy[g][i]) for g in _GROUPS)]
+        for i in range(len(accuracy["all"]))
+    ]
+    seen = f"**`{name}`: the target's greedy token is a head's first choice / among its first three**"
+    shapes = [
+        [shape.replace("x", ", "), *(f"{steps[g][shape]:.2f}" for g in _GROUPS)] for shape in steps["all"]
+    ]
+    verified = f"**`{name}`: tokens per verify step, by candidates of each head that are verified**"
+    header = ["", *_GROUPS]
+    return f"{seen}\n\n{_table(header, rows)}\n\n{verified}\n\n{_table(header, shapes)}"
 
 
 def _fence(text: str) -> str:

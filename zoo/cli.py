@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from zoo.registry import DRAFTERS, MODELS, OTHER_VOCABULARY, TARGET, WEIGHTS
+from zoo.registry import DRAFTERS, HEADS, MODELS, OTHER_VOCABULARY, TARGET, WEIGHTS
 
 app = typer.Typer(
     help="The embedded demo family: train, distil, evaluate, write the model card.", no_args_is_help=True
@@ -104,17 +104,50 @@ def distill(
 
 
 @app.command()
+def heads(
+    minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 7.5,
+    read_minutes: Annotated[
+        float, typer.Option(help="Minutes in which the target reads its answers, for each file of them.")
+    ] = 2.0,
+    out: OutOption = BUILD,
+    weights: WeightsOption = DEFAULT_WEIGHTS,
+    json_file: Annotated[
+        Path, typer.Option("--json", help="Figures to which the heads' are added.")
+    ] = EVALUATION,
+    evaluate_only: Annotated[
+        bool, typer.Option("--evaluate-only", help="Measure the heads there are.")
+    ] = False,
+) -> None:
+    """Train and measure the target's decoding heads, on answers `distill` had it write. Processor time."""
+    from zoo import card, heads_evaluate
+    from zoo import evaluate as evaluation
+    from zoo import heads as training
+
+    if not evaluate_only:
+        with console.status("training the heads"):
+            trained = training.run(out, out / TARGET / "model", out, minutes, read_minutes)
+        shutil.copytree(trained, weights / HEADS, dirs_exist_ok=True)
+    with console.status("measuring the heads"):
+        result = json.loads(json_file.read_text(encoding="utf-8"))
+        result["heads"] = heads_evaluate.measure(evaluation.read(weights, samples=0), weights)
+    evaluation.write(result, json_file)
+    console.print(card.heads_tables(result["heads"]), markup=False, highlight=False)
+
+
+@app.command()
 def evaluate(
     weights: Annotated[Path, typer.Option(help="Folder of the models.")] = WEIGHTS,
     limit: Annotated[int | None, typer.Option(help="Prompts per domain (default: all).")] = None,
     json_file: Annotated[Path, typer.Option("--json", help="Where the figures go.")] = EVALUATION,
 ) -> None:
     """Measure acceptance, goodput and best choices on the shipped held-out prompts."""
-    from zoo import card
+    from zoo import card, heads_evaluate
     from zoo import evaluate as evaluation
 
     with console.status(f"evaluating {len(MODELS)} models"):
-        result = evaluation.evaluate(evaluation.read(weights, limit), weights)
+        reading = evaluation.read(weights, limit)
+        result = evaluation.evaluate(reading, weights)
+        result["heads"] = heads_evaluate.measure(reading, weights)
     evaluation.write(result, json_file)
     console.print(card.tables(result), markup=False, highlight=False)
 

@@ -43,9 +43,10 @@ class Heads(nn.Module):
     def forward(self, hidden: Tensor, token: Tensor) -> list[Tensor]:
         """Per head logits [rows, vocabulary], after hidden states [rows, width] and last tokens [rows]."""
         x = hidden + LAST_TOKEN_SCALE * self._embedding[token]
-        with torch.autocast(hidden.device.type, torch.bfloat16):
+        output = self._output if self.training else self._embedding
+        with torch.autocast(hidden.device.type, torch.bfloat16, enabled=self.training):
             blocks = (hidden + nn.functional.silu(block(x)) for block in self.blocks)
-            return [nn.functional.linear(block, self._output).float() for block in blocks]
+            return [nn.functional.linear(block, output).float() for block in blocks]
 
 
 def heads_loss(heads: Heads, batch: HeadBatch, device: torch.device) -> tuple[Tensor, list[float]]:
