@@ -6,7 +6,7 @@ from bisect import insort
 
 from cluster import admission
 from cluster.batching.batcher import Batcher
-from cluster.batching.micro_batches import Key, MicroBatches
+from cluster.batching.micro_batches import MicroBatches
 from cluster.config import FlotillaConfig
 from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN, CostModel
 from cluster.drafter_pool import DrafterPool
@@ -50,7 +50,7 @@ class SchedulerCore:
         self.pool = DrafterPool(cost, config.policy.max_depth, config.selector)
         self.planner = StepPlanner(policy, cost, self.pool, config.scheduler.draft_ahead or 0)
         self.batcher = Batcher(config.scheduler, cost, self.pool)
-        self.micro_batches = MicroBatches(config.scheduler, cost, self.pool, config.policy.max_depth)
+        self.micro_batches = MicroBatches(config.scheduler, cost, config.policy.max_depth)
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []
         self.running: dict[str, Request] = {}
@@ -108,11 +108,7 @@ class SchedulerCore:
 
     def _awaits_more_drafts(self, event: Event) -> bool:
         """Whether the event is one drafter's answer while others still draft for the only micro-batch."""
-        return (
-            isinstance(event, DraftDone)
-            and self.micro_batches.count == 1
-            and any(request.state is State.DRAFTING for request in self.running.values())
-        )
+        return isinstance(event, DraftDone) and self.micro_batches.awaits_more_drafts(self.running.values())
 
     @property
     def max_model_tokens(self) -> int:
@@ -190,7 +186,7 @@ class SchedulerCore:
         for draft in result.drafts:
             request = self._awaiting(draft.request_id, result.call_id)
             if request is not None:
-                self.micro_batches.drafted(request, result.seconds)
+                self.micro_batches.drafted(request, result.seconds, now)
                 request.num_drafted += draft.tree.num_drafted
                 self.totals.drafted_tokens += draft.tree.num_drafted
                 request.drafted(draft.tree)
@@ -324,6 +320,8 @@ class SchedulerCore:
                 self._actions.extend(self.planner.draft(ready, now, self.max_model_tokens))
         if self.verify_calls.outstanding is None:
             self._verify(by_batch, now)
+        elif self.micro_batches.is_next_due(by_batch, self.verify_calls, now):
+            self._verify_next(by_batch, now)
 
     def _admit(self, now: float) -> None:
         context = self.batcher.context(now, self.free_slots, self.planner.step_s)
@@ -352,7 +350,7 @@ class SchedulerCore:
             requests = [self.requests[i] for i in sent.trees if i in self.requests]
             self._actions.extend(self.planner.read_ahead(requests, now, len(self.running), sent.predicted_s))
 
-    def _verify(self, by_batch: dict[Key, list[Request]], now: float) -> None:
+    def _verify(self, by_batch: dict[int, list[Request]], now: float) -> None:
         drafted = self.micro_batches.to_verify(by_batch, now)
         prefilling = [r for r in self.running.values() if r.state is State.PREFILLING]
         if not drafted and not prefilling:
@@ -383,6 +381,17 @@ class SchedulerCore:
         for request, tokens in chunks:
             if request.num_computed + tokens >= request.num_tokens:
                 self._prefetch(request, now)
+
+    def _verify_next(self, by_batch: dict[int, list[Request]], now: float) -> None:
+        """What is complete goes to the target while it works: later it would wait for the message."""
+        complete = self.micro_batches.to_verify(by_batch, now)
+        drafted = self.batcher.rule.verify(complete, [], self.running.values())
+        most = sum(len(request.tree) for request in drafted if request.tree is not None)
+        if drafted and most + self.verify_calls.num_tokens <= self.free_slots:
+            chosen = self.planner.select(drafted, now, self.max_model_tokens)
+            call = self.verify_calls.build(drafted, chosen, [], now)
+            if call is not None:
+                self._actions.append(Verify(call))
 
 
 def _queue_key(request: Request) -> tuple[int, int]:

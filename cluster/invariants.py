@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from cluster.core import SchedulerCore
 from cluster.requests import State
 
@@ -13,10 +11,9 @@ def check_invariants(core: SchedulerCore) -> None:
     assert all(r.state is State.WAITING for r in core.waiting)
     assert all(r.is_running for r in core.running.values())
     assert len(core.waiting) + len(core.running) == len(core.requests)
-    in_call: Iterable[str] = ()
-    outstanding = core.verify_calls.outstanding
-    if outstanding is not None:
-        in_call = outstanding.trees.keys() | outstanding.prefilling
+    in_call: set[str] = set()
+    for sent in core.verify_calls.all_outstanding:
+        in_call |= sent.trees.keys() | sent.prefilling
     for request in core.running.values():
         if request.state in (State.VERIFYING, State.PREFILL_SENT):
             assert request.request_id in in_call

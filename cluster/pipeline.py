@@ -103,14 +103,11 @@ class Machine:
     Attributes:
         cost: forward times of target and drafters.
         drafters_at_once: drafters that compute at the same time; further ones share cores with these.
-        whole_drafters: whether a micro-batch takes drafters one after the other rather than a share of each
-            (`micro_batches.MicroBatches`), so that splitting adds fewer draft calls.
         max_depth: deepest draft.
     """
 
     cost: CostModel
     drafters_at_once: int = 1
-    whole_drafters: bool = False
     max_depth: int = 8
 
     def predict(self, load: Load, count: int, depth: int) -> Prediction:
@@ -128,14 +125,14 @@ class Machine:
         for name, (requests, context) in load.by_drafter.items():
             if not name:
                 continue
-            parts = max(1, round(count * requests / n)) if self.whole_drafters else min(count, requests)
+            parts = min(count, requests)
             call_s = self.cost.draft_seconds(name, -(-requests // parts), 1, depth, context // parts)
             slowest_s = max(slowest_s, call_s)
             work_s += parts * call_s
         work_s /= self.drafters_at_once
         alone_s = max(slowest_s, work_s / count) + verify_s + overhead_s
-        # Half of what is outside forwards are the messages of drafting, which the target does not wait for.
-        seconds = max(count * (verify_s + overhead_s / 2), alone_s, work_s)
+        # With several, the next call is at the target before it is done with the one before.
+        seconds = max(count * verify_s, alone_s, work_s)
         tokens = n + load.num_drafting * sum(load.rate**layer for layer in range(1, depth + 1))
         return Prediction(count, depth, seconds, tokens, seconds - count * verify_s)
 
@@ -328,7 +325,6 @@ class MeasuredCount:
         return Machine(
             CostModel.corrected(cost.profile, corrections, cost.kinds),
             self.drafters_at_once,
-            whole_drafters=True,
             max_depth=self.max_depth,
         )
 

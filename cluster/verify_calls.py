@@ -1,4 +1,4 @@
-"""Building verify calls and remembering the one the target works on."""
+"""Building verify calls and remembering those the target has not answered."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class OutstandingVerify:
         predicted_s: what the cost model expects of its forward.
         trees: draft trees being verified, by request id.
         prefilling: requests with a chunk in it.
+        num_tokens: rows, and so KV slots it may take.
+        sent_at: when it was sent.
     """
 
     call_id: int
@@ -29,23 +31,41 @@ class OutstandingVerify:
     predicted_s: float
     trees: dict[str, TokenTree]
     prefilling: set[str]
+    num_tokens: int
+    sent_at: float
 
 
 @dataclass(slots=True)
 class VerifyCalls:
-    """At most one call is outstanding; releases owed to the target go out with the next.
+    """Calls the target works on, or has waiting for when it is done; it takes them in order.
+
+    Releases owed to the target go out with the next call.
 
     Attributes:
         cost: predicts forwards.
         drafters: by name; for requests of those that need it, the target's decoding heads are evaluated.
-        outstanding: the call the target works on.
     """
 
     cost: CostModel
     drafters: Mapping[str, DrafterState] = field(default_factory=dict)
-    outstanding: OutstandingVerify | None = None
+    _sent: dict[int, OutstandingVerify] = field(default_factory=dict)
     _release: list[str] = field(default_factory=list)
     _last_id: int = 0
+
+    @property
+    def outstanding(self) -> OutstandingVerify | None:
+        """The call sent last, if it is not answered."""
+        return next(reversed(self._sent.values()), None)
+
+    @property
+    def all_outstanding(self) -> list[OutstandingVerify]:
+        """Calls not answered yet, in order."""
+        return list(self._sent.values())
+
+    @property
+    def num_tokens(self) -> int:
+        """KV slots that outstanding calls may still take."""
+        return sum(call.num_tokens for call in self._sent.values())
 
     def release(self, request: Request) -> None:
         """The target may forget the request."""
@@ -89,7 +109,7 @@ class VerifyCalls:
             num_tokens += most
             num_context += request.num_computed
             num_attended += most * request.num_computed
-        self.outstanding = OutstandingVerify(
+        self._sent[self._last_id] = OutstandingVerify(
             call_id=self._last_id,
             drafted=drafted,
             predicted_s=self.cost.verify_seconds(
@@ -101,6 +121,8 @@ class VerifyCalls:
             ),
             trees={item.request_id: item.tree for item in verify},
             prefilling={item.request_id for item in prefill},
+            num_tokens=num_tokens,
+            sent_at=now,
         )
         release, self._release = self._release, []
         return VerifyCall(call_id=self._last_id, verify=verify, prefill=prefill, release=release)
@@ -112,10 +134,7 @@ class VerifyCalls:
 
     def answered(self, call_id: int) -> OutstandingVerify | None:
         """What was asked, if this is the answer waited for."""
-        if self.outstanding is None or self.outstanding.call_id != call_id:
-            return None
-        outstanding, self.outstanding = self.outstanding, None
-        return outstanding
+        return self._sent.pop(call_id, None)
 
     def take_over(self, before: VerifyCalls) -> None:
         """Go on where other calls to the same target ended; none of them is outstanding."""
@@ -123,7 +142,7 @@ class VerifyCalls:
 
     def lose(self) -> None:
         """The target is gone, and with it all it held."""
-        self.outstanding = None
+        self._sent.clear()
         self._release.clear()
 
 

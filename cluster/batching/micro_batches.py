@@ -8,15 +8,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from cluster.batching.iteration import Iteration
 from cluster.config import SchedulerConfig
 from cluster.cost_model import CostModel
-from cluster.drafter_pool import DrafterPool
 from cluster.pipeline import Load, make_count_rule
+from cluster.planning import RunningMean
 from cluster.policies.base import DecodeRequest
 from cluster.requests import Request, State
-from cluster.verify_calls import OutstandingVerify
+from cluster.verify_calls import OutstandingVerify, VerifyCalls
 from verifier.messages import VerifyResult
 
-# Index of a micro-batch and, where drafters do not wait for each other, the drafter of this part of it.
-Key = tuple[int, str]
+# Members that wait for nobody but themselves, all drafted for: when they began, their micro-batch, who.
+Part = tuple[float, int, list[Request]]
+IN_CALL = (State.DRAFTING, State.VERIFYING)
+IN_ITERATION = (State.DRAFTING, State.DRAFTED, State.VERIFYING)
 # Weight of the newest call in the mean rows of a request.
 SMOOTHING = 0.1
 
@@ -24,20 +26,21 @@ SMOOTHING = 0.1
 class MicroBatches:
     """The micro-batches of the running requests.
 
-    With a configured number of them, and with SPIN's heuristic, a micro-batch has a share of every drafter's
-    requests, waits for all its drafts and has a verify call of its own, as in the paper. With `auto` the
-    requests of one drafter come one after the other, so that few micro-batches have several; no drafter's
-    part of a micro-batch waits for another's; and what is complete is verified together where that pays.
-    Requests for which nothing was drafted are never split.
+    A micro-batch has a share of every drafter's requests, waits for all its drafts, and has a verify call of
+    its own, as in the paper. With `auto` nobody waits for a drafter that is slower than the others by more
+    than a forward takes, and what is complete is verified together where that pays. Requests for which
+    nothing was drafted are never split.
     """
 
-    def __init__(self, config: SchedulerConfig, cost: CostModel, pool: DrafterPool, max_depth: int) -> None:
+    def __init__(self, config: SchedulerConfig, cost: CostModel, max_depth: int) -> None:
         self.cost = cost
-        self.pool = pool
         self.rule = make_count_rule(config.micro_batches, config.draft_ahead or 0, max_depth)
-        self._merges = config.micro_batches == "auto"
+        self._is_ours = config.micro_batches == "auto"
         self._began: dict[str, float] = {}
         self._draft_s: dict[str, float] = {}
+        # Seconds from the begin of an iteration to the draft, messages and waiting in line included.
+        self._latency: dict[str, RunningMean] = {}
+        self._slow: set[str] = set()
         self._verified_at = self._undisturbed_since = float("-inf")
         # Mean rows of a request in a verify call, for those that are still to be chosen.
         self._num_rows = 1.0
@@ -55,34 +58,35 @@ class MicroBatches:
             same = Counter(other.micro_batch for other in running if other.drafter == request.drafter)
             request.micro_batch = min(range(self.count), key=lambda index: (sizes[index], same[index]))
 
-    def members(self, running: Collection[Request]) -> dict[Key, list[Request]]:
+    def members(self, running: Collection[Request]) -> dict[int, list[Request]]:
         """Running requests by micro-batch. Who is between two iterations may change to another first."""
         if self.count == 1:
-            return {(0, ""): list(running)} if running else {}
-        if self._merges:
-            self._follow_drafters(running)
-        else:
-            self._even_out(running)
-        by_batch: dict[Key, list[Request]] = {}
+            return {0: list(running)} if running else {}
+        self._even_out(running)
+        by_batch: dict[int, list[Request]] = {}
         for request in running:
-            key = (request.micro_batch, request.drafter if self._merges else "")
-            by_batch.setdefault(key, []).append(request)
+            by_batch.setdefault(request.micro_batch, []).append(request)
         return by_batch
 
-    def ready_to_draft(self, of_batch: Iterable[Request]) -> list[Request]:
+    def ready_to_draft(self, of_batch: Collection[Request]) -> list[Request]:
         """Members that may begin an iteration; none while another member is in the middle of one.
 
-        Of several micro-batches, one that is complete is left alone until it is verified.
+        A slow drafter's members and the others do not wait for each other. Of several micro-batches, one that
+        is complete is left alone until it is verified.
         """
-        ready = []
-        for request in of_batch:
-            if request.state in (State.DRAFTING, State.VERIFYING):
-                return []
-            if request.state is State.DRAFTED and self.count > 1:
-                return []
-            if request.state is State.READY:
-                ready.append(request)
-        return ready
+        within = IN_ITERATION if self.count > 1 else IN_CALL
+        busy = {self._part_of(request) for request in of_batch if request.state in within}
+        return [
+            request
+            for request in of_batch
+            if request.state is State.READY and self._part_of(request) not in busy
+        ]
+
+    def awaits_more_drafts(self, running: Iterable[Request]) -> bool:
+        """Whether nothing can be done before further drafts are in: all share one micro-batch."""
+        return (
+            self.count == 1 and not self._slow and any(request.state is State.DRAFTING for request in running)
+        )
 
     def begin(self, ready: Iterable[Request], now: float) -> None:
         """These begin an iteration."""
@@ -90,39 +94,71 @@ class MicroBatches:
             self._began[request.request_id] = now
             self._draft_s.pop(request.request_id, None)
 
-    def drafted(self, request: Request, seconds: float) -> None:
+    def drafted(self, request: Request, seconds: float, now: float) -> None:
         """The request's draft is in; its drafter took so long."""
         self._draft_s[request.request_id] = seconds
+        latency_s = now - self._began.get(request.request_id, now)
+        self._latency.setdefault(request.drafter, RunningMean(latency_s)).follow(latency_s)
+        if self._is_ours and len(self._latency) > 1:
+            self._compare(request.drafter)
 
-    def to_verify(self, by_batch: Mapping[Key, list[Request]], now: float) -> list[Request]:
+    def to_verify(self, by_batch: Mapping[int, list[Request]], now: float) -> list[Request]:
         """Members of complete micro-batches to verify in the next call; none only if none is complete.
 
-        A micro-batch is complete when drafts are in for all its members that were drafted for. The one that
-        began its iteration first has waited longest, and is always among them.
+        A micro-batch is complete when drafts are in for all its members that were drafted for, those of slow
+        drafters apart. The one that began its iteration first has waited longest, and is always among them.
         """
-        complete: list[tuple[float, Key, list[Request]]] = []
-        is_drafting = False
-        for key, of_batch in by_batch.items():
-            states = {request.state for request in of_batch}
-            is_drafting |= State.DRAFTING in states
-            if State.DRAFTED in states and State.DRAFTING not in states:
-                waiting = [request for request in of_batch if request.state is State.DRAFTED]
-                began = min(self._began.get(request.request_id, now) for request in waiting)
-                complete.append((began, key, waiting))
-        if not complete:
+        parts: list[Part] = []
+        drafting: list[Request] = []
+        for index, of_batch in by_batch.items():
+            by_part: dict[str, list[Request]] = {}
+            for request in of_batch:
+                by_part.setdefault(self._part_of(request), []).append(request)
+            for of_part in by_part.values():
+                in_part = [request for request in of_part if request.state is State.DRAFTING]
+                waiting = [request for request in of_part if request.state is State.DRAFTED]
+                drafting += in_part
+                if waiting and not in_part:
+                    began = min(self._began.get(request.request_id, now) for request in waiting)
+                    parts.append((began, index, waiting))
+        if not parts:
             return []
-        complete.sort(key=lambda entry: entry[:2])
-        chosen = complete[0][2]
-        left_s = self._draft_left_s(now) if is_drafting else None
-        for place, (_, _, waiting) in enumerate(complete[1:], start=2):
-            is_last = place == len(complete)
-            if (
-                _drafted_nothing(waiting)
-                or _drafted_nothing(chosen)
-                or (self._merges and self._pays(chosen, waiting, left_s if is_last else 0.0))
-            ):
+        parts.sort(key=lambda part: part[:2])
+        _, first, chosen = parts[0]
+        rest = []
+        for _, index, waiting in parts[1:]:
+            if index == first or _drafted_nothing(waiting) or _drafted_nothing(chosen):
                 chosen = chosen + waiting
+            else:
+                rest.append(waiting)
+        if self._is_ours:
+            next_s = min((self._drafted_at(request, now) for request in drafting), default=None)
+            for place, waiting in enumerate(rest, start=1):
+                if place < len(rest):
+                    left_s: float | None = 0.0
+                else:
+                    left_s = None if next_s is None else max(0.0, next_s - now)
+                if self._pays(chosen, waiting, left_s):
+                    chosen = chosen + waiting
         return chosen
+
+    def is_next_due(self, by_batch: Mapping[int, list[Request]], calls: VerifyCalls, now: float) -> bool:
+        """Whether the call after the one the target works on should be sent already.
+
+        Not while prompts wait, which go with the next call, nor while a draft will be in that could be
+        verified together with what is complete.
+        """
+        outstanding = calls.all_outstanding
+        if self.count == 1 or len(outstanding) > 1:
+            return False
+        states = {request.state for members in by_batch.values() for request in members}
+        if State.DRAFTED not in states or State.PREFILLING in states:
+            return False
+        if not self._is_ours or State.DRAFTING not in states:
+            return True
+        drafting = [r for members in by_batch.values() for r in members if r.state is State.DRAFTING]
+        next_at = min(self._drafted_at(request, now) for request in drafting)
+        return next_at >= outstanding[0].sent_at + outstanding[0].predicted_s
 
     def verified(
         self, result: VerifyResult, sent: OutstandingVerify, num_running: int, now: float
@@ -165,7 +201,7 @@ class MicroBatches:
         both_s = self._verify_s(chosen + more)
         saved_s = self._verify_s(chosen) + self._verify_s(more) - both_s
         draft_s = max(self._draft_s.get(request.request_id, 0.0) for request in chosen)
-        draft_s += self.cost.profile.overhead_s / 2
+        draft_s += self.cost.profile.overhead_s
         # Apart, the first is drafted for again while the second is verified.
         idle_apart_s = max(0.0, draft_s - self._verify_s(more))
         if left_s is None:
@@ -178,22 +214,23 @@ class MicroBatches:
         num_rows = round(self._num_rows * len(requests))
         return self.cost.verify_seconds(len(requests), num_rows, num_context, drafted=True)
 
-    def _draft_left_s(self, now: float) -> float:
-        """Predicted seconds until the first of the draft calls under way is answered."""
-        ends = [
-            call.sent_at + call.predicted_s
-            for drafter in self.pool.drafters.values()
-            for call in drafter.outstanding.values()
-            if call.predicted_s > 0.0
-        ]
-        return max(0.0, min(ends, default=now) - now)
+    def _drafted_at(self, request: Request, now: float) -> float:
+        """When the request, which is being drafted for, should have its draft, by what that took lately."""
+        latency = self._latency.get(request.drafter)
+        return now if latency is None else self._began.get(request.request_id, now) + latency.value
 
-    def _follow_drafters(self, running: Collection[Request]) -> None:
-        """Equal parts of the requests in the order of their drafters."""
-        ordered = sorted(running, key=lambda request: (request.drafter, request.order))
-        for place, request in enumerate(ordered):
-            if request.state is State.READY or not request.opened:
-                request.micro_batch = place * self.count // len(ordered)
+    def _compare(self, drafter: str) -> None:
+        """A drafter is slow while its drafts come later than the quickest ones by what a forward costs."""
+        mine_s = self._latency[drafter].value
+        lag_s = mine_s - min(latency.value for latency in self._latency.values())
+        forward_s = self.cost.verify_seconds(1, 1, 0, drafted=True)
+        if lag_s > forward_s:
+            self._slow.add(drafter)
+        elif lag_s < forward_s / 2:
+            self._slow.discard(drafter)
+
+    def _part_of(self, request: Request) -> str:
+        return request.drafter if request.drafter in self._slow else ""
 
     def _even_out(self, running: Collection[Request]) -> None:
         """Move who is between iterations out of micro-batches that are gone or more than one too large."""

@@ -103,7 +103,8 @@ class World:
                 case Draft(name, call):
                     self.answers.append(DraftDone(name, self.drafters[name].draft(call)))
                 case Verify(call):
-                    assert not any(isinstance(answer, VerifyDone) for answer in self.answers)
+                    num_sent = sum(isinstance(answer, VerifyDone) for answer in self.answers)
+                    assert num_sent < min(2, self.core.micro_batches.count)
                     self.answers.append(VerifyDone(self.target.step(call)))
                 case Emit(_, events):
                     for event in events:
