@@ -131,6 +131,8 @@ class CellMetrics:
             self._corrections.labels(model).set(factor)
         totals = core.totals
         self._count("flotilla_steps", "Verify steps.", totals.steps)
+        self._count("flotilla_key_tokens", "Keys the target's attention read.", totals.key_tokens)
+        self._count("flotilla_padded_tokens", "Keys of padding it read besides.", totals.padded_tokens)
         self._count("flotilla_generation_tokens", "Committed tokens.", totals.committed_tokens)
         self._count("flotilla_drafted_tokens", "Candidate tokens drafted.", totals.drafted_tokens)
         self._count("flotilla_verified_tokens", "Draft tokens verified.", totals.verified_tokens)

@@ -69,6 +69,11 @@ class TargetConfig(_Strict):
     runner: Literal["auto", "hf", "lean"] = Field(
         default="auto", description="`hf` runs any architecture, `lean` the Llama family faster."
     )
+    attention: Literal["padded", "decomposed", "auto"] = Field(
+        default="padded",
+        description="How requests of different lengths share a forward: `padded` in groups of like length, "
+        "`decomposed` in pieces of one length (SPIN), `auto` by predicted cost.",
+    )
     prefix_sharing: bool = Field(
         default=True, description="Prompts with a common beginning share its keys and values."
     )

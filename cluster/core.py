@@ -208,8 +208,7 @@ class SchedulerCore:
         if sent is None:
             return
         self.free_slots = result.free_slots
-        self.totals.steps += 1
-        self.totals.forward_s += result.forward_seconds
+        self.totals.count_step(result)
         kind = VERIFY_DRAFTED if sent.drafted else VERIFY_PLAIN
         self.cost.observe(kind, sent.predicted_s, result.forward_seconds)
         self.batcher.pace.verified(result, sent.trees, self.requests)

@@ -47,6 +47,9 @@ class Totals:
     draft_timeouts: int = 0
     forward_s: float = 0.0
     draft_forward_s: float = 0.0
+    # Keys that attention of the target read in each layer, and keys of padding besides.
+    key_tokens: int = 0
+    padded_tokens: int = 0
     # Decode iterations, seconds of whole ones, and of those, waiting for the slowest drafter, and verifying.
     iterations: int = 0
     step_s: float = 0.0
@@ -55,6 +58,13 @@ class Totals:
     cached_prompt_tokens: int = 0
     accepted_by_drafter: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     verified_by_drafter: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def count_step(self, result: VerifyResult) -> None:
+        """One verify step."""
+        self.steps += 1
+        self.forward_s += result.forward_seconds
+        self.key_tokens += result.key_tokens
+        self.padded_tokens += result.padded_tokens
 
 
 @dataclass(slots=True)

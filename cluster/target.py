@@ -47,6 +47,7 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
         dtype=config.dtype,
         num_slots=config.num_slots,
         runner=config.runner,
+        attention=config.attention,
         tensor_parallel=(rank.rank, rank.world_size) if rank is not None and sharded else None,
     )
     heads = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -11,8 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from engine.attention import (
-    GATHER_COST,
-    GROUP_COST,
     PaddedAttention,
     PaddedPlan,
     first_rows,
@@ -26,9 +25,9 @@ from engine.runner import KeyTokens, Segment
 AttentionKind = Literal["padded", "decomposed", "auto"]
 """How a runner pads ragged keys: grouped by shape, cut into pieces, or whichever costs less in a forward."""
 
-# In units of one score of one query row over all heads, as in `engine.attention`; measured by
-# `flotilla bench decomposition` (docs/decomposition.md).
-COST = AttentionCost(gather=GATHER_COST, group=GROUP_COST, merge=12, merging=800)
+# In units of one score of one query row over all heads. `flotilla bench decomposition` measures them; in
+# these units they hardly depend on the numbers and sizes of heads (docs/decomposition.md).
+COST = AttentionCost(gather=4, group=1000, merge=50, merging=1500)
 
 # Shorter rows than this make the kernel slower than their padding would.
 SHORTEST_ROW = 64
@@ -99,6 +98,8 @@ class DecomposedAttention(PaddedAttention):
                     )
                 )
                 keys_read += cut.num_rows * cut.row_length
+        if not decomposed:
+            return super().plan(segments)
         write = np.concatenate([segment.slots for segment in segments]).astype(np.int64)
         return DecomposedPlan(
             num_rows=starts[-1],
@@ -136,9 +137,7 @@ class DecomposedAttention(PaddedAttention):
             cut = stitch(lengths, len(members))
             return cut if cut.is_split else None
         queries = max(len(segments[index].slots) for index in members)
-        cut, cost = cheapest(lengths, queries, COST, SHORTEST_ROW)
-        if not cut.is_split:
-            return None
+        padded = math.inf
         if self._when_cheaper:
             padded = sum(
                 COST.rectangle(
@@ -148,9 +147,11 @@ class DecomposedAttention(PaddedAttention):
                 )
                 for group in rectangles
             )
-            if padded <= cost:
+            # Not even without any padding: no need to search.
+            if padded <= COST.pieces(len(lengths), queries, sum(lengths)):
                 return None
-        return cut
+        cut, cost = cheapest(lengths, queries, COST, SHORTEST_ROW)
+        return cut if cut.is_split and cost < padded else None
 
     def _attend_pieces(
         self, pieces: Pieces, layer: int, q: torch.Tensor, scale: float | None
@@ -212,7 +213,7 @@ def partial_attention(
     if mask is not None:
         scores += mask
     logarithms = torch.logsumexp(scores, dim=3)
-    return torch.matmul(torch.exp(scores - logarithms[..., None]).to(v.dtype), v), logarithms
+    return torch.matmul(torch.softmax(scores, dim=3).to(v.dtype), v), logarithms
 
 
 def make_attention(

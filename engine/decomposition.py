@@ -110,6 +110,9 @@ def stitch(lengths: Sequence[int], num_rows: int) -> Decomposition:
     """
     sizes = _checked(lengths, num_rows)
     row_length = -(-int(sizes.sum()) // num_rows)
+    longest = int(sizes.max())
+    if longest * len(lengths) <= row_length * num_rows:
+        return split_rows(lengths, longest)  # nothing to gain
     rest = [int(size) for size in sizes]
     taken = [0] * len(rest)
     short = [index for index, size in enumerate(rest) if size < row_length]
@@ -160,6 +163,10 @@ class AttentionCost:
         """Of a rectangle of `num_rows` rows, each with `queries` query rows and `row_length` keys."""
         return self.group + num_rows * row_length * (queries + self.gather)
 
+    def pieces(self, num_rows: int, queries: int, num_keys: int) -> float:
+        """Of a rectangle of `num_keys` keys in `num_rows` rows whose results are merged."""
+        return self.rectangle(1, queries, num_keys) + self.merging + num_rows * queries * self.merge
+
 
 def cheapest(
     lengths: Sequence[int], queries: int, cost: AttentionCost, shortest_row: int
@@ -181,9 +188,14 @@ def cheapest(
     num_rows = max(len(lengths), int((-(-sizes // shortest_row)).sum()))
     sizes = _checked(lengths, num_rows)
     candidates, rows = _candidates(sizes, num_rows)
-    is_split = candidates < sizes.max()
-    costs = cost.rectangle(1, queries, 1) - cost.group
-    costs = cost.group + candidates * rows * costs + is_split * (cost.merging + rows * queries * cost.merge)
+    costs = np.array(
+        [
+            cost.pieces(n, queries, n * length)
+            if length < sizes.max()
+            else cost.rectangle(n, queries, length)
+            for n, length in zip(rows.tolist(), candidates.tolist(), strict=True)
+        ]
+    )
     best = int(costs.argmin())
     return split_rows(lengths, int(candidates[best])), float(costs[best])
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from engine.heads import DecodingHeads
 from engine.logprobs import raw_logprobs
-from engine.runner import ModelRunner
+from engine.runner import KeyTokens, ModelRunner
 from engine.sampling import Row, decide
 from engine.slots import OutOfSlots
 from engine.tree import TokenTree
@@ -106,6 +106,7 @@ class Verifier:
 
         verdicts: list[Verdict | None] = []
         forward_seconds = 0.0
+        keys = KeyTokens(0, 0)
         if planned:
             try:
                 logits, forward_seconds = self._forward(planned)
@@ -114,6 +115,7 @@ class Verifier:
                 for p in planned:
                     self._table.abandon(p)
                 raise
+            keys = self._runner.key_tokens
             for p, one in zip(planned, decided, strict=True):
                 self._table.settle(p, one.kept, one.verdict.tokens if one.verdict is not None else [])
                 verdicts.append(one.verdict)
@@ -135,6 +137,8 @@ class Verifier:
             unknown=unknown,
             free_slots=self._table.free_slots,
             num_tokens=sum(len(p.segment.tokens) for p in planned),
+            key_tokens=keys.real,
+            padded_tokens=keys.padding,
             seconds=time.perf_counter() - start,
             forward_seconds=forward_seconds,
             digest=_digest(verdicts),
