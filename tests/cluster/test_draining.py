@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cluster.events import Action, Draft, DrafterDraining, Drained
+from cluster.requests import State
 from engine.sampling_params import SamplingParams
 from tests.cluster.simulated import submit
 from tests.cluster.test_core import World
@@ -58,5 +59,28 @@ def test_an_idle_drafter_is_drained_at_once_and_unknown_names_are_ignored() -> N
     world.drain_drafter("poor")
     assert world.drained == ["poor"]
     world.send(submit(0, world.rng))
+    world.drain()
+    world.check_ends()
+
+
+def test_requests_of_a_lost_drafter_are_read_by_another_before_the_next_step() -> None:
+    world = DrainingWorld(5, "fixed")
+    for number in range(6):
+        world.send(submit(number, world.rng, sampling=SamplingParams(temperature=0.0, max_tokens=60)))
+    while not any(
+        request.drafter == "good" and request.state in (State.DRAFTING, State.VERIFYING)
+        for request in world.core.running.values()
+    ):
+        assert world.answer_one()
+    served = set(world.core.pool.drafters["good"].served)
+    world.lose("good")
+    poor = world.core.pool.drafters["poor"]
+    mine = [world.core.requests[i] for i in served if world.core.requests[i].is_running]
+    assert mine
+    for request in mine:
+        assert request.drafter in ("poor", ""), "it moved on in the same event"
+        if request.drafter and request.state is not State.READY:
+            assert request.request_id in poor.known
+    assert any(request.drafter == "poor" for request in mine)
     world.drain()
     world.check_ends()
