@@ -64,10 +64,12 @@ class DrafterWorker:
         return server.address, self._drafter.capabilities
 
     def profile(self) -> list[StepPoint]:
-        """Measured cost of one draft layer over batch shapes."""
+        """Measured cost of one draft layer over batch shapes; none if that is the target's heads."""
         from drafters.profile import measure_draft_costs
 
         assert self._drafter is not None
+        if self._drafter.capabilities.num_candidates:
+            return []
         return [StepPoint(*point) for point in measure_draft_costs(self._drafter)]
 
     def _handle(self, data: bytes) -> bytes:
@@ -125,6 +127,13 @@ class VerifierWorker:
 
         assert self._target is not None
         return profile_target(self._target)
+
+    def profile_heads(self) -> list[StepPoint]:
+        """Measured cost of the decoding heads; every rank must be asked at the same time."""
+        from cluster.target import profile_heads
+
+        assert self._target is not None
+        return profile_heads(self._target)
 
     def _handle(self, data: bytes) -> bytes:
         assert self._target is not None

@@ -24,7 +24,7 @@ from cluster.profile_file import (
 )
 from cluster.profile_fit import fit_held_out
 from cluster.rank import Rank
-from cluster.target import Target, build_target
+from cluster.target import Target, build_target, profile_heads
 from drafters.profile import measure_draft_costs
 from drafters.protocol import Drafter
 from engine.tensor_parallel import leave
@@ -62,11 +62,15 @@ def measure_profile(config: FlotillaConfig, report: Report = lambda name, done, 
         has_gpu = torch.cuda.is_available()
         cpu_time = not has_gpu and torch.get_num_threads() == 1
         points = measure_target(target, ranks=ranks, report=lambda *progress: report(TARGET, *progress))
+        heads = profile_heads(target, cpu_time=cpu_time and ranks == 1)
         shape = target.runner.shape
     measured = _fitted(TARGET, identify_target(config.target), points)
     del target
     drafters = {}
     for drafter in config.drafters:
+        if drafter.kind == "heads":
+            drafters[drafter.name] = _fitted(drafter.name, identify_drafter(drafter), heads)
+            continue
         gc.collect()  # one model's memory at a time
         drafters[drafter.name] = _drafter_profile(
             drafter, shape.vocab_size, shape.max_tokens, config.target.path, cpu_time, report
@@ -166,5 +170,7 @@ def _target(config: TargetConfig) -> Iterator[Target]:
 
 def _measure_rank(config: TargetConfig, rank: Rank) -> None:
     """A rank after rank 0: runs what rank 0 runs."""
-    measure_target(build_target(config, rank), ranks=rank.world_size)
+    target = build_target(config, rank)
+    measure_target(target, ranks=rank.world_size)
+    profile_heads(target)
     leave()

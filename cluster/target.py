@@ -9,20 +9,21 @@ from cluster.cost_model import StepPoint
 from cluster.events import VerifierReady
 from cluster.model_paths import model_directory
 from cluster.rank import Rank
-from engine.heads import load_heads
+from engine.heads import DecodingHeads, load_heads
 from engine.loading import load_runner
 from engine.runner import ModelRunner
 from engine.tensor_parallel import join
-from verifier.profile import measure_step_costs
+from verifier.profile import measure_head_costs, measure_step_costs
 from verifier.verifier import Verifier
 
 
 @dataclass(slots=True)
 class Target:
-    """A loaded target: its runner for profiling and the verifier that serves."""
+    """A loaded target: its runner and decoding heads for profiling, and the verifier that serves."""
 
     runner: ModelRunner
     verifier: Verifier
+    heads: DecodingHeads | None = None
 
     def ready(self) -> VerifierReady:
         """What the scheduler must know of it."""
@@ -53,7 +54,7 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
     heads = None
     if config.heads is not None:
         heads = load_heads(model_directory(config.heads), runner, model_directory(config.path))
-    return Target(runner, Verifier(runner, prefix_sharing=config.prefix_sharing, heads=heads))
+    return Target(runner, Verifier(runner, prefix_sharing=config.prefix_sharing, heads=heads), heads)
 
 
 # The start-up profile of the target: seconds, not minutes, for the demo.
@@ -71,3 +72,11 @@ def profile_target(target: Target, repeats: int = 5) -> list[StepPoint]:
         StepPoint(num_requests, num_tokens, num_requests * context, seconds)
         for num_requests, num_tokens, context, seconds in measured
     ]
+
+
+def profile_heads(target: Target, *, cpu_time: bool = False) -> list[StepPoint]:
+    """Measure the decoding heads, which is what their drafter costs; none without heads. On all ranks."""
+    if target.heads is None:
+        return []
+    measured = measure_head_costs(target.runner, target.heads, cpu_time=cpu_time)
+    return [StepPoint(*point) for point in measured]

@@ -148,7 +148,11 @@ class WorkerSet:
 
     async def measure_drafter(self, name: str) -> LinearCost:
         """What draft forwards of one instance cost, which must be asked nothing else meanwhile."""
-        return fit_cost(await self.workers[name].actors[0].profile.remote())
+        points = await self.workers[name].actors[0].profile.remote()
+        if not points:  # what it costs is evaluating the target's heads
+            ranks = self.workers[VERIFIER].actors
+            points = (await asyncio.gather(*(rank.profile_heads.remote() for rank in ranks)))[0]
+        return fit_cost(points)
 
     async def stop(self, name: str) -> None:
         """Close the connections and end the processes; what is reserved stays reserved."""

@@ -10,7 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.heads import DecodingHeads
 from engine.runner import ModelRunner, Segment
+from engine.sampling_params import RequestSpec, SamplingParams
+from verifier.proposing import Asking, propose
+from verifier.request_state import RequestState
 
 Int32 = NDArray[np.int32]
 
@@ -120,3 +124,51 @@ def _segments(
         )
         first += context + rows
     return segments, np.arange(tokens, dtype=np.int32)
+
+
+def measure_head_costs(
+    runner: ModelRunner,
+    heads: DecodingHeads,
+    request_counts: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    contexts: Sequence[int] = (32, 320),
+    repeats: int = 7,
+    *,
+    cpu_time: bool = False,
+) -> list[tuple[int, int, int, float]]:
+    """Time evaluating decoding heads for requests that decode greedily; with tensor parallelism on all ranks.
+
+    Overwrites KV slots at will, as `measure_step_costs`.
+
+    Args:
+        runner: the target.
+        heads: its heads.
+        request_counts: requests whose heads are evaluated together.
+        contexts: their lengths, which heads do not depend on: each shape is measured once for each.
+        repeats: timed evaluations per shape, after one that is not timed.
+        cpu_time: as of `measure_step_costs`.
+
+    Returns:
+        One (requests, rows, context tokens in total, median seconds per head) per shape: a draft has a layer
+        per head, and the cost model counts in layers.
+    """
+    clock = time.thread_time if cpu_time else time.perf_counter
+    greedy = SamplingParams(temperature=0.0, max_tokens=1 << 20)
+    costs = []
+    for context in contexts:
+        for n in request_counts:
+            if n > runner.num_slots:
+                continue
+            spec = RequestSpec(request_id="profile", tokens=[0], prompt_len=1, sampling=greedy)
+            asking = [Asking(RequestState(spec, runner.shape), [0], row, 4) for row in range(n)]
+            numbers = np.arange(n, dtype=np.int32)
+            none = np.zeros(0, dtype=np.int32)
+            zeros = np.zeros(1, dtype=np.int32)
+            rows = [Segment(zeros, zeros, numbers[i : i + 1], none) for i in range(n)]
+            seconds = []
+            for _ in range(repeats + 1):
+                runner.forward(rows, numbers)
+                start = clock()
+                propose(heads, asking)
+                seconds.append(clock() - start)
+            costs.append((n, n, n * context, statistics.median(seconds[1:]) / heads.num_heads))
+    return costs
