@@ -148,8 +148,8 @@ def measure_head_costs(
         cpu_time: as of `measure_step_costs`.
 
     Returns:
-        One (requests, rows, context tokens in total, median seconds per head) per shape: a draft has a layer
-        per head, and the cost model counts in layers.
+        One (requests, 1, context tokens in total, median seconds per head) per shape: a draft has a layer per
+        head, and the cost model counts in layers.
     """
     clock = time.thread_time if cpu_time else time.perf_counter
     greedy = SamplingParams(temperature=0.0, max_tokens=1 << 20)
@@ -170,5 +170,6 @@ def measure_head_costs(
                 start = clock()
                 propose(heads, asking)
                 seconds.append(clock() - start)
-            costs.append((n, n, n * context, statistics.median(seconds[1:]) / heads.num_heads))
+            # One row, always: a wider beam makes the heads no dearer, so the cost is one of requests.
+            costs.append((n, 1, n * context, statistics.median(seconds[1:]) / heads.num_heads))
     return costs
