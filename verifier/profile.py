@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import numpy as np
 import torch
@@ -130,8 +131,7 @@ def measure_head_costs(
     runner: ModelRunner,
     heads: DecodingHeads,
     request_counts: Sequence[int] = (1, 2, 4, 8, 16, 32),
-    contexts: Sequence[int] = (32, 320),
-    repeats: int = 7,
+    repeats: int = 9,
     *,
     cpu_time: bool = False,
 ) -> list[tuple[int, int, int, float]]:
@@ -143,33 +143,28 @@ def measure_head_costs(
         runner: the target.
         heads: its heads.
         request_counts: requests whose heads are evaluated together.
-        contexts: their lengths, which heads do not depend on: each shape is measured once for each.
-        repeats: timed evaluations per shape, after one that is not timed.
+        repeats: timed evaluations per count, after one that is not timed.
         cpu_time: as of `measure_step_costs`.
 
     Returns:
-        One (requests, 1, context tokens in total, median seconds per head) per shape: a draft has a layer per
-        head, and the cost model counts in layers.
+        Tuples of requests, rows of the beam, context tokens in total, and median seconds per head: a draft
+        has a layer per head, and the cost model counts in layers. Heads cost the same whatever beam is grown
+        on them and however long the contexts are, so each time measured stands there for several of both.
     """
     clock = time.thread_time if cpu_time else time.perf_counter
     greedy = SamplingParams(temperature=0.0, max_tokens=1 << 20)
+    spec = RequestSpec(request_id="profile", tokens=[0], prompt_len=1, sampling=greedy)
     costs = []
-    for context in contexts:
-        for n in request_counts:
-            if n > runner.num_slots:
-                continue
-            spec = RequestSpec(request_id="profile", tokens=[0], prompt_len=1, sampling=greedy)
-            asking = [Asking(RequestState(spec, runner.shape), [0], row, 4) for row in range(n)]
-            numbers = np.arange(n, dtype=np.int32)
-            none = np.zeros(0, dtype=np.int32)
-            zeros = np.zeros(1, dtype=np.int32)
-            rows = [Segment(zeros, zeros, numbers[i : i + 1], none) for i in range(n)]
-            seconds = []
-            for _ in range(repeats + 1):
-                runner.forward(rows, numbers)
-                start = clock()
-                propose(heads, asking)
-                seconds.append(clock() - start)
-            # One row, always: a wider beam makes the heads no dearer, so the cost is one of requests.
-            costs.append((n, 1, n * context, statistics.median(seconds[1:]) / heads.num_heads))
+    for n in [count for count in request_counts if count <= runner.num_slots]:
+        asking = [Asking(RequestState(spec, runner.shape), [0], row, 4) for row in range(n)]
+        numbers, zero = np.arange(n, dtype=np.int32), np.zeros(1, dtype=np.int32)
+        rows = [Segment(zero, zero, numbers[i : i + 1], zero[:0]) for i in range(n)]
+        seconds = []
+        for _ in range(repeats + 1):
+            runner.forward(rows, numbers)
+            start = clock()
+            propose(heads, asking)
+            seconds.append(clock() - start)
+        each = statistics.median(seconds[1:]) / heads.num_heads
+        costs += [(n, width * n, n * context, each) for width, context in product((1, 4), (32, 320))]
     return costs
