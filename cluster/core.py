@@ -289,6 +289,7 @@ class SchedulerCore:
                     if request is not None:
                         self.totals.draft_timeouts += 1
                         request.drafted(TokenTree.root_only(request.last_token))
+                        self.pool.leave_behind(drafter.name)
 
     def _preempt(self, request: Request, *, lost: bool = False) -> None:
         """Back to the queue, KV given up; `lost` when the target already has forgotten it."""

@@ -106,11 +106,16 @@ class DrafterPool:
         self.leave_draining(request for request in requests if request.state not in WITH_TREE)
 
     def leave_draining(self, requests: Iterable[Request]) -> None:
-        """Requests leave drafters that are draining."""
+        """Requests leave drafters that are draining, or late."""
         for request in requests:
             current = self.drafters.get(request.drafter)
-            if current is not None and current.is_draining:
+            if current is not None and (current.is_draining or current.is_late):
                 self._leave(request)
+
+    def leave_behind(self, name: str) -> None:
+        """A drafter's answer was not waited for: until it answers, requests do better without it."""
+        self.drafters[name].is_late = True
+        self._count_assignable()
 
     def take_drained(self) -> list[str]:
         """Draining drafters that serve nobody and owe nothing any more; each is named once."""
@@ -161,7 +166,7 @@ class DrafterPool:
         return self.switching.totals.switches
 
     def _count_assignable(self) -> None:
-        usable = [drafter for drafter in self.drafters.values() if not drafter.is_draining]
+        usable = [d for d in self.drafters.values() if not (d.is_draining or d.is_late)]
         self._assignable = tuple(drafter.name for drafter in usable)
         self._shortest = min((drafter.capabilities.max_tokens for drafter in usable), default=0)
 
@@ -273,7 +278,7 @@ class DrafterPool:
         tokens = request.tokens_from(start) if start else []
         request.heard[drafter.name] = request.num_tokens
         drafter.known.add(request.request_id)
-        proposals = request.proposals if drafter.capabilities.needs_proposals else None
+        proposals = request.proposals if drafter.capabilities.num_candidates else None
         if start == 0:
             return self.opening(request, plan, proposals)
         return DraftItem(
@@ -338,6 +343,9 @@ class DrafterPool:
         if drafter is None:
             return None
         outstanding = drafter.outstanding.pop(result.call_id, None)
+        if drafter.is_late:
+            drafter.is_late = False
+            self._count_assignable()
         if outstanding is not None:
             drafter.reading.difference_update(outstanding.request_ids)
             self._correct_prediction(name, outstanding, result)

@@ -61,6 +61,7 @@ class DrafterState:
         size: orders kinds by size.
         is_draining: whether it gets no new requests, as it is to be given up.
         is_drained: whether it was said that nothing is left on it.
+        is_late: whether it owes an answer for longer than a step waits; nobody is assigned to it meanwhile.
         served: requests assigned to it.
         outstanding: unanswered calls by id.
         release: requests it is to forget with its next call.
@@ -75,6 +76,7 @@ class DrafterState:
     size: int
     is_draining: bool = False
     is_drained: bool = False
+    is_late: bool = False
     served: set[str] = field(default_factory=set)
     outstanding: dict[int, OutstandingDraft] = field(default_factory=dict)
     release: list[str] = field(default_factory=list)
