@@ -119,6 +119,12 @@ def bench(context: typer.Context) -> None:
 
 
 @app.command(**_FORWARD)
+def simulate(context: typer.Context) -> None:
+    """Simulate a cell on hardware you need not have: the same scheduler, an event clock."""
+    _forward(context, "simulator.cli", "simulate")
+
+
+@app.command(**_FORWARD)
 def zoo(context: typer.Context) -> None:
     """Train, measure and inspect the embedded demo models."""
     _forward(context, "zoo.cli", "zoo")
@@ -142,6 +148,22 @@ def replay(
         _fail(str(error))
     if not is_same and policy is None:
         raise typer.Exit(1)
+
+
+@app.command()
+def timeline(
+    url: Annotated[str, typer.Option(help="A Flotilla server.")] = "http://127.0.0.1:8000",
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the trace is written.")] = Path(
+        "timeline.json"
+    ),
+) -> None:
+    """Fetch who worked when (`debug.timeline`), a trace for https://ui.perfetto.dev or chrome://tracing."""
+    from deployments.timeline_command import TimelineFailed, fetch_timeline
+
+    try:
+        fetch_timeline(url, output)
+    except TimelineFailed as error:
+        _fail(str(error))
 
 
 @app.command()

@@ -1,9 +1,9 @@
 """Writes simulator/profiles/*.json: forward times of models on accelerators as the linear model with a knee.
 
-Where kernel tables were measured (aiconfigurator: A100, H100, H200), a forward is their sum, interpolated: the
-layers' matrix products, decode attention, all-reduce and the output head. Elsewhere (V100) it is a roofline
-estimate. Either way `LinearCost` is fitted to a grid of such forwards, and the error of that fit, and of the
-kernel sums against whole-model measurements (splitwise), goes into the profile.
+Where kernel tables were measured (aiconfigurator: A100, H100, H200), a forward is their sum, interpolated:
+the layers' matrix products, decode attention, all-reduce and the output head. Elsewhere (V100) it is a
+roofline estimate. Either way `LinearCost` is fitted to a grid of such forwards, and the error of that fit,
+and of the kernel sums against whole-model measurements (splitwise), goes into the profile.
 
     .venv/bin/python scripts/fit_hardware.py ../shared/data/latency
 """
@@ -36,7 +36,7 @@ class Kernels:
     """Seconds of kernels from measured tables, interpolated in logarithms."""
 
     def __init__(self, folder: Path, prefix: str, version: str) -> None:
-        gemm = defaultdict(list)
+        gemm: dict[tuple[int, ...], list[float]] = defaultdict(list)
         for row in _rows(folder / f"{prefix}_gemm_{version}.csv.gz"):
             if row.get("gemm_dtype", "bfloat16") == "bfloat16":
                 gemm[int(row["m"]), int(row["n"]), int(row["k"])].append(float(row["latency"]))
@@ -49,7 +49,7 @@ class Kernels:
             key = (*shape, int(row["step"]) + 1)
             decode[key] = min(decode.get(key, float("inf")), float(row["latency"]))
         self._decode = decode
-        reduce = defaultdict(dict)
+        reduce: dict[int, dict[int, float]] = defaultdict(dict)
         for row in _rows(folder / f"{prefix}_allreduce_{version}.csv.gz"):
             if row["backend"].endswith("graph"):
                 reduce[int(row["num_gpus"])][int(row["message_size"])] = float(row["latency"])
@@ -143,11 +143,11 @@ def fit(times: Times, model: Model, ranks: int, most_context: int) -> tuple[Line
 
 def against_splitwise(path: Path, times: Times, gpu: str) -> str:
     """Kernel sums for Llama-2-70B beside measured decode times; what is between them is the framework's."""
-    measured = defaultdict(list)
+    measured: dict[int, list[float]] = defaultdict(list)
     for row in _rows(path):
-        if row["model"] == "llama2-70b" and row["hardware"] == gpu and row["tensor_parallel"] == "4":
-            if row["prompt_size"] == "512" and row["token_size"] == "128":
-                measured[int(row["batch_size"])].append(float(row["token_time"]) / 1e3)
+        columns = ("model", "hardware", "tensor_parallel", "prompt_size", "token_size")
+        if tuple(row[column] for column in columns) == ("llama2-70b", gpu, "4", "512", "128"):
+            measured[int(row["batch_size"])].append(float(row["token_time"]) / 1e3)
     parts = []
     for batch, held in sorted(measured.items()):
         if batch in (1, 16, 64):
@@ -251,14 +251,15 @@ def profile(cell: Cell, times: Times, note: str) -> HardwareProfile:
     memory = MEMORY_SHARE * cell.ranks * gpu.memory - BYTES * target.parameters
     if cell.collocated:
         memory -= sum(BYTES * MODELS[d.model].parameters + 0.05 * gpu.memory for d in drafters.values())
-    is_table = isinstance(times, TableTimes)
+    source = "roofline estimate from data sheets"
+    if isinstance(times, TableTimes):
+        prefix, version = VERSIONS[cell.gpu]
+        source = f"fitted to sums of measured kernels: aiconfigurator, {prefix}, {version}"
     return HardwareProfile(
         name=cell.name,
         target=f"{cell.target}, tensor parallel {cell.ranks}",
         hardware=f"{cell.ranks}x {cell.gpu}",
-        source=f"fitted to sums of kernel times of {VERSIONS[cell.gpu][0]} in aiconfigurator {VERSIONS[cell.gpu][1]}"
-        if is_table
-        else "roofline estimate from data sheets",
+        source=source,
         error=f"{error}{note}",
         cost=cost,
         num_slots=int(memory / target.kv_bytes),
@@ -290,7 +291,8 @@ def main() -> None:
         (PROFILES / f"{cell.name}.json").write_bytes(data + b"\n")
         base, knee = made.baseline_s(), made.cost.knee(16)
         print(
-            f"{cell.name}: {1e3 * base:.1f} ms a token alone, knee {knee} tokens, {made.num_slots} slots; {made.error}"
+            f"{cell.name}: {1e3 * base:.1f} ms a token alone, knee {knee} tokens, "
+            f"{made.num_slots} slots; {made.error}"
         )
 
 

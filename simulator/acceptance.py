@@ -11,8 +11,8 @@ from one infinite tree of contexts.
   requests of that class, plus how easy the request is for all drafters, plus how it suits this one (as in
   `selector.acceptance`).
 - Of what is left, each further choice has a fixed share, but no more than the one before it.
-- Easy positions are easy for all drafters and come in runs (an autoregressive latent), and drafters tend to be
-  right together: two Gaussian copulas, which leave each drafter's own probabilities as they are.
+- Easy positions are easy for all drafters and come in runs (an autoregressive latent), and drafters tend to
+  be right together: two Gaussian copulas, which leave each drafter's own probabilities as they are.
 - Miscalibration reports `q ** sharpness`, renormalised: above 1 the drafter is surer than it should be.
 """
 
@@ -222,14 +222,15 @@ def _reported(probability: Float64, left: Float64, sharpness: float) -> Float64:
 
 
 def _beta(mean: float, concentration: float, quantile: Float64) -> Float64:
-    """Quantiles of a beta distribution, floored at `LEAST_CONFIDENCE`, its mean made the one asked for."""
+    """Quantiles of a beta distribution of that mean and concentration, floored at `LEAST_CONFIDENCE`."""
     if math.isinf(concentration):
         return np.full(len(quantile), mean)
     table = _beta_table(concentration)
     place = min(max((mean - _GRID_RATE[0]) / (_GRID_RATE[1] - _GRID_RATE[0]), 0.0), len(_GRID_RATE) - 1.001)
     low = int(place)
     row = table[low] + (place - low) * (table[low + 1] - table[low])
-    return np.interp(quantile, _GRID_UNIFORM, row)
+    values: Float64 = np.interp(quantile, _GRID_UNIFORM, row)
+    return values
 
 
 @cache

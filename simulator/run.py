@@ -31,12 +31,14 @@ from engine.sampling_params import SamplingParams
 from simulator.acceptance import AcceptanceModel, load_fitted
 from simulator.clock import EventClock
 from simulator.hardware import HardwareProfile
+from simulator.machine import Machine
 from simulator.metrics import Outcome, RunResult
 from simulator.noise import bits, key_of, normal
 from simulator.scripts import Scripts
 from simulator.systems import System
 from simulator.workers import SimulatedDrafter, SimulatedTarget
 from simulator.workloads import SimRequest
+from verifier.messages import VerifyCall
 
 VOCAB_SIZE = 32000
 TICK_S = 1.0
@@ -93,7 +95,7 @@ class Cell:
         self.drafters: dict[str, SimulatedDrafter] = {}
         self.receipts: dict[str, tuple[float, Receipt]] = {}
         self.num_rejected = 0
-        self._busy: dict[str, float] = {}
+        self.machine = Machine(collocated=profile.collocated)
         self._hop_s = profile.overhead_s / 4  # a step with a draft in it has four messages
         self._kinds: dict[str, SimRequest] = {}
         self._jitter = key_of(options.seed, _JITTER)
@@ -132,6 +134,11 @@ class Cell:
             if isinstance(event, _Ended):
                 self.scripts.remove(event.request_id)
                 continue
+            if isinstance(event, VerifyDone):
+                answer = self._timed(event)
+                if answer is None:
+                    continue
+                event = answer
             if isinstance(event, Tick):
                 num_ended = len(self.receipts) + self.num_rejected
                 if progress is not None:
@@ -155,12 +162,10 @@ class Cell:
         match action:
             case Draft(name, call):
                 result = self.drafters[name].draft(call)
-                self._work(name, result.seconds, DraftDone(name, result))
+                done = self.machine.draft(name, self.clock.now + self._hop_s, result.seconds)
+                self.clock.at(done + self._hop_s, DraftDone(name, result))
             case Verify(call):
-                verified = self.target.step(call)
-                seconds = self._vary(verified.forward_seconds)
-                timed = msgspec.structs.replace(verified, seconds=seconds, forward_seconds=seconds)
-                self._work("target", seconds, VerifyDone(timed))
+                self._verify(call)
             case Emit(_, events):
                 for told in events:
                     if told.receipt is not None:
@@ -169,13 +174,20 @@ class Cell:
             case Reject():
                 self.num_rejected += 1
 
-    def _work(self, worker: str, seconds: float, answer: Event) -> None:
-        """A worker takes its calls one after the other; where all share one accelerator, in turns."""
-        if self.profile.collocated:
-            worker = "shared"
-        begin = max(self.clock.now + self._hop_s, self._busy.get(worker, 0.0))
-        self._busy[worker] = begin + seconds
-        self.clock.at(begin + seconds + self._hop_s, answer)
+    def _verify(self, call: VerifyCall) -> None:
+        result = self.target.step(call)
+        seconds = self._vary(result.forward_seconds)
+        done = self.machine.verify(call.call_id, self.clock.now + self._hop_s, seconds)
+        self.clock.at(done + self._hop_s, VerifyDone(result))
+
+    def _timed(self, done: VerifyDone) -> VerifyDone | None:
+        """The answer with the time it took; None if drafters delayed it meanwhile: it comes again later."""
+        due = self.machine.due(done.result.call_id) + self._hop_s
+        if due > self.clock.now:
+            self.clock.at(due, done)
+            return None
+        seconds = self.machine.verified(done.result.call_id)
+        return VerifyDone(msgspec.structs.replace(done.result, seconds=seconds, forward_seconds=seconds))
 
     def _vary(self, seconds: float) -> float:
         if self.options.jitter == 0.0:

@@ -11,9 +11,9 @@ from cluster.batching.registry import BATCHING_RULES
 from cluster.config import FlotillaConfig, PolicyConfig, SchedulerConfig, TargetConfig
 from cluster.policies.registry import POLICIES
 
-# What the papers call systems. vLLM before its V1 engine prefills whole prompts first; the others cut them into
-# chunks that join the decodes. AdaServe runs on FlexFlow Serve; how that batches prefills, its papers leave open,
-# and it is given the better rule here.
+# What the papers call systems. vLLM before its V1 engine prefills whole prompts first; the others cut them
+# into chunks that join the decodes. AdaServe runs on FlexFlow Serve; how that batches prefills, its papers
+# leave open, and it is given the better rule here.
 _PRESETS = {
     "vllm": ("autoregressive", "fcfs"),
     "sarathi": ("autoregressive", "sarathi"),

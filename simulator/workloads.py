@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -71,8 +70,8 @@ class Kind:
     slo: SloSpec
 
 
-# AdaServe's mix (EuroSys 2026, table 2). Medians and spreads of prompts are those of its workload files (HumanEval,
-# Alpaca, CNN/DailyMail); its answers have 256 tokens each, and here vary around that.
+# AdaServe's mix (EuroSys 2026, table 2). Medians and spreads of prompts are those of its workload files
+# (HumanEval, Alpaca, CNN/DailyMail); its answers have 256 tokens each, and here vary around that.
 MIX: Mapping[str, Kind] = {
     "code": Kind(
         0.6, (120.0, 0.45, 16, 1024), (220.0, 0.4, 16, 1024), SloSpec(tpot=Limit(1.2, relative=True))
@@ -283,14 +282,15 @@ Lengths = tuple[NDArray[np.int64], NDArray[np.float64]]
 def _length_tables(path: Path) -> dict[str, dict[float, tuple[Lengths, Lengths]]]:
     """By client and window start, lengths and probabilities of prompts and answers."""
     tables: dict[str, dict[float, tuple[Lengths, Lengths]]] = {}
-    raw = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
-    with raw as lines:
-        for line in lines:
-            row = json.loads(line)
-            tables[str(row["client"])] = {
-                float(window): (_distribution(held["input_tokens"]), _distribution(held["output_tokens"]))
-                for window, held in row["dataset"].items()
-            }
+    for line in read_text(path).splitlines():
+        row = json.loads(line)
+        windows = {
+            float(window): (_distribution(held["input_tokens"]), _distribution(held["output_tokens"]))
+            for window, held in row["dataset"].items()
+            if held["input_tokens"] != "{}" and held["output_tokens"] != "{}"
+        }
+        if windows:
+            tables[str(row["client"])] = windows
     return tables
 
 

@@ -1,0 +1,173 @@
+"""`flotilla simulate`: one cell on simulated hardware, with one system or several on identical requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, NoReturn
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.objectives import parse_slos
+from benchmarks.workload import parse_mix
+from simulator import hardware, report, systems, workloads
+from simulator.metrics import RunResult
+from simulator.run import Options, simulate
+from simulator.sweep import Job, run_jobs
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+# Of a shorter run the requests served while the queue fills and drains are most.
+SECONDS = 600.0
+
+
+@app.command()
+def run(
+    profile: Annotated[
+        str, typer.Option(help="Models and hardware: a name, or a JSON file; `--list` shows the names.")
+    ] = "llama-70b-a100",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Systems on identical requests, parted by commas: flotilla, adaserve, vllm, sarathi, "
+            "vllm-spec-4, ..., or POLICY/BATCHING as in specserve/sarathi."
+        ),
+    ] = "flotilla",
+    rate: Annotated[float | None, typer.Option(min=1e-6, help="Requests per second; 4 if unset.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of arrivals.")] = SECONDS,
+    workload: Annotated[
+        Path | None,
+        typer.Option(
+            help="AdaServe workload (.json), Azure (.csv) or Mooncake (.jsonl) trace, also gzipped."
+        ),
+    ] = None,
+    mix: Annotated[
+        str | None, typer.Option(help="Shares of the built-in classes: code=60,chat=20,summary=20.")
+    ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Objectives by class, as in `flotilla bench`: code:1.2x,chat:tpot=50, *:ttft=2000."
+        ),
+    ] = None,
+    burstiness: Annotated[float, typer.Option(min=0.01, help="Gamma shape of the gaps; 1 is Poisson.")] = 1.0,
+    peaks: Annotated[bool, typer.Option("--peaks", help="Classes peak one after the other.")] = False,
+    max_depth: Annotated[int, typer.Option(min=0, max=16, help="Deepest draft.")] = 8,
+    max_width: Annotated[int, typer.Option(min=1, max=4, help="Widest beam.")] = 4,
+    seed: Annotated[int, typer.Option(help="Of requests, texts and drafts.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, where there are several systems.")] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="List the profiles and end.")] = False,
+) -> None:
+    """Serve requests on a simulated cell: the real scheduler, simulated workers, no models."""
+    console = Console(stderr=json)
+    if show:
+        for name in hardware.names():
+            held = hardware.load(name)
+            drafters = ", ".join(drafter.model for drafter in held.drafters.values())
+            console.print(
+                f"[bold]{name}[/bold]: {held.target} with {drafters} on {held.hardware}\n  {held.source}"
+            )
+        return
+    try:
+        chosen = hardware.load(profile)
+        bounds = systems.Bounds(max_depth=max_depth, max_width=max_width)
+        served_by = [systems.parse(name.strip(), bounds) for name in policy.split(",") if name.strip()]
+        slos = parse_slos(slo or [])
+        shapes = _shapes(workload, rate, seconds, mix, seed)
+        requests = workloads.arrive(
+            shapes,
+            chosen.baseline_s(),
+            rate=rate if workload is not None else rate or 4.0,
+            burstiness=burstiness,
+            peaks=peaks,
+            own_times=workload is not None and not peaks,
+            slos=slos,
+            seed=seed,
+        )
+    except (ValueError, OSError) as error:
+        _fail(str(error))
+    options, started = Options(seed=seed, max_width=max_width), perf_counter()
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        if jobs > 1:
+            task = bar.add_task("systems", total=len(served_by))
+            results = run_jobs(
+                [Job(one.name, chosen, one, requests, options) for one in served_by],
+                jobs,
+                lambda _: bar.advance(task),
+            )
+        else:
+            results = []
+            for one in served_by:
+                task = bar.add_task(one.name, total=len(requests))
+                result = simulate(
+                    chosen,
+                    one,
+                    requests,
+                    options,
+                    lambda _, ended, task=task: bar.update(task, completed=ended),  # type: ignore[misc]
+                )
+                results.append(result)
+    _show(results, chosen, requests, perf_counter() - started, is_json=json)
+
+
+def _shapes(
+    path: Path | None, rate: float | None, seconds: float, mix: str | None, seed: int
+) -> list[workloads.Shape]:
+    if path is None:
+        return workloads.synthetic(
+            max(1, round((rate or 4.0) * seconds)), seed, None if mix is None else parse_mix(mix)
+        )
+    if mix is not None:
+        raise ValueError("--mix is for the built-in classes; a workload has its own")
+    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    if suffixes and suffixes[-1] == ".json":
+        shapes = workloads.adaserve_file(path)
+    else:
+        shapes = workloads.trace_file(path)
+    shapes = workloads.cut(shapes, 0.0, seconds)
+    if not shapes:
+        raise ValueError(f"{path}: nothing arrives in the first {seconds:g} s")
+    return shapes
+
+
+def _show(
+    results: list[RunResult],
+    profile: hardware.HardwareProfile,
+    requests: list[workloads.SimRequest],
+    wall_s: float,
+    *,
+    is_json: bool,
+) -> None:
+    simulated_s = sum(result.simulated_s for result in results)
+    if is_json:
+        body = {
+            "profile": profile.name,
+            "baseline_ms": 1e3 * profile.baseline_s(),
+            "num_requests": len(requests),
+            "wall_s": wall_s,
+            "runs": [msgspec.to_builtins(result) for result in results],
+        }
+        typer.echo(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
+        return
+    console = Console()
+    title = f"{profile.target} on {profile.hardware}, {1e3 * profile.baseline_s():.1f} ms per token alone"
+    console.print(report.by_class(results, title))
+    console.print(report.of_steps(results))
+    console.print(
+        f"{simulated_s:.0f} simulated seconds in {wall_s:.1f} s: {simulated_s / wall_s:.0f} times real time"
+    )
+
+
+def _fail(message: str) -> NoReturn:
+    typer.secho(f"flotilla: {message}", err=True, fg=typer.colors.RED)
+    raise typer.Exit(2)

@@ -1,0 +1,149 @@
+"""Whole simulated runs: the same texts whatever the policy, deterministic, accounted for."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from cluster.batching.registry import BATCHING_RULES
+from cluster.events import Emit
+from cluster.policies.registry import POLICIES
+from simulator import hardware, systems
+from simulator.cli import app
+from simulator.clock import EventClock
+from simulator.machine import Machine
+from simulator.run import Cell, Options, simulate
+from tests.simulator.sim_requests import one_request, small_profile, some_requests
+
+
+def texts_of(name: str, **changes: object) -> dict[str, list[int]]:
+    """What every request got, token for token, in order."""
+    cell = Cell(small_profile(**changes), systems.parse(name), Options())
+    got: dict[str, list[int]] = {}
+    handle = cell.core.handle
+
+    def listen(event, now):  # type: ignore[no-untyped-def]
+        actions = handle(event, now)
+        for action in actions:
+            for told in action.events if isinstance(action, Emit) else ():
+                assert told.position == len(got.setdefault(told.request_id, []))
+                got[told.request_id] += told.tokens
+        return actions
+
+    cell.core.handle = listen  # type: ignore[method-assign]
+    for number in range(12):
+        cell.submit(one_request(number))
+    cell.run()
+    return got
+
+
+PLAIN = "autoregressive/sarathi"
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_policy_returns_the_same_texts(policy: str) -> None:
+    expected = texts_of(PLAIN)
+    assert all(len(tokens) == 64 for tokens in expected.values())
+    assert texts_of(f"{policy}/sarathi") == expected
+
+
+@pytest.mark.parametrize("rule", sorted(BATCHING_RULES))
+def test_every_batching_rule_returns_the_same_texts(rule: str) -> None:
+    assert texts_of(f"flotilla/{rule}") == texts_of(PLAIN)
+
+
+def test_a_full_cache_preempts_and_changes_nothing() -> None:
+    assert texts_of("flotilla", num_slots=500) == texts_of(PLAIN)
+
+
+@pytest.mark.parametrize("name", ["flotilla", "adaserve", "vllm"])
+def test_a_seed_fixes_the_run(name: str) -> None:
+    requests = some_requests()
+    runs = [simulate(small_profile(), systems.parse(name), requests) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert runs[0].num_unfinished == 0
+    assert runs[0].all.num_requests == len(requests)
+
+
+def test_accepted_tokens_follow_the_drafters_probabilities() -> None:
+    requests = some_requests(count=60)
+    result = simulate(small_profile(), systems.parse("fixed-4"), requests)
+    # Chains of four at a rate near 0.75 commit between two and four tokens.
+    assert 2.0 < result.all.accepted_per_step < 4.2
+    assert result.steps.draft_ms > 0.0
+    assert result.steps.step_ms == pytest.approx(
+        result.steps.draft_ms + result.steps.verify_ms + result.steps.other_ms
+    )
+
+
+def test_time_is_what_the_profile_says() -> None:
+    profile = small_profile(drafters={})
+    result = simulate(profile, systems.parse("vllm"), [one_request(0, 65)], Options(jitter=0.0))
+    per_token = result.all.tpot_ms.mean
+    assert per_token is not None
+    expected = 1e3 * np.mean([profile.cost.seconds(1, 1, 31 + done) for done in range(64)])
+    assert per_token == pytest.approx(expected + 1e3 * profile.overhead_s / 2, rel=0.01)
+
+
+def test_a_collocated_drafter_and_a_forward_share_the_accelerator() -> None:
+    machine = Machine(collocated=True)
+    assert machine.verify(1, 0.0, 10.0) == 10.0
+    assert machine.draft("d", 2.0, 1.0) == 4.0
+    assert machine.due(1) == 11.0
+    assert machine.verified(1) == 11.0
+    apart = Machine(collocated=False)
+    apart.verify(1, 0.0, 10.0)
+    assert apart.draft("d", 2.0, 1.0) == 3.0
+    assert apart.due(1) == 10.0
+
+
+def test_clock_keeps_order_and_refuses_the_past() -> None:
+    clock: EventClock[str] = EventClock()
+    clock.at(2.0, "b")
+    clock.at(1.0, "a")
+    clock.at(2.0, "c")
+    assert [clock.take(), clock.take(), clock.take()] == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="any more"):
+        clock.at(1.0, "late")
+
+
+def test_profiles_can_be_read_and_say_where_they_come_from() -> None:
+    for name in hardware.names():
+        profile = hardware.load(name)
+        assert profile.name == name
+        assert profile.source.split()[0] in ("fitted", "roofline", "measured")
+        assert 0.003 < profile.baseline_s() < 0.1
+        assert profile.num_slots > profile.max_tokens
+    with pytest.raises(ValueError, match="llama-70b-a100"):
+        hardware.load("llama-70b-abacus")
+
+
+@pytest.mark.parametrize("text", ["nobody", "fixed-99", "flotilla/nothing"])
+def test_unknown_systems_are_told(text: str) -> None:
+    with pytest.raises(ValueError, match=r"unknown|less than|equal"):
+        systems.parse(text)
+
+
+def test_the_command_compares_systems_and_prints_json() -> None:
+    arguments = [
+        "--profile",
+        "llama-8b-a100",
+        "--policy",
+        "vllm,flotilla",
+        "--seconds",
+        "4",
+        "--rate",
+        "5",
+        "--json",
+    ]
+    ran = CliRunner().invoke(app, arguments)
+    assert ran.exit_code == 0, ran.output
+    body = json.loads(ran.stdout)
+    assert [run["system"] for run in body["runs"]] == ["vllm", "flotilla"]
+    assert body["runs"][0]["classes"]["all"]["num_requests"] == 20
+    wrong = CliRunner().invoke(app, ["--policy", "nobody"])
+    assert wrong.exit_code == 2
+    assert "unknown policy" in wrong.output

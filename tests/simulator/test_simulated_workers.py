@@ -1,0 +1,101 @@
+"""Simulated drafters grow the trees a real one would; the simulated target accepts what is right, no more."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drafters.beam import Beam
+from drafters.messages import DraftPlan
+from engine.tree import TokenTree
+from simulator.acceptance import AcceptanceModel, DraftQuality
+from simulator.drafting import grow
+from simulator.scripts import NUM_ASTRAY, PIECE, DrafterTable, Rows, Script, Scripts
+
+VOCAB = 1000
+plans = st.builds(
+    DraftPlan,
+    depth=st.integers(1, 6),
+    width=st.just(1),
+    stop_logp=st.sampled_from([float("-inf"), -2.0, -0.5]),
+    stop_token_logp=st.sampled_from([float("-inf"), -1.0]),
+    least_forward_logp=st.sampled_from([float("-inf"), -1.0]),
+)
+
+
+def table_of(scripts: Scripts, *, seed: int = 1, num_output: int = 40) -> tuple[DrafterTable, Script, int]:
+    table = scripts.table("d", DraftQuality(rate={"*": 0.7}), 4)
+    script = scripts.add("a", "chat", seed, 10, num_output)
+    return table, script, scripts.row(script, table)
+
+
+def by_beam(table: DrafterTable, root: int, token: int, plan: DraftPlan) -> TokenTree:
+    """The tree that `drafters.beam` grows over the same table, node by node."""
+    beam, rows = Beam(token, plan), [root]
+    while beam.frontier and (beam.depth == 0 or beam.deserves_forward):
+        frontier, size = [rows[node] for node in beam.frontier], len(beam.token)
+        tokens = [table.token[row].tolist() for row in frontier]
+        at = dict(zip(beam.frontier, frontier, strict=True))
+        beam.grow([table.logp[row].tolist() for row in frontier], tokens)
+        for node in range(size, len(beam.token)):
+            row = at[beam.parent[node]]
+            rows.append(int(table.next[row, table.token[row].tolist().index(beam.token[node])]))
+    return beam.tree()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    held=st.lists(st.tuples(plans, st.integers(0, 30)), min_size=1, max_size=5),
+    width=st.integers(1, 4),
+    seed=st.integers(0, 1 << 30),
+)
+def test_trees_are_those_of_the_beam(held: list[tuple[DraftPlan, int]], width: int, seed: int) -> None:
+    scripts = Scripts(AcceptanceModel(), VOCAB)
+    table, _, row = table_of(scripts, seed=seed)
+    wanted = [
+        DraftPlan(plan.depth, width, plan.stop_logp, plan.stop_token_logp, plan.least_forward_logp)
+        for plan, _ in held
+    ]
+    roots = np.array([row + position for _, position in held])
+    grown, forwards = grow(table, roots, np.arange(len(held)), wanted)
+    assert forwards[0] == len(held)
+    for index, (tree, plan) in enumerate(zip(grown, wanted, strict=True)):
+        tree.validate()
+        expected = by_beam(table, int(roots[index]), index, plan)
+        np.testing.assert_array_equal(tree.token, expected.token)
+        np.testing.assert_array_equal(tree.parent, expected.parent)
+        np.testing.assert_array_equal(tree.depth, expected.depth)
+        np.testing.assert_allclose(tree.logp, expected.logp, rtol=1e-6)
+
+
+def test_right_tokens_are_those_of_the_text_and_only_along_it() -> None:
+    scripts = Scripts(AcceptanceModel(), VOCAB)
+    table, script, row = table_of(scripts)
+    text = scripts.text[script.base : script.base + 40]
+    for position in range(40):
+        right = table.token[row + position] == text[position]
+        assert right.sum() <= 1
+        for place in range(4):
+            leads_on = table.next[row + position, place] == row + position + 1
+            assert leads_on == right[place]
+            if not right[place]:
+                assert table.next[row + position, place] >= row + 40
+    astray = slice(row + 40, row + 40 + NUM_ASTRAY)
+    assert (table.token[astray] % 2 == 1).all()
+    assert (table.next[astray] >= row + 40).all()
+
+
+@given(sizes=st.lists(st.integers(1, 200), min_size=1, max_size=30), data=st.data())
+def test_rows_are_never_given_twice(sizes: list[int], data: st.DataObject) -> None:
+    rows, held = Rows(), {}
+    for size in sizes:
+        start = rows.take(size)
+        assert start % PIECE == 0
+        assert start + size <= rows.capacity
+        for other, length in held.items():
+            assert start + size <= other or other + length <= start
+        held[start] = size
+        if data.draw(st.booleans()):
+            start = data.draw(st.sampled_from(sorted(held)))
+            rows.give(start, held.pop(start))

@@ -1,0 +1,92 @@
+"""Workloads of a simulated cell: files, traces, the built-in mix, arrivals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.objectives import parse_slos
+from simulator import workloads
+
+
+def test_adaserve_rows_give_class_objective_and_lengths(tmp_path: Path) -> None:
+    path = tmp_path / "w.json"
+    rows = [
+        {
+            "emission_time_ms": 1000.0,
+            "input_length": 12,
+            "output_length": 256,
+            "prompt": "x",
+            "slo_ratio": 1.2,
+        },
+        {
+            "emission_time_ms": 3000.0,
+            "input_length": 700,
+            "output_length": 256,
+            "prompt": "x",
+            "slo_ratio": -150,
+        },
+    ]
+    path.write_text(json.dumps(rows))
+    shapes = workloads.adaserve_file(path)
+    requests = workloads.arrive(shapes, 0.03, own_times=True)
+    assert [request.kind for request in requests] == ["code", "summary"]
+    assert requests[0].objective.tpot_ms == pytest.approx(36.0)
+    assert requests[1].objective.tpot_ms == 150.0
+    assert [request.arrival_s for request in requests] == [1.0, 3.0]
+    path.write_text("[{}]")
+    with pytest.raises(ValueError, match="no AdaServe workload"):
+        workloads.adaserve_file(path)
+
+
+def test_traces_keep_their_lengths(tmp_path: Path) -> None:
+    azure, mooncake = tmp_path / "azure.csv", tmp_path / "moon.jsonl"
+    azure.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0,10,2\n2023-11-16 18:15:48.0,30,4\n"
+    )
+    mooncake.write_text('{"timestamp": 0, "input_length": 5, "output_length": 6}\n')
+    shapes = workloads.trace_file(azure)
+    assert [(shape.num_prompt, shape.num_output, shape.arrival_s) for shape in shapes] == [
+        (10, 2, 0.0),
+        (30, 4, 2.0),
+    ]
+    assert workloads.trace_file(mooncake)[0].num_output == 6
+    assert workloads.cut(shapes, 1.0, 5.0)[0].arrival_s == 1.0
+
+
+def test_the_mix_has_its_shares_and_the_same_requests_at_every_rate() -> None:
+    shapes = workloads.synthetic(3000, seed=1)
+    share = np.mean([shape.kind == "code" for shape in shapes])
+    assert abs(share - 0.6) < 0.04
+    slow, fast = (workloads.arrive(shapes, 0.03, rate=rate, seed=1) for rate in (2.0, 4.0))
+    assert [r.seed for r in slow] == [r.seed for r in fast]
+    assert slow[-1].arrival_s == pytest.approx(2 * fast[-1].arrival_s)
+    limited = workloads.arrive(shapes, 0.03, rate=2.0, slos=parse_slos(["*:tpot=25,ttft=900"]))
+    assert {r.objective.tpot_ms for r in limited} == {25.0}
+    assert {r.objective.ttft_ms for r in limited} == {900.0}
+    with pytest.raises(ValueError, match="in the built-in mix"):
+        workloads.synthetic(3, 0, {"poems": 1.0})
+
+
+def test_peaks_come_one_after_the_other() -> None:
+    requests = workloads.arrive(workloads.synthetic(2000, 3), 0.03, rate=10.0, peaks=True)
+    middle = [
+        np.median([r.arrival_s for r in requests if r.kind == kind]) for kind in ("chat", "code", "summary")
+    ]
+    assert middle[0] < middle[1] < middle[2]
+
+
+def test_servegen_draws_lengths_and_the_rate_asked_for(tmp_path: Path) -> None:
+    rates, lengths = tmp_path / "r.csv", tmp_path / "l.jsonl"
+    rows = ["client,window_start_s,rate_req_per_s,cv,arrival_pattern,param1,param2"]
+    rows += [f"{client},{start},{1 + client},1.5,Gamma,1,1" for client in (0, 1) for start in (0, 600)]
+    rates.write_text("\n".join(rows) + "\n")
+    dataset = {"0": {"input_tokens": "{100: 0.5, 200: 0.5}", "output_tokens": "{7: 1.0}"}}
+    lengths.write_text("\n".join(json.dumps({"client": c, "dataset": dataset}) for c in (0, 1)))
+    shapes = workloads.servegen(rates, lengths, 900.0, 5.0, seed=0)
+    assert abs(len(shapes) / 900.0 - 5.0) < 1.0
+    assert {shape.num_prompt for shape in shapes} == {100, 200}
+    assert {shape.num_output for shape in shapes} == {7}
