@@ -36,7 +36,7 @@ TEACH_TOKENS = 8
 # alone.
 PIECE_TOKENS = 64
 NUM_PIECES = 8
-SHIFT_DEVIATIONS = 5.0
+SHIFT_DEVIATIONS = 6.0
 # Requests that ended this recently still teach: their last scores may be on the way.
 NUM_ENDED = 64
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, log2, sqrt
 
 from selector.acceptance import AcceptanceEstimates
 from selector.outlook import Outlook
@@ -19,12 +19,13 @@ from selector.protocol import PoolView, RequestView
 # while it may still get that many more.
 EXPLORE_TOKENS = 8
 EXPLORE_STEPS = 4
-# A drafter is scored again when there are as many tokens more as there were, so that reading stays cheap.
-# Whatever is believed of it, it is scored again when some drafter was found to have changed, and may have
-# changed itself since it was scored this many tokens ago.
+# The tokens between two readings of a request by one drafter double, so that reading stays cheap. Whatever is
+# believed of it, it reads again when some drafter was found to have changed, and after this many tokens, for
+# it may have changed itself.
 STALE_TOKENS = 16384
 # Upper bounds lie so many standard deviations above the estimate: on a running request, where only a switch
-# would pay, and on a finished one, from which all later ones like it may profit.
+# would pay, and on a finished one, from which all later ones like it may profit. In a long request there is
+# more to gain, so there the bound rises with the root of the logarithm, as in UCB1.
 RUNNING_OPTIMISM = 1.0
 FINISHED_OPTIMISM = 2.0
 # Of the finished requests at first each may be read by another drafter; after every so many readings a larger
@@ -37,13 +38,21 @@ RIVAL_MARGIN = 0.08
 SHORT_TOKENS = 64
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """When a kind last read a request, in its output tokens; shifts known then; tokens until it may again."""
+
+    at: int
+    num_shifts: int
+    wait: int
+
+
 @dataclass(slots=True)
 class Exploration:
     """Chooses drafters to be scored, and remembers who was."""
 
     estimates: AcceptanceEstimates
-    # By request and kind: output tokens when it was asked for, and shifts known then.
-    _asked: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    _read: dict[str, dict[str, _Reading]] = field(default_factory=dict)
     _num_read: int = 0
     _since_read: int = 0
 
@@ -53,7 +62,7 @@ class Exploration:
 
     def forget(self, request_id: str) -> None:
         """A request ended."""
-        self._asked.pop(request_id, None)
+        self._read.pop(request_id, None)
 
     def on_running(self, request: RequestView, kind: str, pool: PoolView, prices: Mapping[str, float]) -> str:
         """Instance to be scored on a running request; empty for none.
@@ -72,31 +81,35 @@ class Exploration:
             return ""
         if request.num_steps % EXPLORE_STEPS and output != EXPLORE_TOKENS:
             return ""
-        asked = self._asked.setdefault(request.request_id, {})
+        read = self._read.setdefault(request.request_id, {})
+        num_shifts = self.estimates.num_shifts
         outlook = Outlook(request, pool)
         to_beat = outlook.none
         if kind:
+            known = int(self.estimates.evidence(request.request_id, kind))
+            read[kind] = _Reading(output, num_shifts, min(max(EXPLORE_TOKENS, known), STALE_TOKENS))
             to_beat = outlook.goodput(kind, self.estimates.rate(request.request_id, kind))
         to_beat *= 1.0 + RIVAL_MARGIN * min(1.0, SHORT_TOKENS / outlook.num_expected)
         to_beat -= prices.get(kind, 0.0)
-        best, best_value = "", -inf
+        optimism = RUNNING_OPTIMISM * sqrt(1.0 + max(0.0, log2(outlook.num_expected / SHORT_TOKENS)))
+        best, best_value, wait = "", -inf, 0
         for rival in kinds_of(request, pool):
             if rival == kind:
                 continue
-            asked_at, num_shifts = asked.get(rival, (0, self.estimates.num_shifts))
-            before = max(asked_at, int(self.estimates.evidence(request.request_id, rival)))
-            has_shifts = num_shifts < self.estimates.num_shifts
-            unread = output - before
-            if unread < (EXPLORE_TOKENS if has_shifts else max(EXPLORE_TOKENS, min(before, STALE_TOKENS))):
+            last = read.get(rival, _Reading(0, num_shifts, EXPLORE_TOKENS))
+            has_shifts = last.num_shifts < num_shifts
+            unread = output - last.at
+            if unread < (EXPLORE_TOKENS if has_shifts else last.wait):
                 continue
             rate, spread = self.estimates.posterior(request.request_id, rival)
-            value = outlook.goodput(rival, min(1.0, rate + RUNNING_OPTIMISM * spread))
+            value = outlook.goodput(rival, min(1.0, rate + optimism * spread))
             value -= prices.get(rival, 0.0)
-            is_stale = has_shifts or (before > 0 and unread >= STALE_TOKENS)
+            is_stale = has_shifts or (rival in read and unread >= STALE_TOKENS)
             if (value > to_beat or is_stale) and value > best_value:
                 best, best_value = rival, value
+                wait = EXPLORE_TOKENS if has_shifts else min(2 * last.wait, STALE_TOKENS)
         if best:
-            asked[best] = (output, self.estimates.num_shifts)
+            read[best] = _Reading(output, num_shifts, wait)
         return _instance(request, best, pool)
 
     def on_ended(self, request: RequestView, pool: PoolView, kinds: Mapping[str, str]) -> str:

@@ -116,7 +116,7 @@ def test_uncertainty_falls_as_a_drafter_is_scored() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 30), st.floats(0, 1)), min_size=1, max_size=12))
+@given(st.lists(st.tuples(st.integers(1, 10), st.floats(0, 1)), min_size=1, max_size=12))
 def test_a_request_teaches_the_same_in_pieces_as_at_once(pieces: list[tuple[int, float]]) -> None:
     counts = [(n, round(n * share)) for n, share in pieces]
     whole, parts = AcceptanceEstimates(float("inf")), AcceptanceEstimates(float("inf"))

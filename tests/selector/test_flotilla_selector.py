@@ -129,17 +129,34 @@ def test_whom_a_running_request_might_move_to_is_scored_in_growing_intervals() -
     made.selector.score("r", "small", 40, 26)
     selector = made.selector
     assert isinstance(selector, Flotilla)
-    asked_at = []
-    for _ in range(400):
+    asked_at = [0]
+    for _ in range(1000):
         place = made.step(1)["r"]
         view = made.views()[0]
         idle = {name: d for name, d in made.pool().drafters.items() if name != place}
         asked = selector.explore(view, PoolView(idle, Costs(), 6), has_ended=False)
         if asked:
+            assert asked == "middle"
             asked_at.append(view.num_context - view.num_prompt)
-            selector.score("r", asked, 1, 1)
-    assert asked_at[:2] == [8, 16]
+            unread = asked_at[-1] - asked_at[-2]
+            selector.score("r", asked, unread, round(0.66 * unread))
+    assert asked_at[1] == 8
+    assert len(asked_at) >= 4
     assert all(later >= 2 * earlier for earlier, later in pairwise(asked_at))
+
+
+def test_a_drafter_that_cannot_follow_is_not_asked_over_and_over() -> None:
+    made = world("small", "middle")
+    made.arrive("r")
+    selector = made.selector
+    assert isinstance(selector, Flotilla)
+    num_asked = 0
+    for _ in range(1000):
+        made.step(1)
+        if asked := selector.explore(made.views()[0], made.pool(), has_ended=False):
+            num_asked += 1
+            selector.score("r", asked, 1, 0)
+    assert num_asked <= 8
 
 
 def test_who_cannot_be_better_is_not_scored() -> None:
