@@ -1,0 +1,133 @@
+"""SmartSpec on decoding heads: the chosen k_1..k_h against enumeration, the trees against brute force."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.config import PolicyConfig
+from cluster.policies.base import DecodeRequest
+from cluster.policies.goodput import StepTimes
+from cluster.policies.head_trees import best_head_widths, full_trees, head_shapes
+from cluster.policies.registry import make_policy
+from drafters.heads_drafter import HeadsDrafter
+from drafters.messages import DraftCall, DraftItem, DraftPlan
+from engine.proposals import Proposals
+from engine.sampling_params import RequestSpec, SamplingParams
+from engine.tree import TokenTree
+from tests.cluster.policies.batches import context, request
+
+HEADS, MOST = 3, 3
+
+
+def brute_force_goodput(
+    rates: list[float], widths: tuple[int, ...], limits: list[int], times: StepTimes
+) -> float:
+    """Tokens per second, head by head as section 4.3 tells it."""
+    tokens = nodes = 0.0
+    depth = 0
+    for limit in limits:
+        tokens += 1.0
+        reached = layer = 1.0
+        for head, width in enumerate(widths):
+            if width == 0 or head >= limit:
+                break
+            reached *= 1.0 - (1.0 - rates[head]) ** width
+            layer *= width
+            tokens += reached
+            nodes += layer
+            depth = max(depth, head + 1)
+    return tokens / (float(times.before_s[depth]) + times.verify_s + times.token_s * nodes)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]), min_size=HEADS, max_size=HEADS),
+    st.lists(st.integers(0, HEADS), min_size=1, max_size=4),
+    st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+    st.sampled_from([0.0, 0.1, 0.5]),
+)
+def test_the_widths_are_the_best_of_all(
+    rates: list[float], limits: list[int], token_s: float, layer_s: float
+) -> None:
+    before_s = np.array([0.0] + [0.05 + layer_s * k for k in range(1, HEADS + 1)])
+    times = StepTimes(before_s=before_s, verify_s=1.0, token_s=token_s)
+    found = best_head_widths(np.array(rates), np.array(limits), times, HEADS, MOST, MOST**HEADS)
+    best = max(
+        brute_force_goodput(rates, widths, limits, times) for widths in product(range(MOST + 1), repeat=HEADS)
+    )
+    assert brute_force_goodput(rates, tuple(found.tolist()), limits, times) == pytest.approx(best)
+
+
+def test_shapes_end_with_the_first_unused_head_and_stay_within_the_beam() -> None:
+    shapes = head_shapes(HEADS, MOST, 6)
+    assert (np.cumprod(shapes, axis=1) <= 6).all()
+    assert ((shapes[:, 1:] > 0) <= (shapes[:, :-1] > 0)).all()
+    assert len(np.unique(shapes, axis=0)) == len(shapes)
+    assert not shapes[0].any()
+
+
+def drafted(request_id: str, plan: DraftPlan) -> TokenTree:
+    """A tree by the heads drafter on flat proposals, of which every beam keeps the first choices."""
+    proposals = Proposals(
+        position=2,
+        token=np.arange(HEADS * 4, dtype=np.int32).reshape(HEADS, 4),
+        logp=np.tile(-np.arange(1, 5, dtype=np.float32), (HEADS, 1)),
+    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=50)
+    item = DraftItem(
+        request_id=request_id,
+        start=0,
+        tokens=np.zeros(0, np.int32),
+        plan=plan,
+        spec=RequestSpec(request_id=request_id, tokens=[1, 2], prompt_len=2, sampling=sampling),
+        proposals=proposals,
+    )
+    drafter = HeadsDrafter(num_heads=HEADS, vocab_size=100, max_tokens=64)
+    return drafter.draft(DraftCall(call_id=1, items=[item])).drafts[0].tree
+
+
+def test_a_full_tree_has_every_combination() -> None:
+    tree = drafted("r", DraftPlan(depth=3, width=16))
+    (nodes,) = full_trees([tree], [np.array([2, 2, 1])])
+    chosen = tree.subset(nodes)
+    chosen.validate()
+    assert np.bincount(chosen.depth).tolist() == [1, 2, 4, 4]
+
+
+def heads_request(name: str, **changes: object) -> DecodeRequest:
+    return request(name, **({"num_heads": HEADS, "max_draft": HEADS, "max_width": 16} | changes))
+
+
+def policy(**options: object) -> object:
+    return make_policy(PolicyConfig(name="smartspec", max_width=MOST, **options))  # type: ignore[arg-type]
+
+
+def test_cheap_verification_asks_for_wide_trees_and_dear_verification_for_none() -> None:
+    smartspec = policy()
+    batch = [heads_request("a", rate=0.5), heads_request("b", rate=0.6, max_draft=2)]
+    cheap = context(token_s=1e-6, draft_s=1e-5)
+    plans = smartspec.plan(batch, cheap)  # type: ignore[attr-defined]
+    assert [plan.depth for plan in plans] == [3, 2]
+    assert plans[0].width > 1
+    trees = [drafted(one.request_id, plan) for one, plan in zip(batch, plans, strict=True)]
+    selected = smartspec.select(batch, trees, cheap)  # type: ignore[attr-defined]
+    assert all(len(nodes) > 4 for nodes in selected)
+    dear = context(token_s=1.0)
+    assert [plan.depth for plan in smartspec.plan(batch, dear)] == [0, 0]  # type: ignore[attr-defined]
+
+
+def test_heads_and_chains_share_a_batch() -> None:
+    smartspec = policy()
+    batch = [request("chain", rate=0.8), heads_request("heads", drafter="large", rate=0.6)]
+    cheap = context(token_s=1e-6, draft_s=1e-5)
+    chain, heads = smartspec.plan(batch, cheap)  # type: ignore[attr-defined]
+    assert (chain.width, chain.depth > 0) == (1, True)
+    assert heads.width > 1
+    trees = [TokenTree.chain(1, [2, 3, 4], [-0.1] * 3), drafted("heads", heads)]
+    nodes, _ = smartspec.select(batch, trees, cheap)  # type: ignore[attr-defined]
+    assert nodes.tolist() == [0, 1, 2, 3]
