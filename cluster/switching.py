@@ -20,6 +20,8 @@ READ_WITH_DRAFT = 16
 READ_AGAIN = 6
 # A request that may get fewer tokens than this is not prepared for another drafter.
 LEAST_REMAINING = 16
+# A request that its selector would leave where it is is asked about again after so many steps.
+ASK_AGAIN_STEPS = 4
 # Below this share of right guesses among the recent ones, one request in so many is prepared for.
 LEAST_HITS = 0.2
 PROBE_REQUESTS = 8
@@ -95,6 +97,7 @@ class Switching:
     _prepared: dict[str, Preparation] = field(default_factory=dict)
     _calls: dict[tuple[str, int], str] = field(default_factory=dict)
     _waits: dict[str, Wait] = field(default_factory=dict)
+    _ask_at: dict[str, int] = field(default_factory=dict)
 
     def prepare(self, requests: Iterable[Request], now: float, idle_s: float) -> list[tuple[str, DraftCall]]:
         """Calls that build caches where the selector would move these requests next, at idle drafters.
@@ -114,10 +117,13 @@ class Switching:
                 continue
             if self._hits < LEAST_HITS and request.order % PROBE_REQUESTS:
                 continue
+            if request.num_steps < self._ask_at.get(request.request_id, 0):
+                continue
             view = view or self.pool.pool_view()
             mine = self.pool.request_view(request)
             name = self.pool.selector.destination(mine, view)
             if name not in mine.allowed or name == request.drafter:
+                self._ask_at[request.request_id] = request.num_steps + ASK_AGAIN_STEPS
                 continue
             call = self._prepare(request, name, now, idle_s)
             if call is not None:
@@ -195,6 +201,7 @@ class Switching:
     def forget(self, request_id: str) -> None:
         """The request ended; the pool releases whatever drafters know of it."""
         self._waits.pop(request_id, None)
+        self._ask_at.pop(request_id, None)
         if self._prepared.pop(request_id, None) is not None:
             self._resolve(was_right=False)
 
