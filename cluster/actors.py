@@ -18,10 +18,10 @@ from ray.util import get_node_ip_address
 
 from cluster.config import DrafterConfig, TargetConfig
 from cluster.cost_model import StepPoint
+from cluster.draft_service import DraftService
 from cluster.events import VerifierReady
 from cluster.rank import Rank
 from cluster.step_server import StepServer
-from drafters.messages import DraftCall, DraftResult
 from drafters.protocol import Capabilities, Drafter
 from engine.wire import Decoder, encode
 from verifier.messages import VerifyCall, VerifyResult
@@ -46,7 +46,6 @@ class DrafterWorker:
 
     def __init__(self) -> None:
         self._drafter: Drafter | None = None
-        self._decoder: Decoder[DraftCall] = Decoder(DraftCall)
 
     def where(self) -> Whereabouts:
         """The node and the process it runs in."""
@@ -59,36 +58,24 @@ class DrafterWorker:
         from cluster.pool_drafter import build_pool_drafter
 
         self._drafter = build_pool_drafter(config, vocab_size, max_tokens, target_path)
-        server = StepServer(self._handle, token, get_node_ip_address(), idle=self._draft_ahead)
+        service = DraftService(self._drafter)
+        server = StepServer(service.answer, token, get_node_ip_address(), idle=self._draft_ahead)
         gc.freeze()  # models and modules: nothing the collector should walk during a step
         return server.address, self._drafter.capabilities
 
     def profile(self) -> list[StepPoint]:
-        """Measured cost of one draft layer over batch shapes; none if that is the target's heads."""
+        """Measured cost of one draft layer over batch shapes."""
         from drafters.profile import measure_draft_costs
 
         assert self._drafter is not None
-        if self._drafter.capabilities.num_candidates:
-            return []
         return [StepPoint(*point) for point in measure_draft_costs(self._drafter)]
-
-    def _handle(self, data: bytes) -> bytes:
-        assert self._drafter is not None
-        call = self._decoder.decode(data)
-        try:
-            return encode(self._drafter.draft(call))
-        except Exception:
-            # A drafter's bug costs speculation, never a request: all of them go on without drafts.
-            _log.exception("draft call %d failed", call.call_id)
-            unknown = [item.request_id for item in call.items]
-            return encode(DraftResult(call_id=call.call_id, drafts=[], unknown=unknown))
 
     def _draft_ahead(self) -> bool:
         assert self._drafter is not None
         try:
             return self._drafter.draft_ahead()
         except Exception:
-            # As above: nobody asked for this work, so nobody is told but the log.
+            # Nobody asked for this work, so nobody is told but the log.
             _log.exception("drafting ahead failed")
             return False
 

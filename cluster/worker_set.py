@@ -14,8 +14,10 @@ import ray
 from cluster.actors import DrafterWorker, VerifierWorker, Whereabouts, spawn
 from cluster.config import DrafterConfig, FlotillaConfig
 from cluster.cost_model import LinearCost
+from cluster.draft_service import InPlaceDrafter
 from cluster.events import DrafterReady, VerifierReady
 from cluster.placement import plan_added, plan_cell, rank_name
+from cluster.pool_drafter import build_pool_drafter
 from cluster.profile_fit import fit_cost
 from cluster.rank import Rank
 from cluster.reservation import Reservations
@@ -54,7 +56,7 @@ class Worker:
 
     name: str
     actors: list[Any] = field(default_factory=list)
-    steps: list[StepClient] = field(default_factory=list)
+    steps: list[StepClient | InPlaceDrafter] = field(default_factory=list)
     where: list[Whereabouts] = field(default_factory=list)
     waits_for: str = ""
 
@@ -123,8 +125,13 @@ class WorkerSet:
         return ready
 
     async def load_drafter(self, name: str, config: DrafterConfig, target: VerifierReady) -> DrafterReady:
-        """Make one instance of a drafter and connect to it."""
+        """Make one instance of a drafter and connect to it; one without work of its own is made here."""
         worker = self.workers[name] = Worker(name)
+        if config.kind == "heads":
+            path = self._config.target.path
+            drafter = build_pool_drafter(config, target.vocab_size, target.max_tokens, path)
+            worker.steps.append(InPlaceDrafter(drafter, lambda data: self._listener.drafted(name, data)))
+            return DrafterReady(name, drafter.capabilities, config.max_requests, kind=config.name)
         worker.actors.append(spawn(DrafterWorker, self._reservations.options(name, config.placement)))
         async with self._placing(worker, [name]):
             address, capabilities = await worker.actors[0].load.remote(
@@ -148,11 +155,12 @@ class WorkerSet:
 
     async def measure_drafter(self, name: str) -> LinearCost:
         """What draft forwards of one instance cost, which must be asked nothing else meanwhile."""
-        points = await self.workers[name].actors[0].profile.remote()
-        if not points:  # what it costs is evaluating the target's heads
-            ranks = self.workers[VERIFIER].actors
-            points = (await asyncio.gather(*(rank.profile_heads.remote() for rank in ranks)))[0]
-        return fit_cost(points)
+        actors = self.workers[name].actors
+        if actors:
+            return fit_cost(await actors[0].profile.remote())
+        # Made here: what it costs is evaluating the target's heads.
+        ranks = self.workers[VERIFIER].actors
+        return fit_cost((await asyncio.gather(*(rank.profile_heads.remote() for rank in ranks)))[0])
 
     async def stop(self, name: str) -> None:
         """Close the connections and end the processes; what is reserved stays reserved."""
