@@ -40,6 +40,7 @@ from cluster.pool_changes import PoolChanges
 from cluster.recorded_core import make_core, newest_decisions
 from cluster.stream_messages import Cancel, ClientMessage, Submit, TokenBatch, TokenEvent
 from cluster.succession import take_over
+from cluster.timeline import make_timeline
 from cluster.worker_set import WorkerSet
 from drafters.messages import DraftResult
 from engine.wire import Decoder, encode
@@ -78,6 +79,7 @@ class Cell:
         self._last_verify_at: float | None = None
         self._core = make_core(self.config, CostModel(DEFAULT_PROFILE))
         self._cores: dict[str, SchedulerCore] = {}
+        self._timeline = make_timeline(self.config)
         self._ticking: asyncio.Task[None] | None = None
         self._starting = asyncio.get_running_loop().create_task(self._start())
 
@@ -112,6 +114,10 @@ class Cell:
         """The newest steps as JSON lines (docs/decisions-log.md); None while none are kept."""
         return newest_decisions(self._core, limit)
 
+    async def timeline(self) -> bytes | None:
+        """Who worked when, as a trace for Perfetto (trace event format); None while none is kept."""
+        return None if self._timeline is None else self._timeline.trace()
+
     async def stats(self) -> dict[str, float]:
         """Processor seconds spent scheduling and seconds of whole iterations, for the scheduler's share."""
         return {
@@ -130,6 +136,7 @@ class Cell:
             "committed": self._core.totals.committed_tokens,
             "preemptions": self._core.totals.preemptions,
             "switches": self._core.pool.num_switches,
+            **{f"calls_{n}": count for n, count in self._core.micro_batches.calls_by_count.items()},
         }
 
     async def set_policy(self, policy: dict[str, Any], scheduler: dict[str, Any] | None = None) -> None:
@@ -244,8 +251,11 @@ class Cell:
         """Tell the scheduler, and do what it says."""
         # Processor time of this thread: waiting for a core that others hold is not the scheduler's work.
         begun = time.thread_time()
-        actions = self._core.handle(event, time.monotonic())
+        now = time.monotonic()
+        actions = self._core.handle(event, now)
         self._scheduler_s += time.thread_time() - begun
+        if self._timeline is not None:
+            self._timeline.handled(event, actions, self._core, now, time.monotonic())
         for action in actions:
             match action:
                 case Draft(name, call):

@@ -342,6 +342,12 @@ class DebugConfig(_Strict):
     decisions_file: Path | None = Field(
         default=None, description="JSON lines to which every step is appended, for `flotilla replay`."
     )
+    timeline: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="Newest slices of work, of all workers, kept for `GET /debug/timeline`; 0 is off.",
+    )
 
 
 class FlotillaConfig(_Strict):

@@ -255,8 +255,8 @@ class _Window:
 class MeasuredCount:
     """Ours: the count of the highest predicted goodput, each prediction corrected by what was measured.
 
-    A count that was not tried yet is believed to be off by as much as the present one; one that was, by its
-    own measurements, which are forgotten slowly. So a split that does not pay is taken back in the next
+    A count that was not tried yet is believed to be off by as much as the nearest that was; one that was, by
+    its own measurements, which are forgotten slowly. So a split that does not pay is taken back in the next
     review.
     """
 
@@ -298,11 +298,20 @@ class MeasuredCount:
         if here is None or not load.num_drafting:
             self.count = 1  # fewer requests than before, or none that is drafted for
             return
-        usual = self._factor.get(self.count, 1.0)
-        goodput = {count: value * self._factor.get(count, usual) for count, value in predicted.items()}
+        if self.count not in self._factor:
+            return  # nothing to compare others with
+        goodput = {count: value * self._believed(count) for count, value in predicted.items()}
         best = max(goodput, key=lambda count: (goodput[count], -count))
         if goodput[best] > (1.0 + HYSTERESIS) * goodput[self.count]:
             self.count = best
+
+    def _believed(self, count: int) -> float:
+        """The count's own factor, else that of the nearest that was tried: splits are alike."""
+        if count in self._factor:
+            return self._factor[count]
+        tried = [other for other in self._factor if (other == 1) == (count == 1)]
+        nearest = min(tried, key=lambda other: abs(other - count), default=self.count)
+        return self._factor[nearest]
 
     def _learn(self, ratio: float) -> None:
         known = self._factor.get(self.count)

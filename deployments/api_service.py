@@ -51,6 +51,10 @@ class CellControl(Protocol):
         """Decisions of the newest steps as JSON lines; None while none are kept."""
         ...
 
+    async def timeline(self) -> bytes | None:
+        """Who worked when, in the trace event format; None while it is not kept."""
+        ...
+
 
 class ApiService:
     """The API of one cell, free of HTTP.
@@ -100,6 +104,10 @@ class ApiService:
     async def decisions(self, limit: int) -> bytes | None:
         """Decisions of the newest steps, None while none are kept; raises 503 if the cell does not answer."""
         return await _answer(self._cell.decisions(limit))
+
+    async def timeline(self) -> bytes | None:
+        """Who worked when, None while it is not kept; raises 503 if the cell does not answer."""
+        return await _answer(self._cell.timeline())
 
     async def close(self) -> None:
         """Drop the connection to the cell."""

@@ -1,4 +1,4 @@
-"""`GET /debug/decisions`: what the scheduler decided in the newest steps (docs/decisions-log.md)."""
+"""`GET /debug/decisions` and `GET /debug/timeline`: what the scheduler decided, and who worked when."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ _PARAMETERS = [
 
 #: The newest steps as JSON lines, None while none are kept; raises `ApiError` if the cell does not answer.
 Decisions = Callable[[int], Awaitable[bytes | None]]
+#: A trace in JSON, None while it is not kept; raises as above.
+Timeline = Callable[[], Awaitable[bytes | None]]
 
 
-def add_debug_routes(app: FastAPI, decisions: Decisions) -> None:
-    """Add the route; it answers 404, and says how to change that, while nothing is recorded."""
+def add_debug_routes(app: FastAPI, decisions: Decisions, timeline: Timeline) -> None:
+    """Add the routes; they answer 404, and say how to change that, while nothing is recorded."""
 
     @app.get("/debug/decisions", openapi_extra={"parameters": _PARAMETERS})
     async def debug_decisions(request: Request) -> Response:
@@ -51,6 +53,19 @@ def add_debug_routes(app: FastAPI, decisions: Decisions) -> None:
         if form == "jsonl":
             return Response(lines, media_type="application/x-ndjson")
         return Response(as_json(lines), media_type="application/json")
+
+    @app.get("/debug/timeline")
+    async def debug_timeline() -> Response:
+        """Who worked when lately, in the trace event format that Perfetto and chrome://tracing load."""
+        trace = await timeline()
+        if trace is None:
+            raise ApiError(
+                404,
+                "No timeline is kept on this server. To keep the newest 20000 slices, start it with a "
+                "configuration that has `debug: {timeline: 20000}`.",
+                code="timeline_not_recorded",
+            )
+        return Response(trace, media_type="application/json")
 
 
 def as_json(lines: bytes) -> bytes:

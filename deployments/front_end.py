@@ -47,6 +47,11 @@ class CellHandle:
         lines: bytes | None = await self._handle.decisions.remote(limit)
         return lines
 
+    async def timeline(self) -> bytes | None:
+        """See `CellControl`."""
+        trace: bytes | None = await self._handle.timeline.remote()
+        return trace
+
 
 class PoolHandle:
     """The cell's pool of drafters through Ray Serve."""

@@ -133,7 +133,7 @@ def create_app(
         """The version that runs."""
         return _json({"version": flotilla_version()})
 
-    add_debug_routes(app, service.decisions)
+    add_debug_routes(app, service.decisions, service.timeline)
     add_admin_routes(app, pool, lambda request: read_body(request, max_body_bytes))
     _install_error_handlers(app)
     app.add_middleware(RequestIds, sends=sends_request_id)

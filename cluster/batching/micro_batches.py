@@ -30,6 +30,11 @@ class MicroBatches:
     its own, as in the paper. With `auto` nobody waits for a drafter that is slower than the others by more
     than a forward takes, and what is complete is verified together where that pays. Requests for which
     nothing was drafted are never split.
+
+    Attributes:
+        cost: forward times.
+        rule: chooses how many there are.
+        calls_by_count: answered verify calls that decoded, by how many micro-batches there were then.
     """
 
     def __init__(self, config: SchedulerConfig, cost: CostModel, max_depth: int) -> None:
@@ -41,6 +46,7 @@ class MicroBatches:
         # Seconds from the begin of an iteration to the draft, messages and waiting in line included.
         self._latency: dict[str, RunningMean] = {}
         self._slow: set[str] = set()
+        self.calls_by_count: Counter[int] = Counter()
         self._verified_at = self._undisturbed_since = float("-inf")
         # Mean rows of a request in a verify call, for those that are still to be chosen.
         self._num_rows = 1.0
@@ -167,6 +173,7 @@ class MicroBatches:
         if not sent.trees:  # a forward of prompts alone is no part of an iteration
             self._undisturbed_since = self._verified_at = now
             return None
+        self.calls_by_count[self.count] += 1
         if sent.drafted:
             num_rows = sum(map(len, sent.trees.values())) / len(sent.trees)
             self._num_rows += SMOOTHING * (num_rows - self._num_rows)

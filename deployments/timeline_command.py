@@ -1,0 +1,44 @@
+"""`flotilla timeline`: who worked when on a running server, fetched as a trace."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import typer
+
+_TIMEOUT_S = 60.0
+
+
+class TimelineFailed(Exception):
+    """There is no trace to be had; the message says why."""
+
+
+def fetch_timeline(url: str, output: Path) -> None:
+    """Write the server's timeline to a file.
+
+    Raises:
+        TimelineFailed: the server is not there, keeps none, or the file cannot be written.
+    """
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/debug/timeline", timeout=_TIMEOUT_S) as answer:
+            trace = answer.read()
+    except urllib.error.HTTPError as error:
+        raise TimelineFailed(_message(error)) from None
+    except (OSError, ValueError) as error:
+        raise TimelineFailed(f"cannot reach {url}: {error}") from None
+    try:
+        output.write_bytes(trace)
+    except OSError as error:
+        raise TimelineFailed(f"cannot write {output}: {error.strerror}") from None
+    num_slices = sum(event["ph"] == "X" for event in json.loads(trace)["traceEvents"])
+    typer.echo(f"Wrote {num_slices} slices to {output}; open it in https://ui.perfetto.dev")
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read())["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {error.code}"
