@@ -14,7 +14,7 @@ import argparse
 import csv
 import gzip
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +65,9 @@ class Kernels:
         shapes = {(h, kv) for h, kv, _, _ in self._decode}
         near = min(shapes, key=lambda s: (abs(np.log(s[1] / kv_heads)), abs(np.log(s[0] / heads))))
         if near not in self._attention:
-            part = {(b, c): v for (h, kv, b, c), v in self._decode.items() if (h, kv) == near}
+            part: dict[tuple[int, ...], float] = {
+                (b, c): v for (h, kv, b, c), v in self._decode.items() if (h, kv) == near
+            }
             self._attention[near] = _grid(part)
         scale = kv_heads / near[1] if kv_heads > near[1] else 1.0
         return scale * float(np.exp(self._attention[near](np.log([[batch, context]]))[0])) / 1e3
@@ -161,7 +163,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(lines)
 
 
-def _grid(values: dict[tuple[int, ...], float]) -> RegularGridInterpolator:
+def _grid(values: Mapping[tuple[int, ...], float]) -> RegularGridInterpolator:
     """Interpolator over a full grid of keys; holes take the value of the nearest smaller key's row."""
     axes = [np.array(sorted({key[i] for key in values})) for i in range(len(next(iter(values))))]
     table = np.full([len(axis) for axis in axes], np.nan)

@@ -86,7 +86,7 @@ class Cell:
     def __init__(self, profile: HardwareProfile, system: System, options: Options) -> None:
         """A cell whose workers are ready at time 0."""
         self.profile, self.options = profile, options
-        self.clock: EventClock[Event | _Ended] = EventClock()
+        self.clock: EventClock[Event | SimRequest | _Ended] = EventClock()
         cost = CostModel(options.believed or profile.cost_profile())
         self.core = SchedulerCore(system.config, make_policy(system.config.policy), cost)
         model = options.acceptance or load_fitted()[profile.acceptance]
@@ -97,7 +97,7 @@ class Cell:
         self.num_rejected = 0
         self.machine = Machine(collocated=profile.collocated)
         self._hop_s = profile.overhead_s / 4  # a step with a draft in it has four messages
-        self._kinds: dict[str, SimRequest] = {}
+        self._num_submitted = 0
         self._jitter = key_of(options.seed, _JITTER)
         self._num_forwards = 0
         self._noise: list[float] = []
@@ -118,8 +118,8 @@ class Cell:
 
     def submit(self, request: SimRequest) -> None:
         """Let a request arrive when it is due."""
-        self._kinds[request.request_id] = request
-        self.clock.at(request.arrival_s, RequestArrived(self._submit(request), _CLIENT))
+        self._num_submitted += 1
+        self.clock.at(request.arrival_s, request)
 
     def run(self, progress: Callable[[float, int], None] | None = None) -> None:
         """Serve everything submitted to its end.
@@ -139,24 +139,25 @@ class Cell:
                 if answer is None:
                     continue
                 event = answer
+            elif isinstance(event, SimRequest):
+                event = self._arrived(event)
             if isinstance(event, Tick):
                 num_ended = len(self.receipts) + self.num_rejected
                 if progress is not None:
                     progress(clock.now, num_ended)
-                if num_ended == len(self._kinds) or clock.now > self.options.max_s:
+                if num_ended == self._num_submitted or clock.now > self.options.max_s:
                     return
                 clock.at(clock.now + TICK_S, event)
-            elif isinstance(event, RequestArrived):
-                self._arrive(event)
             for action in core.handle(event, clock.now):
                 self._act(action)
             core.reflect()
 
-    def _arrive(self, event: RequestArrived) -> None:
-        request = self._kinds[event.submit.request_id]
+    def _arrived(self, request: SimRequest) -> RequestArrived:
+        """The request as a front end would submit it; its prompt is made only now, for memory's sake."""
         self.scripts.add(
             request.request_id, request.kind, request.seed, request.num_prompt, request.num_output
         )
+        return RequestArrived(_submit(request), _CLIENT)
 
     def _act(self, action: Action) -> None:
         match action:
@@ -198,19 +199,20 @@ class Cell:
             self._num_forwards += 1024
         return seconds * self._noise.pop()
 
-    def _submit(self, request: SimRequest) -> Submit:
-        """Prompts of a class draw on a vocabulary of their own, so that it can be told from the prompt."""
-        draws = bits(key_of(request.seed, _PROMPT), 0, request.num_prompt)
-        offset = key_of(*request.kind.encode()) % (VOCAB_SIZE // 2)
-        prompt: list[int] = ((draws % np.uint64(2000)).astype(np.int64) + offset).tolist()
-        return Submit(
-            request_id=request.request_id,
-            prompt=prompt,
-            sampling=SamplingParams(temperature=0.0, max_tokens=request.num_output, seed=request.seed),
-            objective=request.objective,
-            tier=request.kind,
-            priority=request.priority,
-        )
+
+def _submit(request: SimRequest) -> Submit:
+    """Prompts of a class draw on a vocabulary of their own, so that it can be told from the prompt."""
+    draws = bits(key_of(request.seed, _PROMPT), 0, request.num_prompt)
+    offset = key_of(*request.kind.encode()) % (VOCAB_SIZE // 2)
+    prompt: list[int] = ((draws % np.uint64(2000)).astype(np.int64) + offset).tolist()
+    return Submit(
+        request_id=request.request_id,
+        prompt=prompt,
+        sampling=SamplingParams(temperature=0.0, max_tokens=request.num_output, seed=request.seed),
+        objective=request.objective,
+        tier=request.kind,
+        priority=request.priority,
+    )
 
 
 def simulate(
