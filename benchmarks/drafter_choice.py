@@ -75,8 +75,8 @@ class PoolRule:
         request = Request(submit, "replay", 0.0, number, output=list(prompt.answer), num_steps=1)
         pool.assign([request], 0.0)
         chosen = request.drafter
-        scored, agreed = prompt.scored[chosen], prompt.agreed[chosen]
-        pool.acceptance.observe(request.request_id, chosen, scored, agreed)
+        if chosen:  # else it is decoded without a drafter
+            pool.score(request.request_id, chosen, prompt.scored[chosen], prompt.agreed[chosen])
         asked = pool.explorer.final(request, 0.0, is_busy=self._is_busy)
         pool.forget(request)
         for name, call in asked:
@@ -186,7 +186,8 @@ def replay(
     is_busy: bool = False,
 ) -> list[Stage]:
     """Serve the prompts in `orders` random orders by each rule; `is_busy` if the cell is never idle."""
-    table, names = goodputs(scores), list(scores.drafters)
+    plain = [1.0 / step_costs(scores, prompt)[0] for prompt in scores.prompts]
+    table, names = np.column_stack([goodputs(scores), plain]), [*scores.drafters, ""]
     domains = np.array([prompt.domain for prompt in scores.prompts])
     kinds = sorted(set(domains.tolist()))
     favourite = {kind: int(table[domains == kind].mean(axis=0).argmax()) for kind in kinds}
