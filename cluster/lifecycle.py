@@ -229,6 +229,8 @@ class Lifecycle:
             self._shell.restarted(life.name)
             try:
                 await self._workers.stop(life.name)
+                await self._workers.restore(life.name, lambda text: waits(life, text))
+                life.waits_for = ""
                 ready: DrafterReady | VerifierReady
                 if life.config is None:
                     ready = await self.load_target()
@@ -287,6 +289,11 @@ class Lifecycle:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a change of the workers failed: %s", cause(error))
+
+
+def waits(life: Life, text: str) -> None:
+    """Note what its resources are waited for."""
+    life.waits_for = text
 
 
 def cause(error: BaseException | None) -> str:

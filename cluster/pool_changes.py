@@ -12,7 +12,7 @@ from typing import Any
 from cluster.added_costs import estimated_cost
 from cluster.config import DrafterConfig, FlotillaConfig
 from cluster.events import DrafterDraining, DrafterReady, WorkerLost
-from cluster.lifecycle import Life, Lifecycle, Shell, cause
+from cluster.lifecycle import Life, Lifecycle, Shell, cause, waits
 from cluster.placement import free_names, instance_names
 from cluster.pool_errors import DrafterFailed, NotServing, PoolError, UnknownDrafter
 from cluster.profile_file import ProfileError, load_profile
@@ -125,7 +125,7 @@ class PoolChanges:
     async def _load_added(self, life: Life) -> None:
         assert life.config is not None
         try:
-            await self._workers.reserve_added(life.name, life.config, lambda text: _waits(life, text))
+            await self._workers.reserve_added(life.name, life.config, lambda text: waits(life, text))
             life.waits_for = ""
             ready = await self._workers.load_drafter(life.name, life.config, self._lifecycle.target)
             life.costs = await self._learn_cost(life, ready)
@@ -200,7 +200,3 @@ class PoolChanges:
         return [
             life for life in self._lifecycle.lives.values() if life.task is None and life.state == "loading"
         ]
-
-
-def _waits(life: Life, text: str) -> None:
-    life.waits_for = text

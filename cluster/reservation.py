@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.util import placement_group, remove_placement_group
+from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.config import ResourcesConfig
-from cluster.placement import Demand, Plan, shortage
+from cluster.config import PlacementConfig, ResourcesConfig
+from cluster.placement import NODE_ID, Bundle, Demand, Plan, shortage
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class Reservations:
     def __init__(self) -> None:
         self._seats: dict[str, _Seat] = {}
         self._vacant: list[_Seat] = []
+        self._locks: dict[tuple[str, int], asyncio.Lock] = {}
 
     async def reserve(
         self,
@@ -79,6 +80,61 @@ class Reservations:
             if index is not None:
                 self._seats[name] = _Seat(group, plan, index, placement, is_alone)
 
+    async def restore(self, name: str, avoid: Sequence[str], report: Callable[[str], None]) -> None:
+        """Wait until a lost worker has a place again.
+
+        Usually it has: a process died, and its bundle is there. When a node died, Ray places the group's
+        lost bundles again all together or not at all; so that one that fits nowhere does not keep the
+        others from coming back, each is also asked for by itself, and whichever is there first is taken.
+
+        Args:
+            name: of the worker.
+            avoid: ids of nodes that are no place for a drafter with a node of its own.
+            report: told what is waited for.
+        """
+        seat = self._seats.get(name)
+        if seat is None or await _is_placed(seat):
+            return
+        key = (seat.group.id.hex(), seat.index)
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            seat = self._seats.get(name)  # who sat beside it may have moved it
+            if seat is None or await _is_placed(seat):
+                return
+            bundle = seat.plan.bundles[seat.index]
+            labels = dict(bundle.labels)
+            if isinstance(seat.placement, PlacementConfig) and seat.placement.collocate == "own-node":
+                labels[NODE_ID] = f"!in({','.join(sorted(set(avoid)))})"
+            plan = Plan("PACK", [Bundle(dict(bundle.resources), labels, list(bundle.seats))])
+            other = None
+            if len(seat.plan.bundles) > 1:
+                other = placement_group([bundle.resources], bundle_label_selector=[labels])
+            if await self._first_placed(seat, other, plan, report):
+                await asyncio.to_thread(_give_up, other)
+                return
+            for sitting, old in list(self._seats.items()):
+                if old.group is seat.group and old.index == seat.index:
+                    is_alone = len(bundle.seats) == 1
+                    self._seats[sitting] = _Seat(other, plan, 0, old.placement, is_alone)
+
+    async def _first_placed(self, seat: _Seat, other: Any, plan: Plan, report: Callable[[str], None]) -> bool:
+        """Wait for the seat or the other group; whether it was the seat."""
+        told = ""
+        try:
+            while not await _is_placed(seat):
+                if other is None:
+                    await asyncio.sleep(POLL_S)
+                elif await asyncio.to_thread(other.wait, POLL_S):
+                    return False
+                message = await self.explain(plan)
+                if message != told:
+                    _log.warning("%s", message)
+                    report(message)
+                    told = message
+        except BaseException:
+            _give_up(other)
+            raise
+        return True
+
     def reuse(self, name: str, placement: ResourcesConfig) -> bool:
         """Give a new worker the seat of one that was removed and asked for the same; False without one."""
         for seat in self._vacant:
@@ -94,8 +150,7 @@ class Reservations:
         if seat is None:
             return
         if seat.is_alone:
-            with contextlib.suppress(Exception):  # it may be gone with its node
-                remove_placement_group(seat.group)
+            _give_up(seat.group)
         else:
             self._vacant.append(seat)
 
@@ -123,3 +178,19 @@ class Reservations:
         """What the plan waits for (`cluster.placement.shortage`)."""
         nodes = await asyncio.to_thread(ray.nodes)
         return shortage(plan, [node for node in nodes if node["Alive"]])
+
+
+async def _is_placed(seat: _Seat) -> bool:
+    """Whether the seat's bundle is on a node that lives, as far as Ray knows."""
+    return await asyncio.to_thread(_look_up, seat)
+
+
+def _look_up(seat: _Seat) -> bool:
+    node_id = placement_group_table(seat.group)["bundles_to_node_id"].get(seat.index, "")
+    return any(node["Alive"] and node["NodeID"] == node_id for node in ray.nodes())
+
+
+def _give_up(group: Any) -> None:
+    if group is not None:
+        with contextlib.suppress(Exception):  # it may be gone with its node
+            remove_placement_group(group)

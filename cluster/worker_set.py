@@ -98,6 +98,15 @@ class WorkerSet:
         plan = plan_added(name, config, target[0][0] if target else "", nodes)
         await self._reservations.reserve(plan, {name: config.placement}, report, is_alone=True)
 
+    async def restore(self, name: str, report: Callable[[str], None]) -> None:
+        """Wait until there is a place for a lost worker; `report` is told what is waited for."""
+        names = [name]
+        if name == VERIFIER:
+            names = [rank_name(rank) for rank in range(self._config.target.tensor_parallel)]
+        for one in names:
+            avoid = [node for worker in self.workers.values() for node, _ in worker.where]
+            await self._reservations.restore(one, avoid, report)
+
     # Workers come and go
 
     async def load_target(self) -> VerifierReady:

@@ -1,0 +1,189 @@
+"""The drafter pool as people and failures change it, on real cells: no request notices but by its speed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from cluster.config import FlotillaConfig
+from deployments.demo import demo_config
+from tests.system.conftest import Server, start
+
+pytestmark = pytest.mark.system
+
+PROMPTS = [f"def function_{number}(value):\n    " for number in range(6)]
+TOKENS = 40
+
+
+def pool_config() -> FlotillaConfig:
+    """Two instances of the demo's first model drafter and prompt lookup; drafting in every step."""
+    raw = demo_config().model_dump()
+    raw["drafters"] = [raw["drafters"][0] | {"name": "small", "replicas": 2}, raw["drafters"][-1]]
+    raw["http"] |= {"port": 0, "admin": True}
+    raw["policy"]["name"], raw["selector"]["name"] = "adaserve", "fixed"
+    raw["scheduler"]["draft_timeout_ms"] = 500
+    raw["pool"]["hang_timeouts"] = 3
+    return FlotillaConfig.model_validate(raw)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    yield from start(pool_config())
+
+
+@pytest.fixture(scope="module")
+def texts(server: Server) -> list[str]:
+    """What the prompts are continued with, undisturbed."""
+    return [complete(server, prompt) for prompt in PROMPTS]
+
+
+def complete(server: Server, prompt: str, drafter: str | None = None) -> str:
+    """The text; drafted by one drafter only if one is named."""
+    fields: dict[str, Any] = {} if drafter is None else {"speculation": {"drafters": [drafter]}}
+    return str(server.complete(prompt, max_tokens=TOKENS, **fields)["choices"][0]["text"])
+
+
+def drafters(server: Server) -> dict[str, dict[str, Any]]:
+    answer = httpx.get(f"{server.url}/admin/drafters", timeout=30)
+    assert answer.status_code == 200, answer.text
+    return {one["name"]: one for one in answer.json()["data"]}
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 40.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.1)
+
+
+def metric(server: Server, line: str) -> float:
+    found = [
+        one
+        for one in httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
+        if one.startswith(line)
+    ]
+    return float(found[0].split()[-1]) if found else 0.0
+
+
+@contextmanager
+def load(server: Server, expected: list[str], drafter: str | None = None) -> Iterator[list[float]]:
+    """Requests all the time, each of which must succeed with its undisturbed text; yields their ends."""
+    ends: list[float] = []
+    wrong: list[object] = []
+    stop = threading.Event()
+
+    def ask(number: int) -> None:
+        try:
+            while not stop.is_set():
+                text = complete(server, PROMPTS[number], drafter)
+                if text != expected[number]:
+                    wrong.append((number, text))
+                ends.append(time.monotonic())
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield ends
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads), "a request hangs"
+    assert not wrong
+    assert len(ends) >= len(PROMPTS)
+
+
+def test_a_killed_drafter_costs_no_request_and_drafts_again(server: Server, texts: list[str]) -> None:
+    drafted = 'flotilla_drafter_tokens_total{drafter="small",outcome="verified"}'
+    with load(server, texts, "small/0"):
+        eventually(lambda: drafters(server)["small/0"]["load"] > 0)
+        before = drafters(server)["small/0"]
+        os.kill(before["pid"], signal.SIGKILL)
+        eventually(lambda: drafters(server)["small/0"]["restarts"] > before["restarts"])
+        eventually(lambda: drafters(server)["small/0"]["state"] == "ready")
+        after = drafters(server)["small/0"]
+        verified = metric(server, drafted)
+        eventually(lambda: metric(server, drafted) > verified)
+    assert after["pid"] != before["pid"]
+    assert 0.0 < after["recovery_s"] < 30.0
+    print(f"a killed drafter was ready again after {after['recovery_s']:.2f} s")
+    assert metric(server, 'flotilla_worker_restarts_total{worker="small/0"}') == after["restarts"]
+
+
+def test_a_drafter_that_hangs_is_left_behind_and_replaced(server: Server, texts: list[str]) -> None:
+    with load(server, texts, "small/1") as ends:
+        eventually(lambda: drafters(server)["small/1"]["load"] > 0)
+        before = drafters(server)["small/1"]
+        os.kill(before["pid"], signal.SIGSTOP)
+        stopped = time.monotonic()
+        eventually(lambda: drafters(server)["small/1"]["restarts"] > before["restarts"])
+        noticed = time.monotonic()
+        eventually(lambda: drafters(server)["small/1"]["state"] == "ready")
+    meanwhile = sum(stopped + 0.7 < end < noticed for end in ends)
+    print(f"a stopped drafter was given up after {noticed - stopped:.1f} s, while {meanwhile} requests ended")
+    print(f"and ready again {drafters(server)['small/1']['recovery_s']:.2f} s later")
+    assert meanwhile > 0, "requests waited for it"
+    # Ray ends a process that does not react after five seconds.
+    eventually(lambda: not psutil.pid_exists(before["pid"]))
+
+
+def test_drafters_are_added_scaled_drained_and_removed_while_serving(
+    server: Server, texts: list[str]
+) -> None:
+    lookup = {"kind": "prompt_lookup", "name": "long-lookup", "min_ngram": 3, "max_ngram": 6}
+    admin = f"{server.url}/admin/drafters"
+    with load(server, texts), httpx.Client(timeout=60) as client:
+        added = client.post(admin, json=lookup)
+        assert added.status_code == 201, added.text
+        assert [one["state"] for one in added.json()["data"]] == ["ready"]
+        assert added.json()["data"][0]["costs"].startswith("estimated")
+        assert client.post(admin, json=lookup).status_code == 409
+        only = {"speculation": {"drafters": ["long-lookup"]}}
+        answer = server.complete(PROMPTS[0], max_tokens=TOKENS, **only)
+        assert answer["choices"][0]["text"] == texts[0]
+        assert set(answer["metrics"]["drafters"]) <= {"long-lookup"}
+        scaled = client.patch(f"{admin}/small", json={"replicas": 3})
+        assert scaled.status_code == 200, scaled.text
+        assert [one["name"] for one in scaled.json()["data"]] == ["small/2"]
+        assert complete(server, PROMPTS[1], "small/2") == texts[1]
+        drained = client.delete(f"{admin}/small/0", params={"drain": "true"})
+        assert drained.status_code == 202, drained.text
+        eventually(lambda: "small/0" not in drafters(server))
+        assert client.delete(f"{admin}/long-lookup").status_code == 200
+        assert "long-lookup" not in drafters(server)
+        eventually(lambda: client.patch(f"{admin}/small", json={"replicas": 1}).status_code == 200)
+        eventually(lambda: len(drafters(server)) == 2)
+    # And once more when nobody asks for anything: then the costs of a new drafter can be measured.
+    with httpx.Client(timeout=60) as client:
+        other = lookup | {"name": "short-lookup", "min_ngram": 2}
+        assert client.post(admin, json=other).json()["data"][0]["costs"] == "measured"
+        assert client.patch(f"{admin}/small", json={"replicas": 2}).status_code == 200
+        assert client.delete(f"{admin}/short-lookup").status_code == 200
+
+
+def test_what_cannot_be_done_is_said(server: Server) -> None:
+    admin = f"{server.url}/admin/drafters"
+    with httpx.Client(timeout=60) as client:
+        unknown = client.delete(f"{admin}/nobody")
+        assert unknown.status_code == 404
+        assert "small" in unknown.json()["error"]["message"]
+        assert client.patch(f"{admin}/nobody", json={"replicas": 2}).status_code == 404
+        assert client.patch(f"{admin}/small", json={"replicas": 0}).status_code == 400
+        missing = client.post(admin, json={"kind": "model", "name": "absent", "path": "/no/such/model"})
+        assert missing.status_code == 400
+        assert "/no/such/model" in missing.json()["error"]["message"]
+        assert "absent" not in drafters(server)
+        assert client.get(admin, headers={"Host": "evil.example"}).status_code == 403
+        assert client.post(admin, content=b"{}").status_code == 415
