@@ -139,8 +139,13 @@ class Cell:
             **{f"calls_{n}": count for n, count in self._core.micro_batches.calls_by_count.items()},
         }
 
-    async def set_policy(self, policy: dict[str, Any], scheduler: dict[str, Any] | None = None) -> None:
-        """Change fields of the policy and the scheduler between requests (to compare on one warm cell).
+    async def set_policy(
+        self,
+        policy: dict[str, Any],
+        scheduler: dict[str, Any] | None = None,
+        selector: dict[str, Any] | None = None,
+    ) -> None:
+        """Change fields of policy, scheduler and selector between requests (to compare on one warm cell).
 
         Settings used before go on with what they had learnt of costs and drafters.
 
@@ -152,6 +157,7 @@ class Cell:
         raw["drafters"] = [drafter.model_dump() for drafter in self._lifecycle.kinds.values()]
         raw["policy"] |= policy
         raw["scheduler"] |= scheduler or {}
+        raw["selector"] |= selector or {}
         config = FlotillaConfig.model_validate(raw)
         before = self._core
         while before.is_idle and before.pool.is_waiting:
