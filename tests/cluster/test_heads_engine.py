@@ -1,0 +1,131 @@
+"""The demo target with its decoding heads as the only drafter: the same text, whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.config import FlotillaConfig
+from cluster.events import RequestArrived, Verify, WorkerLost
+from cluster.local import Completion, LocalEngine
+from cluster.stream_messages import Submit
+from engine.heads_config import UnsuitableHeads
+from engine.sampling_params import SamplingParams
+from verifier.verifier import Verifier
+from zoo.agreement import prompt_ids
+from zoo.registry import DOMAINS, HEADS, TARGET, load_prompts, weights_dir
+from zoo.tokenizer import load
+
+NUM_TOKENS = 40
+
+
+def config(policy: str = "fixed", **changes: dict[str, object]) -> FlotillaConfig:
+    raw: dict[str, dict[str, object]] = {
+        "target": {"path": f"zoo:{TARGET}", "num_slots": 2048},
+        "policy": {"name": policy, "fixed_depth": 3, "max_width": 3},
+        "scheduler": {},
+    }
+    for part, values in changes.items():
+        raw[part] = raw[part] | values
+    return FlotillaConfig.model_validate({**raw, "drafters": [{"kind": "heads", "path": f"zoo:{HEADS}"}]})
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Submit]:
+    """Held-out prompts of every domain: greedy, sampled, and sampled with penalties."""
+    tokenizer = load(weights_dir(TARGET))
+    modes: tuple[dict[str, object], ...] = (
+        {"temperature": 0.0},
+        {"temperature": 0.8, "top_p": 0.95, "logprobs": 1},
+        {
+            "temperature": 1.0,
+            "top_k": 50,
+            "presence_penalty": 0.4,
+            "repetition_penalty": 1.1,
+            "min_tokens": 3,
+        },
+    )
+    made = []
+    for domain in DOMAINS:
+        for number, prompt in enumerate(load_prompts(domain)[:3]):
+            mode = {**modes[number], "max_tokens": NUM_TOKENS, "seed": number, "stop_token_ids": (2,)}
+            sampling = SamplingParams(**mode)  # type: ignore[arg-type]
+            ids = prompt_ids(tokenizer, prompt)
+            made.append(Submit(request_id=f"{domain}{number}", prompt=ids, sampling=sampling))
+    return made
+
+
+@pytest.fixture(scope="module")
+def engine() -> LocalEngine:
+    return LocalEngine(config())
+
+
+@pytest.fixture(scope="module")
+def expected(engine: LocalEngine, requests: list[Submit]) -> dict[str, list[int]]:
+    """Every request by itself, one token per step."""
+    engine.use_policy(config("autoregressive"))
+    return {r.request_id: engine.generate([r])[r.request_id].tokens for r in requests}
+
+
+@pytest.mark.parametrize("policy", ["fixed", "flotilla", "smartspec", "specserve", "adaserve"])
+def test_text_is_that_of_plain_decoding(
+    engine: LocalEngine, requests: list[Submit], expected: dict[str, list[int]], policy: str
+) -> None:
+    engine.use_policy(config(policy))
+    completions = engine.generate(requests)
+    assert {name: done.tokens for name, done in completions.items()} == expected
+    if policy == "fixed":
+        # Trained heads: a good share of the steps commits more than the token the target adds itself.
+        assert engine.core.totals.accepted_tokens > 0.3 * engine.core.totals.iterations
+        assert {"heads"} == set(engine.core.totals.accepted_by_drafter)
+
+
+def test_text_survives_chunked_prefill_and_the_loss_of_all_keys_and_values(
+    engine: LocalEngine, requests: list[Submit], expected: dict[str, list[int]]
+) -> None:
+    engine.use_policy(config(scheduler={"prefill_chunk": 16}))
+    completions = {request.request_id: Completion() for request in requests}
+    for request in requests:
+        engine._handle(RequestArrived(request, "local"))
+    num_verified = 0
+    while engine._actions:
+        action = engine._actions.popleft()
+        if isinstance(action, Verify):
+            num_verified += 1
+            if num_verified % 12 == 0:  # the target dies with the call, and another comes up
+                engine._handle(WorkerLost("verifier"))
+                running = [r for r in engine.core.requests.values() if r.output]
+                assert all(request.proposals is None for request in running)
+                engine.target.verifier = Verifier(engine.target.runner, heads=engine.target.heads)
+                engine._handle(engine.target.ready())
+                continue
+        engine._perform(action, completions)
+    assert {name: done.tokens for name, done in completions.items()} == expected
+    assert engine.core.totals.preemptions > 3
+    assert engine.core.totals.accepted_tokens > 0
+
+
+def test_the_heads_are_scored_by_their_first_choices(engine: LocalEngine, requests: list[Submit]) -> None:
+    engine.use_policy(config())
+    pool, scores = engine.core.pool, []
+    observe = pool.acceptance.observe
+
+    def noting(request_id: str, kind: str, scored: int, agreed: int) -> None:
+        scores.append((kind, scored, agreed))
+        observe(request_id, kind, scored, agreed)
+
+    pool.acceptance.observe = noting  # type: ignore[method-assign]
+    engine.generate(requests)
+    assert {kind for kind, _, _ in scores} == {"heads"}
+    scored, agreed = (sum(score[i] for score in scores) for i in (1, 2))
+    assert 0.2 * scored < agreed < 0.9 * scored
+
+
+def test_the_target_runs_the_heads_a_drafter_names() -> None:
+    assert config().target.heads == f"zoo:{HEADS}"
+    with pytest.raises(ValueError, match="one set of heads per target"):
+        config(target={"heads": "elsewhere"})
+
+
+def test_heads_of_another_target_are_refused() -> None:
+    with pytest.raises(UnsuitableHeads, match="trained for target-8x384"):
+        LocalEngine(config(target={"path": "zoo:drafter-general-2x192"}))
