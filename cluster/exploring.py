@@ -86,7 +86,7 @@ class Explorer:
             drafter
             for drafter in (self.pool.drafters[name] for name in allowed)
             # Decoding heads can say nothing of a text that the target read without them.
-            if not (drafter.outstanding or drafter.capabilities.needs_proposals)
+            if not (drafter.outstanding or drafter.capabilities.num_candidates)
             and request.request_id not in drafter.known
             and len(drafter.known) < drafter.max_requests
         ]

@@ -235,7 +235,7 @@ class StepPlanner:
     def view(self, request: Request, now: float, max_model_tokens: int) -> DecodeRequest:
         """The request in the papers' terms."""
         drafter = self.pool.drafters.get(request.drafter)
-        max_draft, max_width, rate = 0, 1, 0.0
+        max_draft, max_width, num_heads, rate = 0, 1, 0, 0.0
         wish = request.submit.speculation
         unread = drafter is not None and request.request_id not in drafter.known
         if drafter is not None and wish.mode != "off" and not (unread and not self.may_read(request)):
@@ -250,6 +250,7 @@ class StepPlanner:
             if wish.max_tokens is not None:
                 max_draft = min(max_draft, wish.max_tokens)
             max_draft, max_width = max(0, max_draft), capabilities.max_width
+            num_heads = capabilities.max_depth if capabilities.num_candidates else 0
             rate = self.pool.rate(request)
         tpot_ms = request.submit.objective.tpot_ms
         return DecodeRequest(
@@ -263,6 +264,7 @@ class StepPlanner:
             num_context=request.num_tokens,
             rate=rate,
             num_remaining=request.num_remaining,
+            num_heads=num_heads,
         )
 
     def learn(
