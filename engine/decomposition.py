@@ -188,14 +188,9 @@ def cheapest(
     num_rows = max(len(lengths), int((-(-sizes // shortest_row)).sum()))
     sizes = _checked(lengths, num_rows)
     candidates, rows = _candidates(sizes, num_rows)
-    costs = np.array(
-        [
-            cost.pieces(n, queries, n * length)
-            if length < sizes.max()
-            else cost.rectangle(n, queries, length)
-            for n, length in zip(rows.tolist(), candidates.tolist(), strict=True)
-        ]
-    )
+    merging = cost.merging + rows * (queries * cost.merge)
+    costs = cost.group + candidates * rows * (queries + cost.gather)
+    costs = costs + np.where(candidates < sizes.max(), merging, 0.0)
     best = int(costs.argmin())
     return split_rows(lengths, int(candidates[best])), float(costs[best])
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from engine.attention import PaddedAttention
 from engine.decomposed_attention import AttentionKind, make_attention
 from engine.linear import Linear
 from engine.llama_weights import LlamaWeights
@@ -25,11 +26,18 @@ class LlamaRunner:
     bit-identical on all ranks. Not for use by several threads at once.
     """
 
-    def __init__(self, weights: LlamaWeights, num_slots: int, attention: AttentionKind = "padded") -> None:
-        """Run `weights` with a pool of `num_slots` KV slots, allocated here; `attention` pads ragged keys."""
+    def __init__(
+        self, weights: LlamaWeights, num_slots: int, attention: AttentionKind | PaddedAttention = "padded"
+    ) -> None:
+        """Run `weights` with a pool of `num_slots` KV slots, allocated here.
+
+        `attention` holds the keys and pads ragged ones; a kind of it is made here.
+        """
         self._weights = weights
         self._num_slots = num_slots
-        self._attention = make_attention(attention, num_slots, dtype=weights.dtype, device=weights.device)
+        if not isinstance(attention, PaddedAttention):
+            attention = make_attention(attention, num_slots, dtype=weights.dtype, device=weights.device)
+        self._attention = attention
         self._key_tokens = KeyTokens(0, 0)
         for layer in range(len(weights.layers)):
             self._attention.allocate(layer, weights.kv_heads, weights.head_dim, weights.head_dim)
