@@ -72,8 +72,9 @@ class PoolRule:
         pool = self._pool
         sampling = SamplingParams(temperature=0.0, max_tokens=len(prompt.answer))
         submit = Submit(request_id=str(number), prompt=prompt.prompt, sampling=sampling)
-        request = Request(submit, "replay", 0.0, number, output=list(prompt.answer), num_steps=1)
+        request = Request(submit, "replay", 0.0, number)
         pool.assign([request], 0.0)
+        request.output, request.num_steps = list(prompt.answer), 1
         chosen = request.drafter
         if chosen:  # else it is decoded without a drafter
             pool.score(request.request_id, chosen, prompt.scored[chosen], prompt.agreed[chosen])
