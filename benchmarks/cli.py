@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks import cli_compare, cli_decomposition, cli_pool, cli_regret
+from benchmarks import cli_compare, cli_decomposition, cli_pipeline, cli_pool, cli_regret
 from benchmarks.arrivals import Arrivals
 from benchmarks.cli_common import JsonFile, Seed, failed
 from benchmarks.cli_vllm import vllm_app
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.add_typer(vllm_app, name="vllm")
 app.command()(cli_compare.compare)
 app.command()(cli_compare.selection)
+app.command()(cli_pipeline.pipeline)
 app.command()(cli_decomposition.decomposition)
 app.command()(cli_regret.regret)
 app.command()(cli_pool.pool)
