@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cluster.config import FlotillaConfig
 from cluster.model_paths import model_directory
+from cluster.placement import plan_cell
 from cluster.policies.registry import make_policy
 from cluster.profile_file import ProfileError, load_profile
 
@@ -20,10 +21,11 @@ def check(config: FlotillaConfig) -> list[str]:
 
     Raises:
         StartError: for a model that is missing, a cost profile that is missing or of other models, an unknown
-            policy, or a port that is taken.
+            policy, placements that contradict each other, or a port that is taken.
     """
     try:
         make_policy(config.policy)
+        plan_cell(config)
     except ValueError as error:
         raise StartError(str(error)) from None
     paths = [config.target.path, *(drafter.path for drafter in config.drafters if drafter.kind == "model")]

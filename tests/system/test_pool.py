@@ -20,15 +20,17 @@ from tests.system.conftest import Server, start
 
 pytestmark = pytest.mark.system
 
-PROMPTS = [f"def function_{number}(value):\n    " for number in range(6)]
-TOKENS = 40
+PROMPTS = [f"def function_{number}(value):\n    " for number in range(3)]
+TOKENS = 32
 
 
 def pool_config() -> FlotillaConfig:
-    """Two instances of the demo's first model drafter and prompt lookup; drafting in every step."""
+    """The demo's first model drafter, and two instances of prompt lookup; drafting in every step."""
     raw = demo_config().model_dump()
-    raw["drafters"] = [raw["drafters"][0] | {"name": "small", "replicas": 2}, raw["drafters"][-1]]
+    lookup = {"kind": "prompt_lookup", "name": "lookup", "replicas": 2}
+    raw["drafters"] = [raw["drafters"][0] | {"name": "small"}, lookup]
     raw["http"] |= {"port": 0, "admin": True}
+    # Whom a request may choose drafts for it, whether or not that pays.
     raw["policy"]["name"], raw["selector"]["name"] = "adaserve", "fixed"
     raw["scheduler"]["draft_timeout_ms"] = 500
     raw["pool"]["hang_timeouts"] = 3
@@ -107,33 +109,33 @@ def load(server: Server, expected: list[str], drafter: str | None = None) -> Ite
 
 def test_a_killed_drafter_costs_no_request_and_drafts_again(server: Server, texts: list[str]) -> None:
     drafted = 'flotilla_drafter_tokens_total{drafter="small",outcome="verified"}'
-    with load(server, texts, "small/0"):
-        eventually(lambda: drafters(server)["small/0"]["load"] > 0)
-        before = drafters(server)["small/0"]
+    with load(server, texts, "small"):
+        eventually(lambda: drafters(server)["small"]["load"] > 0)
+        before = drafters(server)["small"]
         os.kill(before["pid"], signal.SIGKILL)
-        eventually(lambda: drafters(server)["small/0"]["restarts"] > before["restarts"])
-        eventually(lambda: drafters(server)["small/0"]["state"] == "ready")
-        after = drafters(server)["small/0"]
+        eventually(lambda: drafters(server)["small"]["restarts"] > before["restarts"])
+        eventually(lambda: drafters(server)["small"]["state"] == "ready")
+        after = drafters(server)["small"]
         verified = metric(server, drafted)
         eventually(lambda: metric(server, drafted) > verified)
     assert after["pid"] != before["pid"]
     assert 0.0 < after["recovery_s"] < 30.0
     print(f"a killed drafter was ready again after {after['recovery_s']:.2f} s")
-    assert metric(server, 'flotilla_worker_restarts_total{worker="small/0"}') == after["restarts"]
+    assert metric(server, 'flotilla_worker_restarts_total{worker="small"}') == after["restarts"]
 
 
 def test_a_drafter_that_hangs_is_left_behind_and_replaced(server: Server, texts: list[str]) -> None:
-    with load(server, texts, "small/1") as ends:
-        eventually(lambda: drafters(server)["small/1"]["load"] > 0)
-        before = drafters(server)["small/1"]
+    with load(server, texts, "lookup/1") as ends:
+        eventually(lambda: drafters(server)["lookup/1"]["load"] > 0)
+        before = drafters(server)["lookup/1"]
         os.kill(before["pid"], signal.SIGSTOP)
         stopped = time.monotonic()
-        eventually(lambda: drafters(server)["small/1"]["restarts"] > before["restarts"])
+        eventually(lambda: drafters(server)["lookup/1"]["restarts"] > before["restarts"])
         noticed = time.monotonic()
-        eventually(lambda: drafters(server)["small/1"]["state"] == "ready")
+        eventually(lambda: drafters(server)["lookup/1"]["state"] == "ready")
     meanwhile = sum(stopped + 0.7 < end < noticed for end in ends)
     print(f"a stopped drafter was given up after {noticed - stopped:.1f} s, while {meanwhile} requests ended")
-    print(f"and ready again {drafters(server)['small/1']['recovery_s']:.2f} s later")
+    print(f"and ready again {drafters(server)['lookup/1']['recovery_s']:.2f} s later")
     assert meanwhile > 0, "requests waited for it"
     # Ray ends a process that does not react after five seconds.
     eventually(lambda: not psutil.pid_exists(before["pid"]))
@@ -154,22 +156,22 @@ def test_drafters_are_added_scaled_drained_and_removed_while_serving(
         answer = server.complete(PROMPTS[0], max_tokens=TOKENS, **only)
         assert answer["choices"][0]["text"] == texts[0]
         assert set(answer["metrics"]["drafters"]) <= {"long-lookup"}
-        scaled = client.patch(f"{admin}/small", json={"replicas": 3})
+        scaled = client.patch(f"{admin}/lookup", json={"replicas": 3})
         assert scaled.status_code == 200, scaled.text
-        assert [one["name"] for one in scaled.json()["data"]] == ["small/2"]
-        assert complete(server, PROMPTS[1], "small/2") == texts[1]
-        drained = client.delete(f"{admin}/small/0", params={"drain": "true"})
+        assert [one["name"] for one in scaled.json()["data"]] == ["lookup/2"]
+        assert complete(server, PROMPTS[1], "lookup/2") == texts[1]
+        drained = client.delete(f"{admin}/lookup/0", params={"drain": "true"})
         assert drained.status_code == 202, drained.text
-        eventually(lambda: "small/0" not in drafters(server))
+        eventually(lambda: "lookup/0" not in drafters(server))
         assert client.delete(f"{admin}/long-lookup").status_code == 200
         assert "long-lookup" not in drafters(server)
-        eventually(lambda: client.patch(f"{admin}/small", json={"replicas": 1}).status_code == 200)
+        assert client.patch(f"{admin}/lookup", json={"replicas": 1}).status_code == 200
         eventually(lambda: len(drafters(server)) == 2)
     # And once more when nobody asks for anything: then the costs of a new drafter can be measured.
     with httpx.Client(timeout=60) as client:
         other = lookup | {"name": "short-lookup", "min_ngram": 2}
         assert client.post(admin, json=other).json()["data"][0]["costs"] == "measured"
-        assert client.patch(f"{admin}/small", json={"replicas": 2}).status_code == 200
+        assert client.patch(f"{admin}/lookup", json={"replicas": 2}).status_code == 200
         assert client.delete(f"{admin}/short-lookup").status_code == 200
 
 
@@ -180,7 +182,7 @@ def test_what_cannot_be_done_is_said(server: Server) -> None:
         assert unknown.status_code == 404
         assert "small" in unknown.json()["error"]["message"]
         assert client.patch(f"{admin}/nobody", json={"replicas": 2}).status_code == 404
-        assert client.patch(f"{admin}/small", json={"replicas": 0}).status_code == 400
+        assert client.patch(f"{admin}/lookup", json={"replicas": 0}).status_code == 400
         missing = client.post(admin, json={"kind": "model", "name": "absent", "path": "/no/such/model"})
         assert missing.status_code == 400
         assert "/no/such/model" in missing.json()["error"]["message"]
