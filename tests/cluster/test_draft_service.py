@@ -1,0 +1,52 @@
+"""Draft calls answered in the cell's process: in order, never within `send`, whatever a drafter does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from cluster.draft_service import DraftService, InPlaceDrafter
+from drafters.heads_drafter import HeadsDrafter
+from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
+from engine.sampling_params import RequestSpec, SamplingParams
+from engine.wire import Decoder, encode
+
+RESULTS: Decoder[DraftResult] = Decoder(DraftResult)
+
+
+def call(call_id: int) -> DraftCall:
+    spec = RequestSpec(
+        request_id="r", tokens=[1, 2], prompt_len=2, sampling=SamplingParams(temperature=0.0, max_tokens=9)
+    )
+    item = DraftItem(request_id="r", start=0, tokens=np.zeros(0, np.int32), plan=DraftPlan(2), spec=spec)
+    return DraftCall(call_id=call_id, items=[item])
+
+
+def drafter() -> HeadsDrafter:
+    return HeadsDrafter(num_heads=3, vocab_size=50, max_tokens=64)
+
+
+async def test_answers_come_in_order_and_after_the_call() -> None:
+    heard: list[int] = []
+    in_place = InPlaceDrafter(drafter(), lambda data: heard.append(RESULTS.decode(data).call_id))
+    in_place.send(encode(call(1)))
+    in_place.send(encode(call(2)))
+    assert heard == []
+    await asyncio.sleep(0)
+    assert heard == [1, 2]
+    in_place.send(encode(call(3)))
+    await in_place.close()
+    await asyncio.sleep(0)
+    assert heard == [1, 2]
+
+
+def test_a_drafter_that_fails_leaves_requests_without_drafts() -> None:
+    class Broken(HeadsDrafter):
+        def draft(self, call: DraftCall) -> DraftResult:
+            raise IndexError("a bug")
+
+    answer = RESULTS.decode(
+        DraftService(Broken(num_heads=3, vocab_size=50, max_tokens=64)).answer(encode(call(7)))
+    )
+    assert (answer.call_id, answer.unknown, answer.drafts) == (7, ["r"], [])
