@@ -5,13 +5,26 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from zoo import models
 from zoo.agreement import accepted_by_chain, drafter_flags, greedy_continuations, lookup_steps, prompt_ids
+from zoo.dataset import Tokens
 from zoo.publish import total_bytes
-from zoo.registry import DOMAINS, DRAFTERS, MODELS, TARGET, WEIGHTS, load_prompts, weights_dir
+from zoo.registry import (
+    DOMAINS,
+    DRAFTERS,
+    MODELS,
+    OTHER_VOCABULARY,
+    TARGET,
+    WEIGHTS,
+    load_prompts,
+    weights_dir,
+)
+from zoo.retokenized import SIZES, respell, spellings
+from zoo.scored import TOP, Scored
 from zoo.tokenizer import load
 
 TOKENIZER = load(weights_dir(TARGET))
@@ -98,3 +111,35 @@ def test_chain_arithmetic() -> None:
     flags = torch.tensor([1, 1, 1, 1, 1, 0, 1, 0, 0]).bool().numpy()
     assert accepted_by_chain(flags, 4) == [4, 0, 1, 0]
     assert lookup_steps([5, 6, 7, 8, 5, 6], [7, 8, 9], 4) == [2]
+
+
+def test_a_vocabulary_of_its_own_spells_every_token_of_the_targets() -> None:
+    for name in OTHER_VOCABULARY:
+        small = load(weights_dir(name))
+        assert len(small) == SIZES[name]
+        assert models.load(weights_dir(name)).config.vocab_size == SIZES[name]
+        table = spellings(TOKENIZER, small)
+        for token in (2, 100, 1500, 4095):
+            row = [piece for piece in table[token].tolist() if piece >= 0]
+            assert small.decode(row) == TOKENIZER.decode([token])
+
+
+def test_respelled_distributions_are_those_of_the_targets_tokens() -> None:
+    """Tokens spelled a, a b and c with probabilities 0.5, 0.3 and 0.1, of which the second came."""
+    table = np.array([[0, -1], [0, 1], [2, -1]] + [[3, -1]] * 40, np.int16)
+    ids = np.array([2, 1], np.int16)
+    tokens = Tokens(ids, np.array([0, 1], np.uint8), np.array([0, 2]), np.zeros(1, np.uint8))
+    p = np.full(TOP, 1e-5)
+    p[:3] = 0.5, 0.3, 0.1
+    top = np.array([[0, 1, 2, *range(3, TOP)]], np.int16)
+    found = respell(Scored(tokens, top, np.log(p)[None].astype(np.float16)), table, 64)
+    assert found.tokens.ids.tolist() == [2, 0, 1]
+    assert found.tokens.answer.tolist() == [0, 1, 1]
+    assert found.tokens.starts.tolist() == [0, 3]
+    first, second = (
+        dict(zip(i.tolist(), np.exp(v), strict=True))
+        for i, v in zip(found.top_ids, found.top_logp.astype(float), strict=True)
+    )
+    assert first[0] == pytest.approx(0.8, rel=1e-2)
+    assert first[2] == pytest.approx(0.1, rel=1e-2)
+    assert second[1] == pytest.approx(1.0, rel=1e-2)
