@@ -159,6 +159,9 @@ class HFRunner:
         self._max_tokens = int(min(limit, max_tokens or limit))
         self._attention = make_attention(attention, num_slots, dtype=model.dtype, device=self._device)
         self._key_tokens = KeyTokens(0, 0)
+        self._output: torch.nn.Module = model.get_output_embeddings()
+        self._final = torch.empty(0)
+        self._output.register_forward_pre_hook(self._note_hidden)
         zero = np.zeros(1, dtype=np.int32)
         self.forward([Segment(tokens=zero, positions=zero, slots=zero, past=zero[:0])], zero)
         self._shape = ModelShape(
@@ -177,6 +180,36 @@ class HFRunner:
     def num_slots(self) -> int:
         """See `ModelRunner`."""
         return self._num_slots
+
+    @property
+    def hidden_scale(self) -> torch.Tensor:
+        """See `HiddenStateRunner`."""
+        return torch.ones(self._final.shape[-1], device=self._device)
+
+    @torch.inference_mode()
+    def last_hidden(self, rows: Int32) -> torch.Tensor:
+        """See `HiddenStateRunner`."""
+        return self._final.index_select(0, torch.from_numpy(rows.astype(np.int64)).to(self._device))
+
+    @torch.inference_mode()
+    def embed(self, tokens: Int32) -> torch.Tensor:
+        """See `HiddenStateRunner`."""
+        ids = torch.from_numpy(tokens.astype(np.int64)).to(self._device)
+        embedded: torch.Tensor = self._model.get_input_embeddings()(ids[None])
+        return embedded[0]
+
+    @torch.inference_mode()
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `HiddenStateRunner`."""
+        final = self._final
+        logits: torch.Tensor = self._output(hidden[None])
+        self._final = final
+        return logits[0].float()
+
+    def _note_hidden(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        """Remember the last hidden states: what goes into the output projection, of the rows kept."""
+        if arguments:
+            self._final = arguments[0].flatten(0, -2)
 
     @property
     def key_tokens(self) -> KeyTokens:
@@ -231,4 +264,5 @@ class HFRunner:
         logits: torch.Tensor = output.logits[0]
         if not self._keeps_logits:
             logits = logits.index_select(0, kept)
+            self._final = self._final.index_select(0, kept)
         return logits.float()

@@ -47,6 +47,7 @@ class LlamaRunner:
             num_layers=len(weights.layers),
             kv_bytes_per_token=self._attention.bytes_per_token,
         )
+        self._final = weights.embedding.new_zeros(0, weights.embedding.shape[1])
 
     @property
     def shape(self) -> ModelShape:
@@ -87,6 +88,7 @@ class LlamaRunner:
             _rotate(qkv, rotation, rotated_heads, head_dim)
             attention.store(plan, index, qkv[:, query_width:])
             if index == last and len(keep) == 0:
+                self._final = x[:0]
                 return x.new_zeros(0, weights.vocab_size, dtype=torch.float32)
             q = qkv[:, :query_width].view(rows, heads, head_dim)
             mixed = attention.attend(plan, index, q, scale)
@@ -96,7 +98,25 @@ class LlamaRunner:
             x = self._added(layer.out, x, mixed)
             gate, up = layer.gate_up(self._normalised(x)).chunk(2, dim=1)
             x = self._added(layer.down, x, F.silu(gate).mul_(up))
-        return weights.head(self._normalised(x)).float()
+        self._final = self._normalised(x)
+        return weights.head(self._final).float()
+
+    @property
+    def hidden_scale(self) -> torch.Tensor:
+        """See `HiddenStateRunner`."""
+        return self._weights.head_scale
+
+    def last_hidden(self, rows: Int32) -> torch.Tensor:
+        """See `HiddenStateRunner`."""
+        return self._final.index_select(0, self._to_device(rows))
+
+    def embed(self, tokens: Int32) -> torch.Tensor:
+        """See `HiddenStateRunner`."""
+        return self._weights.embedding.index_select(0, self._to_device(tokens))
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `HiddenStateRunner`."""
+        return self._weights.head(hidden).float()
 
     def _normalised(self, x: torch.Tensor) -> torch.Tensor:
         """RMS-normalised rows of `x` [rows, hidden], up to the constants that the weights absorbed."""
