@@ -17,7 +17,12 @@ import numpy as np
 import torch
 import typer
 
-from cluster.config import DrafterConfig, ModelDrafterConfig, PromptLookupConfig, SuffixAutomatonConfig
+from cluster.drafter_config import (
+    DrafterConfig,
+    ModelDrafterConfig,
+    PromptLookupConfig,
+    SuffixAutomatonConfig,
+)
 from cluster.pool_drafter import build_pool_drafter
 from drafters.messages import DraftCall, DraftItem, DraftPlan
 from drafters.protocol import Drafter

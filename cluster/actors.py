@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util import get_node_ip_address
 
-from cluster.config import DrafterConfig, TargetConfig
+from cluster.config import TargetConfig
 from cluster.cost_model import StepPoint
 from cluster.draft_service import DraftService
+from cluster.drafter_config import DrafterConfig
 from cluster.events import VerifierReady
 from cluster.rank import Rank
 from cluster.step_server import StepServer

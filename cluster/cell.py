@@ -17,9 +17,10 @@ from ray.util import get_node_ip_address
 
 from cluster.cell_metrics import CellMetrics
 from cluster.client_server import ClientServer
-from cluster.config import DrafterConfig, FlotillaConfig
+from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
 from cluster.cost_model import DEFAULT_PROFILE, CostModel, LinearCost
+from cluster.drafter_config import DrafterConfig
 from cluster.events import (
     Cancelled,
     ClientLost,

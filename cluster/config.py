@@ -6,55 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from cluster.drafter_config import DrafterConfig
+from cluster.placement_config import StrictModel, TargetPlacementConfig
 
 
-class _Strict(BaseModel):
-    """Unknown fields are errors, and nothing changes after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ResourcesConfig(_Strict):
-    """What Ray reserves for one worker, and on which nodes it may run."""
-
-    num_cpus: float = Field(default=0.0, ge=0, description="Ray CPUs reserved.")
-    num_gpus: float = Field(
-        default=0.0, ge=0, description="Ray GPUs reserved; below 1 a share of one device, memory not divided."
-    )
-    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        default_factory=dict, description="Custom Ray resources reserved."
-    )
-    labels: dict[str, str] = Field(
-        default_factory=dict,
-        description="Ray node labels it needs: `value`, `!value`, `in(a,b)` or `!in(a,b)` by label.",
-    )
-
-    @field_validator("num_gpus")
-    @classmethod
-    def _whole_devices(cls, num_gpus: float) -> float:
-        if num_gpus > 1 and num_gpus != int(num_gpus):
-            raise ValueError("a share of a GPU is below 1, more than one are whole GPUs")
-        return num_gpus
-
-
-class TargetPlacementConfig(ResourcesConfig):
-    """Where the target's ranks run, and what is reserved for each."""
-
-    num_cpus: float = Field(default=1.0, ge=0, description="Ray CPUs reserved.")
-
-
-class PlacementConfig(ResourcesConfig):
-    """Where a drafter runs, and what is reserved for each instance."""
-
-    collocate: Literal["target", "anywhere", "own-node"] = Field(
-        default="anywhere",
-        description="`target`: on the node of the target's first rank; `own-node`: where no other worker of "
-        "the cell is.",
-    )
-
-
-class TargetConfig(_Strict):
+class TargetConfig(StrictModel):
     """The target model and how it is run."""
 
     path: str = Field(description="Hugging Face directory, or `zoo:NAME` for an embedded demo model.")
@@ -85,100 +43,7 @@ class TargetConfig(_Strict):
     )
 
 
-#: Names of drafters: `/` is left for their instances.
-DrafterName = Annotated[str, Field(pattern=r"^[^/]+$")]
-
-
-class PooledConfig(_Strict):
-    """What every drafter of the pool has, of whatever kind."""
-
-    replicas: int = Field(
-        default=1, ge=1, le=64, description="Instances: called `NAME` if one, else `NAME/0`, `NAME/1`, ..."
-    )
-    placement: PlacementConfig = Field(default=PlacementConfig(), description="Where each instance runs.")
-
-
-class ModelDrafterConfig(PooledConfig):
-    """A small causal language model as drafter."""
-
-    kind: Literal["model"] = Field(default="model", description="A model drafter.")
-    name: DrafterName = Field(description="Name in receipts and metrics.")
-    path: str = Field(description="Hugging Face directory, or `zoo:NAME`.")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        default="float32", description="Weights and KV cache."
-    )
-    num_slots: int = Field(default=32768, ge=64, description="Tokens its KV pool holds.")
-    runner: Literal["auto", "hf", "lean"] = Field(default="auto", description="As for the target.")
-    prefix_sharing: bool = Field(default=True, description="As for the target.")
-    retokenize: bool = Field(
-        default=True,
-        description="With another tokenizer than the target's it drafts by retokenization, through text; off "
-        "refuses it.",
-    )
-    max_requests: int = Field(
-        default=64, ge=1, description="Capacity: requests an instance serves at once (SPIN's B_j)."
-    )
-
-
-class PromptLookupConfig(PooledConfig):
-    """Drafts what followed the same n-gram earlier in the request."""
-
-    kind: Literal["prompt_lookup"] = Field(default="prompt_lookup", description="Prompt lookup.")
-    name: DrafterName = Field(default="prompt-lookup", description="Name in receipts and metrics.")
-    max_ngram: int = Field(default=4, ge=1, le=16, description="Longest suffix looked up.")
-    min_ngram: int = Field(default=2, ge=1, le=16, description="Shortest suffix looked up.")
-    max_requests: int = Field(default=256, ge=1, description="Requests an instance serves at once.")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> PromptLookupConfig:
-        if self.min_ngram > self.max_ngram:
-            raise ValueError(f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}")
-        return self
-
-
-class SuffixAutomatonConfig(PooledConfig):
-    """Drafts what followed the longest suffix seen before, in the request or in recent outputs of others."""
-
-    kind: Literal["suffix_automaton"] = Field(default="suffix_automaton", description="A suffix automaton.")
-    name: DrafterName = Field(default="suffix-automaton", description="Name in receipts and metrics.")
-    max_match: int = Field(default=24, ge=1, le=256, description="Longest suffix looked up, in tokens.")
-    min_match: int = Field(default=2, ge=1, le=256, description="Shortest suffix looked up, in tokens.")
-    scope: Literal["request", "cell"] = Field(
-        default="cell",
-        description="`cell` searches recent outputs of all requests too, which influences speed and never "
-        "text; `request` shares nothing between requests.",
-    )
-    capacity: int = Field(
-        default=65536, ge=2, description="Tokens of recent outputs remembered, at most; about 500 bytes each."
-    )
-    max_requests: int = Field(default=256, ge=1, description="Requests an instance serves at once.")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> SuffixAutomatonConfig:
-        if self.min_match > self.max_match:
-            raise ValueError(f"min_match {self.min_match} is above max_match {self.max_match}")
-        return self
-
-
-class HeadsConfig(PooledConfig):
-    """Medusa-style heads on the target's hidden states; they run in the target's process."""
-
-    kind: Literal["heads"] = Field(default="heads", description="Decoding heads of the target.")
-    name: DrafterName = Field(default="heads", description="Name in receipts and metrics.")
-    path: str = Field(description="Directory of the heads, or `zoo:NAME`; they fit one target only.")
-    num_candidates: int = Field(
-        default=4, ge=1, le=16, description="Best tokens of each head that trees are made of."
-    )
-    max_requests: int = Field(default=256, ge=1, description="Requests an instance serves at once.")
-
-
-DrafterConfig = Annotated[
-    ModelDrafterConfig | PromptLookupConfig | SuffixAutomatonConfig | HeadsConfig,
-    Field(discriminator="kind"),
-]
-
-
-class PoolConfig(_Strict):
+class PoolConfig(StrictModel):
     """How the cell's workers are placed and watched."""
 
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
@@ -192,7 +57,7 @@ class PoolConfig(_Strict):
     )
 
 
-class PolicyConfig(_Strict):
+class PolicyConfig(StrictModel):
     """Which speculation policy runs, and its bounds."""
 
     name: str = Field(default="flotilla", description="See cluster/policies.")
@@ -234,7 +99,7 @@ class PolicyConfig(_Strict):
     )
 
 
-class SelectorConfig(_Strict):
+class SelectorConfig(StrictModel):
     """Which drafter serves which request (SPIN section IV)."""
 
     name: str = Field(default="flotilla", description="See selector/registry.py.")
@@ -258,8 +123,8 @@ class SelectorConfig(_Strict):
     )
     fast_switching: bool = Field(
         default=True,
-        description="While the target verifies, idle drafters build keys and values of requests about to move "
-        "to them (SPIN section IV-C).",
+        description="While the target verifies, idle drafters build keys and values of requests about to "
+        "move to them (SPIN section IV-C).",
     )
     seed: int = Field(default=0, ge=0, description="Of the randomness in exploring.")
 
@@ -270,7 +135,7 @@ class SelectorConfig(_Strict):
         return self
 
 
-class SchedulerConfig(_Strict):
+class SchedulerConfig(StrictModel):
     """Batching and queue bounds."""
 
     batching: str = Field(
@@ -309,14 +174,14 @@ class SchedulerConfig(_Strict):
     )
 
 
-class TierConfig(_Strict):
+class TierConfig(StrictModel):
     """Objectives of a service tier, used when a request names none."""
 
     tpot_ms: float | None = Field(default=None, gt=0, description="Mean time per output token, ms.")
     ttft_ms: float | None = Field(default=None, gt=0, description="Time to the first token, ms.")
 
 
-class HttpConfig(_Strict):
+class HttpConfig(StrictModel):
     """Where the API listens."""
 
     host: str = Field(default="127.0.0.1", description="Loopback unless told otherwise.")
@@ -333,7 +198,7 @@ class HttpConfig(_Strict):
     )
 
 
-class DebugConfig(_Strict):
+class DebugConfig(StrictModel):
     """A record of what was decided in each step; costs nothing while off."""
 
     decisions: int = Field(
@@ -350,7 +215,7 @@ class DebugConfig(_Strict):
     )
 
 
-class FlotillaConfig(_Strict):
+class FlotillaConfig(StrictModel):
     """A cell and its front ends."""
 
     target: TargetConfig = Field(description="The model that decides every token.")

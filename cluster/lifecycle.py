@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from cluster.config import DrafterConfig, FlotillaConfig
+from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
 from cluster.cost_model import DEFAULT_PROFILE, CostProfile, LinearCost
+from cluster.drafter_config import DrafterConfig
 from cluster.events import DrafterReady, Event, VerifierReady, WorkerLost
 from cluster.placement import instance_names
 from cluster.profile_file import load_profile

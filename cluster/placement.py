@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cluster.config import DrafterConfig, FlotillaConfig, PlacementConfig, ResourcesConfig
+from cluster.config import FlotillaConfig
+from cluster.drafter_config import DrafterConfig
+from cluster.placement_config import PlacementConfig, ResourcesConfig
 
 #: A bundle of a placement group must hold something: for a worker that asks for nothing, so much of a CPU.
 TOKEN_CPUS = 0.001

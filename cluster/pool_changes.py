@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.added_costs import estimated_cost
-from cluster.config import DrafterConfig, FlotillaConfig
+from cluster.config import FlotillaConfig
+from cluster.drafter_config import DrafterConfig
 from cluster.events import DrafterDraining, DrafterReady, WorkerLost
 from cluster.lifecycle import Life, Lifecycle, Shell, cause, waits
 from cluster.placement import free_names, instance_names

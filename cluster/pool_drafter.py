@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.config import DrafterConfig, HeadsConfig, ModelDrafterConfig, SuffixAutomatonConfig
+from cluster.drafter_config import DrafterConfig, HeadsConfig, ModelDrafterConfig, SuffixAutomatonConfig
 from cluster.model_paths import model_directory
 from drafters.factory import build_drafter
 from drafters.heads_drafter import HeadsDrafter

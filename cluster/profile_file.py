@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from cluster.config import DrafterConfig, FlotillaConfig, TargetConfig
+from cluster.config import FlotillaConfig, TargetConfig
 from cluster.cost_model import CostProfile, LinearCost, StepPoint
+from cluster.drafter_config import DrafterConfig
 from cluster.model_paths import model_directory
 
 # Raised whenever the meaning of a field changes; no other version is read.

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 import torch
 
-from cluster.config import DrafterConfig, FlotillaConfig, TargetConfig
+from cluster.config import FlotillaConfig, TargetConfig
 from cluster.cost_model import StepPoint
+from cluster.drafter_config import DrafterConfig
 from cluster.pool_drafter import build_pool_drafter
 from cluster.profile_file import (
     TARGET,

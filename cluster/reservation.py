@@ -13,8 +13,8 @@ import ray
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.config import PlacementConfig, ResourcesConfig
 from cluster.placement import NODE_ID, Bundle, Demand, Plan, shortage
+from cluster.placement_config import PlacementConfig, ResourcesConfig
 
 _log = logging.getLogger(__name__)
 

@@ -12,9 +12,10 @@ from typing import Any, Protocol
 import ray
 
 from cluster.actors import DrafterWorker, VerifierWorker, Whereabouts, spawn
-from cluster.config import DrafterConfig, FlotillaConfig
+from cluster.config import FlotillaConfig
 from cluster.cost_model import LinearCost
 from cluster.draft_service import InPlaceDrafter
+from cluster.drafter_config import DrafterConfig
 from cluster.events import DrafterReady, VerifierReady
 from cluster.placement import plan_added, plan_cell, rank_name
 from cluster.pool_drafter import build_pool_drafter

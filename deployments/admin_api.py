@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cluster.config import DrafterConfig
+from cluster.drafter_config import DrafterConfig
 from cluster.pool_errors import DrafterFailed, NotServing, PoolError, UnknownDrafter
 from deployments.errors import ApiError, bad_request, from_validation, not_ready
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.config import FlotillaConfig, ModelDrafterConfig, PromptLookupConfig, TargetConfig
+from cluster.config import FlotillaConfig, TargetConfig
+from cluster.drafter_config import ModelDrafterConfig, PromptLookupConfig
 from zoo.registry import DRAFTERS, TARGET
 
 

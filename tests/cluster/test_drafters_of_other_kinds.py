@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster.config import FlotillaConfig, ModelDrafterConfig
+from cluster.config import FlotillaConfig
+from cluster.drafter_config import ModelDrafterConfig
 from cluster.local import LocalEngine
 from cluster.model_paths import model_directory
 from cluster.pool_drafter import build_pool_drafter

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cluster.config import FlotillaConfig, PromptLookupConfig, SchedulerConfig, TargetConfig
+from cluster.config import FlotillaConfig, SchedulerConfig, TargetConfig
+from cluster.drafter_config import PromptLookupConfig
 from cluster.free_cores import settle_draft_ahead
 
 

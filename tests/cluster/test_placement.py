@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.config import FlotillaConfig, PromptLookupConfig
+from cluster.config import FlotillaConfig
+from cluster.drafter_config import PromptLookupConfig
 from cluster.placement import (
     NODE_ID,
     TOKEN_CPUS,

@@ -1,0 +1,101 @@
+"""Configuration of drafters: one class for each kind."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from cluster.placement_config import PlacementConfig, StrictModel
+
+#: Names of drafters: `/` is left for their instances.
+DrafterName = Annotated[str, Field(pattern=r"^[^/]+$")]
+
+
+class PooledConfig(StrictModel):
+    """What every drafter of the pool has, of whatever kind."""
+
+    replicas: int = Field(
+        default=1, ge=1, le=64, description="Instances: called `NAME` if one, else `NAME/0`, `NAME/1`, ..."
+    )
+    placement: PlacementConfig = Field(default=PlacementConfig(), description="Where each instance runs.")
+
+
+class ModelDrafterConfig(PooledConfig):
+    """A small causal language model as drafter."""
+
+    kind: Literal["model"] = Field(default="model", description="A model drafter.")
+    name: DrafterName = Field(description="Name in receipts and metrics.")
+    path: str = Field(description="Hugging Face directory, or `zoo:NAME`.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="Weights and KV cache."
+    )
+    num_slots: int = Field(default=32768, ge=64, description="Tokens its KV pool holds.")
+    runner: Literal["auto", "hf", "lean"] = Field(default="auto", description="As for the target.")
+    prefix_sharing: bool = Field(default=True, description="As for the target.")
+    retokenize: bool = Field(
+        default=True,
+        description="With another tokenizer than the target's it drafts by retokenization, through text; off "
+        "refuses it.",
+    )
+    max_requests: int = Field(
+        default=64, ge=1, description="Capacity: requests an instance serves at once (SPIN's B_j)."
+    )
+
+
+class PromptLookupConfig(PooledConfig):
+    """Drafts what followed the same n-gram earlier in the request."""
+
+    kind: Literal["prompt_lookup"] = Field(default="prompt_lookup", description="Prompt lookup.")
+    name: DrafterName = Field(default="prompt-lookup", description="Name in receipts and metrics.")
+    max_ngram: int = Field(default=4, ge=1, le=16, description="Longest suffix looked up.")
+    min_ngram: int = Field(default=2, ge=1, le=16, description="Shortest suffix looked up.")
+    max_requests: int = Field(default=256, ge=1, description="Requests an instance serves at once.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> PromptLookupConfig:
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}")
+        return self
+
+
+class SuffixAutomatonConfig(PooledConfig):
+    """Drafts what followed the longest suffix seen before, in the request or in recent outputs of others."""
+
+    kind: Literal["suffix_automaton"] = Field(default="suffix_automaton", description="A suffix automaton.")
+    name: DrafterName = Field(default="suffix-automaton", description="Name in receipts and metrics.")
+    max_match: int = Field(default=24, ge=1, le=256, description="Longest suffix looked up, in tokens.")
+    min_match: int = Field(default=2, ge=1, le=256, description="Shortest suffix looked up, in tokens.")
+    scope: Literal["request", "cell"] = Field(
+        default="cell",
+        description="`cell` searches recent outputs of all requests too, which influences speed and never "
+        "text; `request` shares nothing between requests.",
+    )
+    capacity: int = Field(
+        default=65536, ge=2, description="Tokens of recent outputs remembered, at most; about 500 bytes each."
+    )
+    max_requests: int = Field(default=256, ge=1, description="Requests an instance serves at once.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> SuffixAutomatonConfig:
+        if self.min_match > self.max_match:
+            raise ValueError(f"min_match {self.min_match} is above max_match {self.max_match}")
+        return self
+
+
+class HeadsConfig(PooledConfig):
+    """Medusa-style heads on the target's hidden states; they run in the target's process."""
+
+    kind: Literal["heads"] = Field(default="heads", description="Decoding heads of the target.")
+    name: DrafterName = Field(default="heads", description="Name in receipts and metrics.")
+    path: str = Field(description="Directory of the heads, or `zoo:NAME`; they fit one target only.")
+    num_candidates: int = Field(
+        default=4, ge=1, le=16, description="Best tokens of each head that trees are made of."
+    )
+    max_requests: int = Field(default=256, ge=1, description="Requests an instance serves at once.")
+
+
+DrafterConfig = Annotated[
+    ModelDrafterConfig | PromptLookupConfig | SuffixAutomatonConfig | HeadsConfig,
+    Field(discriminator="kind"),
+]

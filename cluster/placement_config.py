@@ -1,0 +1,52 @@
+"""Configuration of where workers run and what Ray reserves for them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+
+class StrictModel(BaseModel):
+    """Unknown fields are errors, and nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ResourcesConfig(StrictModel):
+    """What Ray reserves for one worker, and on which nodes it may run."""
+
+    num_cpus: float = Field(default=0.0, ge=0, description="Ray CPUs reserved.")
+    num_gpus: float = Field(
+        default=0.0, ge=0, description="Ray GPUs reserved; below 1 a share of one device, memory not divided."
+    )
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict, description="Custom Ray resources reserved."
+    )
+    labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="Ray node labels it needs: `value`, `!value`, `in(a,b)` or `!in(a,b)` by label.",
+    )
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _whole_devices(cls, num_gpus: float) -> float:
+        if num_gpus > 1 and num_gpus != int(num_gpus):
+            raise ValueError("a share of a GPU is below 1, more than one are whole GPUs")
+        return num_gpus
+
+
+class TargetPlacementConfig(ResourcesConfig):
+    """Where the target's ranks run, and what is reserved for each."""
+
+    num_cpus: float = Field(default=1.0, ge=0, description="Ray CPUs reserved.")
+
+
+class PlacementConfig(ResourcesConfig):
+    """Where a drafter runs, and what is reserved for each instance."""
+
+    collocate: Literal["target", "anywhere", "own-node"] = Field(
+        default="anywhere",
+        description="`target`: on the node of the target's first rank; `own-node`: where no other worker of "
+        "the cell is.",
+    )
