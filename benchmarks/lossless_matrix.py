@@ -20,6 +20,7 @@ CONFIGURATIONS: MappingProxyType[str, dict[str, dict[str, Any]]] = MappingProxyT
         "chains": {"policy": {"name": "fixed", "fixed_depth": 4}},
         "default policy": {},
         "two micro-batches": {"policy": {"name": "adaserve"}, "scheduler": {"micro_batches": 2}},
+        "micro-batches by load": {"policy": {"name": "adaserve"}, "scheduler": {"micro_batches": "auto"}},
         "tensor parallel 2": {"policy": {"name": "adaserve"}, "target": {"tensor_parallel": 2}},
         "preemption forced": {"policy": {"name": "adaserve"}, "target": {"num_slots": 480}},
         # Exploration that never ends: every three steps each request draws another drafter.

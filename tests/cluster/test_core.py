@@ -49,7 +49,7 @@ class World:
         self,
         seed: int,
         policy: str,
-        micro_batches: int = 1,
+        micro_batches: int | str = 1,
         num_slots: int = 400,
         batching: str = "flotilla",
         selector: str = "flotilla",
@@ -163,8 +163,8 @@ class World:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("micro_batches", [1, 3])
-def test_every_policy_returns_the_targets_own_text(policy: str, micro_batches: int) -> None:
+@pytest.mark.parametrize("micro_batches", [1, 3, "auto"])
+def test_every_policy_returns_the_targets_own_text(policy: str, micro_batches: int | str) -> None:
     world = World(3, policy, micro_batches)
     for number in range(30):
         world.send(submit(number, world.rng))
@@ -296,7 +296,7 @@ def test_random_schedules_with_losses_lose_nothing(seed: int, data: st.DataObjec
     world = World(
         seed,
         data.draw(st.sampled_from(sorted(POLICIES))),
-        data.draw(st.integers(1, 3)),
+        data.draw(st.sampled_from([1, 2, 3, "auto", "spin"])),
         data.draw(st.sampled_from([240, 400, 2000])),
     )
     cancelled: set[str] = set()
