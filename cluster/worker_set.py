@@ -23,12 +23,14 @@ from cluster.profile_fit import fit_cost
 from cluster.rank import Rank
 from cluster.reservation import Reservations
 from cluster.step_client import StepClient
+from engine.heads_config import UnsuitableHeads
 
 _log = logging.getLogger(__name__)
 
 VERIFIER = "verifier"
 # A worker that has no process after so long waits for something: it is said what for.
 PATIENCE_S = 5.0
+POLL_S = 0.1
 
 
 class Listener(Protocol):
@@ -94,9 +96,9 @@ class WorkerSet:
         """Reserve for one more instance: a seat that another left, or a group of its own."""
         if self._reservations.reuse(name, config.placement):
             return
-        nodes = [node for worker in self.workers.values() for node, _ in worker.where]
-        target = self.workers[VERIFIER].where
-        plan = plan_added(name, config, target[0][0] if target else "", nodes)
+        while not (target := self._where(VERIFIER)):
+            await asyncio.sleep(POLL_S)  # it is being replaced: nobody knows yet where it will be
+        plan = plan_added(name, config, target[0][0], self._nodes())
         await self._reservations.reserve(plan, {name: config.placement}, report, is_alone=True)
 
     async def restore(self, name: str, report: Callable[[str], None]) -> None:
@@ -105,8 +107,7 @@ class WorkerSet:
         if name == VERIFIER:
             names = [rank_name(rank) for rank in range(self._config.target.tensor_parallel)]
         for one in names:
-            avoid = [node for worker in self.workers.values() for node, _ in worker.where]
-            await self._reservations.restore(one, avoid, report)
+            await self._reservations.restore(one, self._nodes(), report)
 
     # Workers come and go
 
@@ -138,7 +139,12 @@ class WorkerSet:
         """Make one instance of a drafter and connect to it; one without work of its own is made here."""
         worker = self.workers[name] = Worker(name)
         if config.kind == "heads":
-            path = self._config.target.path
+            path, running = self._config.target.path, self._config.target.heads
+            if config.path != running:
+                raise UnsuitableHeads(
+                    f"the target runs {running or 'no decoding heads'}, not {config.path}: they are loaded "
+                    "with it, so a cell starts with the heads it is to have"
+                )
             drafter = build_pool_drafter(config, target.vocab_size, target.max_tokens, path)
             worker.steps.append(InPlaceDrafter(drafter, lambda data: self._listener.drafted(name, data)))
             return DrafterReady(name, drafter.capabilities, config.max_requests, kind=config.name)
@@ -209,6 +215,14 @@ class WorkerSet:
             rank.send(call)
 
     # Parts
+
+    def _where(self, name: str) -> list[Whereabouts]:
+        worker = self.workers.get(name)
+        return [] if worker is None else worker.where
+
+    def _nodes(self) -> list[str]:
+        """Ids of the nodes that workers of the cell run on."""
+        return [node for name in self.workers for node, _ in self._where(name)]
 
     def _hear_rank(self, rank: int) -> Callable[[bytes], None]:
         return lambda data: self._listener.verified(rank, data)

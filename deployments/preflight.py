@@ -10,6 +10,7 @@ from cluster.model_paths import model_directory
 from cluster.placement import plan_cell
 from cluster.policies.registry import make_policy
 from cluster.profile_file import ProfileError, load_profile
+from engine.heads_config import UnsuitableHeads, check_target, read_description
 
 
 class StartError(Exception):
@@ -20,8 +21,9 @@ def check(config: FlotillaConfig) -> list[str]:
     """Warnings that do not keep the configuration from being served.
 
     Raises:
-        StartError: for a model that is missing, a cost profile that is missing or of other models, an unknown
-            policy, placements that contradict each other, or a port that is taken.
+        StartError: for a model that is missing, decoding heads of another target, a cost profile that is
+            missing or of other models, an unknown policy, placements that contradict each other, or a port
+            that is taken.
     """
     try:
         make_policy(config.policy)
@@ -33,6 +35,12 @@ def check(config: FlotillaConfig) -> list[str]:
         try:
             model_directory(path)
         except (FileNotFoundError, KeyError) as error:
+            raise StartError(str(error.args[0])) from None
+    if config.target.heads is not None:
+        try:
+            described = read_description(model_directory(config.target.heads))
+            check_target(described, model_directory(config.target.path))
+        except (FileNotFoundError, KeyError, UnsuitableHeads) as error:
             raise StartError(str(error.args[0])) from None
     warnings = _check_profile(config)
     if config.http.port:

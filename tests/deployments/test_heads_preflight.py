@@ -1,0 +1,32 @@
+"""Decoding heads are looked at before anything is started."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.config import FlotillaConfig
+from deployments.preflight import StartError, check
+from zoo.registry import HEADS, TARGET
+
+
+def config(target: str, heads: str) -> FlotillaConfig:
+    return FlotillaConfig.model_validate(
+        {
+            "target": {"path": f"zoo:{target}"},
+            "drafters": [{"kind": "heads", "path": heads}],
+            "http": {"port": 0},
+        }
+    )
+
+
+def test_heads_of_the_target_are_served() -> None:
+    assert check(config(TARGET, f"zoo:{HEADS}")) == []
+
+
+def test_heads_of_another_target_or_of_none_are_refused_with_the_reason() -> None:
+    with pytest.raises(StartError, match="trained for target-8x384"):
+        check(config("drafter-general-2x192", f"zoo:{HEADS}"))
+    with pytest.raises(StartError, match="no decoding heads in"):
+        check(config(TARGET, f"zoo:{TARGET}"))
+    with pytest.raises(StartError, match="unknown model 'nonesuch'"):
+        check(config(TARGET, "zoo:nonesuch"))
