@@ -11,9 +11,9 @@ from engine.decomposed_attention import COST, SHORTEST_ROW, DecomposedAttention
 from engine.decomposition import Decomposition, cheapest, split_rows, stitch
 from engine.runner import Segment
 
-METHODS = ("one rectangle", "grouped", "decomposed", "stitched", "auto")
-"""One rectangle for the batch, as in SPIN's figure; what `target.attention` can be; and pieces of two
-requests in a row."""
+METHODS = ("one rectangle", "rectangle in chunks", "grouped", "decomposed", "stitched", "auto")
+"""One rectangle for the batch, as in SPIN's figure, and the same gathered some megabytes at a time; what
+`target.attention` can be; and pieces of two requests in a row."""
 
 _ALL_AT_ONCE = 1 << 62
 
@@ -36,14 +36,14 @@ class SwitchedAttention(DecomposedAttention):
 
     def partition(self, segments: Sequence[Segment]) -> list[list[int]]:
         """Indices of the segments of each group."""
-        return [list(range(len(segments)))] if self.method == METHODS[0] else partition(segments)
+        return [list(range(len(segments)))] if self.method in METHODS[:2] else partition(segments)
 
     def plan(self, segments: Sequence[Segment]) -> PaddedPlan:
         """See `AttentionBackend`."""
-        # What one rectangle costs is what it costs those who gather all of it first.
+        # SPIN's baseline gathers all of it first.
         self.chunk_bytes = _ALL_AT_ONCE if self.method == METHODS[0] else CHUNK_BYTES
         self._when_cheaper = self.method == "auto"
-        if self.method in METHODS[:2]:
+        if self.method in METHODS[:3]:
             return PaddedAttention.plan(self, segments)
         return super().plan(segments)
 

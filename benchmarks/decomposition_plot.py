@@ -32,9 +32,9 @@ def draw(found: Sequence[Measured], path: Path) -> None:
                 for place, method in enumerate(METHODS):
                     held = {row.batch: float(getattr(row, name)) for row in rows if row.method == method}
                     axes.bar(
-                        np.arange(len(batches)) + 0.16 * (place - (len(METHODS) - 1) / 2),
+                        np.arange(len(batches)) + 0.14 * (place - (len(METHODS) - 1) / 2),
                         [held[batch] for batch in batches],
-                        width=0.15,
+                        width=0.13,
                         color=COLOURS[place],
                         label=method,
                     )
