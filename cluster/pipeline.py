@@ -293,7 +293,7 @@ class MeasuredCount:
             count: self._machine(cost, load, count).best(load, count).goodput for count in range(1, most + 1)
         }
         here = predicted.get(self.count)
-        if is_steady and here is not None and window.calls >= REVIEW_CALLS and window.seconds > 0.0:
+        if is_steady and here and window.calls >= REVIEW_CALLS and window.seconds > 0.0:
             self._learn(window.tokens / window.seconds / here)
         if here is None or not load.num_drafting:
             self.count = 1  # fewer requests than before, or none that is drafted for

@@ -133,6 +133,15 @@ def test_few_requests_share_one_at_once() -> None:
     assert rule.count == 1
 
 
+def test_a_review_with_nobody_decoding_changes_nothing() -> None:
+    rule = MeasuredCount(1, 8)
+    for _ in range(2):
+        for _ in range(REVIEW_CALLS):
+            rule.measured(0.01, 1, 3)
+        rule.review(Load({}, 0.0), CostModel(TWO_CORES))
+    assert rule.count == 1
+
+
 def test_settings_have_their_rules() -> None:
     assert make_count_rule(3, 1, 8).count == 3
     assert not make_count_rule(3, 1, 8).is_due
