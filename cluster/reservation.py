@@ -167,6 +167,11 @@ class Reservations:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(seat.group, seat.index)
         return options
 
+    async def has_place(self, name: str) -> bool:
+        """Whether the worker's bundle is on a living node, or it needs none."""
+        seat = self._seats.get(name)
+        return seat is None or await _is_placed(seat)
+
     async def explain_seat(self, name: str) -> str:
         """What the worker waits for, when its actor does not start."""
         seat = self._seats.get(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 VERIFIER = "verifier"
 # A worker that has no process after so long waits for something: it is said what for.
 PATIENCE_S = 5.0
+# And so often until then it is looked whether it still has a place.
+CHECK_S = 1.0
 POLL_S = 0.1
 
 
@@ -243,13 +246,22 @@ class WorkerSet:
     async def _watch_placing(self, worker: Worker, names: list[str], asked: list[Any]) -> None:
         answers = [asyncio.ensure_future(_answer(ref)) for ref in asked]
         try:
+            begun = time.monotonic()
             while True:
-                _, pending = await asyncio.wait(answers, timeout=PATIENCE_S)
+                _, pending = await asyncio.wait(answers, timeout=CHECK_S)
                 if not pending:
                     worker.where = [answer.result() for answer in answers]
                     worker.waits_for = ""
                     return
                 late = next(name for name, answer in zip(names, answers, strict=True) if not answer.done())
+                if not await self._reservations.has_place(late):
+                    # Its node died after it was asked for. Ray would let it wait for the bundle: better to
+                    # give it up, so that it is made again where there is room (`Reservations.restore`).
+                    _log.warning("%s lost its place before it ran", late)
+                    self._kill(worker)
+                    return
+                if time.monotonic() - begun < PATIENCE_S:
+                    continue
                 waits_for = await self._reservations.explain_seat(late)
                 if waits_for != worker.waits_for:
                     _log.warning("%s is not running: %s", worker.name, waits_for)
