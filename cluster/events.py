@@ -128,7 +128,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """Send `call` to every rank of the target. At most one is outstanding."""
+    """Send `call` to every rank of the target. Outstanding is at most one, with several micro-batches two."""
 
     call: VerifyCall
 
