@@ -186,8 +186,8 @@ def _grid(values: Mapping[tuple[int, ...], float]) -> RegularGridInterpolator:
     )
 
 
-# Acceptance of a drafter's first choice by class: an assumption. No paper publishes these pairs' rates, and they
-# are fitted to nothing, the papers' figures included.
+# Acceptance of a drafter's first choice by class: an assumption. No paper publishes these pairs' rates, and
+# they are fitted to nothing, the papers' figures included.
 def _quality(code: float, chat: float, summary: float, other: float) -> DraftQuality:
     return DraftQuality(rate={"code": code, "chat": chat, "summary": summary, "*": other})
 
