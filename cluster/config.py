@@ -110,7 +110,8 @@ class SelectorConfig(StrictModel):
     switch_cost: float = Field(
         default=1.0,
         ge=0,
-        description="Weight of rebuilding keys and values after a switch, against goodput (lambda).",
+        description="SPIN's lambda: what rebuilding keys and values counts for in the regret that `lbss` "
+        "keeps; it decides nothing.",
     )
     epsilon: float = Field(
         default=0.2,
