@@ -1,6 +1,6 @@
 """Greedy choice of a drafter by estimated goodput, with hysteresis, and of one worth finding out about.
 
-A deliberately simple rule: SPIN's bandit and the matching under capacities come as selectors of their own.
+The rule that cells had before selectors (docs/decisions/0007); benchmarks/drafter_choice.py compares with it.
 """
 
 from __future__ import annotations
