@@ -64,9 +64,12 @@ class LinearCost(msgspec.Struct, frozen=True, kw_only=True):
             num_context: context tokens of all requests.
             num_attended: sum over rows of their context; as if every request had the mean if None.
         """
-        if num_attended is None:
-            num_attended = num_tokens * num_context / num_requests if num_requests else 0.0
-        seconds = self.alpha * num_context + self.beta * num_attended + self.gamma * num_tokens
+        seconds = self.alpha * num_context
+        if self.beta:
+            if num_attended is None:
+                num_attended = num_tokens * num_context / num_requests if num_requests else 0.0
+            seconds += self.beta * num_attended
+        seconds += self.gamma * num_tokens
         seconds += self.rho * num_requests + self.delta
         if num_tokens > self.knee_tokens:
             seconds += self.gamma_knee * (num_tokens - self.knee_tokens)

@@ -91,3 +91,15 @@ class Forest:
         ends = np.cumsum(np.bincount(request, minlength=self.num_requests)).tolist()
         # Views of one array, and plain numbers as bounds: there may be hundreds of requests.
         return [nodes[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def tree_shapes(trees: Sequence[TokenTree]) -> list[tuple[int, int]]:
+    """Nodes of each tree's widest layer, and its depth."""
+    sizes = [len(tree.token) for tree in trees]
+    depth = np.concatenate([tree.depth for tree in trees])
+    num_layers = int(depth.max()) + 1
+    layer = np.repeat(np.arange(len(trees)) * num_layers, sizes) + depth
+    counts = np.bincount(layer, minlength=len(trees) * num_layers).reshape(len(trees), num_layers)
+    # A tree has nodes in every layer down to its deepest.
+    depths = np.count_nonzero(counts, axis=1) - 1
+    return list(zip(counts.max(axis=1).tolist(), depths.tolist(), strict=True))

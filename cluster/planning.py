@@ -13,7 +13,7 @@ from cluster.calibration import Calibration
 from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
 from cluster.events import Draft
-from cluster.forest import Forest
+from cluster.forest import Forest, tree_shapes
 from cluster.policies.base import DecodeRequest, Policy, Rests, StepContext, StopsDrafting
 from cluster.requests import Request, State, Trigger
 from drafters.messages import DraftItem
@@ -340,14 +340,13 @@ class StepPlanner:
         """What drafting these trees should have taken, drafters working at the same time."""
         # By drafter: requests, width, depth, context tokens.
         calls: dict[str, tuple[int, int, int, int]] = {}
-        for request, tree in zip(drafted, trees, strict=True):
+        for request, tree, (widest, deepest) in zip(drafted, trees, tree_shapes(trees), strict=True):
             if len(tree.token) > 1:
-                sizes = np.bincount(tree.depth).tolist()  # of the layers
                 n, width, depth, num_context = calls.get(request.drafted_by, (0, 0, 0, 0))
                 calls[request.drafted_by] = (
                     n + 1,
-                    max(width, *sizes),
-                    max(depth, len(sizes) - 1),
+                    max(width, widest),
+                    max(depth, deepest),
                     num_context + request.num_tokens,
                 )
         seconds = (self.cost.draft_seconds(name, *call) for name, call in calls.items())

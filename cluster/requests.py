@@ -97,6 +97,8 @@ class Request:
         proposals: what the target's decoding heads proposed with its last verdict, if it was asked for them.
         micro_batch: index of the micro-batch it belongs to while running.
         last_served_at: when it was last in a verify call that was sent.
+        request_id: the id chosen by the front end.
+        num_prompt: tokens of the prompt.
     """
 
     submit: Submit
@@ -129,16 +131,17 @@ class Request:
     accepted_by_drafter: dict[str, int] = field(default_factory=dict)
     accepted_by_depth: list[int] = field(default_factory=list)
     min_gap: float = float("inf")
+    # Asked for a dozen times a step, so they are kept at hand.
+    request_id: str = field(init=False)
+    num_prompt: int = field(init=False)
 
-    @property
-    def request_id(self) -> str:
-        """The id chosen by the front end."""
-        return self.submit.request_id
+    def __post_init__(self) -> None:
+        self.request_id, self.num_prompt = self.submit.request_id, len(self.submit.prompt)
 
     @property
     def num_tokens(self) -> int:
         """Prompt and committed output."""
-        return len(self.submit.prompt) + len(self.output)
+        return self.num_prompt + len(self.output)
 
     @property
     def last_token(self) -> int:
@@ -210,10 +213,11 @@ class Request:
             accepted = self.accepted_by_drafter
             kind = self.drafted_kind
             accepted[kind] = accepted.get(kind, 0) + verdict.num_accepted
-        while len(self.accepted_by_depth) < verdict.num_accepted:
-            self.accepted_by_depth.append(0)
+        by_depth = self.accepted_by_depth
+        while len(by_depth) < verdict.num_accepted:
+            by_depth.append(0)
         for depth in range(verdict.num_accepted):
-            self.accepted_by_depth[depth] += 1
+            by_depth[depth] += 1
 
     def finish_reason(self, max_model_tokens: int) -> str | None:
         """ "stop", "length" or None, from the committed tokens alone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from cluster.batching.base import BatchContext
 from cluster.batching.common import tpot_s
@@ -39,8 +39,8 @@ def ahead_s(request: Request, now: float) -> float:
     return num_decoded * tpot_s(request) - (now - request.first_token_at)
 
 
-@dataclass(frozen=True, slots=True)
-class Pressure:
+# A struct, not a dataclass: one is made per request and step.
+class Pressure(msgspec.Struct, frozen=True):
     """What a request's TPOT objective asks of the step it decodes in; times from now.
 
     Attributes:

@@ -16,6 +16,10 @@ class Autoregressive:
     def __init__(self, config: PolicyConfig) -> None:
         del config
 
+    def rests(self, num_requests: int, step: int) -> bool:
+        """Always: nobody need be asked."""
+        return True
+
     def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
         """Nobody drafts."""
         return [DraftPlan(depth=0) for _ in batch]
