@@ -93,31 +93,34 @@ class DecodingHeads:
         self._block = Linear(weight.to(device=scale.device, dtype=dtype).flatten(0, 1))
 
     @torch.inference_mode()
-    def logits(self, rows: Int32, last_tokens: Int32) -> torch.Tensor:
-        """Logits of every head, float32 [n, heads, vocab].
+    def logits(self, rows: Int32, last_tokens: Int32, num_heads: int | None = None) -> torch.Tensor:
+        """Logits of the first `num_heads` heads, of all if None: float32 [n, heads, vocab].
 
         Args:
             rows: int32 [n], among the rows kept in the latest forward, that decided a last token each.
             last_tokens: int32 [n], those tokens.
+            num_heads: how many heads are wanted.
         """
-        return self._logits(self._runner.last_hidden(rows), last_tokens)
+        return self._logits(self._runner.last_hidden(rows), last_tokens, num_heads or self.num_heads)
 
-    def _logits(self, hidden: torch.Tensor, last_tokens: Int32) -> torch.Tensor:
+    def _logits(self, hidden: torch.Tensor, last_tokens: Int32, num_heads: int) -> torch.Tensor:
         n, width = hidden.shape
         x = hidden * self._scale
         if self._last_token_scale:
             x = x.add_(self._runner.embed(last_tokens), alpha=self._last_token_scale)
         # h + silu(W x), in the scale of the runner's own output projection.
-        added = F.silu(self._block(x)).view(n, self.num_heads, width) * self._unscale
+        # The block is one product for all heads; what costs is the projection of those that are wanted.
+        block = self._block(x).view(n, self.num_heads, width)[:, :num_heads]
+        added = F.silu(block) * self._unscale
         added += hidden[:, None]
-        return self._runner.project(added.view(n * self.num_heads, width)).view(n, self.num_heads, -1)
+        return self._runner.project(added.reshape(n * num_heads, width)).view(n, num_heads, -1)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """First evaluations of small batches, whose cost no request should pay."""
         for n in range(1, _WARM_ROWS + 1):
             hidden = torch.zeros(n, len(self._scale), dtype=self._scale.dtype, device=self._scale.device)
-            self._logits(hidden, np.zeros(n, dtype=np.int32))
+            self._logits(hidden, np.zeros(n, dtype=np.int32), self.num_heads)
 
 
 def load_heads(directory: Path, runner: ModelRunner, target_directory: Path) -> DecodingHeads:

@@ -15,7 +15,7 @@ class Proposals(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     Attributes:
         position: length of the sequence, prompt and output, whose last token is the root of the next tree.
-        token: int32 [heads, candidates], the best first.
+        token: int32 [heads, candidates], the best first; of as many heads as were asked for.
         logp: float32 [heads, candidates], descending: log-softmax of the scores the tokens were ranked by.
             These are the request's processed logits, with the noise of the output position added where it
             samples (Gumbel coupling, as in `drafters.next_tokens`).

@@ -16,11 +16,13 @@ class VerifyItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         request_id: the request.
         tree: what is verified.
         num_candidates: best tokens of each decoding head wanted with the verdict; 0 leaves the heads out.
+        num_heads: how many heads, from the first, they are wanted of; None for all.
     """
 
     request_id: str
     tree: TokenTree
     num_candidates: int = 0
+    num_heads: int | None = None
 
 
 class PrefillItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -33,13 +35,14 @@ class PrefillItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         request_id: the request.
         num_tokens: most prompt tokens to compute in this step (at least 1).
         spec: opens the request; sent with its first chunk, also after a preemption.
-        num_candidates: as of `VerifyItem`, if this step completes the sequence.
+        num_candidates, num_heads: as of `VerifyItem`, if this step completes the sequence.
     """
 
     request_id: str
     num_tokens: int
     spec: RequestSpec | None = None
     num_candidates: int = 0
+    num_heads: int | None = None
 
 
 class VerifyCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="verify"):

@@ -35,7 +35,7 @@ class Planned:
         nodes: int32 [len(tree)], their indices in the tree that was sent.
         is_prefill: whether the item asked for prefill.
         num_cached: tokens found in the cache when this item opened the request, None if it did not.
-        num_candidates: best tokens of each decoding head that were asked for.
+        num_candidates, num_heads: best tokens of each decoding head that were asked for, of so many heads.
     """
 
     state: RequestState
@@ -46,6 +46,7 @@ class Planned:
     is_prefill: bool
     num_cached: int | None = None
     num_candidates: int = 0
+    num_heads: int | None = None
 
 
 class RequestTable:
@@ -126,6 +127,7 @@ class RequestTable:
             nodes=nodes,
             is_prefill=False,
             num_candidates=item.num_candidates,
+            num_heads=item.num_heads,
         )
 
     def plan_prefill(self, item: PrefillItem) -> Planned:
@@ -172,6 +174,7 @@ class RequestTable:
             is_prefill=True,
             num_cached=num_cached,
             num_candidates=item.num_candidates,
+            num_heads=item.num_heads,
         )
 
     def _reserve_chunk(self, request_id: str, n: int) -> Int32:

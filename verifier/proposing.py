@@ -24,12 +24,18 @@ class Asking:
         tokens: newly decided, at least one.
         row: of the forward's kept rows, the one that decided the last of them.
         num_candidates: best tokens of each head wanted.
+        num_heads: how many heads, from the first, they are wanted of; None for all.
     """
 
     state: RequestState
     tokens: Sequence[int]
     row: int
     num_candidates: int
+    num_heads: int | None = None
+
+    def heads_of(self, num_heads: int) -> int:
+        """How many of `num_heads` heads it asks for, at least one."""
+        return num_heads if self.num_heads is None else min(max(self.num_heads, 1), num_heads)
 
 
 def propose(heads: DecodingHeads, asking: Sequence[Asking]) -> list[Proposals]:
@@ -42,10 +48,12 @@ def propose(heads: DecodingHeads, asking: Sequence[Asking]) -> list[Proposals]:
     if not asking:
         return []
     begun = time.perf_counter()
-    n, num_heads = len(asking), heads.num_heads
+    n, asked = len(asking), [one.heads_of(heads.num_heads) for one in asking]
+    num_heads = max(asked)
     logits = heads.logits(
         np.array([one.row for one in asking], dtype=np.int32),
         np.array([one.tokens[-1] for one in asking], dtype=np.int32),
+        num_heads,
     )
     rows = [row for one in asking for row in one.state.rows_ahead(one.tokens, num_heads)]
     scores = perturbed_scores(logits.view(n * num_heads, -1), rows)
@@ -59,8 +67,8 @@ def propose(heads: DecodingHeads, asking: Sequence[Asking]) -> list[Proposals]:
     return [
         Proposals(
             position=len(one.state.tokens) + len(one.tokens),
-            token=token[i, :, : one.num_candidates].copy(),
-            logp=logp[i, :, : one.num_candidates].copy(),
+            token=token[i, : asked[i], : one.num_candidates].copy(),
+            logp=logp[i, : asked[i], : one.num_candidates].copy(),
             seconds=share,
         )
         for i, one in enumerate(asking)

@@ -199,7 +199,7 @@ class Verifier:
             verdict = one.verdict
             if p.num_candidates < 1 or verdict is None or not p.state.goes_on_after(verdict.tokens):
                 continue
-            asking.append(Asking(p.state, verdict.tokens, one.row, p.num_candidates))
+            asking.append(Asking(p.state, verdict.tokens, one.row, p.num_candidates, p.num_heads))
             asked.append((i, verdict))
         for (i, verdict), proposals in zip(asked, propose(self._heads, asking), strict=True):
             verdict = msgspec.structs.replace(verdict, proposals=proposals)

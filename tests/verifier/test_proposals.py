@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine.heads import DecodingHeads
+from engine.proposals import Proposals
 from engine.sampling import Row, TokenHistory, perturbed_scores
 from engine.sampling_params import RequestSpec, SamplingParams
 from engine.tree import TokenTree
@@ -145,6 +146,38 @@ def test_only_those_who_ask_and_go_on_get_proposals() -> None:
     assert proposals["asks"] is not None
     assert proposals["asks"].token.shape == proposals["asks"].logp.shape == (NUM_HEADS, 2)
     assert proposals["asks"].seconds > 0.0
+
+
+def test_who_asks_for_fewer_heads_gets_the_first_of_them() -> None:
+    def served(num_heads: int | None) -> dict[str, Proposals]:
+        call = VerifyCall(
+            call_id=1,
+            prefill=[
+                PrefillItem(
+                    request_id="all", num_tokens=50, spec=spec_of("all", PROMPT, SAMPLED), num_candidates=3
+                ),
+                PrefillItem(
+                    request_id="some",
+                    num_tokens=50,
+                    spec=spec_of("some", PROMPT, SAMPLED),
+                    num_candidates=2,
+                    num_heads=num_heads,
+                ),
+            ],
+        )
+        if num_heads == 1:
+            del call.prefill[0]  # nobody needs the others: they are not evaluated
+        result = verifier().step(Decoder[VerifyCall](VerifyCall).decode(encode(call)))
+        found = {p.request_id: p.verdict.proposals for p in result.prefills if p.verdict is not None}
+        return {name: one for name, one in found.items() if one is not None}
+
+    whole = served(None)
+    assert whole["all"].token.shape == (NUM_HEADS, 3)
+    for num_heads in (1, 2):
+        some = served(num_heads)["some"]
+        assert some.token.shape == (num_heads, 2)
+        np.testing.assert_array_equal(some.token, whole["some"].token[:num_heads])
+        np.testing.assert_allclose(some.logp, whole["some"].logp[:num_heads], atol=1e-4)
 
 
 def test_a_stop_token_ends_proposals_and_a_target_without_heads_makes_none() -> None:
