@@ -57,7 +57,7 @@ class SchedulerCore:
         self.verifier: VerifierReady | None = None
         self.free_slots = 0
         self.totals = self.planner.totals
-        self.verify_calls = VerifyCalls(cost, self.pool.drafters)
+        self.verify_calls = VerifyCalls(cost, self.planner.heads)
         self._next_order = 0
         self._actions: list[Action] = []
         self._emitted: dict[str, list[TokenEvent]] = {}
@@ -186,7 +186,7 @@ class SchedulerCore:
         for draft in result.drafts:
             request = self._awaiting(draft.request_id, result.call_id)
             if request is not None:
-                self.micro_batches.drafted(request, result.seconds, now)
+                self.micro_batches.drafted(request, self.planner.heads.waited_s(event.drafter, result), now)
                 request.num_drafted += draft.tree.num_drafted
                 self.totals.drafted_tokens += draft.tree.num_drafted
                 request.drafted(draft.tree)
@@ -216,7 +216,7 @@ class SchedulerCore:
         iteration = self.micro_batches.verified(result, sent, len(self.running), now)
         if iteration is not None:
             self.batcher.pace.iterated(iteration.elapsed_s - result.forward_seconds)
-            self.planner.measure_iteration(iteration, result.forward_seconds)
+            self.planner.measure_iteration(iteration, result)
             self.planner.tell_selector(result, sent.trees, self.requests, iteration.elapsed_s)
         for verdict in result.verdicts:
             request = self.requests.get(verdict.request_id)

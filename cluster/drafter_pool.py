@@ -364,7 +364,8 @@ class DrafterPool:
     def _correct_prediction(self, name: str, outstanding: OutstandingDraft, result: DraftResult) -> None:
         """Drafts that a stop rule ended early must not make their drafter look fast."""
         depth = max((int(draft.tree.depth.max()) for draft in result.drafts), default=0)
-        if outstanding.predicted_s > 0.0 and depth < outstanding.depth:
+        heads = self.drafters[name].capabilities.num_candidates > 0  # evaluated before anybody drafted
+        if outstanding.predicted_s > 0.0 and depth < outstanding.depth and not heads:
             n, width = len(outstanding.request_ids), outstanding.width
             planned_s = self.cost.draft_seconds(name, n, width, outstanding.depth)
             outstanding.predicted_s *= self.cost.draft_seconds(name, n, width, depth) / planned_s

@@ -14,6 +14,7 @@ from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
 from cluster.events import Draft
 from cluster.forest import Forest, tree_shapes
+from cluster.head_proposals import HeadProposals, evaluating_s, num_evaluated
 from cluster.policies.base import DecodeRequest, Policy, Rests, StepContext, StopsDrafting
 from cluster.requests import Request, State, Trigger
 from drafters.messages import DraftItem
@@ -99,6 +100,7 @@ class StepPlanner:
         self._plain_overhead = RunningMean(cost.profile.overhead_s / 2)
         self._draft_overhead = RunningMean(cost.profile.overhead_s)
         self._rests = policy if isinstance(policy, Rests) else None
+        self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
         self._stops_drafting = policy if isinstance(policy, StopsDrafting) else None
         self._proposing = 1.0
         # Requests whose drafter was lost in the event at hand.
@@ -120,6 +122,7 @@ class StepPlanner:
                 request.drafted_by = request.drafted_kind = ""
                 request.drafted(TokenTree.root_only(request.last_token))
             self._proposing -= SMOOTHING * self._proposing
+            self.heads.rested(ready)
             return []
         self.pool.assign(ready, now)
         for request in ready:
@@ -129,6 +132,7 @@ class StepPlanner:
         self._views.update((view.request_id, view) for view in batch)
         context = self._context()
         plans = self.policy.plan(batch, context)
+        self.heads.planned(ready, plans)
         asked = [plan.depth > 0 for request, plan in zip(ready, plans, strict=True) if request.drafter]
         if asked:
             self._proposing += SMOOTHING * (sum(asked) / len(asked) - self._proposing)
@@ -149,7 +153,8 @@ class StepPlanner:
         # Those with most to draft may go on while the target verifies: they have a core to themselves.
         ahead = sorted(items, key=lambda name: -len(items[name]))[: self._draft_ahead]
         for name, mine in items.items():
-            depth = max(item.plan.depth for item in mine)
+            # Evaluating heads costs the same whatever is drafted from them.
+            depth = num_evaluated(mine) or max(item.plan.depth for item in mine)
             width = max(item.plan.width for item in mine)
             num_context = sum(request.num_tokens for request in drafting[name])
             predicted_s = self.cost.draft_seconds(name, len(mine), width, depth, num_context)
@@ -226,6 +231,7 @@ class StepPlanner:
     def forget(self, request: Request, now: float, num_running: int) -> list[Draft]:
         """The request ended, `num_running` go on; what idle drafters read of it for later ones."""
         self._views.pop(request.request_id, None)
+        self.heads.forget(request)
         calls = []
         if self.may_read(request):
             calls = self.pool.explorer.final(request, now, is_busy=num_running >= EXPLORE_REQUESTS)
@@ -237,7 +243,11 @@ class StepPlanner:
         drafter = self.pool.drafters.get(request.drafter)
         max_draft, max_width, num_heads, rate = 0, 1, 0, 0.0
         wish = request.submit.speculation
-        unread = drafter is not None and request.request_id not in drafter.known
+        unread = (
+            drafter is not None
+            and request.request_id not in drafter.known
+            and drafter.capabilities.num_candidates == 0  # decoding heads have nothing to read
+        )
         if drafter is not None and wish.mode != "off" and not (unread and not self.may_read(request)):
             capabilities = drafter.capabilities
             num_tokens = request.num_tokens
@@ -249,8 +259,10 @@ class StepPlanner:
             )
             if wish.max_tokens is not None:
                 max_draft = min(max_draft, wish.max_tokens)
+            if capabilities.num_candidates:
+                num_heads = capabilities.max_depth
+                max_draft = min(max_draft, self.heads.num_proposed(request))
             max_draft, max_width = max(0, max_draft), capabilities.max_width
-            num_heads = capabilities.max_depth if capabilities.num_candidates else 0
             rate = self.pool.rate(request)
         tpot_ms = request.submit.objective.tpot_ms
         return DecodeRequest(
@@ -324,14 +336,18 @@ class StepPlanner:
             self.calibration.observe(forest, drafters, on_path)
         self._to_calibrate.clear()
 
-    def measure_iteration(self, iteration: Iteration, forward_s: float) -> None:
-        """Fold one whole iteration into t_spec, and what it took of the target's time into the overhead."""
+    def measure_iteration(self, iteration: Iteration, result: VerifyResult) -> None:
+        """Fold one whole iteration into t_spec, and what it took of the target's time into the overhead.
+
+        Evaluating heads is drafting, in the step that spends it, whether or not the next one drafts.
+        """
+        forward_s, heads_s = result.forward_seconds, evaluating_s(result)
         self.totals.iterations += 1
         self.totals.step_s += iteration.elapsed_s
-        self.totals.step_draft_s += iteration.draft_s
+        self.totals.step_draft_s += iteration.draft_s + heads_s
         self.totals.step_verify_s += forward_s
         self.step_s += SMOOTHING * (iteration.elapsed_s - self.step_s)
-        overhead = max(0.0, iteration.slot_s - iteration.draft_s - forward_s)
+        overhead = max(0.0, iteration.slot_s - iteration.draft_s - heads_s - forward_s)
         mean = self._draft_overhead if iteration.draft_s > 0.0 else self._plain_overhead
         # A hiccup of the machine is not overhead; it counts as twice the present estimate, or little more.
         mean.follow(min(overhead, 2 * mean.value + LEAST_OVERHEAD_S))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cluster.cost_model import CostModel
-from cluster.drafter_state import DrafterState
+from cluster.head_proposals import HeadProposals, Wanted
 from cluster.requests import Request, Trigger
 from engine.tree import TokenTree
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem
@@ -43,11 +43,11 @@ class VerifyCalls:
 
     Attributes:
         cost: predicts forwards.
-        drafters: by name; for requests of those that need it, the target's decoding heads are evaluated.
+        heads: says for which requests the target's decoding heads are evaluated; for none if None.
     """
 
     cost: CostModel
-    drafters: Mapping[str, DrafterState] = field(default_factory=dict)
+    heads: HeadProposals | None = None
     _sent: dict[int, OutstandingVerify] = field(default_factory=dict)
     _release: list[str] = field(default_factory=list)
     _last_id: int = 0
@@ -89,20 +89,27 @@ class VerifyCalls:
         if not requests and not chunks:
             return None
         verify = []
+        num_requests = len(requests) + len(chunks)
         num_tokens = num_context = num_attended = 0
         for request in requests:
             request.tree = tree = trees[request.request_id]
             request.advance(Trigger.VERIFY_SENT)
             request.last_served_at = now
+            wanted = self._wanted(request, num_requests)
             verify.append(
                 VerifyItem(
-                    request_id=request.request_id, tree=tree, num_candidates=self._num_candidates(request)
+                    request_id=request.request_id,
+                    tree=tree,
+                    num_candidates=wanted.num_candidates,
+                    num_heads=wanted.num_heads,
                 )
             )
             num_tokens += len(tree.token)
             num_context += request.num_tokens
             num_attended += len(tree.token) * request.num_tokens
-        prefill = [_chunk(request, most, self._num_candidates(request), now) for request, most in chunks]
+        prefill = [
+            _chunk(request, most, self._wanted(request, num_requests), now) for request, most in chunks
+        ]
         self._last_id += 1
         drafted = num_tokens > len(verify)
         for request, most in chunks:
@@ -127,10 +134,8 @@ class VerifyCalls:
         release, self._release = self._release, []
         return VerifyCall(call_id=self._last_id, verify=verify, prefill=prefill, release=release)
 
-    def _num_candidates(self, request: Request) -> int:
-        """How many of each decoding head's tokens the request's drafter can use."""
-        drafter = self.drafters.get(request.drafter)
-        return 0 if drafter is None else drafter.capabilities.num_candidates
+    def _wanted(self, request: Request, num_requests: int) -> Wanted:
+        return Wanted() if self.heads is None else self.heads.wanted(request, num_requests, len(self._sent))
 
     def answered(self, call_id: int) -> OutstandingVerify | None:
         """What was asked, if this is the answer waited for."""
@@ -146,7 +151,7 @@ class VerifyCalls:
         self._release.clear()
 
 
-def _chunk(request: Request, num_tokens: int, num_candidates: int, now: float) -> PrefillItem:
+def _chunk(request: Request, num_tokens: int, wanted: Wanted, now: float) -> PrefillItem:
     spec = None if request.opened else request.spec()
     request.opened = True
     if request.first_chunk_at is None:
@@ -154,5 +159,9 @@ def _chunk(request: Request, num_tokens: int, num_candidates: int, now: float) -
     request.advance(Trigger.CHUNK_SENT)
     request.last_served_at = now
     return PrefillItem(
-        request_id=request.request_id, num_tokens=num_tokens, spec=spec, num_candidates=num_candidates
+        request_id=request.request_id,
+        num_tokens=num_tokens,
+        spec=spec,
+        num_candidates=wanted.num_candidates,
+        num_heads=wanted.num_heads,
     )

@@ -58,7 +58,8 @@ class Flotilla:
         config, n = self._config, len(batch)
         width = clip(config.draft_budget / n + config.width_offset, 1, config.max_width)
         depth, goodput = self._best_depth(batch, 1, context)
-        if depth == 0 and context.step >= self._next_probe:
+        can_draft = any(request.max_draft > 0 for request in batch)
+        if depth == 0 and context.step >= self._next_probe and can_draft:
             self._next_probe = context.step + PROBE_INTERVAL
             return [DraftPlan(depth=min(1, request.max_draft)) for request in batch]
         if depth == 0:

@@ -1,0 +1,159 @@
+"""For which requests the target evaluates its decoding heads: those that will be drafted for from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cluster.drafter_state import DrafterState
+from cluster.policies.base import Rests
+from cluster.requests import Request
+from drafters.messages import DraftItem, DraftPlan, DraftResult
+from verifier.messages import VerifyResult
+
+# All heads are asked for once in so many steps, whatever was planned last: nothing is planned without
+# proposals, so that without this it would never be noticed that drafting, or drafting deeper, pays again.
+PROBE_STEPS = 32
+# A plan for more requests than these, divided by this share, says nothing: drafting pays sooner for few.
+FEWER_SHARE = 0.8
+
+
+class Wanted(NamedTuple):
+    """What is asked of the heads for one request.
+
+    Attributes:
+        num_heads: heads evaluated, from the first.
+        num_candidates: best tokens of each; 0 leaves the heads out.
+    """
+
+    num_heads: int = 0
+    num_candidates: int = 0
+
+
+class LastPlan(NamedTuple):
+    """The latest plan that was made with proposals at hand.
+
+    Attributes:
+        step: when.
+        num_requests: planned for together.
+        depth, width: of the plan, or of the largest where it stands for all of them.
+    """
+
+    step: int
+    num_requests: int
+    depth: int
+    width: int
+
+
+@dataclass(slots=True)
+class HeadProposals:
+    """Decides it when a verify call is built, one step before the plan that would use the proposals.
+
+    So it goes by the plan before: who was drafted for is asked for again, as deep and wide as then.
+
+    Attributes:
+        drafters: by name.
+        rests: the policy, if it rests.
+        num_steps: steps answered so far.
+    """
+
+    drafters: Mapping[str, DrafterState]
+    rests: Rests | None
+    num_steps: Callable[[], int]
+    _plans: dict[str, LastPlan] = field(default_factory=dict)
+    # Of the requests planned for last, those that had proposals; for requests that have had no plan.
+    _of_batch: LastPlan | None = None
+
+    def wanted(self, request: Request, num_requests: int, num_outstanding: int) -> Wanted:
+        """What the next verify call asks of the heads for the request.
+
+        Args:
+            request: in the call.
+            num_requests: in the call.
+            num_outstanding: calls that will be answered before it.
+        """
+        drafter = self.drafters.get(request.drafter)
+        if drafter is None or drafter.capabilities.num_candidates == 0:
+            return Wanted()
+        most = _most_heads(request, drafter)
+        step = self.num_steps() + num_outstanding + 1  # of the plan they would be for
+        if most < 1 or (self.rests is not None and self.rests.rests(num_requests, step)):
+            return Wanted()
+        all_of_them = Wanted(most, drafter.capabilities.num_candidates)
+        last = self._plans.get(request.request_id)
+        if last is None and (self._of_batch is None or self._of_batch.depth > 0):
+            return all_of_them
+        last = last or self._of_batch
+        # Counted from zero and not since the last time, so that all requests are asked about in one step: a
+        # policy that saw proposals for a few at a time would find that so few do not pay.
+        if last is None or step // PROBE_STEPS != last.step // PROBE_STEPS:
+            return all_of_them
+        if num_requests < FEWER_SHARE * last.num_requests:
+            return all_of_them
+        if last.depth == 0:
+            return Wanted()
+        return Wanted(min(most, last.depth), min(all_of_them.num_candidates, last.width))
+
+    def planned(self, requests: Sequence[Request], plans: Sequence[DraftPlan]) -> None:
+        """The policy made these plans for these requests."""
+        step, n = self.num_steps(), len(requests)
+        with_proposals = [
+            (request, plan)
+            for request, plan in zip(requests, plans, strict=True)
+            if self.num_proposed(request) > 0
+        ]
+        for request, plan in with_proposals:
+            self._plans[request.request_id] = LastPlan(step, n, plan.depth, plan.width)
+        if with_proposals:
+            depth = max(plan.depth for _, plan in with_proposals)
+            width = max(plan.width for _, plan in with_proposals)
+            self._of_batch = LastPlan(step, n, depth, width)
+
+    def rested(self, requests: Sequence[Request]) -> None:
+        """The policy was not asked, and would have drafted nothing for these requests."""
+        for request in requests:
+            last = self._plans.get(request.request_id)
+            if last is not None and last.depth > 0:
+                self._plans[request.request_id] = LastPlan(self.num_steps(), len(requests), 0, 1)
+
+    def num_proposed(self, request: Request) -> int:
+        """Heads whose proposals the request's drafter could draft from now; 0 if it is none of the heads."""
+        drafter, proposals = self.drafters.get(request.drafter), request.proposals
+        if drafter is None or drafter.capabilities.num_candidates == 0 or proposals is None:
+            return 0
+        return len(proposals.token) if proposals.position == request.num_tokens else 0
+
+    def waited_s(self, drafter: str, result: DraftResult) -> float:
+        """Seconds of a draft call that its step waited for: what heads took was spent in the step before."""
+        state = self.drafters.get(drafter)
+        are_heads = state is not None and state.capabilities.num_candidates > 0
+        return result.seconds - result.forward_seconds if are_heads else result.seconds
+
+    def forget(self, request: Request) -> None:
+        """The request ended."""
+        self._plans.pop(request.request_id, None)
+
+
+def _most_heads(request: Request, drafter: DrafterState) -> int:
+    """Layers that can be drafted for the request once the step to come has brought it one token."""
+    wish, capabilities = request.submit.speculation, drafter.capabilities
+    if wish.mode == "off":
+        return 0
+    return min(
+        capabilities.max_depth if wish.max_tokens is None else min(capabilities.max_depth, wish.max_tokens),
+        request.num_remaining - 2,
+        capabilities.max_tokens - request.num_tokens - 1,
+    )
+
+
+def num_evaluated(items: Sequence[DraftItem]) -> int:
+    """Heads that were evaluated for a draft call with these items: more than its plans use, perhaps."""
+    return max((len(item.proposals.token) for item in items if item.proposals is not None), default=0)
+
+
+def evaluating_s(result: VerifyResult) -> float:
+    """Seconds that the target spent on its heads in one call."""
+    verdicts = [*result.verdicts, *(prefill.verdict for prefill in result.prefills)]
+    proposals = (verdict.proposals for verdict in verdicts if verdict is not None)
+    return sum(one.seconds for one in proposals if one is not None)

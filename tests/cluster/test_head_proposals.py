@@ -1,0 +1,260 @@
+"""The target evaluates its heads for those who draft from them, and now and then to see whether that pays."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import msgspec
+import numpy as np
+import pytest
+
+from cluster.config import FlotillaConfig
+from cluster.core import SchedulerCore
+from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN, CostModel, CostProfile, LinearCost
+from cluster.events import (
+    Draft,
+    DraftDone,
+    DrafterReady,
+    Event,
+    RequestArrived,
+    VerifierReady,
+    Verify,
+    VerifyDone,
+)
+from cluster.head_proposals import PROBE_STEPS
+from cluster.policies.flotilla import REST_STEPS
+from cluster.policies.registry import make_policy
+from cluster.stream_messages import Speculation, Submit
+from drafters.heads_drafter import HeadsDrafter
+from engine.proposals import Proposals
+from engine.sampling_params import SamplingParams
+from tests.cluster.simulated import VOCAB, SimulatedTarget, next_token
+from verifier.messages import PrefillItem, Verdict, VerifyCall, VerifyItem
+
+HEADS, CANDIDATES = 3, 4
+HEAD = LinearCost(delta=2e-4, rho=1e-4)
+CHEAP = CostProfile(target=LinearCost(delta=1e-2, gamma=1e-5), drafters={"heads": HEAD}, overhead_s=1e-3)
+# Every row costs as much as a forward: nothing drafted is worth verifying.
+DEAR = msgspec.structs.replace(CHEAP, target=LinearCost(delta=1e-3, gamma=1e-2))
+OVERHEAD_S = 1e-3
+DRAFT_S = 1e-4
+
+
+class HeadsWorld:
+    """The core, a simulated target whose heads are right with a given probability, and the heads drafter."""
+
+    def __init__(self, policy: str, profile: CostProfile, accuracy: float, **options: object) -> None:
+        raw = {
+            "target": {"path": "simulated"},
+            "policy": {"name": policy, **options},
+            "selector": {"name": "fixed"},
+        }
+        config = FlotillaConfig.model_validate(raw)
+        self.profile, self.accuracy, self.rng = profile, accuracy, random.Random(0)
+        self.core = SchedulerCore(config, make_policy(config.policy), CostModel(profile))
+        self.target = SimulatedTarget(num_slots=8000, max_tokens=2000)
+        self.drafter = HeadsDrafter(
+            num_heads=HEADS, vocab_size=VOCAB, max_tokens=2000, num_candidates=CANDIDATES
+        )
+        self.now, self.calls, self.evaluated_s = 0.0, list[VerifyCall](), 0.0
+        self.plans: list[int] = []
+        self._events: deque[Event] = deque(
+            [VerifierReady(8000, 2000, VOCAB), DrafterReady("heads", self.drafter.capabilities, 64)]
+        )
+        self.submit(-1, 1)  # while it is served, all others arrive: they are prefilled together
+
+    def submit(self, number: int, max_tokens: int, **changes: object) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        prompt = [number + 1, 3, 5]
+        submit = Submit(request_id=f"r{number}", prompt=prompt, sampling=sampling, **changes)  # type: ignore[arg-type]
+        self._events.append(RequestArrived(submit, "client"))
+
+    def run(self, num_steps: int = 1 << 20) -> None:
+        """Until so many more verify calls are served, or nothing is left to do."""
+        until = len(self.calls) + num_steps
+        while self._events and len(self.calls) < until:
+            for action in self.core.handle(self._events.popleft(), self.now):
+                if isinstance(action, Draft):
+                    self.plans.append(max(item.plan.depth for item in action.call.items))
+                    result = self.drafter.draft(action.call)
+                    seconds = result.forward_seconds + DRAFT_S
+                    self.now += DRAFT_S
+                    self._events.append(DraftDone("heads", msgspec.structs.replace(result, seconds=seconds)))
+                elif isinstance(action, Verify):
+                    self._verify(action.call)
+
+    def _verify(self, call: VerifyCall) -> None:
+        self.calls.append(call)
+        tokens = sum(len(item.tree) for item in call.verify) + sum(item.num_tokens for item in call.prefill)
+        forward_s = self.profile.target.seconds(len(call.verify) + len(call.prefill), tokens, 0)
+        result = self.target.step(call)
+        items: list[VerifyItem | PrefillItem] = [*call.verify, *call.prefill]
+        asking = {item.request_id: item for item in items if item.num_candidates}
+        most = max((item.num_heads or HEADS for item in asking.values()), default=0)
+        heads_s = most * HEAD.seconds(len(asking), len(asking), 0) if asking else 0.0
+        self.evaluated_s += heads_s
+
+        def proposing(verdict: Verdict | None) -> Verdict | None:
+            item = asking.get(verdict.request_id) if verdict is not None else None
+            if verdict is None or item is None:
+                return verdict
+            return msgspec.structs.replace(verdict, proposals=self._proposals(item, heads_s / len(asking)))
+
+        self.now += forward_s + heads_s + OVERHEAD_S
+        result = msgspec.structs.replace(
+            result,
+            forward_seconds=forward_s,
+            verdicts=[proposing(verdict) for verdict in result.verdicts],
+            prefills=[msgspec.structs.replace(p, verdict=proposing(p.verdict)) for p in result.prefills],
+        )
+        self._events.append(VerifyDone(result))
+
+    def _proposals(self, item: VerifyItem | PrefillItem, seconds: float) -> Proposals:
+        tokens = list(self.target.held[item.request_id][1])
+        position, rows = len(tokens), []
+        for _ in range(item.num_heads or HEADS):
+            tokens.append(next_token(tokens))
+            first = tokens[-1] if self.rng.random() < self.accuracy else (tokens[-1] + 9) % VOCAB
+            rows.append([(first + i) % VOCAB for i in range(item.num_candidates)])
+        logp = np.log(np.linspace(0.9, 0.01, item.num_candidates, dtype=np.float32))
+        return Proposals(
+            position=position,
+            token=np.array(rows, dtype=np.int32),
+            logp=np.tile(logp, (len(rows), 1)).astype(np.float32),
+            seconds=seconds,
+        )
+
+
+def asked(call: VerifyCall) -> dict[str, tuple[int, int]]:
+    """Heads and candidates wanted, by request."""
+    items: list[VerifyItem | PrefillItem] = [*call.verify, *call.prefill]
+    return {i.request_id: (i.num_heads or 0, i.num_candidates) for i in items if i.num_candidates}
+
+
+def drafted(call: VerifyCall) -> bool:
+    return any(len(item.tree) > 1 for item in call.verify)
+
+
+@pytest.mark.parametrize("policy", ["flotilla", "smartspec"])
+def test_while_drafting_does_not_pay_the_heads_are_asked_once_in_many_steps(policy: str) -> None:
+    world = HeadsWorld(policy, DEAR, 0.3)
+    for number in range(8):
+        world.submit(number, 400)
+    world.run()
+    later = world.calls[PROBE_STEPS:]
+    asking = [call for call in later if asked(call)]
+    # A probe, and now and then the step after it where the policy had its own probe in that.
+    assert len(later) / PROBE_STEPS / 2 <= len(asking) <= 2 * len(later) / PROBE_STEPS + 1
+    # All at once, for a policy that saw a few at a time would find that those few do not pay.
+    assert all(len(asked(call)) == 8 for call in asking)
+    assert sum(drafted(call) for call in later) <= len(later) / PROBE_STEPS + 1
+
+
+def test_without_speculation_the_heads_are_left_alone() -> None:
+    world = HeadsWorld("autoregressive", CHEAP, 0.9)
+    for number in range(4):
+        world.submit(number, 100)
+    world.run()
+    assert not any(map(asked, world.calls))
+
+
+def test_a_policy_that_rests_is_left_in_peace() -> None:
+    world = HeadsWorld("flotilla", DEAR, 0.3)
+    for number in range(8):
+        world.submit(number, 300)
+    num_resting = 0
+    while len(world.calls) < 250:
+        world.run(1)
+        policy, step = world.core.planner.policy, world.core.totals.steps
+        if policy.rests(8, step + 1):  # type: ignore[attr-defined]
+            num_resting += 1
+            assert not asked(world.calls[-1])
+    assert num_resting > 80
+
+
+@pytest.mark.parametrize("policy", ["flotilla", "smartspec"])
+def test_drafting_resumes_soon_when_it_pays_again(policy: str) -> None:
+    world = HeadsWorld(policy, DEAR, 0.9)
+    for number in range(8):
+        world.submit(number, 900)
+    world.run(150)
+    assert not any(map(drafted, world.calls[-PROBE_STEPS // 2 :]))
+    world.profile = world.core.cost.profile = CHEAP
+    world.run(PROBE_STEPS + REST_STEPS + 2)
+    assert drafted(world.calls[-1])
+    world.run(50)
+    assert all(map(drafted, world.calls[-50:]))
+    assert all(len(asked(call)) == 8 for call in world.calls[-50:])
+
+
+def test_with_fewer_requests_the_heads_are_asked_at_once() -> None:
+    world = HeadsWorld("smartspec", DEAR, 0.9)
+    for number in range(8):
+        world.submit(number, 20 if number > 2 else 400)
+    world.run(100)
+    first = next(i for i, call in enumerate(world.calls) if i > 2 and len(call.verify) == 3)
+    assert asked(world.calls[first])
+
+
+@pytest.mark.parametrize("policy", ["flotilla", "smartspec", "fixed"])
+def test_right_heads_are_drafted_from_in_every_step(policy: str) -> None:
+    world = HeadsWorld(policy, CHEAP, 0.95)
+    for number in range(4):
+        world.submit(number, 200)
+    world.run()
+    verifying = [call for call in world.calls if call.verify]
+    # But for the very end, which a request reaches with a token or two to go.
+    assert sum(map(drafted, verifying)) >= len(verifying) - 4
+    assert world.core.totals.accepted_tokens > world.core.totals.iterations
+
+
+def test_heads_and_candidates_are_those_that_the_plan_can_use() -> None:
+    world = HeadsWorld("fixed", CHEAP, 0.95, fixed_depth=2)
+    world.submit(0, 200)
+    world.run()
+    wanted = [found["r0"] for found in map(asked, world.calls) if found]
+    assert wanted[0] == (HEADS, CANDIDATES)
+    shares = {one: wanted.count(one) for one in set(wanted)}
+    # All of them now and then; near its end it cannot use two heads.
+    assert shares.pop((2, 1)) > 0.85 * len(wanted)
+    assert shares.pop((HEADS, CANDIDATES)) <= len(wanted) / PROBE_STEPS + 2
+    assert set(shares) <= {(1, 1), (1, CANDIDATES), (2, CANDIDATES)}
+
+
+def test_who_does_not_speculate_or_ends_with_the_step_is_not_asked_for() -> None:
+    world = HeadsWorld("fixed", CHEAP, 0.9)
+    world.submit(0, 50, speculation=Speculation(mode="off"))
+    world.submit(1, 2)  # one token with the prompt, and the next is its last
+    world.submit(2, 50)
+    world.run()
+    assert {name for call in world.calls for name in asked(call)} == {"r2"}
+
+
+def test_the_heads_are_charged_once_and_plain_steps_do_without_them() -> None:
+    world = HeadsWorld("fixed", CHEAP, 0.9, fixed_depth=3)
+    for number in range(4):
+        world.submit(number, 300)
+    world.run(60)
+    planner, cost = world.core.planner, world.core.cost
+    assert cost.correction("heads") == pytest.approx(1.0, rel=0.2)  # the drafter's own time is in it
+    assert cost.correction(VERIFY_DRAFTED) == pytest.approx(1.0, rel=0.05)
+    # What is left of a step is neither the heads' time nor a part of it.
+    assert planner._draft_overhead.value == pytest.approx(OVERHEAD_S, rel=0.1)
+    totals, num_drafts = world.core.totals, len(world.plans)
+    assert totals.step_draft_s == pytest.approx(world.evaluated_s + num_drafts * DRAFT_S, rel=0.1)
+
+    world = HeadsWorld("flotilla", DEAR, 0.3)
+    for number in range(8):
+        world.submit(number, 300)
+    world.run()
+    assert world.core.cost.correction(VERIFY_PLAIN) == pytest.approx(1.0, rel=0.02)
+    assert world.core.planner._plain_overhead.value == pytest.approx(OVERHEAD_S, rel=0.05)
+
+
+def test_a_shallow_draft_from_many_heads_does_not_make_them_look_dear() -> None:
+    world = HeadsWorld("fixed", CHEAP, 0.9, fixed_depth=1)
+    for number in range(4):
+        world.submit(number, 400)
+    world.run()
+    assert world.core.cost.correction("heads") == pytest.approx(1.0, rel=0.35)
