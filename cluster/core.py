@@ -182,7 +182,7 @@ class SchedulerCore:
             return
         self.totals.draft_forward_s += result.forward_seconds
         if outstanding.predicted_s > 0.0:
-            self.cost.observe(event.drafter, outstanding.predicted_s, result.seconds)
+            self.cost.observe(event.drafter, outstanding.predicted_s, result.seconds, outstanding.depth)
         for draft in result.drafts:
             request = self._awaiting(draft.request_id, result.call_id)
             if request is not None:

@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 # may be called `verifier`, so the first cannot be one's name.
 VERIFY_PLAIN, VERIFY_DRAFTED = "verifier", "verifier after drafting"
 
+# Calls of a single layer are corrected apart: what a call takes beside its layers weighs most in them, and
+# nothing of them was computed ahead.
+ONE_LAYER = " one layer"
+
 Float64 = NDArray[np.float64]
 
 
@@ -223,6 +227,8 @@ class CostModel:
         if cost is None or depth == 0:
             return 0.0
         first = cost.seconds(num_requests, 2 * num_requests, num_context)
+        if depth == 1:
+            return first * self._factor.get(kind + ONE_LAYER, 1.0)
         later = cost.seconds(num_requests, width * num_requests, num_context)
         return (first + (depth - 1) * later) * self._factor.get(kind, 1.0)
 
@@ -256,11 +262,20 @@ class CostModel:
         """AdaServe's hardware budget for a batch of `num_requests`."""
         return self.profile.target.knee(num_requests)
 
-    def observe(self, model: str, predicted: float, actual: float) -> None:
-        """Fold one step into the correction factor; `predicted` is what this model itself said."""
+    def observe(self, model: str, predicted: float, actual: float, depth: int | None = None) -> None:
+        """Fold one step into the correction factor.
+
+        Args:
+            model: a drafter, `VERIFY_PLAIN` or `VERIFY_DRAFTED`.
+            predicted: what this model itself said.
+            actual: seconds it took.
+            depth: of a draft call.
+        """
         if predicted <= 0.0 or actual <= 0.0:
             return
         model = self.kinds.get(model, model)
+        if depth == 1:
+            model += ONE_LAYER
         current = self._factor.get(model, 1.0)
         # A hiccup of the machine must not be believed at once: a step counts at most fourfold.
         ratio = min(max(actual / predicted, 0.25), 4.0)

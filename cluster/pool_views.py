@@ -14,19 +14,25 @@ from selector.protocol import DrafterView, PoolView, RequestView
 # that of the call itself.
 SMOOTHING = 0.2
 LEAST_TOKENS = 16
+# A layer is taken to cost a share of a draft of so many.
+LAYERS = 4
+# Share of a step's overhead that a draft call more takes: building it, sending it, taking its answer in.
+CALL_SHARE = 0.25
 
 
 @dataclass(slots=True)
 class MeasuredCosts:
-    """`StepCosts` from the cell's cost model; what rebuilding a cache takes is measured as it happens.
+    """`StepCosts` and `BatchCosts` by the cell's cost model; rebuilding a cache is measured as it happens.
 
     Attributes:
         cost: the model.
         keeping: kinds that keep keys and values.
+        drafters_at_once: drafters that compute at the same time, on the cores the target leaves over.
     """
 
     cost: CostModel
     keeping: set[str] = field(default_factory=set)
+    drafters_at_once: int = 1
     _token_s: dict[str, float] = field(default_factory=dict)
 
     def verify_s(self, num_context: int) -> float:
@@ -39,7 +45,20 @@ class MeasuredCosts:
 
     def layer_s(self, kind: str, num_context: int) -> float:
         """See `StepCosts`."""
-        return self.cost.draft_seconds(kind, 1, 1, 1, num_context)
+        return self.cost.draft_seconds(kind, 1, 1, LAYERS, num_context) / LAYERS
+
+    def step_s(self, num_requests: int, depth: int, num_context: int) -> float:
+        """See `BatchCosts`."""
+        overhead_s = self.cost.profile.overhead_s
+        if depth == 0:
+            return self.cost.verify_seconds(num_requests, num_requests, num_context) + overhead_s / 2
+        num_rows = num_requests * (1 + depth)
+        return self.cost.verify_seconds(num_requests, num_rows, num_context, drafted=True) + overhead_s
+
+    def draft_s(self, kind: str, num_requests: int, depth: int, num_context: int) -> float:
+        """See `BatchCosts`."""
+        seconds = self.cost.draft_seconds(kind, num_requests, 1, depth, num_context)
+        return seconds + CALL_SHARE * self.cost.profile.overhead_s
 
     def rebuild_s(self, kind: str, num_tokens: int) -> float:
         """See `StepCosts`; before anything was read, what forwards of few rows let expect."""

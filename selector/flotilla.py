@@ -9,7 +9,7 @@ and the rival's estimate is taken at the lower end of what is known of it, so th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,12 +19,18 @@ from selector.exploration import Exploration
 from selector.outlook import Outlook
 from selector.places import Places, kinds_of
 from selector.protocol import Outcome, PoolView, RequestView
+from selector.team import BatchCosts, ShareCosts, Team, TeamSearch
 
 # A request's drafter is reconsidered every so many verify steps; in a long one, of which much is known, after
 # one step in so many, but at least this often. A joint matching comes no more often than the first of these.
 RECONSIDER_STEPS = 6
 RECONSIDER_SHARE = 64
 MOST_RECONSIDER_STEPS = 64
+# Who drafts together is looked at again after so many slots, and when requests are this many more or fewer.
+TEAM_SLOTS = 16
+TEAM_CHANGE = 1.5
+# Tokens a step of a drafted request is taken to bring, to spread the reading of a switch over its steps.
+STEP_TOKENS = 2.0
 # A rival counts as this many standard deviations worse than its estimate (hysteresis).
 CAUTION = 0.5
 
@@ -61,6 +67,8 @@ class Flotilla:
         self._slot = 0
         self._matched_at = -RECONSIDER_STEPS
         self._is_contended = False
+        self._team = Team({}, 0.0, 0)
+        self._team_slot, self._team_size, self._team_pool = -TEAM_SLOTS, 0, frozenset[str]()
 
     def begin(self, request_id: str, prompt: Sequence[int], labels: Sequence[str] = ()) -> None:
         """See `Selector`."""
@@ -69,6 +77,7 @@ class Flotilla:
     def assign(self, requests: Sequence[RequestView], pool: PoolView) -> dict[str, str]:
         """See `Selector`. Where nobody is due it costs a look-up per request."""
         self._slot += 1
+        self._gather(requests, pool)
         states, drafters = self._states, pool.drafters
         chosen: dict[str, str] = {}
         due = []
@@ -87,8 +96,9 @@ class Flotilla:
         if not due and not (self._is_contended and may_match):
             return chosen
         self._notice(pool)
+        shared = self._shared(pool)
         for request in due:
-            self._consider(request, pool)
+            self._consider(request, shared)
         self._is_contended = not self._choose_freely(requests, due, pool, chosen) or self._is_contended
         if self._is_contended and may_match:
             self._match(requests, pool, chosen)
@@ -110,12 +120,13 @@ class Flotilla:
     def destination(self, request: RequestView, pool: PoolView) -> str:
         """The kind that promises most after the present one, if it may turn out better than that."""
         self._notice(pool)
+        pool = self._shared(pool)
         outlook, here = Outlook(request, pool), self._kinds.get(request.current, "")
         to_beat = outlook.none
         if here:
             to_beat = outlook.goodput(here, self._estimates.rate(request.request_id, here))
         best, best_value = "", to_beat
-        for kind in kinds_of(request, pool):
+        for kind in self._candidates(request, pool):
             if kind != here:
                 rate, spread = self._estimates.posterior(request.request_id, kind)
                 value = outlook.after_moving(kind, outlook.goodput(kind, min(1.0, rate + spread)))
@@ -150,6 +161,49 @@ class Flotilla:
                 if not self._estimates.is_known(drafter.kind):
                     self._exploration.restart()
 
+    def _gather(self, requests: Sequence[RequestView], pool: PoolView) -> None:
+        """Choose anew, now and then, which kinds draft together, where drafters share processors."""
+        costs, size = pool.costs, max(len(self._states), len(requests))
+        if size < 2 or not isinstance(costs, BatchCosts) or not pool.max_depth:
+            self._team, self._team_size = Team({}, 0.0, 0), 0  # nobody to share with
+            return
+        kinds = frozenset(drafter.kind for drafter in pool.drafters.values())
+        is_same = kinds == self._team_pool and bool(self._team.counts)
+        is_alike = self._team_size / TEAM_CHANGE <= size <= self._team_size * TEAM_CHANGE
+        if is_same and (2 * len(requests) < size or (is_alike and self._slot - self._team_slot < TEAM_SLOTS)):
+            return
+        self._notice(pool)
+        self._team_slot, self._team_size, self._team_pool = self._slot, size, kinds
+        names, before = sorted(kinds), self._team.counts.keys()
+        rates = np.full((len(requests), len(names)), -1.0)
+        reading_s = np.zeros(rates.shape)
+        for row, request in enumerate(requests):
+            here = self._kinds.get(request.current, "")
+            steps = max(1.0, Outlook(request, pool).num_expected / STEP_TOKENS)
+            for column, kind in enumerate(names):
+                if any(self._kinds.get(name) == kind for name in request.allowed):
+                    rates[row, column] = self._estimates.rate(request.request_id, kind)
+                    if kind != here and request.num_steps:
+                        reading_s[row, column] = costs.rebuild_s(kind, request.num_context) / steps
+        num_context = sum(request.num_context for request in requests)
+        search = TeamSearch(names, rates, reading_s, num_context, costs, pool.max_depth)
+        self._team = search.best(before)
+        if self._team.counts.keys() != before:
+            for state in self._states.values():
+                state.due_at = 0
+
+    def _shared(self, pool: PoolView) -> PoolView:
+        """The pool with what a request costs as one of a batch."""
+        costs = pool.costs
+        if self._team_size < 2 or not isinstance(costs, BatchCosts):
+            return pool
+        return replace(pool, costs=ShareCosts(costs, costs, self._team_size, self._team))
+
+    def _candidates(self, request: RequestView, pool: PoolView) -> list[str]:
+        """Kinds that the request may use; of the team, if it may use any of that."""
+        kinds = kinds_of(request, pool)
+        return [kind for kind in kinds if kind in self._team.counts] or kinds
+
     def _consider(self, request: RequestView, pool: PoolView) -> None:
         """Work out what the request may expect of every kind it may use."""
         outlook, steps = Outlook(request, pool), request.num_steps
@@ -157,7 +211,7 @@ class Flotilla:
         state = self._states[request.request_id] = _State(request.current, steps + wait, outlook.none)
         # Without a present drafter to compare with there is nothing to be cautious about.
         caution = CAUTION if steps else 0.0
-        for kind in kinds_of(request, pool):
+        for kind in self._candidates(request, pool):
             rate, spread = self._estimates.posterior(request.request_id, kind)
             staying = outlook.goodput(kind, rate)
             doubtful = outlook.goodput(kind, max(0.0, rate - caution * spread)) if caution else staying
@@ -184,6 +238,9 @@ class Flotilla:
         for request in due:
             state, place = self._states[request.request_id], chosen[request.request_id]
             here = pool.drafters[place].kind if place else ""
+            if here not in state.values:  # it no longer drafts
+                places.leave(place)
+                place = here = chosen[request.request_id] = ""
             options = [(state.values[here].staying, here)] if here else []
             options += [(value.moving, kind) for kind, value in state.values.items() if kind != here]
             for value, kind in sorted(options, key=lambda option: (-option[0], option[1])):

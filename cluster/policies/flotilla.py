@@ -16,9 +16,9 @@ from cluster.selection import marginal_goodput, slo_customized
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
 
-# While speculation does not pay, one step in this many drafts a single token, so that it is noticed when
-# it pays again; the cost is bounded by one drafted token per request in so many steps.
-PROBE_INTERVAL = 64
+# While speculation does not pay, one step in this many drafts all the same, as deep as usual, so that costs
+# are known as they are now and it is noticed when it pays again.
+PROBE_INTERVAL, PROBE_DEPTH = 64, 3
 # Once drafting does not pay, it is not looked at again for so many steps, unless there are fewer requests
 # than this share of them by then.
 REST_STEPS, REST_WITH_OBJECTIVES = 16, 4
@@ -61,7 +61,7 @@ class Flotilla:
         can_draft = any(request.max_draft > 0 for request in batch)
         if depth == 0 and context.step >= self._next_probe and can_draft:
             self._next_probe = context.step + PROBE_INTERVAL
-            return [DraftPlan(depth=min(1, request.max_draft)) for request in batch]
+            return [DraftPlan(depth=min(PROBE_DEPTH, request.max_draft)) for request in batch]
         if depth == 0:
             # Few requests, or many that no drafter has read yet, are soon another matter.
             if n > FEW_REQUESTS and 2 * sum(request.max_draft > 0 for request in batch) > n:

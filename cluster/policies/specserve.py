@@ -65,14 +65,14 @@ class SpecServe:
         # Not every request that a drafter is responsible for is in its call.
         drafting_context = sum(request.num_context for request in mine) * num_drafting // len(mine)
         num_context = sum(request.num_context for request in batch)
-        first_s = cost.draft_seconds(drafter, num_drafting, 1, 1, drafting_context)
-        second_s = cost.draft_seconds(drafter, num_drafting, 1, 2, drafting_context)
+        # Of calls of several layers: those of one are corrected apart.
+        two_s, three_s = (cost.draft_seconds(drafter, num_drafting, 1, k, drafting_context) for k in (2, 3))
         correction = cost.correction(VERIFY_DRAFTED)
         return StopRule(
             num_requests=n,
             base_s=context.draft_overhead_s + cost.verify_seconds(n, n, num_context, drafted=True),
-            first_layer_s=first_s,
-            layer_s=second_s - first_s,
+            first_layer_s=2 * two_s - three_s,
+            layer_s=three_s - two_s,
             token_s=(target.gamma + target.beta * num_context / n) * correction,
             knee=max(0.0, target.knee_tokens - n),
             past_knee_s=target.gamma_knee * correction,

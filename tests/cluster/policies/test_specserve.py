@@ -113,7 +113,7 @@ def test_nothing_predicted_beyond_the_stop_is_better(data: st.DataObject, n: int
     step=contexts(),
     knee_tokens=st.sampled_from([0.0, 2.0, 6.5]),
     gamma_knee=st.sampled_from([0.0, 4e-4]),
-    depth=st.integers(0, 8),
+    depth=st.integers(2, 8),
     num_drafted=st.integers(0, 20),
 )
 def test_a_drafter_estimates_what_the_cost_model_says(

@@ -1,0 +1,183 @@
+"""Which kinds draft for a batch: drafters that share processors are worth less together than each alone.
+
+SPIN gives every drafter devices of its own, so the goodput of a request on a drafter does not depend on who
+else drafts. Where drafters share a processor it does: each layer of each drafter has a part that does not
+depend on its size, so a batch spread over four drafters drafts four times as long as on one. The team is
+found by forward selection, which adds a kind while the whole step then brings more tokens per second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selector.protocol import StepCosts
+
+Float64 = NDArray[np.float64]
+
+# A kind joins if the step is better by this with it, and another team must be better by this.
+LEAST_GAIN = 0.01
+LEAST_CHANGE = 0.05
+
+
+@runtime_checkable
+class BatchCosts(Protocol):
+    """`StepCosts` that also know what a step of a whole batch takes."""
+
+    @property
+    def drafters_at_once(self) -> int:
+        """Drafters that can compute at the same time; further ones wait for these."""
+        ...
+
+    def step_s(self, num_requests: int, depth: int, num_context: int) -> float:
+        """A verify step of a batch with chains of `depth`, and what a step takes beside forwards."""
+        ...
+
+    def draft_s(self, kind: str, num_requests: int, depth: int, num_context: int) -> float:
+        """One draft call for so many requests, its messages included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """Kinds that draft, what they promise, and how many requests each would serve.
+
+    Attributes:
+        counts: requests by kind.
+        goodput: tokens per second of the batch at its best depth.
+        depth: that depth; 0 where nobody can draft.
+    """
+
+    counts: Mapping[str, int]
+    goodput: float
+    depth: int
+
+
+class TeamSearch:
+    """Teams for one batch.
+
+    Args:
+        kinds: names, the columns of `rates`.
+        rates: float64 [requests, kinds], acceptance rates; negative where a request may not use a kind.
+        reading_s: float64 [requests, kinds], seconds per step that reading the request costs the kind, spread
+            over the steps it is expected to serve it; 0 where it has read it.
+        num_context: context tokens of all requests.
+        costs: seconds.
+        max_depth: deepest draft.
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[str],
+        rates: Float64,
+        reading_s: Float64,
+        num_context: int,
+        costs: BatchCosts,
+        max_depth: int,
+    ) -> None:
+        self._kinds, self._rates, self._reading_s = list(kinds), rates, reading_s
+        self._costs, self._max_depth = costs, max_depth
+        self._num_requests, self._num_context = len(rates), num_context
+        self._step_s = [
+            costs.step_s(self._num_requests, depth, num_context) for depth in range(max_depth + 1)
+        ]
+
+    def evaluate(self, kinds: Collection[str]) -> Team:
+        """The team of these kinds, every request on the one most often right.
+
+        Whether to draft at all is the policy's question: a team drafts one layer at least.
+        """
+        n = self._num_requests
+        plain = Team({}, n / self._step_s[0], 0)
+        columns = [column for column, kind in enumerate(self._kinds) if kind in kinds]
+        if not columns or not self._max_depth:
+            return plain
+        of_team = self._rates[:, columns]
+        choice = of_team.argmax(axis=1)
+        rate = of_team[np.arange(n), choice]
+        served = rate >= 0.0
+        counts: dict[str, int] = {}
+        reading_s = 0.0
+        for place, column in enumerate(columns):
+            mine = served & (choice == place)
+            count = int(mine.sum())
+            if count:
+                counts[self._kinds[column]] = count
+                reading_s += float(self._reading_s[mine, column].sum())
+        if not counts:
+            return plain
+        powers = np.clip(rate, 0.0, None)[:, None] ** np.arange(1, self._max_depth + 1)
+        tokens = n + np.cumsum(powers.sum(axis=0))
+        best = Team(counts, 0.0, 0)
+        for depth in range(1, self._max_depth + 1):
+            seconds = self._step_s[depth] + self._drafting_s(counts, depth, reading_s)
+            goodput = float(tokens[depth - 1]) / seconds
+            if goodput <= best.goodput:
+                break  # one peak (SpecServe, section 4.2)
+            best = Team(counts, goodput, depth)
+        return best
+
+    def best(self, current: Collection[str] = ()) -> Team:
+        """Forward selection; the kinds of `current` stay unless another team is clearly better."""
+        team, members = Team({}, 0.0, 0), set[str]()
+        for _ in self._kinds:
+            rest = [kind for kind in self._kinds if kind not in members]
+            tried = [(self.evaluate({*members, kind}), kind) for kind in rest]
+            tried = [option for option in tried if option[0].depth]
+            found, kind = max(tried, key=lambda option: (option[0].goodput, option[1]), default=(team, ""))
+            if found.goodput <= (1.0 + LEAST_GAIN) * team.goodput:
+                break
+            team, members = found, {*members, kind}
+        stays = self.evaluate(current)
+        return stays if stays.depth and team.goodput <= (1.0 + LEAST_CHANGE) * stays.goodput else team
+
+    def _drafting_s(self, counts: Mapping[str, int], depth: int, reading_s: float) -> float:
+        n = self._num_requests
+        calls = [
+            self._costs.draft_s(kind, count, depth, self._num_context * count // n)
+            for kind, count in counts.items()
+        ]
+        return max(max(calls), (sum(calls) + reading_s) / self._costs.drafters_at_once)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareCosts:
+    """`StepCosts` of one request in a batch: its share of what the whole step takes.
+
+    Attributes:
+        own: of a request by itself.
+        batch: of the batch.
+        num_requests: in it.
+        team: who drafts.
+    """
+
+    own: StepCosts
+    batch: BatchCosts
+    num_requests: int
+    team: Team
+
+    def verify_s(self, num_context: int) -> float:
+        """See `StepCosts`."""
+        n = self.num_requests
+        return self.batch.step_s(n, 0, n * num_context) / n
+
+    def token_s(self, num_context: int) -> float:
+        """See `StepCosts`."""
+        n = self.num_requests
+        deep, flat = (self.batch.step_s(n, depth, n * num_context) for depth in (2, 1))
+        return (deep - flat) / n
+
+    def layer_s(self, kind: str, num_context: int) -> float:
+        """See `StepCosts`: what a layer more takes for all that the kind serves, by request."""
+        count = max(1, self.team.counts.get(kind, 1))
+        deep, flat = (self.batch.draft_s(kind, count, depth, count * num_context) for depth in (4, 2))
+        at_once = max(1, min(self.batch.drafters_at_once, len(self.team.counts)))
+        return (deep - flat) / 2 / count / at_once
+
+    def rebuild_s(self, kind: str, num_tokens: int) -> float:
+        """See `StepCosts`."""
+        return self.own.rebuild_s(kind, num_tokens)
