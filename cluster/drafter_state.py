@@ -21,7 +21,7 @@ class OutstandingDraft:
         sent_at: when.
         predicted_s: what the cost model expects of it; once answered, of the depth that it came to.
         request_ids: who is drafted for.
-        depth, width: of its largest plans.
+        depth, width: of its largest plans; of a call to decoding heads, depth is how many were evaluated.
         num_read: tokens of its requests that the drafter had not heard.
     """
 
@@ -43,7 +43,7 @@ class OutstandingDraft:
             sent_at=sent_at,
             predicted_s=predicted_s,
             request_ids=tuple(item.request_id for item in items),
-            depth=max(item.plan.depth for item in items),
+            depth=call_depth(items),
             width=max(item.plan.width for item in items),
             num_read=sum(len(item.tokens if item.spec is None else item.spec.tokens) for item in items),
         )
@@ -89,3 +89,12 @@ class DrafterState:
         if request_id in self.known:
             self.known.discard(request_id)
             self.release.append(request_id)
+
+
+def call_depth(items: Sequence[DraftItem]) -> int:
+    """Layers that a draft call with these items is to be paid for.
+
+    Those of its deepest plan; but decoding heads have been evaluated already, perhaps more than it uses.
+    """
+    evaluated = max((len(item.proposals.token) for item in items if item.proposals is not None), default=0)
+    return evaluated or max(item.plan.depth for item in items)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cluster.drafter_state import DrafterState
 from cluster.policies.base import Rests
 from cluster.requests import Request
-from drafters.messages import DraftItem, DraftPlan, DraftResult
+from drafters.messages import DraftPlan, DraftResult
 from verifier.messages import VerifyResult
 
 # All heads are asked for once in so many steps, whatever was planned last: nothing is planned without
@@ -145,11 +145,6 @@ def _most_heads(request: Request, drafter: DrafterState) -> int:
         request.num_remaining - 2,
         capabilities.max_tokens - request.num_tokens - 1,
     )
-
-
-def num_evaluated(items: Sequence[DraftItem]) -> int:
-    """Heads that were evaluated for a draft call with these items: more than its plans use, perhaps."""
-    return max((len(item.proposals.token) for item in items if item.proposals is not None), default=0)
 
 
 def evaluating_s(result: VerifyResult) -> float:
