@@ -31,6 +31,8 @@ LEAST_OVERHEAD_S = 2e-4
 # request in so many.
 LEAST_PROPOSING = 0.3
 PROBE_REQUESTS = 8
+# Weight of a step in which the policy rests: it looks again after some, so many rests in a row must agree.
+RESTING = 0.02
 # Drafters are scored on requests they do not serve while no more than this are running: with more there is no
 # idle time for it.
 EXPLORE_REQUESTS = 2
@@ -89,7 +91,7 @@ class StepPlanner:
         """Plan for `policy`; `draft_ahead` drafters may go on while the target verifies."""
         self.policy = policy
         self._draft_ahead = draft_ahead
-        pool.switching.most_at_once = max(1, draft_ahead)
+        pool.switching.most_at_once = pool.costs.drafters_at_once = max(1, draft_ahead)
         self.cost = cost
         self.pool = pool
         self.calibration = Calibration(cost.kinds)
@@ -122,7 +124,7 @@ class StepPlanner:
             for request in ready:
                 request.drafted_by = request.drafted_kind = ""
                 request.drafted(TokenTree.root_only(request.last_token))
-            self._proposing -= SMOOTHING * self._proposing
+            self._proposing -= RESTING * self._proposing
             self.heads.rested(ready)
             return []
         self.pool.assign(ready, now)
@@ -134,7 +136,8 @@ class StepPlanner:
         context = self._context()
         plans = self.policy.plan(batch, context)
         self.heads.planned(ready, plans)
-        asked = [plan.depth > 0 for request, plan in zip(ready, plans, strict=True) if request.drafter]
+        # Whom no drafter has read yet, nothing can be proposed for: that says nothing of whether it pays.
+        asked = [plan.depth > 0 for view, plan in zip(batch, plans, strict=True) if view.max_draft]
         if asked:
             self._proposing += SMOOTHING * (sum(asked) / len(asked) - self._proposing)
         items: dict[str, list[DraftItem]] = defaultdict(list)
