@@ -14,7 +14,6 @@ from cluster.events import (
     Action,
     Cancelled,
     ClientLost,
-    Draft,
     DraftDone,
     DrafterDraining,
     DrafterReady,
@@ -336,13 +335,6 @@ class SchedulerCore:
             self.micro_batches.join(request, self.running.values())
             self.running[request.request_id] = request
 
-    def _prefetch(self, request: Request, now: float) -> None:
-        """The drafter reads the prompt while the target computes the end of it: a quick first draft."""
-        if request.drafter and not request.heard and self.planner.may_read(request):
-            call = self.pool.prefetch(request, now)
-            if call is not None:
-                self._actions.append(Draft(request.drafter, call))
-
     def _read_ahead(self, now: float) -> None:
         """While the target verifies, idle drafters read what later drafts will profit from."""
         sent = self.verify_calls.outstanding
@@ -378,9 +370,8 @@ class SchedulerCore:
         call = self.verify_calls.build(drafted, chosen, chunks, now)
         if call is not None:
             self._actions.append(Verify(call))
-        for request, tokens in chunks:
-            if request.num_computed + tokens >= request.num_tokens:
-                self._prefetch(request, now)
+        ending = [r for r, tokens in chunks if r.num_computed + tokens >= r.num_tokens]
+        self._actions.extend(self.planner.read_prompts(ending, now))
 
     def _verify_next(self, by_batch: dict[int, list[Request]], now: float) -> None:
         """What is complete goes to the target while it works: later it would wait for the message."""

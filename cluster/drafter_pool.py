@@ -318,14 +318,6 @@ class DrafterPool:
         release, drafter.release = drafter.release, []
         return DraftCall(call_id=call_id, items=items, release=release, stop_rule=stop_rule, ahead=ahead)
 
-    def prefetch(self, request: Request, now: float) -> DraftCall | None:
-        """Let the request's drafter read what it has not heard; None if it is reading, or keeps nothing."""
-        drafter = self.drafters[request.drafter]
-        if not drafter.capabilities.needs_prefill or request.request_id in drafter.reading:
-            return None
-        drafter.reading.add(request.request_id)
-        return self.call(drafter.name, [self.item(request, READ)], now)
-
     def can_draft_now(self, request: Request) -> bool:
         """Whether its drafter has read nearly all of the request and reads no other: nobody has to wait."""
         drafter = self.drafters[request.drafter]
@@ -335,7 +327,7 @@ class DrafterPool:
             return False
         if request.request_id in drafter.reading or request.request_id not in drafter.known:
             return False
-        return request.num_tokens - request.heard.get(drafter.name, 0) <= READ_WITH_DRAFT
+        return drafter.num_unread(request) <= READ_WITH_DRAFT
 
     def answered(self, name: str, result: DraftResult, now: float) -> OutstandingDraft | None:
         """Take an answer in: scores feed the estimates. None if the call is not known (any more)."""

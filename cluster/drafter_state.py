@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cluster.requests import Request
 from drafters.messages import DraftItem, DraftPlan
 from drafters.protocol import Capabilities
 
@@ -82,6 +83,11 @@ class DrafterState:
     release: list[str] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
     reading: set[str] = field(default_factory=set)
+
+    def num_unread(self, request: Request) -> int:
+        """Tokens of the request that the drafter has not heard."""
+        heard = request.heard.get(self.name, 0) if request.request_id in self.known else 0
+        return request.num_tokens - heard
 
     def forget(self, request_id: str) -> None:
         """The drafter is to release the request with its next call, if it knows it."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from cluster.batching.iteration import Iteration
 from cluster.calibration import Calibration
+from cluster.catching_up import catch_up
 from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
 from cluster.drafter_state import call_depth
@@ -142,14 +143,12 @@ class StepPlanner:
             self._proposing += SMOOTHING * (sum(asked) / len(asked) - self._proposing)
         items: dict[str, list[DraftItem]] = defaultdict(list)
         drafting: dict[str, list[Request]] = defaultdict(list)
-        actions, readings = [], []
+        actions, behind = [], []
         for request, plan in zip(ready, plans, strict=True):
             if plan.depth <= 0 or not request.drafter:
                 request.drafted(TokenTree.root_only(request.last_token))
             elif not self.pool.can_draft_now(request):
-                reading = self.pool.prefetch(request, now)
-                if reading is not None:
-                    readings.append(Draft(request.drafter, reading))
+                behind.append(request)
                 request.drafted(TokenTree.root_only(request.last_token))
             else:
                 items[request.drafter].append(self.pool.item(request, plan))
@@ -169,7 +168,7 @@ class StepPlanner:
                 request.draft_call = call.call_id
                 request.advance(Trigger.DRAFT_SENT)
             actions.append(Draft(name, call))
-        return actions + readings  # nobody's draft waits for what is read meanwhile
+        return actions + self._catch_up(behind, now)  # nobody's draft waits for what is read meanwhile
 
     def select(self, drafted: Sequence[Request], now: float, max_model_tokens: int) -> dict[str, TokenTree]:
         """The draft trees to verify, by request id."""
@@ -205,13 +204,16 @@ class StepPlanner:
         if not moving:
             return []
         self.pool.assign(moving, now)
-        readings = []
-        for request in moving:
-            if request.drafter and self.may_read(request):
-                call = self.pool.prefetch(request, now)
-                if call is not None:
-                    readings.append(Draft(request.drafter, call))
-        return readings
+        return self._catch_up([request for request in moving if self.may_read(request)], now)
+
+    def read_prompts(self, requests: Iterable[Request], now: float) -> list[Draft]:
+        """Drafters read prompts while the target computes the ends of them: quick first drafts."""
+        return self._catch_up([r for r in requests if not r.heard and self.may_read(r)], now)
+
+    def _catch_up(self, requests: Iterable[Request], now: float) -> list[Draft]:
+        """For no longer than a step takes: meanwhile nobody is drafted for by these drafters."""
+        behind = [request for request in requests if request.drafter]
+        return [Draft(name, call) for name, call in catch_up(self.pool, behind, now, self.step_s)]
 
     def read_ahead(
         self, requests: Sequence[Request], now: float, num_running: int, idle_s: float

@@ -138,7 +138,7 @@ class Switching:
         if not drafter.capabilities.needs_prefill or drafter.outstanding:
             return None
         is_known = request.request_id in drafter.known
-        unread = request.num_tokens - (request.heard.get(name, 0) if is_known else 0)
+        unread = drafter.num_unread(request)
         if unread <= READ_AGAIN or (not is_known and len(drafter.known) >= drafter.max_requests):
             return None
         if drafter.served and self.pool.costs.rebuild_s(drafter.kind, unread) > idle_s:

@@ -195,9 +195,9 @@ def test_a_slow_drafter_does_not_stall_the_others(setting: int | str) -> None:
         quick = {f"r{number}" for number in range(4, 16)}
         times[slow] = max(one.end for one in world.of("target") if quick & set(one.requests))
     if setting == "auto":
-        assert times[20.0] < 1.35 * times[1.0]
+        assert times[20.0] < 1.1 * times[1.0]
     else:
-        assert times[20.0] > 1.35 * times[1.0], "as in the paper, its micro-batch waits"
+        assert times[20.0] > 1.1 * times[1.0], "as in the paper, its micro-batch waits"
 
 
 def test_nobody_starves() -> None:

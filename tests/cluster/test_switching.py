@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.catching_up import catch_up
 from cluster.cell_metrics import CellMetrics
 from cluster.cost_model import DEFAULT_PROFILE, CostModel
 from cluster.drafter_pool import DrafterPool
@@ -106,8 +107,7 @@ def test_without_preparation_the_drafter_reads_first() -> None:
     scene.now = 1.0
     scene.move(request, "b")
     assert not scene.pool.can_draft_now(request)
-    call = scene.pool.prefetch(request, scene.now)
-    assert call is not None
+    [(_, call)] = catch_up(scene.pool, [request], scene.now, 0.0)
     scene.answer("b", call)
     scene.now = 3.0
     scene.answer(*scene.draft(request), depth=1)
@@ -122,7 +122,7 @@ def test_a_switch_while_the_cache_is_still_being_built_is_not_prepared() -> None
     [(name, call)] = scene.prepare(request)
     scene.move(request, "b")
     assert not scene.pool.can_draft_now(request)
-    assert scene.pool.prefetch(request, 0.0) is None, "it reads already"
+    assert catch_up(scene.pool, [request], 0.0, 60.0) == [], "it reads already"
     scene.answer(name, call)
     assert scene.pool.can_draft_now(request)
     assert scene.pool.switching.totals.prepared == 0
