@@ -99,6 +99,8 @@ class PipelineWorld:
                 "target": {"path": "unused"},
                 "policy": self.policy,
                 "scheduler": {"draft_ahead": self.num_cores, "max_running": 64, **self.scheduler},
+                # Equal drafters take turns: a selector that learns would leave slow ones out.
+                "selector": {"name": "fixed"},
             }
         )
         self.core = SchedulerCore(config, make_policy(config.policy), CostModel(self.profile))
