@@ -182,10 +182,11 @@ class SchedulerCore:
         self.totals.draft_forward_s += result.forward_seconds
         if outstanding.predicted_s > 0.0:
             self.cost.observe(event.drafter, outstanding.predicted_s, result.seconds, outstanding.depth)
+        waited_s = self.planner.heads.waited_s(event.drafter, result)
         for draft in result.drafts:
             request = self._awaiting(draft.request_id, result.call_id)
             if request is not None:
-                self.micro_batches.drafted(request, self.planner.heads.waited_s(event.drafter, result), now)
+                self.micro_batches.drafted(request, waited_s, now)
                 request.num_drafted += draft.tree.num_drafted
                 self.totals.drafted_tokens += draft.tree.num_drafted
                 request.drafted(draft.tree)

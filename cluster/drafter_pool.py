@@ -272,10 +272,7 @@ class DrafterPool:
 
     def item_for(self, request: Request, drafter: DrafterState, plan: DraftPlan = READ) -> DraftItem:
         """The request's part of a call to any drafter, which has then heard of all its tokens."""
-        start = request.heard.get(drafter.name, 0)
-        if request.request_id not in drafter.known:
-            start = 0
-        tokens = request.tokens_from(start) if start else []
+        start = request.heard.get(drafter.name, 0) if request.request_id in drafter.known else 0
         request.heard[drafter.name] = request.num_tokens
         drafter.known.add(request.request_id)
         proposals = request.proposals if drafter.capabilities.num_candidates else None
@@ -284,7 +281,7 @@ class DrafterPool:
         return DraftItem(
             request_id=request.request_id,
             start=start,
-            tokens=np.array(tokens, dtype=np.int32),
+            tokens=np.array(request.tokens_from(start), dtype=np.int32),
             plan=plan,
             proposals=proposals,
         )
@@ -323,7 +320,7 @@ class DrafterPool:
         drafter = self.drafters[request.drafter]
         if not drafter.capabilities.needs_prefill:
             return True
-        if any(call.depth == 0 for call in drafter.outstanding.values()):
+        if drafter.outstanding and any(call.depth == 0 for call in drafter.outstanding.values()):
             return False
         if request.request_id in drafter.reading or request.request_id not in drafter.known:
             return False
@@ -355,9 +352,12 @@ class DrafterPool:
 
     def _correct_prediction(self, name: str, outstanding: OutstandingDraft, result: DraftResult) -> None:
         """Drafts that a stop rule ended early must not make their drafter look fast."""
-        depth = max((int(draft.tree.depth.max()) for draft in result.drafts), default=0)
         heads = self.drafters[name].capabilities.num_candidates > 0  # evaluated before anybody drafted
-        if outstanding.predicted_s > 0.0 and depth < outstanding.depth and not heads:
+        if outstanding.predicted_s <= 0.0 or heads:
+            return
+        depths = [draft.tree.depth for draft in result.drafts]
+        depth = int(np.concatenate(depths).max()) if depths else 0
+        if depth < outstanding.depth:
             n, width = len(outstanding.request_ids), outstanding.width
             planned_s = self.cost.draft_seconds(name, n, width, outstanding.depth)
             outstanding.predicted_s *= self.cost.draft_seconds(name, n, width, depth) / planned_s

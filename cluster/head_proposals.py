@@ -31,6 +31,9 @@ class Wanted(NamedTuple):
     num_candidates: int = 0
 
 
+NOTHING_WANTED = Wanted()
+
+
 class LastPlan(NamedTuple):
     """The latest plan that was made with proposals at hand.
 
@@ -65,6 +68,11 @@ class HeadProposals:
     # Of the requests planned for last, those that had proposals; for requests that have had no plan.
     _of_batch: LastPlan | None = None
 
+    @property
+    def are_there(self) -> bool:
+        """Whether any drafter is the target's heads; without them nothing is wanted for anybody."""
+        return any(drafter.capabilities.num_candidates for drafter in self.drafters.values())
+
     def wanted(self, request: Request, num_requests: int, num_outstanding: int) -> Wanted:
         """What the next verify call asks of the heads for the request.
 
@@ -75,11 +83,11 @@ class HeadProposals:
         """
         drafter = self.drafters.get(request.drafter)
         if drafter is None or drafter.capabilities.num_candidates == 0:
-            return Wanted()
+            return NOTHING_WANTED
         most = _most_heads(request, drafter)
         step = self.num_steps() + num_outstanding + 1  # of the plan they would be for
         if most < 1 or (self.rests is not None and self.rests.rests(num_requests, step)):
-            return Wanted()
+            return NOTHING_WANTED
         all_of_them = Wanted(most, drafter.capabilities.num_candidates)
         last = self._plans.get(request.request_id)
         if last is None and (self._of_batch is None or self._of_batch.depth > 0):
@@ -92,11 +100,13 @@ class HeadProposals:
         if num_requests < FEWER_SHARE * last.num_requests:
             return all_of_them
         if last.depth == 0:
-            return Wanted()
+            return NOTHING_WANTED
         return Wanted(min(most, last.depth), min(all_of_them.num_candidates, last.width))
 
     def planned(self, requests: Sequence[Request], plans: Sequence[DraftPlan]) -> None:
         """The policy made these plans for these requests."""
+        if not self.are_there:
+            return
         step, n = self.num_steps(), len(requests)
         with_proposals = [
             (request, plan)
@@ -112,6 +122,8 @@ class HeadProposals:
 
     def rested(self, requests: Sequence[Request]) -> None:
         """The policy was not asked, and would have drafted nothing for these requests."""
+        if not self._plans:
+            return
         for request in requests:
             last = self._plans.get(request.request_id)
             if last is not None and last.depth > 0:

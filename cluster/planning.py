@@ -247,7 +247,8 @@ class StepPlanner:
         """The request in the papers' terms."""
         drafter = self.pool.drafters.get(request.drafter)
         max_draft, max_width, num_heads, rate = 0, 1, 0, 0.0
-        wish = request.submit.speculation
+        submit, num_tokens, num_remaining = request.submit, request.num_tokens, request.num_remaining
+        wish, tpot_ms = submit.speculation, submit.objective.tpot_ms
         unread = (
             drafter is not None
             and request.request_id not in drafter.known
@@ -255,10 +256,9 @@ class StepPlanner:
         )
         if drafter is not None and wish.mode != "off" and not (unread and not self.may_read(request)):
             capabilities = drafter.capabilities
-            num_tokens = request.num_tokens
             max_draft = min(
                 capabilities.max_depth,
-                request.num_remaining - 1,
+                num_remaining - 1,
                 max_model_tokens - num_tokens - 1,
                 capabilities.max_tokens - num_tokens,
             )
@@ -269,7 +269,6 @@ class StepPlanner:
                 max_draft = min(max_draft, self.heads.num_proposed(request))
             max_draft, max_width = max(0, max_draft), capabilities.max_width
             rate = self.pool.rate(request)
-        tpot_ms = request.submit.objective.tpot_ms
         return DecodeRequest(
             request_id=request.request_id,
             drafter=request.drafter if max_draft else "",
@@ -278,9 +277,9 @@ class StepPlanner:
             tpot_s=None if tpot_ms is None else tpot_ms / 1e3,
             max_draft=max_draft,
             max_width=max_width,
-            num_context=request.num_tokens,
+            num_context=num_tokens,
             rate=rate,
-            num_remaining=request.num_remaining,
+            num_remaining=num_remaining,
             num_heads=num_heads,
         )
 

@@ -113,14 +113,19 @@ class Switching:
         calls = []
         view = None
         for request in requests:
-            if request.num_remaining < LEAST_REMAINING or len(self._calls) >= self.most_at_once:
+            if len(self._calls) >= self.most_at_once:
+                break
+            if request.num_remaining < LEAST_REMAINING:
                 continue
             if self._hits < LEAST_HITS and request.order % PROBE_REQUESTS:
                 continue
             if request.num_steps < self._ask_at.get(request.request_id, 0):
                 continue
-            view = view or self.pool.pool_view()
             mine = self.pool.request_view(request)
+            if mine.allowed in ((), (request.drafter,)):  # nowhere to go, as with a single drafter
+                self._ask_at[request.request_id] = request.num_steps + ASK_AGAIN_STEPS
+                continue
+            view = view or self.pool.pool_view()
             name = self.pool.selector.destination(mine, view)
             if name not in mine.allowed or name == request.drafter:
                 self._ask_at[request.request_id] = request.num_steps + ASK_AGAIN_STEPS

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cluster.cost_model import CostModel
-from cluster.head_proposals import HeadProposals, Wanted
+from cluster.head_proposals import NOTHING_WANTED, HeadProposals, Wanted
 from cluster.requests import Request, Trigger
 from engine.tree import TokenTree
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem
@@ -89,13 +89,13 @@ class VerifyCalls:
         if not requests and not chunks:
             return None
         verify = []
-        num_requests = len(requests) + len(chunks)
+        wanted_for = self._wanted(len(requests) + len(chunks))
         num_tokens = num_context = num_attended = 0
         for request in requests:
             request.tree = tree = trees[request.request_id]
             request.advance(Trigger.VERIFY_SENT)
             request.last_served_at = now
-            wanted = self._wanted(request, num_requests)
+            wanted = wanted_for(request)
             verify.append(
                 VerifyItem(
                     request_id=request.request_id,
@@ -104,12 +104,11 @@ class VerifyCalls:
                     num_heads=wanted.num_heads,
                 )
             )
-            num_tokens += len(tree.token)
-            num_context += request.num_tokens
-            num_attended += len(tree.token) * request.num_tokens
-        prefill = [
-            _chunk(request, most, self._wanted(request, num_requests), now) for request, most in chunks
-        ]
+            num_rows, context = len(tree.token), request.num_tokens
+            num_tokens += num_rows
+            num_context += context
+            num_attended += num_rows * context
+        prefill = [_chunk(request, most, wanted_for(request), now) for request, most in chunks]
         self._last_id += 1
         drafted = num_tokens > len(verify)
         for request, most in chunks:
@@ -134,8 +133,12 @@ class VerifyCalls:
         release, self._release = self._release, []
         return VerifyCall(call_id=self._last_id, verify=verify, prefill=prefill, release=release)
 
-    def _wanted(self, request: Request, num_requests: int) -> Wanted:
-        return Wanted() if self.heads is None else self.heads.wanted(request, num_requests, len(self._sent))
+    def _wanted(self, num_requests: int) -> Callable[[Request], Wanted]:
+        """What a call of so many requests asks of the heads for each of them."""
+        heads, num_outstanding = self.heads, len(self._sent)
+        if heads is None or not heads.are_there:
+            return lambda _: NOTHING_WANTED
+        return lambda request: heads.wanted(request, num_requests, num_outstanding)
 
     def answered(self, call_id: int) -> OutstandingVerify | None:
         """What was asked, if this is the answer waited for."""
