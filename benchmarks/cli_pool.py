@@ -12,7 +12,10 @@ from benchmarks.cli_common import JsonFile, Seed, failed
 
 def pool(
     config: Annotated[
-        Path | None, typer.Option(exists=True, help="Cell configuration; the demo family if unset.")
+        Path | None,
+        typer.Option(
+            exists=True, help="Cell configuration; the demo family with every kind of drafter if unset."
+        ),
     ] = None,
     prompts: Annotated[str, typer.Option(help="`zoo` or a prompt file.")] = "zoo",
     drafter: Annotated[
@@ -28,6 +31,12 @@ def pool(
         int, typer.Option(min=0, help="Rounds before, in which selectors learn and nothing is counted.")
     ] = 1,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")] = None,
+    fixed_depth: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Drafts of so many tokens for all, as in SPIN; the policy decides if unset."
+        ),
+    ] = None,
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
@@ -47,6 +56,7 @@ def pool(
                 rounds=rounds,
                 warm_ups=warm_ups,
                 max_tokens=max_tokens,
+                fixed_depth=fixed_depth,
                 seed=seed,
             )
         )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from cluster.config import FlotillaConfig
+from cluster.drafter_config import HeadsConfig, SuffixAutomatonConfig
 from deployments.demo import demo_config
-from zoo.registry import DRAFTERS, weights_dir
+from zoo.registry import DRAFTERS, HEADS, weights_dir
 
 # The drafter that peers, which can use only one, are given: the one that is trained on everything.
 GENERAL_DRAFTER = next(name for name in DRAFTERS if "general" in name)
@@ -15,6 +16,15 @@ GENERAL_DRAFTER = next(name for name in DRAFTERS if "general" in name)
 def load_config(path: Path | None) -> FlotillaConfig:
     """The configuration in a file, or that of the demo family."""
     return demo_config() if path is None else FlotillaConfig.load(path)
+
+
+def every_kind() -> FlotillaConfig:
+    """The demo family with a suffix automaton in place of prompt lookup, and decoding heads."""
+    demo = demo_config()
+    models = tuple(drafter for drafter in demo.drafters if drafter.kind == "model")
+    return demo.model_copy(
+        update={"drafters": (*models, SuffixAutomatonConfig(), HeadsConfig(path=f"zoo:{HEADS}"))}
+    )
 
 
 def directory(path: str) -> str:

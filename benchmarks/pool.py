@@ -38,6 +38,7 @@ class PoolOptions:
     rounds: int = 3
     warm_ups: int = 1
     max_tokens: int | None = None
+    fixed_depth: int | None = None
     seed: int = 0
 
 
@@ -251,7 +252,10 @@ def print_comparison(comparison: PoolComparison) -> None:
 
 def run(options: PoolOptions) -> dict[str, Any]:
     """Run the comparison, print its tables and return its JSON record."""
-    config = demo.load_config(options.config)
+    config = demo.every_kind() if options.config is None else demo.load_config(options.config)
+    if options.fixed_depth is not None:
+        policy = config.policy.model_copy(update={"name": "fixed", "fixed_depth": options.fixed_depth})
+        config = config.model_copy(update={"policy": policy})
     names = [drafter.name for drafter in config.drafters]
     unknown = sorted(set(options.drafters) - set(names))
     if unknown:
@@ -270,7 +274,8 @@ def run(options: PoolOptions) -> dict[str, Any]:
         cell.close()
     tables.console.print(
         f"{len(deck.domains)} domains x {options.per_domain} prompts a round, {options.concurrency} at once, "
-        f"medians of {options.rounds} rounds after {options.warm_ups} to learn in."
+        f"medians of {options.rounds} rounds after {options.warm_ups} to learn in; "
+        f"policy `{config.policy.name}`."
     )
     print_comparison(comparison)
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,6 +108,8 @@ class StepPlanner:
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
         self._stops_drafting = policy if isinstance(policy, StopsDrafting) else None
         self._proposing = 1.0
+        # A policy that will be resting at the end of all steps never drafts.
+        self._never_drafts = self._rests is not None and self._rests.rests(1, sys.maxsize)
         # Requests whose drafter was lost in the event at hand.
         self._orphans: list[Request] = []
 
@@ -116,6 +119,8 @@ class StepPlanner:
         SmartSpec disables the drafter's prefill once 70 % of recent steps proposed nothing. Some requests
         are still read, so that it is noticed when speculation pays again.
         """
+        if self._never_drafts:
+            return False
         return self._proposing >= LEAST_PROPOSING or request.order % PROBE_REQUESTS == 0
 
     def draft(self, ready: Sequence[Request], now: float, max_model_tokens: int) -> list[Draft]:

@@ -329,3 +329,14 @@ def test_random_schedules_with_losses_lose_nothing(seed: int, data: st.DataObjec
     world.drain()
     world.check_ends(frozenset(cancelled))
     assert all(drafter.held.keys() <= world.submitted.keys() for drafter in world.drafters.values())
+
+
+def test_no_drafter_reads_for_a_policy_that_never_drafts() -> None:
+    """Reading costs cores and memory bandwidth that the target needs."""
+    for policy, reads in (("autoregressive", False), ("fixed", True)):
+        world = World(4, policy)
+        for number in range(10):
+            world.send(submit(number, world.rng))
+        world.drain()
+        world.check_ends()
+        assert any(drafter.prompt_len for drafter in world.drafters.values()) is reads
