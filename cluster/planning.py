@@ -21,7 +21,7 @@ from cluster.head_proposals import HeadProposals, evaluating_s
 from cluster.policies.base import DecodeRequest, Policy, Rests, StepContext, StopsDrafting
 from cluster.requests import Request, State, Trigger
 from drafters.messages import DraftItem
-from engine.tree import TokenTree
+from engine.tree import TokenTree, subsets
 from selector.protocol import Outcome
 from verifier.messages import VerifyResult
 
@@ -185,12 +185,11 @@ class StepPlanner:
             for request in drafted
         ]
         selected = self.policy.select(batch, trees, self._context(self._drafting_seconds(drafted, trees)))
-        chosen = {}
-        for request, tree, nodes in zip(drafted, trees, selected, strict=True):
-            most = request.submit.speculation.max_tokens
-            # Trees are in topological order, so a prefix of the nodes is closed under parent.
-            chosen[request.request_id] = tree.subset(nodes if most is None else nodes[: most + 1])
-        return chosen
+        limits = (request.submit.speculation.max_tokens for request in drafted)
+        # Trees are in topological order, so a prefix of the nodes is closed under parent.
+        nodes = [n if most is None else n[: most + 1] for n, most in zip(selected, limits, strict=True)]
+        chosen = subsets(trees, nodes)
+        return {request.request_id: tree for request, tree in zip(drafted, chosen, strict=True)}
 
     def drafter_lost(self, name: str, requests: Iterable[Request]) -> list[Request]:
         """A drafter is gone; the requests it served, for which `move_on` finds others."""

@@ -55,7 +55,7 @@ def grow(
     active = np.ones(n, dtype=np.bool_)
     path: Float64 = np.zeros((n, 1))
     rows: Int64 = roots[:, None]
-    layer, start = 0, 1
+    layer, start, each = 0, 1, np.arange(n)[:, None]
     while layer < deepest and active.any():
         layer += 1
         forwards.append(int(np.count_nonzero(active)))
@@ -70,10 +70,10 @@ def grow(
         else:
             flat = children.reshape(n, -1)
             order = np.argsort(-flat, axis=1, kind="stable")[:, :width]
-            path = np.take_along_axis(flat, order, axis=1)
-            next_rows = np.take_along_axis(after.reshape(n, -1), order, axis=1)
-            chosen = np.take_along_axis(said.reshape(n, -1), order, axis=1)
-            said_logp = np.take_along_axis(own.reshape(n, -1), order, axis=1)
+            path = flat[each, order]
+            next_rows = after.reshape(n, -1)[each, order]
+            chosen = said.reshape(n, -1)[each, order]
+            said_logp = own.reshape(n, -1)[each, order]
             parent[:, start : start + width] = start - width + order // width
         token[:, start : start + width] = chosen
         logp[:, start : start + width] = path
