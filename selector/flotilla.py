@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf, nextafter
 
 import numpy as np
 
@@ -211,11 +212,16 @@ class Flotilla:
         state = self._states[request.request_id] = _State(request.current, steps + wait, outlook.none)
         # Without a present drafter to compare with there is nothing to be cautious about.
         caution = CAUTION if steps else 0.0
+        keeping = {drafter.kind for drafter in pool.drafters.values() if drafter.keeps_cache}
         for kind in self._candidates(request, pool):
             rate, spread = self._estimates.posterior(request.request_id, kind)
             staying = outlook.goodput(kind, rate)
             doubtful = outlook.goodput(kind, max(0.0, rate - caution * spread)) if caution else staying
-            state.values[kind] = _Value(staying, outlook.after_moving(kind, doubtful))
+            moving = outlook.after_moving(kind, doubtful)
+            if kind not in keeping:
+                # It has nothing to read, so being served by it costs nothing: the policy may leave it idle.
+                staying, moving = (max(value, nextafter(outlook.none, inf)) for value in (staying, moving))
+            state.values[kind] = _Value(staying, moving)
 
     def _choose_freely(
         self,

@@ -47,6 +47,19 @@ def test_no_drafter_is_a_choice_where_drafting_does_not_pay() -> None:
     assert chosen["r"] == "small"
 
 
+def test_who_has_nothing_to_read_serves_all_the_same() -> None:
+    """Whether it drafts is the policy's question; without a place nobody would learn how good it is."""
+    made = World(Flotilla())
+    made.add(replace(drafter("small"), keeps_cache=False), drafter("large"))
+    made.arrive("r")
+    score(made, {"small": 0.02, "large": 0.05}, 400)
+    assert made.step()["r"] == "small"
+    score(made, {"large": 0.9}, 4000)
+    for _ in range(RECONSIDER_STEPS):
+        chosen = made.step()
+    assert chosen["r"] == "large"
+
+
 def test_without_drafting_nobody_is_assigned() -> None:
     made = world("small", max_depth=0)
     made.arrive("r")
