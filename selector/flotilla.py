@@ -19,7 +19,7 @@ from selector.assignment import NONE, capacity_prices, match
 from selector.exploration import Exploration
 from selector.outlook import Outlook
 from selector.places import Places, kinds_of
-from selector.protocol import Outcome, PoolView, RequestView
+from selector.protocol import Outcome, PoolView, RequestView, StepCosts
 from selector.team import BatchCosts, ShareCosts, Team, TeamSearch
 
 # A request's drafter is reconsidered every so many verify steps; in a long one, of which much is known, after
@@ -70,6 +70,9 @@ class Flotilla:
         self._is_contended = False
         self._team = Team({}, 0.0, 0)
         self._team_slot, self._team_size, self._team_pool = -TEAM_SLOTS, 0, frozenset[str]()
+        # What was worked out last: whether costs are of batches too, and a pool's shared costs.
+        self._batch_costs: tuple[StepCosts | None, BatchCosts | None] = (None, None)
+        self._last_shared: tuple[PoolView, PoolView] | None = None
 
     def begin(self, request_id: str, prompt: Sequence[int], labels: Sequence[str] = ()) -> None:
         """See `Selector`."""
@@ -164,8 +167,9 @@ class Flotilla:
 
     def _gather(self, requests: Sequence[RequestView], pool: PoolView) -> None:
         """Choose anew, now and then, which kinds draft together, where drafters share processors."""
-        costs, size = pool.costs, max(len(self._states), len(requests))
-        if size < 2 or not isinstance(costs, BatchCosts) or not pool.max_depth:
+        costs, size = self._of_batches(pool.costs), max(len(self._states), len(requests))
+        self._last_shared = None
+        if size < 2 or costs is None or not pool.max_depth:
             self._team, self._team_size = Team({}, 0.0, 0), 0  # nobody to share with
             return
         kinds = frozenset(drafter.kind for drafter in pool.drafters.values())
@@ -185,7 +189,7 @@ class Flotilla:
                 if any(self._kinds.get(name) == kind for name in request.allowed):
                     rates[row, column] = self._estimates.rate(request.request_id, kind)
                     if kind != here and request.num_steps:
-                        reading_s[row, column] = costs.rebuild_s(kind, request.num_context) / steps
+                        reading_s[row, column] = pool.costs.rebuild_s(kind, request.num_context) / steps
         num_context = sum(request.num_context for request in requests)
         search = TeamSearch(names, rates, reading_s, num_context, costs, pool.max_depth)
         self._team = search.best(before)
@@ -195,10 +199,19 @@ class Flotilla:
 
     def _shared(self, pool: PoolView) -> PoolView:
         """The pool with what a request costs as one of a batch."""
-        costs = pool.costs
-        if self._team_size < 2 or not isinstance(costs, BatchCosts):
+        costs = self._of_batches(pool.costs)
+        if self._team_size < 2 or costs is None:
             return pool
-        return replace(pool, costs=ShareCosts(costs, costs, self._team_size, self._team))
+        if self._last_shared is None or self._last_shared[0] is not pool:
+            shared = replace(pool, costs=ShareCosts(pool.costs, costs, self._team_size, self._team))
+            self._last_shared = (pool, shared)
+        return self._last_shared[1]
+
+    def _of_batches(self, costs: StepCosts) -> BatchCosts | None:
+        """The costs, if they are of batches too; to ask it of the protocol takes as long as a choice."""
+        if self._batch_costs[0] is not costs:
+            self._batch_costs = (costs, costs if isinstance(costs, BatchCosts) else None)
+        return self._batch_costs[1]
 
     def _candidates(self, request: RequestView, pool: PoolView) -> list[str]:
         """Kinds that the request may use; of the team, if it may use any of that."""

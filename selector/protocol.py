@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+
+# Structs, not dataclasses: one is made per request and step, and they are made several times faster.
+class RequestView(msgspec.Struct, frozen=True):
     """A request as a selector sees it.
 
     Attributes:
@@ -35,8 +37,7 @@ class RequestView:
     num_steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class DrafterView:
+class DrafterView(msgspec.Struct, frozen=True):
     """A drafter instance as a selector sees it.
 
     Attributes:
@@ -91,8 +92,7 @@ class PoolView:
     max_depth: int
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What one verify step brought a request.
 
     Attributes:

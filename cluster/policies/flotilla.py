@@ -25,6 +25,9 @@ REST_STEPS, REST_WITH_OBJECTIVES = 16, 4
 REST_SHARE = 0.8
 # Drafts less likely accepted than this are not counted on when depth is planned.
 LEAST_CHANCE = 0.1
+# A drafter is cheap if drafting a token takes less than this share of verifying it, as looking it up does.
+# What it proposes can all be drafted and the sure part verified: so often is that right.
+CHEAP_SHARE, PRECISION = 0.25, 0.7
 # Share of a drafter's wrong first choices where its second is right.
 SECOND_CHOICE = 0.4
 # Share, per request, by which drafting must promise more tokens per second than plain decoding: for the
@@ -82,13 +85,16 @@ class Flotilla:
             name: context.cost.draft_layer_seconds(name, count, width, tokens) / count
             for name, (count, tokens) in drafter_load(batch).items()
         }
+        cheap = self._cheap(layer_s, context)
         plans = []
         for request in batch:
             # With few requests the drafter's own confidence bounds depth as it goes, and knows more than any
             # mean: a layer must be worth its tokens' time, and its forward's where it was not computed ahead.
             # With many, some are always sure enough, and a forward for those few costs nearly as much.
             own, rate, stop_logp = config.max_depth if n <= FEW_REQUESTS else depth, request.rate, log_least
-            if 0.0 < rate < 1.0 and least > 0.0:
+            if request.drafter in cheap:
+                own = config.max_depth  # its rate counts tokens for which it proposes nothing
+            elif 0.0 < rate < 1.0 and least > 0.0:
                 own = min(own, int(log_least / math.log(rate)))
             worth = goodput * layer_s.get(request.drafter, 0.0) / max(rate, 0.1)
             least_forward = math.log(min(worth, MOST_CERTAIN)) if worth > 0.0 else -math.inf
@@ -136,11 +142,15 @@ class Flotilla:
         limits = np.array([request.max_draft for request in batch])
         depths = np.arange(1, deepest + 1)[:, None]
         gain = np.where(limits >= depths, rates**depths, 0.0)  # [depths, requests]
-        # Selection will drop drafts that have little chance this deep.
+        # Selection will drop drafts that have little chance this deep, and what cheap drafters are unsure of.
         worth = gain > LEAST_CHANCE
-        expected = n + np.concatenate([[0.0], np.cumsum((gain * worth).sum(axis=1))])
-        drafted = np.concatenate([[0], np.cumsum(worth.sum(axis=1))])
         load = drafter_load(batch)
+        layer_s = {name: context.cost.draft_layer_seconds(name, 1, width) for name in load}
+        cheap = self._cheap(layer_s, context)
+        is_cheap = np.array([request.drafter in cheap for request in batch])
+        rows = np.where(is_cheap, np.minimum(gain / PRECISION, 1.0), 1.0)
+        expected = n + np.concatenate([[0.0], np.cumsum((gain * worth).sum(axis=1))])
+        drafted = np.concatenate([[0.0], np.cumsum((rows * worth).sum(axis=1))])
         best_depth, best = 0, n / (context.cost.verify_seconds(n, n, num_context) + context.plain_overhead_s)
         best *= 1.0 + GAIN_PER_REQUEST * n
         for depth in range(1, deepest + 1):
@@ -150,8 +160,14 @@ class Flotilla:
                 context.cost.draft_seconds(name, count, width, depth, tokens)
                 for name, (count, tokens) in load.items()
             )
-            verify_s = context.cost.verify_seconds(n, n + int(drafted[depth]), num_context, drafted=True)
+            verify_s = context.cost.verify_seconds(n, n + round(drafted[depth]), num_context, drafted=True)
             goodput = float(expected[depth]) / (draft_s + verify_s + context.draft_overhead_s)
             if goodput > best:
                 best_depth, best = depth, goodput
         return best_depth, best
+
+    @staticmethod
+    def _cheap(layer_s: dict[str, float], context: StepContext) -> set[str]:
+        """Of these drafters, by seconds per request and layer, those that cost next to nothing."""
+        most_s = CHEAP_SHARE * context.cost.verify_token_seconds()
+        return {name for name, seconds in layer_s.items() if seconds < most_s}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from selector.acceptance import AcceptanceEstimates
 from selector.flotilla import RECONSIDER_STEPS, Flotilla

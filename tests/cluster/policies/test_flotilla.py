@@ -1,0 +1,27 @@
+"""The default policy: what it expects of drafters that cost nothing, and how it probes while it rests."""
+
+from __future__ import annotations
+
+from cluster.config import PolicyConfig
+from cluster.policies.flotilla import PROBE_DEPTH, Flotilla
+from tests.cluster.policies.batches import context, request
+
+
+def test_of_a_cheap_drafter_only_what_it_is_sure_of_is_counted_as_verified() -> None:
+    """At the same rate a model's drafts do not pay, and those that are looked up do."""
+    policy = Flotilla(PolicyConfig(max_depth=6))
+    batch = [request(str(number), rate=0.45) for number in range(8)]
+    looked_up = context(draft_s=0.0, token_s=7e-4, verify_s=4e-3, overhead_s=1e-4)
+    by_model = context(draft_s=1.5e-3, token_s=7e-4, verify_s=4e-3, overhead_s=1e-4)
+    policy._next_probe = 1000
+    assert all(plan.depth == 6 for plan in policy.plan(batch, looked_up))
+    assert all(plan.depth == 0 for plan in policy.plan(batch, by_model))
+
+
+def test_a_probe_is_as_deep_as_drafts_are() -> None:
+    """Calls of one layer say little of what deeper ones take."""
+    policy = Flotilla(PolicyConfig(max_depth=6))
+    batch = [request(str(number), rate=0.1, max_draft=2 + number) for number in range(3)]
+    plans = policy.plan(batch, context(draft_s=5e-2))
+    assert [plan.depth for plan in plans] == [2, PROBE_DEPTH, PROBE_DEPTH]
+    assert all(plan.depth == 0 for plan in policy.plan(batch, context(draft_s=5e-2)))
