@@ -35,6 +35,8 @@ LEAST_PROPOSING = 0.3
 PROBE_REQUESTS = 8
 # Weight of a step in which the policy rests: it looks again after some, so many rests in a row must agree.
 RESTING = 0.02
+# Share of the requests for which it did not pay, below which prompts are read again.
+FAR_FEWER = 0.6
 # Drafters are scored on requests they do not serve while no more than this are running: with more there is no
 # idle time for it.
 EXPLORE_REQUESTS = 2
@@ -108,6 +110,8 @@ class StepPlanner:
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
         self._stops_drafting = policy if isinstance(policy, StopsDrafting) else None
         self._proposing = 1.0
+        # Most requests at once in the steps that proposed nothing: with far fewer it is another matter.
+        self._unproposed = 0
         # A policy that will be resting at the end of all steps never drafts.
         self._never_drafts = self._rests is not None and self._rests.rests(1, sys.maxsize)
         # Requests whose drafter was lost in the event at hand.
@@ -125,12 +129,15 @@ class StepPlanner:
 
     def draft(self, ready: Sequence[Request], now: float, max_model_tokens: int) -> list[Draft]:
         """Ask the policy for shapes; move every request to DRAFTING or, with nothing to draft, DRAFTED."""
+        if len(ready) < FAR_FEWER * self._unproposed:
+            self._proposing, self._unproposed = 1.0, 0
         if self._rests is not None and self._rests.rests(len(ready), self.totals.steps):
             self.pool.leave_draining(ready)
             for request in ready:
                 request.drafted_by = request.drafted_kind = ""
                 request.drafted(TokenTree.root_only(request.last_token))
             self._proposing -= RESTING * self._proposing
+            self._unproposed = max(self._unproposed, len(ready))
             self.heads.rested(ready)
             return []
         self.pool.assign(ready, now)
@@ -146,6 +153,8 @@ class StepPlanner:
         asked = [plan.depth > 0 for view, plan in zip(batch, plans, strict=True) if view.max_draft]
         if asked:
             self._proposing += SMOOTHING * (sum(asked) / len(asked) - self._proposing)
+            if not any(asked):
+                self._unproposed = max(self._unproposed, len(ready))
         items: dict[str, list[DraftItem]] = defaultdict(list)
         drafting: dict[str, list[Request]] = defaultdict(list)
         actions, behind = [], []
