@@ -10,22 +10,12 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from benchmarks.pipeline import AUTO, NO_OVERLAP, PLAIN, SPIN
-
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
-_STYLE = {
-    "font.size": 10,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.constrained_layout.use": True,
-    "savefig.dpi": 150,
-}
+from benchmarks.plot_style import COLOURS, STYLE
 
 
 def draw(record: Mapping[str, Any], path: Path) -> None:
     """One panel for each batch; the choices of SPIN's heuristic and of `auto` are marked."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         batches = record["batches"]
         figure = Figure(figsize=(4.2 * len(batches), 3.6))
         panels = figure.subplots(1, len(batches), squeeze=False)[0]
@@ -45,11 +35,12 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
                     label=name,
                     zorder=5,
                 )
-            for name, style, colour in ((NO_OVERLAP, "--", _COLOURS[2]), (PLAIN, ":", _COLOURS[3])):
+            for name, style, colour in ((NO_OVERLAP, "--", COLOURS[2]), (PLAIN, ":", COLOURS[3])):
                 axes.axhline(goodput[name], linestyle=style, color=colour, label=name)
             axes.set_title(f"{batch} requests")
             axes.set_xlabel("micro-batches")
-            axes.set_ylim(bottom=0)
+            axes.set_xticks(counts)
+            axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
         panels[0].set_ylabel("tokens per second")
         panels[0].legend(loc="lower left", fontsize=8)
         figure.savefig(path)
