@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks import environment, lossless, tables
+from benchmarks import demo, environment, lossless, tables
 from cluster.config import FlotillaConfig
 from deployments.demo import demo_config
 from deployments.serving import running
@@ -23,6 +23,8 @@ CONFIGURATIONS: MappingProxyType[str, dict[str, dict[str, Any]]] = MappingProxyT
         "micro-batches by load": {"policy": {"name": "adaserve"}, "scheduler": {"micro_batches": "auto"}},
         "tensor parallel 2": {"policy": {"name": "adaserve"}, "target": {"tensor_parallel": 2}},
         "preemption forced": {"policy": {"name": "adaserve"}, "target": {"num_slots": 480}},
+        "decomposed attention": {"policy": {"name": "adaserve"}, "target": {"attention": "decomposed"}},
+        "every kind, each drafter": {"policy": {"name": "adaserve"}},
         # Exploration that never ends: every three steps each request draws another drafter.
         "switching every 3 steps": {
             "policy": {"name": "adaserve"},
@@ -34,7 +36,11 @@ CONFIGURATIONS: MappingProxyType[str, dict[str, dict[str, Any]]] = MappingProxyT
 
 def configuration(name: str) -> FlotillaConfig:
     """The demo configuration with one entry of the matrix applied, on any free port."""
-    raw = demo_config().model_dump()
+    config = demo_config()
+    if name.startswith("every kind"):
+        config = demo.every_kind()
+        config = config.model_copy(update={"drafters": (*config.drafters, demo.other_vocabulary())})
+    raw = config.model_dump()
     raw["http"]["port"] = 0
     for section, changes in CONFIGURATIONS[name].items():
         raw[section].update(changes)
@@ -48,7 +54,7 @@ def run(names: Sequence[str], num_prompts: int, max_tokens: int | None, seed: in
         tables.console.rule(name)
         config = configuration(name)
         # Every drafter alone is asked for once; elsewhere they serve together.
-        drafters = tuple(d.name for d in config.drafters) if name == "trees, each drafter" else ()
+        drafters = tuple(d.name for d in config.drafters) if name.endswith("each drafter") else ()
         with running(config) as url:
             reports[name] = asyncio.run(
                 lossless.run(

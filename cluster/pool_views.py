@@ -88,10 +88,12 @@ def drafter_view(drafter: DrafterState) -> DrafterView:
     )
 
 
-def pool_view(drafters: Iterable[DrafterState], costs: MeasuredCosts, max_depth: int) -> PoolView:
+def pool_view(
+    drafters: Iterable[DrafterState], costs: MeasuredCosts, max_depth: int, may_decline: bool
+) -> PoolView:
     """These drafters."""
     views = {drafter.name: drafter_view(drafter) for drafter in drafters}
-    return PoolView(drafters=views, costs=costs, max_depth=max_depth)
+    return PoolView(drafters=views, costs=costs, max_depth=max_depth, may_decline=may_decline)
 
 
 def request_view(request: Request, allowed: tuple[str, ...]) -> RequestView:

@@ -231,8 +231,8 @@ class Flotilla:
             staying = outlook.goodput(kind, rate)
             doubtful = outlook.goodput(kind, max(0.0, rate - caution * spread)) if caution else staying
             moving = outlook.after_moving(kind, doubtful)
-            if kind not in keeping:
-                # It has nothing to read, so being served by it costs nothing: the policy may leave it idle.
+            if kind not in keeping or not pool.may_decline:
+                # It has nothing to read, so to be served by it costs nothing; or drafting is not ours to judge.
                 staying, moving = (max(value, nextafter(outlook.none, inf)) for value in (staying, moving))
             state.values[kind] = _Value(staying, moving)
 

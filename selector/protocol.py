@@ -85,11 +85,14 @@ class PoolView:
         drafters: by instance name, those that can take requests.
         costs: seconds.
         max_depth: deepest draft of the policy; 0 where none is ever drafted.
+        may_decline: whether a request may be left without a drafter because none pays; not under policies
+            that draft whether it pays or not.
     """
 
     drafters: Mapping[str, DrafterView]
     costs: StepCosts
     max_depth: int
+    may_decline: bool = True
 
 
 class Outcome(msgspec.Struct, frozen=True):

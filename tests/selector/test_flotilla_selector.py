@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from selector.acceptance import AcceptanceEstimates
 from selector.flotilla import RECONSIDER_STEPS, Flotilla
 from selector.protocol import PoolView
-from tests.selector.selector_world import Costs, World, drafter
+from tests.selector.selector_world import Costs, World, drafter, request
 
 
 def world(*names: str, capacity: int = 4, max_depth: int = 6) -> World:
@@ -58,6 +58,18 @@ def test_who_has_nothing_to_read_serves_all_the_same() -> None:
     for _ in range(RECONSIDER_STEPS):
         chosen = made.step()
     assert chosen["r"] == "large"
+
+
+def test_under_a_policy_that_always_drafts_nobody_is_left_out() -> None:
+    selector = Flotilla()
+    selector.begin("r", [7] * 10)
+    selector.score("r", "small", 400, 8)
+    views = [request("r", allowed=("small",))]
+    drafters = {"small": drafter("small")}
+    assert selector.assign(views, PoolView(drafters, Costs(), 6)) == {"r": ""}
+    selector.forget("r")
+    selector.begin("r", [7] * 10)
+    assert selector.assign(views, PoolView(drafters, Costs(), 6, may_decline=False)) == {"r": "small"}
 
 
 def test_without_drafting_nobody_is_assigned() -> None:
