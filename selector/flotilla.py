@@ -232,7 +232,7 @@ class Flotilla:
             doubtful = outlook.goodput(kind, max(0.0, rate - caution * spread)) if caution else staying
             moving = outlook.after_moving(kind, doubtful)
             if kind not in keeping or not pool.may_decline:
-                # It has nothing to read, so to be served by it costs nothing; or drafting is not ours to judge.
+                # It has nothing to read, so it serves at no cost; or drafting is not ours to judge.
                 staying, moving = (max(value, nextafter(outlook.none, inf)) for value in (staying, moving))
             state.values[kind] = _Value(staying, moving)
 
