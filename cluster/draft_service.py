@@ -26,6 +26,7 @@ class DraftService:
         try:
             return encode(self.drafter.draft(call))
         except Exception:
+            # A drafter's bug costs speculation, never a request: all of them go on without drafts.
             _log.exception("draft call %d failed", call.call_id)
             unknown = [item.request_id for item in call.items]
             return encode(DraftResult(call_id=call.call_id, drafts=[], unknown=unknown))

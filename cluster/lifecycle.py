@@ -238,6 +238,7 @@ class Lifecycle:
                 else:
                     ready = await self._workers.load_drafter(life.name, life.config, self._target)
             except Exception:
+                # Ray, the network or the model: whatever it was may pass, and requests wait meanwhile.
                 _log.exception("%s could not be restarted; trying again in %.1f s", life.name, pause)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LAST_PAUSE_S)

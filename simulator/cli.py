@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, NoReturn
@@ -9,7 +10,7 @@ from typing import Annotated, NoReturn
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from benchmarks.objectives import parse_slos
 from benchmarks.workload import parse_mix
@@ -109,15 +110,13 @@ def run(
             results = []
             for one in served_by:
                 task = bar.add_task(one.name, total=len(requests))
-                result = simulate(
-                    chosen,
-                    one,
-                    requests,
-                    options,
-                    lambda _, ended, task=task: bar.update(task, completed=ended),  # type: ignore[misc]
-                )
-                results.append(result)
+                on_progress = partial(_advance, bar, task)
+                results.append(simulate(chosen, one, requests, options, on_progress))
     _show(results, chosen, requests, perf_counter() - started, is_json=json)
+
+
+def _advance(bar: Progress, task: TaskID, now: float, num_ended: int) -> None:
+    bar.update(task, completed=num_ended)
 
 
 def _shapes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from cluster.events import (
     VerifyDone,
 )
 from cluster.head_proposals import PROBE_STEPS
+from cluster.policies.base import Rests
 from cluster.policies.flotilla import REST_STEPS
 from cluster.policies.registry import make_policy
 from cluster.stream_messages import Speculation, Submit
@@ -64,10 +66,10 @@ class HeadsWorld:
         )
         self.submit(-1, 1)  # while it is served, all others arrive: they are prefilled together
 
-    def submit(self, number: int, max_tokens: int, **changes: object) -> None:
+    def submit(self, number: int, max_tokens: int, **changes: Any) -> None:
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
         prompt = [number + 1, 3, 5]
-        submit = Submit(request_id=f"r{number}", prompt=prompt, sampling=sampling, **changes)  # type: ignore[arg-type]
+        submit = Submit(request_id=f"r{number}", prompt=prompt, sampling=sampling, **changes)
         self._events.append(RequestArrived(submit, "client"))
 
     def run(self, num_steps: int = 1 << 20) -> None:
@@ -167,7 +169,8 @@ def test_a_policy_that_rests_is_left_in_peace() -> None:
     while len(world.calls) < 250:
         world.run(1)
         policy, step = world.core.planner.policy, world.core.totals.steps
-        if policy.rests(8, step + 1):  # type: ignore[attr-defined]
+        assert isinstance(policy, Rests)
+        if policy.rests(8, step + 1):
             num_resting += 1
             assert not asked(world.calls[-1])
     assert num_resting > 80

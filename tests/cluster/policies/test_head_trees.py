@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.config import PolicyConfig
-from cluster.policies.base import DecodeRequest
+from cluster.policies.base import DecodeRequest, Policy
 from cluster.policies.goodput import StepTimes
 from cluster.policies.head_trees import best_head_widths, full_trees, head_shapes
 from cluster.policies.registry import make_policy
@@ -103,31 +104,31 @@ def heads_request(name: str, **changes: object) -> DecodeRequest:
     return request(name, **({"num_heads": HEADS, "max_draft": HEADS, "max_width": 16} | changes))
 
 
-def policy(**options: object) -> object:
-    return make_policy(PolicyConfig(name="smartspec", max_width=MOST, **options))  # type: ignore[arg-type]
+def policy(**options: Any) -> Policy:
+    return make_policy(PolicyConfig(name="smartspec", max_width=MOST, **options))
 
 
 def test_cheap_verification_asks_for_wide_trees_and_dear_verification_for_none() -> None:
     smartspec = policy()
     batch = [heads_request("a", rate=0.5), heads_request("b", rate=0.6, max_draft=2)]
     cheap = context(token_s=1e-6, draft_s=1e-5)
-    plans = smartspec.plan(batch, cheap)  # type: ignore[attr-defined]
+    plans = smartspec.plan(batch, cheap)
     assert [plan.depth for plan in plans] == [3, 2]
     assert plans[0].width > 1
     trees = [drafted(one.request_id, plan) for one, plan in zip(batch, plans, strict=True)]
-    selected = smartspec.select(batch, trees, cheap)  # type: ignore[attr-defined]
+    selected = smartspec.select(batch, trees, cheap)
     assert all(len(nodes) > 4 for nodes in selected)
     dear = context(token_s=1.0)
-    assert [plan.depth for plan in smartspec.plan(batch, dear)] == [0, 0]  # type: ignore[attr-defined]
+    assert [plan.depth for plan in smartspec.plan(batch, dear)] == [0, 0]
 
 
 def test_heads_and_chains_share_a_batch() -> None:
     smartspec = policy()
     batch = [request("chain", rate=0.8), heads_request("heads", drafter="large", rate=0.6)]
     cheap = context(token_s=1e-6, draft_s=1e-5)
-    chain, heads = smartspec.plan(batch, cheap)  # type: ignore[attr-defined]
+    chain, heads = smartspec.plan(batch, cheap)
     assert (chain.width, chain.depth > 0) == (1, True)
     assert heads.width > 1
     trees = [TokenTree.chain(1, [2, 3, 4], [-0.1] * 3), drafted("heads", heads)]
-    nodes, _ = smartspec.select(batch, trees, cheap)  # type: ignore[attr-defined]
+    nodes, _ = smartspec.select(batch, trees, cheap)
     assert nodes.tolist() == [0, 1, 2, 3]
