@@ -58,8 +58,9 @@ class Held(Heard):
             tokens=[],
             stops=stops,
             is_plain=params.is_greedy
-            and not params.has_penalties
+            and not params.needs_history
             and not params.logit_bias
+            and not params.allowed_token_ids
             and not (params.min_tokens and stops),
             noise=None if params.is_greedy else NoiseWindow(params.seed),
         )
@@ -73,7 +74,7 @@ class Held(Heard):
     def begin(self) -> None:
         """Get ready to describe rows of `tokens` from the first that is to be scored."""
         params, length = self.spec.sampling, len(self.tokens)
-        if not params.has_penalties:
+        if not params.needs_history:
             return
         # Describing a row costs its distance from the history: a sample of a long catch-up will do.
         self.scored = max(self.scored, length - SCORED_WITH_PENALTIES)

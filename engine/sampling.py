@@ -1,8 +1,8 @@
 """From logits to tokens for many rows at once: logit processing, then Gumbel-max (design, idea 2).
 
-The order of the operations is vLLM's (`vllm/v1/sample/sampler.py`): min_tokens, logit bias, penalties
-(repetition, frequency, presence), temperature, min_p, top_k, top_p. Verifier and drafters share this
-module, so that a draft is ranked by the same rule that decides the token.
+The order of the operations is vLLM's (`vllm/v1/sample/sampler.py`): allowed tokens, bad words, min_tokens,
+logit bias, penalties (repetition, frequency, presence), temperature, min_p, top_k, top_p. Verifier and
+drafters share this module, so that a draft is ranked by the same rule that decides the token.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.barring import allow_only_, bar_, ends_of_bad_words
 from engine.noise import gumbel_noise
 from engine.sampling_params import SamplingParams
 from engine.truncation import min_p_, top_k_, top_p_
@@ -28,18 +29,23 @@ class TokenHistory:
     """Which tokens a request has seen, and how often it generated each: what penalties depend on.
 
     Kept up to date token by token, so that a step costs the number of distinct tokens, not a pass over
-    the whole text. Requests without penalties need none.
+    the whole text. Requests without penalties and bad words need none.
+
+    Attributes:
+        output: what it generated.
     """
 
     def __init__(self, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
         self._counts: dict[int, int] = dict.fromkeys(prompt, 0)
         self._entries: _Entries | None = None
+        self.output: list[int] = []
         self.extend(output)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append generated tokens."""
         for token in tokens:
             self._counts[token] = self._counts.get(token, 0) + 1
+        self.output.extend(tokens)
         self._entries = None
 
     def entries(self, path: Sequence[int] = ()) -> _Entries:
@@ -78,7 +84,8 @@ class Row:
     Attributes:
         params: of the request.
         position: output position of the token to be decided; with `params.seed` it fixes the noise.
-        history: tokens of the request up to and including the tree's root; needed with penalties only.
+        history: tokens of the request up to and including the tree's root; needed with penalties and bad
+            words only.
         path: tokens after the history, from the root (excluded) to the node.
     """
 
@@ -155,11 +162,14 @@ def _process(logits: torch.Tensor, rows: Sequence[Row], sampled: list[int]) -> t
     """All operations, each on the rows that ask for it; a copy unless nothing applies."""
     if len(rows) != len(logits):
         raise ValueError(f"{len(logits)} rows of logits but {len(rows)} descriptions")
+    barred = _where(rows, lambda row: bool(row.params.allowed_token_ids or row.params.bad_words))
     shifted = _where(rows, lambda row: bool(row.params.logit_bias) or row.position < row.params.min_tokens)
     penalized = _where(rows, lambda row: row.params.has_penalties)
-    if not (sampled or shifted or penalized):
+    if not (sampled or barred or shifted or penalized):
         return logits
     work = logits.clone()
+    if barred:
+        _bar(work, rows, barred)
     if shifted:
         _mask_and_bias(work, rows, shifted)
     if penalized:
@@ -167,6 +177,18 @@ def _process(logits: torch.Tensor, rows: Sequence[Row], sampled: list[int]) -> t
     if sampled:
         _truncate(work, rows, sampled)
     return work
+
+
+def _bar(work: torch.Tensor, rows: Sequence[Row], which: list[int]) -> None:
+    """Everything but the allowed tokens, and the ends of bad words, to -inf."""
+    for i in which:
+        params, history = rows[i].params, rows[i].history
+        if params.allowed_token_ids:
+            allow_only_(work, i, params.allowed_token_ids)
+        if params.bad_words:
+            if history is None:
+                raise ValueError("a request with bad words needs its token history")
+            bar_(work, i, ends_of_bad_words(params.bad_words, history.output, rows[i].path))
 
 
 def _mask_and_bias(work: torch.Tensor, rows: Sequence[Row], which: list[int]) -> None:

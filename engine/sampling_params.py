@@ -16,9 +16,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         presence_penalty, frequency_penalty: OpenAI's, over generated tokens.
         repetition_penalty: CTRL's (arXiv 1909.05858), over prompt and generated tokens; 1 is off.
         logit_bias: added to the logits of the given token ids.
+        allowed_token_ids: no other token is possible; all are if empty.
+        bad_words: sequences of output tokens that must not come about; the last token of one is impossible
+            where the ones before it have been generated.
         seed: key of the noise; with the output position it fixes the token (design, idea 2).
         logprobs: number of alternatives whose log-probabilities are returned; None for none at all,
             0 for the chosen token only.
+        prompt_logprobs: the same for the tokens of the prompt.
         max_tokens: most tokens to generate.
         min_tokens: stop tokens are impossible before this many tokens.
         stop_token_ids: generation ends after any of these (the end-of-sequence token is among them
@@ -33,8 +37,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     seed: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     max_tokens: int = 128
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
@@ -48,6 +55,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def has_penalties(self) -> bool:
         """Whether logits depend on the tokens so far, and so on the path within a tree."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether what is decided depends on the tokens before in any way but through the model."""
+        return self.has_penalties or bool(self.bad_words)
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -44,7 +44,7 @@ class RequestState:
         self._max_output = min(spec.sampling.max_tokens, shape.max_tokens + 1 - spec.prompt_len)
         self._history = (
             TokenHistory(self.tokens[: self.prompt_len], self.tokens[self.prompt_len :])
-            if self.params.has_penalties
+            if self.params.needs_history
             else None
         )
 
@@ -81,7 +81,8 @@ class RequestState:
     def rows_ahead(self, tokens: Sequence[int], num_ahead: int) -> list[Row]:
         """The decisions at the `num_ahead` output positions after `tokens`, which are about to be committed.
 
-        What will be committed in between is not known, so penalties count `tokens` and what came before.
+        What will be committed in between is not known: penalties and bad words see `tokens` and what came
+        before.
         """
         first, path = self.num_output + len(tokens), tuple(tokens)
         return [Row(self.params, first + i, self._history, path) for i in range(num_ahead)]

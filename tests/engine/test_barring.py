@@ -1,0 +1,52 @@
+"""Allowed tokens and bad words against a plain account of what they mean, row by row of a tree."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.sampling import Row, TokenHistory, decide, processed_logits
+from engine.sampling_params import SamplingParams
+
+VOCAB = 7
+TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=6)
+WORDS = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=3).map(tuple), max_size=4).map(
+    tuple
+)
+
+
+def is_ruled_out(
+    token: int, allowed: tuple[int, ...], words: tuple[tuple[int, ...], ...], text: list[int]
+) -> bool:
+    if allowed and token not in allowed:
+        return True
+    longer = [*text, token]
+    return any(longer[-len(word) :] == list(word) for word in words)
+
+
+@settings(max_examples=150, deadline=None)
+@given(TOKENS, TOKENS, TOKENS, st.lists(st.integers(0, VOCAB - 1), max_size=4, unique=True).map(tuple), WORDS)
+def test_ruled_out_tokens_are_impossible_and_no_others(
+    prompt: list[int],
+    output: list[int],
+    path: list[int],
+    allowed: tuple[int, ...],
+    words: tuple[tuple[int, ...], ...],
+) -> None:
+    params = SamplingParams(temperature=0.0, allowed_token_ids=allowed, bad_words=words)
+    history = TokenHistory(prompt, output[:2])
+    history.extend(output[2:])
+    logits = torch.arange(VOCAB, dtype=torch.float32).repeat(2, 1)
+    row = Row(params, len(output) + len(path), history, path)
+    got = processed_logits(logits, [Row(SamplingParams(temperature=0.0), 0), row])
+    assert got[0].tolist() == logits[0].tolist()
+    expected = [
+        -math.inf if is_ruled_out(token, allowed, words, output + path) else float(token)
+        for token in range(VOCAB)
+    ]
+    assert got[1].tolist() == expected
+    if any(value > -math.inf for value in expected):
+        assert decide(logits, [row, row]).tokens.tolist() == [expected.index(max(expected))] * 2
