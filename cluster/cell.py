@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from ray.util import get_node_ip_address
 
 from cluster.cell_metrics import CellMetrics
+from cluster.cell_stats import CellStats
 from cluster.client_server import ClientServer
 from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
@@ -37,6 +38,7 @@ from cluster.events import (
 )
 from cluster.free_cores import settle_draft_ahead
 from cluster.lifecycle import Lifecycle
+from cluster.members import State
 from cluster.pool_changes import PoolChanges
 from cluster.recorded_core import make_core, newest_decisions
 from cluster.stream_messages import Cancel, ClientMessage, Submit, TokenBatch, TokenEvent
@@ -66,6 +68,8 @@ class Cell:
         self._stage = "starting"
         self._failure = ""
         self._metrics = CellMetrics()
+        self._load = CellStats()
+        self._is_draining = False
         self._submits: dict[str, Submit] = {}
         self._clients = ClientServer(self._token, self._on_client_message, self._on_client_lost)
         self._address: tuple[str, int] = ("", 0)
@@ -203,6 +207,27 @@ class Cell:
             raise RuntimeError(self._failure)
 
     @property
+    def state(self) -> State:
+        """Whether it takes requests."""
+        if self._is_draining:
+            return "draining"
+        return "ready" if self._stage == "ready" and self._core.verifier is not None else "starting"
+
+    @property
+    def stage(self) -> str:
+        """How far its start has come."""
+        return self._failure or self._stage
+
+    @property
+    def address(self) -> tuple[str, int, str] | None:
+        """What `endpoint` says, once the port is open."""
+        return (*self._address, self._token.decode()) if self._address[1] else None
+
+    def load(self) -> dict[str, float]:
+        """Its load in numbers, as of `CellStats`."""
+        return self._load.measure(self._core, time.monotonic())
+
+    @property
     def served_name(self) -> str:
         """Model id in the API."""
         target = self.config.target
@@ -289,6 +314,8 @@ class Cell:
         submit = self._submits.pop(event.request_id, None)
         if submit is not None and event.receipt is not None and event.finish_reason is not None:
             self._metrics.finished(event.finish_reason, submit.tier, submit.objective, event.receipt)
+            if event.finish_reason != "cancelled":
+                self._load.ended(event.receipt.num_output_tokens)
 
     def _on_client_message(self, client: str, message: ClientMessage) -> None:
         match message:

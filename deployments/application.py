@@ -7,8 +7,9 @@ from typing import Any
 
 from ray import serve
 
-from cluster.cell import Cell
 from cluster.config import FlotillaConfig
+from deployments.cell_replica import CellReplica
+from deployments.directory import DIRECTORY_NAME, Directory
 from deployments.front_end import FrontEnd
 
 APP_NAME = "flotilla"
@@ -30,7 +31,19 @@ _UNBOUNDED = 100_000
 def build_app(args: FlotillaConfig) -> serve.Application:
     """The application, also for a Serve YAML (`import_path: deployments.serving:build_app`)."""
     actor: dict[str, Any] = {"num_cpus": 0, "runtime_env": {"env_vars": WORKER_ENVIRONMENT}}
-    cell = serve.deployment(Cell).options(
+    directory = (
+        serve.deployment(Directory)
+        .options(
+            name=DIRECTORY_NAME,
+            num_replicas=1,
+            max_ongoing_requests=_UNBOUNDED,
+            ray_actor_options=actor,
+            health_check_period_s=2,
+            graceful_shutdown_timeout_s=1,
+        )
+        .bind()
+    )
+    cell = serve.deployment(CellReplica).options(
         name=CELL_NAME,
         num_replicas=1,
         max_ongoing_requests=_UNBOUNDED,
@@ -45,5 +58,7 @@ def build_app(args: FlotillaConfig) -> serve.Application:
         ray_actor_options=actor,
         graceful_shutdown_timeout_s=5,
     )
-    application: serve.Application = front_end.bind(args.model_dump(mode="json"), cell.bind(args))
+    application: serve.Application = front_end.bind(
+        args.model_dump(mode="json"), cell.bind(args, directory), directory
+    )
     return application

@@ -11,12 +11,15 @@ import uvicorn
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from ray.util import get_node_ip_address
 
 from cluster.config import FlotillaConfig
+from cluster.members import Member
 from cluster.model_paths import model_directory
 from deployments.admin_api import Instances
 from deployments.api_service import ApiService
 from deployments.cell_client import Endpoint
+from deployments.directory import DirectoryClient
 from deployments.openai_api import create_app
 from deployments.text_codec import TextCodec
 
@@ -88,13 +91,20 @@ class PoolHandle:
 class FrontEnd:
     """One replica: tokenizer, API, and a connection to the cell."""
 
-    def __init__(self, config: dict[str, Any], cell: DeploymentHandle) -> None:
+    def __init__(self, config: dict[str, Any], cell: DeploymentHandle, directory: DeploymentHandle) -> None:
         self._config = FlotillaConfig.model_validate(config)
         self._cell = cell
         self._codec = TextCodec.load(model_directory(self._config.target.path))
+        self._id = serve.get_replica_context().replica_id.unique_id
+        self._directory = DirectoryClient(directory, self.member)
+        self._directory.start()
         self._service = self._make_service()
         if self._config.http.direct:
             self._listen()
+
+    def member(self) -> Member:
+        """The front end as the directory shall know it."""
+        return Member(kind="front_end", id=self._id, node=get_node_ip_address(), metrics_url="")
 
     def _make_service(self) -> ApiService:
         """The API with a connection of its own to the cell, for one event loop."""

@@ -1,0 +1,146 @@
+"""What a cell tells of its load, for routing requests to it and for scaling: predictions of its cost model."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from cluster.core import SchedulerCore
+from cluster.requests import Request, State
+
+#: Output tokens that requests are taken to have on average until some have ended.
+_FIRST_MEAN_OUTPUT = 64.0
+_SMOOTHING = 0.05
+#: Prompt tokens by which the cost of one is judged.
+_SAMPLE_TOKENS = 64
+#: Seconds over which tokens per second are counted.
+_RATE_WINDOW_S = 2.0
+
+
+class CellStats:
+    """Numbers on the state of one cell, by name (`Member.stats`); times in seconds of the scheduler's clock.
+
+    - `running`, `waiting`: requests decoded and queued; `max_running`: how many may be decoded at once.
+    - `kv_use`: share of KV slots in use, 0 to 1.
+    - `queue_s`: predicted delay until a request that came now would begin its prefill.
+    - `prefill_s_per_token`: predicted seconds for a token of its prompt.
+    - `step_s`: seconds of an iteration; `tpot_s`: predicted seconds per output token with one request more.
+    - `attainment`: share of the requests with objectives that are predicted to attain them; 1 without any.
+    - `objectives`: requests with objectives.
+    - `tokens_per_s`: committed tokens, over the last seconds.
+    """
+
+    def __init__(self) -> None:
+        self._mean_output = _FIRST_MEAN_OUTPUT
+        self._committed: deque[tuple[float, int]] = deque()
+
+    def ended(self, num_output: int) -> None:
+        """A request ended by itself with so many output tokens: that is what others may be expected to have."""
+        self._mean_output += _SMOOTHING * (num_output - self._mean_output)
+
+    def measure(self, core: SchedulerCore, now: float) -> dict[str, float]:
+        """The numbers as they are now."""
+        running, waiting = list(core.running.values()), core.waiting
+        num_slots = core.verifier.num_slots if core.verifier is not None else 0
+        per_token_s = prefill_seconds(core)
+        step_s = core.planner.step_s
+        tpot_s = self._predicted_tpot(core, len(running))
+        queue_s = self._queue_seconds(core, running, waiting, per_token_s, tpot_s)
+        attainment, num_objectives = self._attainment(running, waiting, per_token_s, tpot_s, queue_s, now)
+        return {
+            "running": float(len(running)),
+            "waiting": float(len(waiting)),
+            "max_running": float(core.config.scheduler.max_running),
+            "kv_use": 1.0 - core.free_slots / num_slots if num_slots else 0.0,
+            "queue_s": queue_s,
+            "prefill_s_per_token": per_token_s,
+            "step_s": step_s,
+            "tpot_s": tpot_s,
+            "attainment": attainment,
+            "objectives": float(num_objectives),
+            "tokens_per_s": self._rate(core.totals.committed_tokens, now),
+        }
+
+    def _predicted_tpot(self, core: SchedulerCore, num_running: int) -> float:
+        """Seconds per token with one request more: today's, and what its rows add to a forward."""
+        pace = core.batcher.pace
+        committed = max(1.0, pace.num_committed.value)
+        if num_running == 0:
+            return (core.cost.verify_seconds(1, 1, 0) + pace.beside_s.value) / committed
+        rows = pace.num_rows.value
+        added = core.cost.verify_seconds(num_running + 1, round((num_running + 1) * rows), 0)
+        added -= core.cost.verify_seconds(num_running, round(num_running * rows), 0)
+        return (core.planner.step_s + max(0.0, added)) / committed
+
+    def _remaining(self, request: Request) -> float:
+        """Output tokens it is expected to get yet."""
+        expected = max(self._mean_output - len(request.output), self._mean_output / 4)
+        return max(1.0, min(expected, request.num_remaining))
+
+    def _queue_seconds(
+        self,
+        core: SchedulerCore,
+        running: Sequence[Request],
+        waiting: Sequence[Request],
+        per_token_s: float,
+        tpot_s: float,
+    ) -> float:
+        """Until a request that came now began its prefill: prompts before it, and a place among the running."""
+        ahead = sum(request.num_tokens for request in waiting)
+        for request in running:
+            if request.state in (State.PREFILLING, State.PREFILL_SENT):
+                ahead += request.num_tokens - request.num_computed
+        reading_s = ahead * per_token_s
+        too_many = len(running) + len(waiting) + 1 - core.config.scheduler.max_running
+        if too_many <= 0 or not running:
+            return reading_s
+        mean_left = sum(map(self._remaining, running)) / len(running)
+        # Of `n` requests with `mean_left` tokens to go, one ends every `mean_left / n` steps of theirs.
+        return max(reading_s, too_many * mean_left * tpot_s / len(running))
+
+    def _attainment(
+        self,
+        running: Sequence[Request],
+        waiting: Sequence[Request],
+        per_token_s: float,
+        tpot_s: float,
+        queue_s: float,
+        now: float,
+    ) -> tuple[float, int]:
+        attained = judged = 0
+        for index, request in enumerate([*running, *waiting]):
+            objective = request.submit.objective
+            if objective.tpot_ms is None and objective.ttft_ms is None:
+                continue
+            judged += 1
+            # Who waits has that part of the queue before it that its place in it says.
+            place = (index - len(running) + 1) / len(waiting) if index >= len(running) else 0.0
+            ttft_s = now - request.arrived + place * queue_s + request.num_tokens * per_token_s
+            if request.first_token_at is not None:
+                ttft_s = request.first_token_at - request.arrived
+            in_time = objective.ttft_ms is None or ttft_s <= objective.ttft_ms / 1e3
+            if objective.tpot_ms is not None:
+                in_time = in_time and self._final_tpot(request, tpot_s) <= objective.tpot_ms / 1e3
+            attained += in_time
+        return (attained / judged if judged else 1.0), judged
+
+    def _final_tpot(self, request: Request, tpot_s: float) -> float:
+        """What its mean time per output token will be at its end."""
+        so_far = request.tpot_so_far()
+        if so_far is None:
+            return tpot_s
+        done, left = max(1, len(request.output) - 1 - request.num_resubmitted), self._remaining(request)
+        return (so_far * done + tpot_s * left) / (done + left)
+
+    def _rate(self, committed: int, now: float) -> float:
+        self._committed.append((now, committed))
+        while now - self._committed[0][0] > _RATE_WINDOW_S and len(self._committed) > 2:
+            self._committed.popleft()
+        since, before = self._committed[0]
+        return (committed - before) / (now - since) if now > since else 0.0
+
+
+def prefill_seconds(core: SchedulerCore) -> float:
+    """Predicted seconds of the target for one token of a prompt, read in chunks beside nobody else."""
+    chunk = min(core.config.scheduler.prefill_chunk, _SAMPLE_TOKENS)
+    return core.cost.verify_seconds(1, chunk, 0) / chunk

@@ -1,0 +1,110 @@
+"""The directory of a running system: a Ray Serve deployment that cells and front ends report to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from ray.serve.handle import DeploymentHandle
+
+from cluster.members import REPORT_INTERVAL_S, SILENT_S, Member, MemberList
+
+_log = logging.getLogger(__name__)
+
+DIRECTORY_NAME = "Directory"
+_CALL_TIMEOUT_S = 2.0
+
+
+class Directory:
+    """Knows every member of the system that has reported within the last seconds (one replica).
+
+    It keeps nothing that is not reported again within a second: after its restart it is soon complete, and
+    meanwhile front ends go on with the cells they know.
+    """
+
+    def __init__(self, silent_s: float = SILENT_S) -> None:
+        self._list = MemberList(silent_s)
+
+    async def report(self, member: Member) -> list[Member]:
+        """Take a member's report; answers with all members, so that who reports needs no second call."""
+        self._list.report(member, time.monotonic())
+        return self._list.members(time.monotonic())
+
+    async def leave(self, member_id: str) -> None:
+        """The member ends."""
+        self._list.leave(member_id)
+
+    async def members(self) -> list[Member]:
+        """All members, by kind and id."""
+        return self._list.members(time.monotonic())
+
+
+class DirectoryClient:
+    """A member's side of the directory: reports on it, and remembers what it last heard of the others.
+
+    Args:
+        directory: the deployment.
+        describe: the member as it is now; called for every report.
+        interval_s: time between reports.
+    """
+
+    def __init__(
+        self,
+        directory: DeploymentHandle,
+        describe: Callable[[], Member],
+        interval_s: float = REPORT_INTERVAL_S,
+    ) -> None:
+        self._directory = directory
+        self._describe = describe
+        self._interval_s = interval_s
+        self._members: list[Member] = []
+        self._task: asyncio.Task[None] | None = None
+        self._listeners: list[Callable[[list[Member]], None]] = []
+
+    @property
+    def members(self) -> list[Member]:
+        """Everybody, as last heard; older while the directory is away."""
+        return self._members
+
+    def listen(self, listener: Callable[[list[Member]], None]) -> None:
+        """Have `listener` called with all members after every report, in the reporting loop's thread."""
+        self._listeners.append(listener)
+        if self._members:
+            listener(self._members)
+
+    def start(self) -> None:
+        """Report from now on, in the running event loop."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="directory reports")
+
+    async def report(self) -> None:
+        """Report once, now."""
+        answer = self._directory.report.remote(self._describe())
+        self._members = list(await asyncio.wait_for(answer, _CALL_TIMEOUT_S))
+        for listener in self._listeners:
+            listener(self._members)
+
+    async def leave(self) -> None:
+        """Report no longer, and say so."""
+        if self._task is not None:
+            self._task.cancel()
+        with contextlib.suppress(Exception):  # it would notice the silence
+            leaving = self._directory.leave.remote(self._describe().id)
+            await asyncio.wait_for(leaving, _CALL_TIMEOUT_S)
+
+    async def _run(self) -> None:
+        was_reached = True
+        while True:
+            try:
+                await self.report()
+                if not was_reached:
+                    _log.warning("the directory answers again")
+                was_reached = True
+            except Exception as error:  # a remote call: anything may come out of it, and it may pass
+                if was_reached:
+                    _log.warning("the directory does not answer: %r", error)
+                was_reached = False
+            await asyncio.sleep(self._interval_s)
