@@ -162,6 +162,7 @@ class SchedulerCore:
                 position=event.position if event else len(request.output),
                 tokens=event.tokens if event else [],
                 logprobs=event.logprobs if event else [],
+                prompt_logprobs=event.prompt_logprobs if event else [],
                 drafter=event.drafter if event else "",
                 num_accepted=event.num_accepted if event else 0,
                 finish_reason=reason,
@@ -229,6 +230,7 @@ class SchedulerCore:
             if request is None or request.state is not State.PREFILL_SENT:
                 continue
             request.num_computed = progress.num_computed
+            request.prompt_logprobs += progress.prompt_logprobs
             if progress.num_cached and request.num_preemptions == 0:
                 request.num_cached = progress.num_cached
                 self.totals.cached_prompt_tokens += progress.num_cached
@@ -256,6 +258,7 @@ class SchedulerCore:
             position=position,
             tokens=verdict.tokens,
             logprobs=verdict.logprobs,
+            prompt_logprobs=request.prompt_logprobs if position == 0 else [],
             drafter=request.drafted_kind if verdict.num_accepted else "",
             num_accepted=min(verdict.num_accepted, len(verdict.tokens)),
         )

@@ -40,6 +40,7 @@ class Completion:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str = ""
     receipt: Receipt | None = None
 
@@ -134,6 +135,7 @@ class LocalEngine:
                     completion = completions[event.request_id]
                     completion.tokens.extend(event.tokens)
                     completion.logprobs.extend(event.logprobs)
+                    completion.prompt_logprobs.extend(event.prompt_logprobs)
                     if event.finish_reason is not None:
                         completion.finish_reason = event.finish_reason
                         completion.receipt = event.receipt

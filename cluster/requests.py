@@ -10,7 +10,7 @@ from cluster.stream_messages import Receipt, Submit
 from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
-from verifier.messages import Verdict
+from verifier.messages import TokenLogprobs, Verdict
 
 
 class State(IntEnum):
@@ -94,6 +94,7 @@ class Request:
         heard: per drafter, how many tokens of the sequence it has been told.
         draft_call: id of the draft call waited for.
         tree: the candidate tree of this step; then, once selected, the draft tree.
+        prompt_logprobs: of the prompt as far as it is prefilled; sent with the first output token.
         proposals: what the target's decoding heads proposed with its last verdict, if it was asked for them.
         micro_batch: index of the micro-batch it belongs to while running.
         last_served_at: when it was last in a verify call that was sent.
@@ -115,6 +116,7 @@ class Request:
     heard: dict[str, int] = field(default_factory=dict)
     draft_call: int = -1
     tree: TokenTree | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     proposals: Proposals | None = None
     micro_batch: int = 0
     first_chunk_at: float | None = None
@@ -193,6 +195,7 @@ class Request:
         self.num_computed = 0
         self.opened = False
         self.tree = self.proposals = None
+        self.prompt_logprobs = []
         self.draft_call = -1
 
     def commit(self, verdict: Verdict, now: float) -> None:

@@ -14,10 +14,40 @@ class Objective(msgspec.Struct, frozen=True):
     Attributes:
         tpot_ms: mean time per output token after the first.
         ttft_ms: time to the first token.
+        e2e_ms: time to the last token, when all of `max_tokens` come.
     """
 
     tpot_ms: float | None = None
     ttft_ms: float | None = None
+    e2e_ms: float | None = None
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """On what terms a request may be served.
+
+    Attributes:
+        tier: service tier, which accounts and the share of the queue go by.
+        objective: what is aimed at.
+        priority: lower is earlier.
+    """
+
+    tier: str
+    objective: Objective = Objective()
+    priority: int = 0
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """Latencies predicted when the request came, in milliseconds.
+
+    Attributes:
+        ttft_ms: time to the first token, waiting included.
+        tpot_ms: mean time per output token after the first.
+        e2e_ms: time to the last token, if all of `max_tokens` come.
+    """
+
+    ttft_ms: float
+    tpot_ms: float
+    e2e_ms: float
 
 
 class Speculation(msgspec.Struct, frozen=True):
@@ -35,7 +65,11 @@ class Speculation(msgspec.Struct, frozen=True):
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
-    """A new request. `output` is empty unless the front end resubmits what was already committed."""
+    """A new request. `output` is empty unless the front end resubmits what was already committed.
+
+    `on_miss` says what is done with it if it is predicted to miss `objective`: "serve" it all the same,
+    "downgrade" it to the first of `downgrades` that it would meet, or "reject" it.
+    """
 
     request_id: str
     prompt: list[int]
@@ -45,6 +79,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     tier: str = "default"
     priority: int = 0
     speculation: Speculation = Speculation()
+    on_miss: str = "serve"
+    downgrades: tuple[Terms, ...] = ()
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -69,6 +105,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         num_preemptions: how often its KV was given up and recomputed.
         acceptance_by_depth: accepted draft tokens at depth 1, 2, ...
         min_gap: smallest score gap between first and second choice over the output (see Verdict).
+        terms: on which it was served; others than asked for if it was downgraded. None in older receipts.
+        predicted: latencies predicted on arrival; None if there was nothing to predict from.
     """
 
     queue_ms: float
@@ -86,6 +124,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int
     acceptance_by_depth: list[int] = []
     min_gap: float = float("inf")
+    terms: Terms | None = None
+    predicted: Prediction | None = None
 
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +136,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
         position: output position of `tokens[0]`, so duplicates after a resubmission are recognised.
         tokens: committed tokens; may be empty with a finish reason.
         logprobs: one per token if asked for.
+        prompt_logprobs: with the first output token, if asked for: one per prompt token after the first.
         finish_reason: None while it goes on; "stop", "length", "cancelled" or "error" at its end.
         receipt: with the finish reason.
         drafter: who proposed the accepted tokens of this step; empty without speculation.
@@ -106,6 +147,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
     position: int
     tokens: list[int]
     logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []
     finish_reason: str | None = None
     receipt: Receipt | None = None
     drafter: str = ""
@@ -123,15 +165,17 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag="rejected"):
 
     Attributes:
         request_id: the request.
-        code: "queue_full", "slo_infeasible", "prompt_too_long", "draining" or "duplicate_id".
+        code: "queue_full", "saturated", "slo_infeasible", "prompt_too_long", "draining" or "duplicate_id".
         message: for people.
         retry_after_s: when to come back, if that helps.
+        predicted: what was predicted for it, if that is why.
     """
 
     request_id: str
     code: str
     message: str
     retry_after_s: float | None = None
+    predicted: Prediction | None = None
 
 
 ClientMessage = Submit | Cancel

@@ -99,12 +99,15 @@ class PrefillProgress(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         num_computed: tokens of its sequence now in the KV cache.
         num_cached: how many of those came from a shared prefix (set with the first chunk).
         verdict: the first decided token, once the sequence is complete.
+        prompt_logprobs: of the prompt tokens that follow those computed in this step, if the request asks
+            for them: of the second token and so on in the first step, going on from there in later ones.
     """
 
     request_id: str
     num_computed: int
     num_cached: int = 0
     verdict: Verdict | None = None
+    prompt_logprobs: list[TokenLogprobs] = []
 
 
 class VerifyResult(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="verified"):

@@ -144,7 +144,9 @@ class RequestTable:
         if item.spec is not None and (state is None or not state.same_as(item.spec)):
             self.forget(request_id)
             state = RequestState(item.spec, self._shape)
-            num_cached = self._cache.open(request_id, state.tokens)
+            # A row's logits are those of a forward: with prefixes from the cache, some would be missing.
+            shareable = [] if state.wants_prompt_logprobs else state.tokens
+            num_cached = self._cache.open(request_id, shareable)
         if state is None:
             raise KeyError(request_id)
         computed = self._cache.length(request_id)

@@ -64,6 +64,11 @@ class RequestState:
         """How many more tokens may be committed."""
         return self._max_output - self.num_output
 
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of the prompt are due; who has output got them before it."""
+        return self.params.prompt_logprobs is not None and self.num_output == 0
+
     def rows(self, tree: TokenTree) -> list[Row]:
         """The decision to take at each node of `tree`, whose root is the last known token."""
         first = self.num_output

@@ -105,11 +105,13 @@ class Verifier:
                 unknown.append(request_id)
 
         verdicts: list[Verdict | None] = []
+        prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         forward_seconds = 0.0
         keys = KeyTokens(0, 0)
         if planned:
             try:
-                logits, forward_seconds = self._forward(planned)
+                logits, prompt_logits, forward_seconds = self._forward(planned)
+                prompt_logprobs = _prompt_logprobs(planned, prompt_logits)
                 decided = self._with_proposals(planned, self._decide(planned, logits))
             except BaseException:
                 for p in planned:
@@ -129,6 +131,7 @@ class Verifier:
                     num_computed=self._table.num_computed(p.state.request_id),
                     num_cached=p.num_cached or 0,
                     verdict=verdict,
+                    prompt_logprobs=prompt_logprobs.get(p.state.request_id, []),
                 )
                 for p, verdict in zip(planned, verdicts, strict=True)
                 if p.is_prefill
@@ -144,15 +147,20 @@ class Verifier:
             digest=_digest(verdicts),
         )
 
-    def _forward(self, planned: Sequence[Planned]) -> tuple[torch.Tensor, float]:
-        """Logits of all decided rows, and the seconds it took."""
+    def _forward(self, planned: Sequence[Planned]) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """Logits of all decided rows, of the prompts' rows that were asked for, and the seconds it took."""
         keep: list[Int32] = []
+        prompts: list[Int32] = []
         row = 0
         for p in planned:
             end = row + len(p.segment.tokens)
             if p.tree is not None:
                 keep.append(np.arange(row + p.num_context, end, dtype=np.int32))
+            if p.is_prefill and p.state.wants_prompt_logprobs:
+                prompts.append(np.arange(row, row + p.num_context, dtype=np.int32))
             row = end
+        num_decided = sum(map(len, keep))
+        keep += prompts
         start = time.perf_counter()
         logits = self._runner.forward(
             [p.segment for p in planned],
@@ -160,7 +168,7 @@ class Verifier:
         )
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)
-        return logits, time.perf_counter() - start
+        return logits[:num_decided], logits[num_decided:], time.perf_counter() - start
 
     def _decide(self, planned: Sequence[Planned], logits: torch.Tensor) -> list[_Decided]:
         """What became of each planned item."""
@@ -244,6 +252,22 @@ def _verdict(
         min_gap=min((gaps[node] for node in path), default=float("inf")),
     )
     return verdict, path
+
+
+def _prompt_logprobs(planned: Sequence[Planned], logits: torch.Tensor) -> dict[str, list[TokenLogprobs]]:
+    """Of the prompt tokens after the rows of `logits`, by request."""
+    found: dict[str, list[TokenLogprobs]] = {}
+    first = 0
+    for p in planned:
+        num_top = p.state.params.prompt_logprobs
+        if num_top is None or not p.is_prefill or not p.state.wants_prompt_logprobs:
+            continue
+        start, end = int(p.segment.positions[0]) + 1, first + p.num_context
+        tokens = p.state.tokens[start : start + p.num_context]
+        rows = raw_logprobs(logits[first:end], tokens, num_top) if tokens else []
+        found[p.state.request_id] = [TokenLogprobs(*row) for row in rows]
+        first = end
+    return found
 
 
 def _digest(verdicts: Sequence[Verdict | None]) -> int:
