@@ -41,7 +41,15 @@ from cluster.lifecycle import Lifecycle
 from cluster.members import State
 from cluster.pool_changes import PoolChanges
 from cluster.recorded_core import make_core, newest_decisions
-from cluster.stream_messages import Cancel, ClientMessage, Submit, TokenBatch, TokenEvent
+from cluster.stream_messages import (
+    Cancel,
+    CancelMatching,
+    ClientMessage,
+    NumCancelled,
+    Submit,
+    TokenBatch,
+    TokenEvent,
+)
 from cluster.succession import take_over
 from cluster.timeline import make_timeline
 from cluster.worker_set import WorkerSet
@@ -329,6 +337,11 @@ class Cell:
     def _on_client_lost(self, client: str) -> None:
         self.handle(ClientLost(client))
 
+            case CancelMatching(ticket, prefix):
+                found = [name for name in self._core.requests if prefix and name.startswith(prefix)]
+                for name in found:
+                    self.handle(Cancelled(name))
+                self._clients.send(client, NumCancelled(ticket, len(found)))
     def drafted(self, name: str, data: bytes) -> None:
         """A drafter answered (`worker_set.Listener`)."""
         self._lifecycle.heard(name)

@@ -89,6 +89,30 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     request_id: str
 
 
+class CancelMatching(msgspec.Struct, frozen=True, tag="cancel_matching"):
+    """End requests of any front end; answered by `NumCancelled`.
+
+    Attributes:
+        ticket: repeated in the answer.
+        prefix: what the ids of the requests begin with; not empty.
+    """
+
+    ticket: int
+    prefix: str
+
+
+class NumCancelled(msgspec.Struct, frozen=True, tag="num_cancelled"):
+    """The answer to `CancelMatching`.
+
+    Attributes:
+        ticket: of the question.
+        number: how many requests were ended; 0 if none was there.
+    """
+
+    ticket: int
+    number: int
+
+
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """What the cell did for a finished request; times in milliseconds on the scheduler's clock.
 
@@ -178,5 +202,5 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag="rejected"):
     predicted: Prediction | None = None
 
 
-ClientMessage = Submit | Cancel
-CellMessage = TokenBatch | Rejected
+ClientMessage = Submit | Cancel | CancelMatching
+CellMessage = TokenBatch | Rejected | NumCancelled

@@ -12,8 +12,10 @@ import msgspec
 
 from cluster.stream_messages import (
     Cancel,
+    CancelMatching,
     CellMessage,
     ClientMessage,
+    NumCancelled,
     Rejected,
     Submit,
     TokenBatch,
@@ -90,6 +92,8 @@ class CellClient:
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
         self.num_resubmitted = 0
+        self._tickets: dict[int, asyncio.Future[int]] = {}
+        self._next_ticket = 0
 
     @property
     def is_connected(self) -> bool:
@@ -127,6 +131,24 @@ class CellClient:
         pending = self._pending.get(request_id)
         if pending is not None:
             self._send(Cancel(pending.wire_id))
+
+    async def cancel_matching(self, prefix: str) -> int:
+        """End the requests, of any front end, whose ids begin so; how many the cell had.
+
+        Raises `TimeoutError` if it does not answer, or cannot be reached now.
+        """
+        self._ensure_running()
+        self._next_ticket += 1
+        ticket = self._next_ticket
+        answer = self._tickets[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(_ATTEMPT_TIMEOUT_S):
+                while self._writer is None:
+                    await asyncio.sleep(_FIRST_PAUSE_S)
+                self._send(CancelMatching(ticket, prefix))
+                return await answer
+        finally:
+            self._tickets.pop(ticket, None)
 
     def lives(self, request_id: str) -> int:
         """How often a request in flight was submitted; above one, its receipt covers the last life only."""
@@ -226,6 +248,10 @@ class CellClient:
                 pending = self._find(event.request_id)
                 if pending is not None:
                     self._accept(pending, event)
+        elif isinstance(message, NumCancelled):
+            answer = self._tickets.get(message.ticket)
+            if answer is not None and not answer.done():
+                answer.set_result(message.number)
         else:
             pending = self._find(message.request_id)
             if pending is not None:
