@@ -47,7 +47,7 @@ class CellMetrics:
         )
         self._step = self._histogram("flotilla_step_seconds", "Time by phase.", ["phase"], STEP_BUCKETS)
         self._corrections = Gauge(
-            "flotilla_cost_correction_ratio",
+            "flotilla_cost_model_correction_ratio",
             "Recent forward time over what the cost profile says.",
             ["model"],
             registry=self.registry,

@@ -96,12 +96,12 @@ def test_corrections_are_exported() -> None:
     config = FlotillaConfig.model_validate({"target": {"path": "zoo:target-8x384"}})
     core = SchedulerCore(config, make_policy(config.policy), watched())
     metrics = CellMetrics()
-    assert "flotilla_cost_correction_ratio{" not in metrics.render(core)
+    assert "flotilla_cost_model_correction_ratio{" not in metrics.render(core)
     run_at(core.cost, 3.0, 300)
     (line,) = [
-        x for x in metrics.render(core).splitlines() if x.startswith("flotilla_cost_correction_ratio{")
+        x for x in metrics.render(core).splitlines() if x.startswith("flotilla_cost_model_correction_ratio{")
     ]
-    assert line.startswith('flotilla_cost_correction_ratio{model="verifier"} 2.9')
+    assert line.startswith('flotilla_cost_model_correction_ratio{model="verifier"} 2.9')
 
 
 def test_a_drafters_context_costs() -> None:
