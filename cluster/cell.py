@@ -15,6 +15,7 @@ import msgspec
 from pydantic import TypeAdapter
 from ray.util import get_node_ip_address
 
+from cluster.baseline import Baseline
 from cluster.cell_metrics import CellMetrics
 from cluster.cell_stats import CellStats
 from cluster.client_server import ClientServer
@@ -117,6 +118,9 @@ class Cell:
             "failure": self._failure,
             "ready": self._stage == "ready" and self._core.verifier is not None,
             "profile": msgspec.to_builtins(self._core.cost.profile),
+            "baseline": msgspec.to_builtins(
+                Baseline.of(self._core.cost.profile, self.config.scheduler.prefill_chunk)
+            ),
         }
 
     async def metrics(self) -> str:
@@ -333,15 +337,15 @@ class Cell:
                 self.handle(RequestArrived(message, client))
             case Cancel(request_id):
                 self.handle(Cancelled(request_id))
-
-    def _on_client_lost(self, client: str) -> None:
-        self.handle(ClientLost(client))
-
             case CancelMatching(ticket, prefix):
                 found = [name for name in self._core.requests if prefix and name.startswith(prefix)]
                 for name in found:
                     self.handle(Cancelled(name))
                 self._clients.send(client, NumCancelled(ticket, len(found)))
+
+    def _on_client_lost(self, client: str) -> None:
+        self.handle(ClientLost(client))
+
     def drafted(self, name: str, data: bytes) -> None:
         """A drafter answered (`worker_set.Listener`)."""
         self._lifecycle.heard(name)

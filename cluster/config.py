@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cluster.drafter_config import DrafterConfig
 from cluster.placement_config import StrictModel, TargetPlacementConfig
+from cluster.tier_config import TierConfig, check_tiers
 
 
 class TargetConfig(StrictModel):
@@ -175,13 +176,6 @@ class SchedulerConfig(StrictModel):
     )
 
 
-class TierConfig(StrictModel):
-    """Objectives of a service tier, used when a request names none."""
-
-    tpot_ms: float | None = Field(default=None, gt=0, description="Mean time per output token, ms.")
-    ttft_ms: float | None = Field(default=None, gt=0, description="Time to the first token, ms.")
-
-
 class HttpConfig(StrictModel):
     """Where the API listens."""
 
@@ -272,6 +266,12 @@ class FlotillaConfig(StrictModel):
         if "verifier" in names:
             raise ValueError("`verifier` names the target's worker; call the drafter something else")
         return drafters
+
+    @field_validator("tiers")
+    @classmethod
+    def _has_downgrades(cls, tiers: dict[str, TierConfig]) -> dict[str, TierConfig]:
+        check_tiers(tiers)
+        return tiers
 
     @classmethod
     def load(cls, path: Path) -> FlotillaConfig:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from cluster.stream_messages import Objective
+from cluster.stream_messages import Terms
 from deployments.cell_client import CellLost, RequestRejected
 from deployments.errors import ApiError, from_rejection, internal, not_ready
 from deployments.generation import Update
@@ -28,7 +28,7 @@ class Call:
         updates: of all its choices, as they come.
         states: one per choice.
         shape: how it is shown.
-        objective: what it asked for. seed: its random number seed. num_prompts: how many prompts it has.
+        terms: what it asked for. seed: its random number seed. num_prompts: how many prompts it has.
         prompt_field: the field that holds the prompt, for errors.
         includes_usage: whether a stream ends with a usage chunk.
         counts_tokens: whether every chunk tells the token counts so far.
@@ -41,7 +41,7 @@ class Call:
     updates: AsyncGenerator[Update, None]
     states: list[ChoiceState]
     shape: CompletionFormat | ChatFormat
-    objective: Objective
+    terms: Terms
     seed: int
     num_prompts: int
     prompt_field: str
@@ -63,7 +63,11 @@ class Call:
 
     def add_metrics(self, body: dict[str, Any]) -> None:
         """Put the receipt into a response or chunk."""
-        body["metrics"] = metrics(self._ordered(), self.objective, self.seed)
+        body["metrics"] = self.receipt()
+
+    def receipt(self) -> dict[str, Any]:
+        """What the finished choices attained."""
+        return metrics(self._ordered(), self.terms.objective, self.seed, self.terms.tier)
 
     def usage_so_far(self) -> dict[str, Any]:
         """Token counts in the middle of a stream."""
@@ -80,12 +84,14 @@ class Call:
 
 async def answer(call: Call) -> bytes:
     """Run a request to its end; the response's body."""
-    async with aclosing(_translated(call)) as updates:
+    async with aclosing(translated(call)) as updates:
         async for update in updates:
             call.states[update.choice].add(update)
     body = call.shape.whole(call.states)
     call.add_usage(body)
     call.add_metrics(body)
+    if body.get("service_tier"):  # OpenAI's says which tier served
+        body["service_tier"] = body["metrics"]["tier"]["served"]
     return msgspec.json.encode(body)
 
 
@@ -96,7 +102,7 @@ async def stream(call: Call) -> AsyncGenerator[bytes, None]:
     """
     started = False
     try:
-        async with aclosing(_translated(call)) as updates:
+        async with aclosing(translated(call)) as updates:
             async for update in updates:
                 events = _events(call, update)
                 if events:
@@ -133,7 +139,7 @@ def _events(call: Call, update: Update) -> bytes:
     return events
 
 
-async def _translated(call: Call) -> AsyncGenerator[Update, None]:
+async def translated(call: Call) -> AsyncGenerator[Update, None]:
     """The call's updates, with every failure as an `ApiError`."""
     try:
         async with aclosing(call.updates) as updates:

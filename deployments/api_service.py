@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from cluster.config import TierConfig
 from cluster.stream_messages import Submit
+from cluster.tier_config import TierConfig
 from deployments import sampling_mapping as mapping
 from deployments.answering import Call
+from deployments.call_ids import call_prefix, new_call_id
 from deployments.cell_client import CellClient, Endpoint
 from deployments.errors import bad_request, model_not_found, not_ready
 from deployments.generation import TextAssembler, Update, generate, merge
+from deployments.objectives import Asked
 from deployments.openai_responses import ChatFormat, ChoiceState, CompletionFormat, Envelope
 from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.sampling_mapping import CellInfo
@@ -109,14 +110,44 @@ class ApiService:
         """Who worked when, None while it is not kept; raises 503 if the cell does not answer."""
         return await _answer(self._cell.timeline())
 
+    async def cancel(self, request_id: str) -> int:
+        """End the choices of all running requests of that id, whoever serves them; how many there were.
+
+        Raises `TimeoutError` if the cell cannot be reached.
+        """
+        return await self.client.cancel_matching(call_prefix(request_id))
+
+    async def cancel_call(self, call_id: str) -> int:
+        """The same of one call."""
+        return await self.client.cancel_matching(call_id)
+
+    @property
+    def codec(self) -> TextCodec:
+        """The target's tokenizer."""
+        return self._codec
+
     async def close(self) -> None:
         """Drop the connection to the cell."""
         await self.client.close()
 
     # -- requests ------------------------------------------------------------------------------------
 
-    async def begin(self, request: GenerationRequest, request_id: str) -> Call:
-        """Check everything that can be checked before the cell hears of the request."""
+    async def begin(
+        self,
+        request: GenerationRequest,
+        request_id: str,
+        headers: Asked | None = None,
+        *,
+        call_id: str | None = None,
+    ) -> Call:
+        """Check everything that can be checked before the cell hears of the request.
+
+        Args:
+            request: its body.
+            request_id: how the client and the log call it.
+            headers: objectives named in headers.
+            call_id: one of `new_call_id(request_id)`, where the caller must know it.
+        """
         arrived = time.perf_counter()
         info = await self.info()
         wish = request.speculation
@@ -125,14 +156,16 @@ class ApiService:
         if request.model is not None and request.model != info.model:
             raise model_not_found(request.model, info.model)
         seed = mapping.choose_seed(request)
-        tier, objective = mapping.objective(request, self._tiers)
         speculation = mapping.speculation(request, info)
         prompts, prompt_field = await self._prompts(request, info)
-        call_id = uuid.uuid4().hex
+        call_id = call_id or new_call_id(request_id)
         choices: list[AsyncGenerator[Update, None]] = []
         states: list[ChoiceState] = []
         for text, prompt in prompts:
             max_tokens = mapping.max_new_tokens(request, len(prompt), info, prompt_field)
+            contract = mapping.contract(
+                request, headers or Asked(), self._tiers, info, len(prompt), max_tokens
+            )
             for choice in range(request.n or 1):
                 submit = Submit(
                     request_id=f"{call_id}-{len(choices)}",
@@ -144,10 +177,12 @@ class ApiService:
                         eos_ids=self._codec.eos_ids,
                         info=info,
                     ),
-                    objective=objective,
-                    tier=tier,
-                    priority=request.priority or 0,
+                    objective=contract.terms.objective,
+                    tier=contract.terms.tier,
+                    priority=contract.terms.priority,
                     speculation=speculation,
+                    on_miss=contract.on_miss,
+                    downgrades=contract.downgrades,
                 )
                 state = ChoiceState(prompt, echo=text, text_offset=len(text))
                 choices.append(self._choice(submit, request, len(choices), arrived))
@@ -156,7 +191,7 @@ class ApiService:
             updates=merge(choices),
             states=states,
             shape=self._shape(request, info, call_id),
-            objective=objective,
+            terms=contract.terms,
             seed=seed,
             num_prompts=len(prompts),
             prompt_field=prompt_field,

@@ -16,6 +16,10 @@ from cluster.stream_messages import Rejected
 _SHOWN = 80
 
 
+#: llm-d's header that tells a request not served from one that is wrong.
+DROPPED_REASON = "x-llm-d-request-dropped-reason"
+
+
 class ApiError(Exception):
     """A request that ends with an error response.
 
@@ -25,6 +29,8 @@ class ApiError(Exception):
         param: the request field at fault.
         code: for programs, as OpenAI's where one exists.
         retry_after_s: when trying again may help.
+        dropped_reason: why a request that is well formed was not served, in llm-d's terms.
+        details: further fields of the error object.
     """
 
     def __init__(
@@ -35,6 +41,8 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        dropped_reason: str | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -42,6 +50,8 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.dropped_reason = dropped_reason
+        self.details = dict(details or {})
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
@@ -53,7 +63,8 @@ class ApiError(Exception):
             kind = "service_unavailable_error"
         else:
             kind = "server_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": {**error, **self.details}}
 
     def response(self, headers: Mapping[str, str] | None = None) -> Response:
         """The whole HTTP response."""
@@ -61,6 +72,8 @@ class ApiError(Exception):
         if self.retry_after_s is not None:
             # The header holds whole seconds; rounding down would invite a retry that is too early.
             sent["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.dropped_reason is not None:
+            sent[DROPPED_REASON] = self.dropped_reason
         return Response(
             msgspec.json.encode(self.body()), self.status, headers=sent, media_type="application/json"
         )
@@ -98,6 +111,11 @@ def not_ready(reason: str, retry_after_s: float = 2.0) -> ApiError:
     )
 
 
+def cancelled() -> ApiError:
+    """A 499 (nginx's number) for a request that was ended by its id while somebody still waited for it."""
+    return ApiError(499, "The request was cancelled before its answer was complete.", code="cancelled")
+
+
 def internal(request_id: str) -> ApiError:
     """A 500 that hides what went wrong inside but can be found in the log."""
     return ApiError(
@@ -114,11 +132,19 @@ def from_rejection(rejected: Rejected, prompt_field: str) -> ApiError:
         return ApiError(400, message, param=prompt_field, code="context_length_exceeded")
     if code in ("empty_prompt", "bad_token"):
         return ApiError(400, message, param=prompt_field, code=code)
-    if code == "slo_infeasible" and retry is None:
-        return ApiError(400, message, param="slo", code=code)
-    if code in ("queue_full", "slo_infeasible"):
-        param = "slo" if code == "slo_infeasible" else None
-        return ApiError(429, message, param=param, code=code, retry_after_s=1.0 if retry is None else retry)
+    predicted = {} if rejected.predicted is None else {"predicted": msgspec.to_builtins(rejected.predicted)}
+    if code == "slo_infeasible":
+        return ApiError(400, message, param="slo", code=code, details=predicted)
+    if code in ("queue_full", "saturated"):
+        return ApiError(
+            429,
+            message,
+            param="slo" if code == "saturated" else None,
+            code=code,
+            retry_after_s=1.0 if retry is None else retry,
+            dropped_reason="rejected-saturated",
+            details=predicted,
+        )
     if code in ("draining", "not_ready"):
         return ApiError(503, message, code=code, retry_after_s=2.0 if retry is None else retry)
     if code == "duplicate_id":

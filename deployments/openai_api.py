@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -23,8 +23,10 @@ from deployments.admin_api import PoolControl, add_admin_routes
 from deployments.answering import answer, stream
 from deployments.api_service import ApiService
 from deployments.debug_api import add_debug_routes
-from deployments.errors import ApiError, body_too_large, internal, model_not_found
+from deployments.errors import ApiError, bad_request, body_too_large, internal, model_not_found
+from deployments.objectives import Asked, ObjectiveError, asked_by_headers
 from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest, parse
+from deployments.receipts import server_timing
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -65,11 +67,12 @@ def create_app(
     async def generate(request: Request, request_type: type[GenerationRequest]) -> Response:
         parsed = parse(await read_body(request, max_body_bytes), request_type)
         if parsed.request_id is not None and "x-request-id" not in request.headers:
-            request.state.request_id = _clean_id(parsed.request_id)
-        call = await service.begin(parsed, request.state.request_id)
+            request.state.request_id = clean_request_id(parsed.request_id)
+        call = await service.begin(parsed, request.state.request_id, named_in(request.headers))
         if not parsed.stream:
             body = await unless_disconnected(request, answer(call))
-            return Response(body, media_type="application/json")
+            timing = {"Server-Timing": server_timing(call.receipt())}
+            return Response(body, media_type="application/json", headers=timing)
         events = stream(call)
         # The status line waits for the first event, so that a rejection is a status and not a broken stream.
         first = await unless_disconnected(request, anext(events))
@@ -140,6 +143,14 @@ def create_app(
     return app
 
 
+def named_in(headers: Mapping[str, str]) -> Asked:
+    """Objectives named in headers; raises 400 with the header at fault."""
+    try:
+        return asked_by_headers(headers)
+    except ObjectiveError as error:
+        raise bad_request(error.message, error.place) from None
+
+
 def flotilla_version() -> str:
     """The installed version, or that of a checkout."""
     try:
@@ -196,7 +207,7 @@ class RequestIds:
             return
         sent = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         state = scope.setdefault("state", {})
-        state["request_id"] = _clean_id(sent.decode("latin-1"))
+        state["request_id"] = clean_request_id(sent.decode("latin-1"))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -209,7 +220,8 @@ class RequestIds:
         await self._app(scope, receive, send_with_id if self._sends else send)
 
 
-def _clean_id(asked: str) -> str:
+def clean_request_id(asked: str) -> str:
+    """The id a client chose, or a new one if it chose none that can be logged."""
     return asked if _REQUEST_ID.fullmatch(asked) else f"req-{uuid.uuid4().hex}"
 
 

@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
+from cluster.tier_config import Target
 from deployments.errors import ApiError, bad_request, from_validation
 from deployments.schema_values import (
     MAX_INT64,
     MAX_LOGPROBS,
+    LatencyTarget,
     LogitBias,
     MessageText,
     Prompts,
@@ -65,10 +67,19 @@ class _Strict(BaseModel):
 
 
 class SloFields(_Strict):
-    """Latency objectives in milliseconds."""
+    """Latency objectives: milliseconds, or a multiple such as "1.2x" of what one request by itself takes."""
 
-    tpot_ms: float | None = Field(None, gt=0, le=1e7, description="Mean time per output token.")
-    ttft_ms: float | None = Field(None, gt=0, le=1e7, description="Time to the first token.")
+    tpot_ms: LatencyTarget | None = Field(None, description="Mean time per output token.")
+    ttft_ms: LatencyTarget | None = Field(None, description="Time to the first token.")
+    e2e_ms: LatencyTarget | None = Field(None, description="Time to the last token.")
+    on_miss: Literal["serve", "downgrade", "reject"] | None = Field(
+        None, description="What is done if it is predicted to miss; the tier's rule if unset."
+    )
+
+    @property
+    def targets(self) -> dict[str, Target | None]:
+        """The objectives by name."""
+        return {"tpot_ms": self.tpot_ms, "ttft_ms": self.ttft_ms, "e2e_ms": self.e2e_ms}
 
 
 class SpeculationFields(_Strict):

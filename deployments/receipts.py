@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from cluster.stream_messages import Objective, Receipt
+from cluster.tier_config import DEFAULT_TIER
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,16 @@ def usage(outcomes: Sequence[ChoiceOutcome], num_prompts: int) -> dict[str, Any]
     }
 
 
-def metrics(outcomes: Sequence[ChoiceOutcome], objective: Objective, seed: int) -> dict[str, Any]:
-    """The receipt of a request; of several choices, times are the worst and counts the sum."""
+def metrics(
+    outcomes: Sequence[ChoiceOutcome], objective: Objective, seed: int, tier: str = DEFAULT_TIER
+) -> dict[str, Any]:
+    """The receipt of a request; of several choices, times are the worst and counts the sum.
+
+    Args:
+        outcomes: of its choices.
+        objective, tier: as asked for; what the cell served it on stands in its own receipts.
+        seed: what gives the same text again.
+    """
     ttft_ms = _worst(outcome.ttft_ms for outcome in outcomes)
     tpot_ms = _worst(outcome.tpot_ms for outcome in outcomes)
     e2e_ms = max(outcome.e2e_ms for outcome in outcomes)
@@ -66,7 +75,9 @@ def metrics(outcomes: Sequence[ChoiceOutcome], objective: Objective, seed: int) 
         "tpot_ms": _rounded(tpot_ms),
         "e2e_ms": _rounded(e2e_ms),
         "tokens_per_second": _rounded(1000 * tokens / e2e_ms) if e2e_ms > 0 else None,
-        "slo": _attainment(objective, ttft_ms, tpot_ms),
+        "slo": _attainment(outcomes, objective),
+        "predicted": _predicted(receipts),
+        "tier": _tiers(receipts, tier),
         "speculative_decoding": _speculation(receipts),
         "drafters": dict(drafters),
         "num_preemptions": sum(receipt.num_preemptions for receipt in receipts),
@@ -74,21 +85,60 @@ def metrics(outcomes: Sequence[ChoiceOutcome], objective: Objective, seed: int) 
     }
 
 
-def _attainment(objective: Objective, ttft_ms: float | None, tpot_ms: float | None) -> dict[str, Any]:
-    """Whether each objective was met; null where there is none, or nothing to measure it by."""
+def _attainment(outcomes: Sequence[ChoiceOutcome], asked: Objective) -> dict[str, Any]:
+    """Targets, and whether each was met; null where there is none, or nothing to measure it by.
 
-    def met(measured: float | None, bound: float | None) -> bool | None:
-        return None if bound is None or measured is None else measured <= bound
+    Targets are those the request was served on. Where they differ by choice, as multiples do between
+    prompts, each choice is held against its own, and the largest is told.
+    """
+    targets: dict[str, float | None] = {}
+    met: dict[str, bool | None] = {}
+    for name in ("tpot_ms", "ttft_ms", "e2e_ms"):
+        bounds = [getattr(_served(outcome, asked), name) for outcome in outcomes] or [getattr(asked, name)]
+        held = [
+            getattr(outcome, name) <= bound
+            for outcome, bound in zip(outcomes, bounds, strict=False)
+            if bound is not None and getattr(outcome, name) is not None
+        ]
+        targets[name] = _rounded(_worst(bounds))
+        met[name.replace("_ms", "_met")] = all(held) if held else None
+    known = [one for one in met.values() if one is not None]
+    return {**targets, "met": all(known) if known else None, **met}
 
-    tpot_met, ttft_met = met(tpot_ms, objective.tpot_ms), met(ttft_ms, objective.ttft_ms)
-    known = [one for one in (tpot_met, ttft_met) if one is not None]
+
+def _served(outcome: ChoiceOutcome, asked: Objective) -> Objective:
+    terms = None if outcome.receipt is None else outcome.receipt.terms
+    return asked if terms is None else terms.objective
+
+
+def _predicted(receipts: Sequence[Receipt]) -> dict[str, float | None] | None:
+    """What was predicted on arrival, of several choices the worst; null if nothing was."""
+    told = [receipt.predicted for receipt in receipts if receipt.predicted is not None]
+    if not told:
+        return None
     return {
-        "tpot_ms": objective.tpot_ms,
-        "ttft_ms": objective.ttft_ms,
-        "met": all(known) if known else None,
-        "tpot_met": tpot_met,
-        "ttft_met": ttft_met,
+        "ttft_ms": _rounded(_worst(one.ttft_ms for one in told)),
+        "tpot_ms": _rounded(_worst(one.tpot_ms for one in told)),
+        "e2e_ms": _rounded(_worst(one.e2e_ms for one in told)),
     }
+
+
+def _tiers(receipts: Sequence[Receipt], asked: str) -> dict[str, Any]:
+    """The tier asked for and the one served; of choices served on several, the last that is not it."""
+    served = [receipt.terms.tier for receipt in receipts if receipt.terms is not None]
+    lower = [tier for tier in served if tier != asked]
+    return {"asked": asked, "served": lower[-1] if lower else asked, "downgraded": bool(lower)}
+
+
+def server_timing(receipt: Mapping[str, Any]) -> str:
+    """The times of a receipt as the value of a `Server-Timing` header (W3C), in milliseconds."""
+    parts = (
+        ("queue", receipt["queue_time_ms"]),
+        ("ttft", receipt["time_to_first_token_ms"]),
+        ("decode", receipt["generation_time_ms"]),
+        ("total", receipt["e2e_ms"]),
+    )
+    return ", ".join(f"{name};dur={value:g}" for name, value in parts if value is not None)
 
 
 def _speculation(receipts: Sequence[Receipt]) -> dict[str, Any]:

@@ -7,18 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.config import TierConfig
-from cluster.stream_messages import Objective, Speculation
+import msgspec
+
+from cluster.baseline import Baseline
+from cluster.stream_messages import Speculation
+from cluster.tier_config import TierConfig
 from deployments.errors import ApiError, bad_request
+from deployments.objectives import Asked, Contract, ObjectiveError, asked_by_fields, first_of
+from deployments.objectives import contract as resolve_contract
 from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
 from engine.sampling_params import SamplingParams
 
 #: OpenAI's default for completions; a chat goes on to the end of the window, but not for ever.
 COMPLETION_MAX_TOKENS = 16
 CHAT_MAX_TOKENS = 4096
-
-#: OpenAI's tiers, accepted also where none is configured under that name.
-OPENAI_TIERS = ("auto", "default", "flex", "scale", "priority")
 
 _MAX_INT64 = (1 << 63) - 1
 
@@ -34,6 +36,7 @@ class CellInfo:
         drafters: names a request may choose from.
         ready: whether it serves.
         policy: the speculation policy that runs.
+        baseline: what it takes for one request by itself; None where it does not say.
     """
 
     model: str
@@ -42,6 +45,7 @@ class CellInfo:
     drafters: tuple[str, ...] = ()
     ready: bool = True
     policy: str = ""
+    baseline: Baseline | None = None
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> CellInfo:
@@ -54,6 +58,9 @@ class CellInfo:
             drafters=tuple(description.get("drafters_configured") or description.get("drafters", ())),
             ready=bool(description.get("ready", True)),
             policy=str(description.get("policy", "")),
+            baseline=msgspec.convert(description["baseline"], Baseline)
+            if "baseline" in description
+            else None,
         )
 
 
@@ -150,20 +157,29 @@ def speculation(request: GenerationRequest, info: CellInfo) -> Speculation:
     )
 
 
-def objective(request: GenerationRequest, tiers: Mapping[str, TierConfig]) -> tuple[str, Objective]:
-    """The request's tier and objectives: its own where given, else the tier's."""
-    name = request.service_tier or "default"
-    if name not in tiers and name not in OPENAI_TIERS:
-        raise bad_request(
-            f"`service_tier` is '{name}', but the tiers here are: {', '.join((*tiers, *OPENAI_TIERS))}.",
-            "service_tier",
+def contract(
+    request: GenerationRequest,
+    headers: Asked,
+    tiers: Mapping[str, TierConfig],
+    info: CellInfo,
+    num_prompt: int,
+    max_tokens: int,
+) -> Contract:
+    """On what terms the request is to be served; raises 400 with the field or header at fault."""
+    slo = request.slo
+    try:
+        body = Asked() if slo is None else asked_by_fields(slo.targets, slo.on_miss)
+        return resolve_contract(
+            first_of(body, headers),
+            request.service_tier,
+            request.priority,
+            tiers,
+            info.baseline,
+            num_prompt,
+            max_tokens,
         )
-    if name == "auto":
-        name = "default"
-    tier, own = tiers.get(name, TierConfig()), request.slo
-    tpot_ms = own.tpot_ms if own is not None and own.tpot_ms is not None else tier.tpot_ms
-    ttft_ms = own.ttft_ms if own is not None and own.ttft_ms is not None else tier.ttft_ms
-    return name, Objective(tpot_ms=tpot_ms, ttft_ms=ttft_ms)
+    except ObjectiveError as error:
+        raise bad_request(error.message, error.place) from None
 
 
 def check_prompt_ids(ids: list[int], info: CellInfo) -> None:

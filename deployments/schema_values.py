@@ -7,6 +7,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from cluster.tier_config import check_target
+
 #: Most stop strings, most characters of one, most prompts in one request, most alternatives per token.
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -108,8 +110,19 @@ def message_text(value: Any) -> Any:
     return "".join(texts)
 
 
+def latency_target(value: Any) -> Any:
+    """Milliseconds, or a multiple of the baseline as a string."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _fail("latency_type", 'must be a number of milliseconds, or a multiple such as "1.2x"')
+    try:
+        return check_target(value)
+    except ValueError as error:
+        raise _fail("latency_value", str(error)) from None
+
+
 StopStrings = Annotated[tuple[str, ...], BeforeValidator(stop_strings)]
 LogitBias = Annotated[dict[int, float], BeforeValidator(logit_bias)]
 Prompts = Annotated[list[str | list[int]], BeforeValidator(prompts)]
 MessageText = Annotated[str, BeforeValidator(message_text)]
+LatencyTarget = Annotated[float | str, BeforeValidator(latency_target)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]

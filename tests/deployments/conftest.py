@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from cluster.config import TierConfig
+from cluster.tier_config import TierConfig
 from deployments.api_service import ApiService
 from deployments.openai_api import create_app
 from tests.fakes.cell_stand_in import CellStandIn

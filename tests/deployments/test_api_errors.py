@@ -184,7 +184,7 @@ async def test_body_too_large(http: httpx.AsyncClient) -> None:
     [
         ("queue_full", 2.5, 429, None),
         ("slo_infeasible", None, 400, "slo"),
-        ("slo_infeasible", 1.0, 429, "slo"),
+        ("saturated", 1.0, 429, "slo"),
         ("prompt_too_long", None, 400, "prompt"),
         ("draining", None, 503, None),
         ("not_ready", 5.0, 503, None),
@@ -208,6 +208,9 @@ async def test_rejection_is_a_status(
     check_error(response, status, param)
     if status in (429, 503):
         assert int(response.headers["retry-after"]) >= (retry_after_s or 1)
+    assert response.headers.get("x-llm-d-request-dropped-reason") == (
+        "rejected-saturated" if status == 429 else None
+    )
 
 
 async def test_cell_that_is_away_is_503(http: httpx.AsyncClient, cell: CellStandIn) -> None:

@@ -78,6 +78,7 @@ class CellStandIn:
             "drafters": ["small", "lookup"],
             "policy": "flotilla",
             "ready": self.ready,
+            "baseline": {"target": {"delta": 0.010, "gamma": 0.001}, "overhead_s": 0.001, "chunk_tokens": 8},
         }
 
     async def metrics(self) -> str:

@@ -76,9 +76,11 @@ def test_every_response_carries_a_receipt(server: Server) -> None:
     assert metrics["slo"] == {
         "tpot_ms": 500.0,
         "ttft_ms": 5000.0,
+        "e2e_ms": None,
         "met": True,
         "tpot_met": True,
         "ttft_met": True,
+        "e2e_met": None,
     }
     speculation = metrics["speculative_decoding"]
     assert speculation["num_draft_tokens"] >= speculation["num_verified_tokens"]
