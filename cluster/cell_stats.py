@@ -1,4 +1,4 @@
-"""What a cell tells of its load, for routing requests to it and for scaling: predictions of its cost model."""
+"""What a cell tells of its load, for routing and for scaling: counts, and predictions of its cost model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CellStats:
     """Numbers on the state of one cell, by name (`Member.stats`); times in seconds of the scheduler's clock.
 
     - `running`, `waiting`: requests decoded and queued; `max_running`: how many may be decoded at once.
-    - `kv_use`: share of KV slots in use, 0 to 1.
+    - `kv_slots`: tokens the KV pool holds; `kv_use`: share of them in use, 0 to 1.
     - `queue_s`: predicted delay until a request that came now would begin its prefill.
     - `prefill_s_per_token`: predicted seconds for a token of its prompt.
     - `step_s`: seconds of an iteration; `tpot_s`: predicted seconds per output token with one request more.
@@ -35,7 +35,7 @@ class CellStats:
         self._committed: deque[tuple[float, int]] = deque()
 
     def ended(self, num_output: int) -> None:
-        """A request ended by itself with so many output tokens: that is what others may be expected to have."""
+        """A request ended by itself with so many output tokens: what others may be expected to have."""
         self._mean_output += _SMOOTHING * (num_output - self._mean_output)
 
     def measure(self, core: SchedulerCore, now: float) -> dict[str, float]:
@@ -51,6 +51,7 @@ class CellStats:
             "running": float(len(running)),
             "waiting": float(len(waiting)),
             "max_running": float(core.config.scheduler.max_running),
+            "kv_slots": float(num_slots),
             "kv_use": 1.0 - core.free_slots / num_slots if num_slots else 0.0,
             "queue_s": queue_s,
             "prefill_s_per_token": per_token_s,
@@ -85,7 +86,7 @@ class CellStats:
         per_token_s: float,
         tpot_s: float,
     ) -> float:
-        """Until a request that came now began its prefill: prompts before it, and a place among the running."""
+        """Until a request that came now began its prefill: prompts before it, a place among the running."""
         ahead = sum(request.num_tokens for request in waiting)
         for request in running:
             if request.state in (State.PREFILLING, State.PREFILL_SENT):

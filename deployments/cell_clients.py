@@ -1,0 +1,329 @@
+"""A front end's connections to all cells: requests are routed, and moved when their cell is lost or leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from cluster.members import SILENT_S, Member
+from cluster.stream_messages import (
+    Cancel,
+    CancelMatching,
+    CellMessage,
+    NumCancelled,
+    Rejected,
+    Submit,
+    TokenBatch,
+    TokenEvent,
+)
+from deployments.cell_connection import ATTEMPT_TIMEOUT_S, CellConnection
+from deployments.cell_router import CellRouter
+from deployments.pending_requests import PASSING, CellLost, Pending, RequestRejected
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+_REFUSED_PAUSE_S = 0.1
+
+
+class CellSource(Protocol):
+    """Where a front end learns which cells there are."""
+
+    @property
+    def poll_s(self) -> float | None:
+        """How often to ask while connected; None: only after a connection was lost."""
+
+    async def cells(self) -> Sequence[Member]:
+        """The cells with their endpoints; anything raised is taken for an outage that may pass."""
+
+
+class CellClients:
+    """Submits requests and hands their tokens out; survives the loss of connections and of cells.
+
+    One TCP connection per cell carries all requests there. A request goes to the cell that `CellRouter`
+    names. When that is lost, or gives it back since it is being removed, it is submitted to another with
+    prompt and output so far, and goes on with the same text (design, 2 and 3); when there is no other, it
+    waits for one. A refusal that another cell need not share is passed on only after all have refused.
+
+    Args:
+        source: which cells there are.
+        give_up_after_s: how long requests wait while no cell can be reached, before they end with `CellLost`.
+        silent_s: a cell that the source has not named for so long is left, if there are others, although
+            its connection stands: it hangs, or its machine is cut off.
+    """
+
+    def __init__(
+        self, source: CellSource, *, give_up_after_s: float = 120.0, silent_s: float = SILENT_S
+    ) -> None:
+        self._source = source
+        self._give_up_after_s = give_up_after_s
+        self._silent_s = silent_s
+        self._router = CellRouter()
+        self._pending: dict[str, Pending] = {}
+        self._connections: dict[str, CellConnection] = {}
+        self._pauses: dict[str, tuple[float, float]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._unreached_since: float | None = None
+        self._tickets: dict[int, asyncio.Future[int]] = {}
+        self._next_ticket = 0
+        self.num_resubmitted = 0
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether requests can be sent right now."""
+        return any(connection.is_open for connection in self._connections.values())
+
+    @property
+    def num_streams(self) -> int:
+        """Requests whose end has not been seen."""
+        return len(self._pending)
+
+    async def submit(self, request: Submit) -> AsyncGenerator[TokenEvent, None]:
+        """The request's events in order, each token exactly once, until its finish reason.
+
+        Close the generator to give up on the request: the cell is told to stop working on it. Raises
+        `RequestRejected` and `CellLost`.
+        """
+        pending = Pending(request, list(request.output))
+        self._ensure_running()
+        self._pending[request.request_id] = pending
+        # Without a connection, it is sent once there is one.
+        self._place(pending)
+        finished = False
+        try:
+            while not finished:
+                event = await pending.events.get()
+                finished = isinstance(event, Exception) or event.finish_reason is not None
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+        finally:
+            # Reached on cancellation too, so nothing here may wait.
+            self._pending.pop(request.request_id, None)
+            if not finished:
+                self._cancel(pending)
+
+    def cancel(self, request_id: str) -> None:
+        """Ask its cell to end a request early; its last event still arrives, with the receipt."""
+        pending = self._pending.get(request_id)
+        if pending is not None:
+            pending.is_cancelled = True
+            self._cancel(pending)
+
+    async def cancel_matching(self, prefix: str) -> int:
+        """End the requests, of any front end, whose ids begin so; how many the cells had.
+
+        Raises `TimeoutError` if a cell does not answer, or none can be reached now.
+        """
+        self._ensure_running()
+        tickets: list[int] = []
+        try:
+            async with asyncio.timeout(ATTEMPT_TIMEOUT_S):
+                while not self.is_connected:
+                    await asyncio.sleep(_FIRST_PAUSE_S)
+                answers = []
+                for connection in [one for one in self._connections.values() if one.is_open]:
+                    self._next_ticket += 1
+                    tickets.append(self._next_ticket)
+                    answers.append(asyncio.get_running_loop().create_future())
+                    self._tickets[self._next_ticket] = answers[-1]
+                    connection.send(CancelMatching(self._next_ticket, prefix))
+                return sum(await asyncio.gather(*answers))
+        finally:
+            for ticket in tickets:
+                self._tickets.pop(ticket, None)
+
+    def lives(self, request_id: str) -> int:
+        """How often a request in flight was begun; above one, its receipt covers the last life only."""
+        pending = self._pending.get(request_id)
+        return pending.lives if pending is not None else 0
+
+    async def close(self) -> None:
+        """Drop all connections; what is in flight ends with `CellLost`."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for connection in list(self._connections.values()):
+            await connection.close()
+        self._connections.clear()
+        self._fail_all("the front end is shutting down")
+
+    def connect(self) -> None:
+        """Begin connecting before the first request needs it."""
+        self._ensure_running()
+
+    # -- cells come and go ---------------------------------------------------------------------------
+
+    def _ensure_running(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._run(), name="connections to cells")
+        elif self._task.get_loop() is not loop:
+            # Its tokens would be seen only when the other loop happens to wake.
+            raise RuntimeError("connections to cells serve one event loop; make them for each")
+
+    async def _run(self) -> None:
+        """Follow the source; ends when no cell could be reached for too long and nobody can wait longer."""
+        loop = asyncio.get_running_loop()
+        self._unreached_since = None if self.is_connected else loop.time()
+        pause, problem = _FIRST_PAUSE_S, "no cell is known"
+        while True:
+            try:
+                members = await asyncio.wait_for(self._source.cells(), ATTEMPT_TIMEOUT_S)
+            except Exception as error:  # a remote call: anything may come out of it
+                problem = repr(error)
+            else:
+                self._follow([member for member in members if member.endpoint is not None])
+            timeout_s = self._source.poll_s
+            if not self.is_connected:
+                # A connection that opens wakes this up.
+                timeout_s = min(pause, self._give_up_after_s / 4)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                since = self._unreached_since if self._unreached_since is not None else loop.time()
+                if loop.time() - since >= self._give_up_after_s:
+                    _log.error("no cell reached for %.0f s: %s", self._give_up_after_s, problem)
+                    self._fail_all(f"the cell did not come back within {self._give_up_after_s:.0f} s")
+                    return
+            else:
+                pause = _FIRST_PAUSE_S
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
+            except TimeoutError:
+                pass
+
+    def _follow(self, members: Sequence[Member]) -> None:
+        """Connect to new cells, and take note of how the others are."""
+        now = asyncio.get_running_loop().time()
+        for member in members:
+            connection = self._connections.get(member.id)
+            if connection is not None:
+                connection.member, connection.missing_since = member, None
+            elif self._pauses.get(member.id, (0.0, 0.0))[0] <= now:
+                self._connections[member.id] = CellConnection(
+                    member, self._opened, self._dispatch, self._lost
+                )
+        named = {member.id for member in members}
+        self._pauses = {cell: pause for cell, pause in self._pauses.items() if cell in named}
+        others = any(self._connections[cell].is_open for cell in named & self._connections.keys())
+        for cell, connection in list(self._connections.items()):
+            if cell in named or not others:
+                continue
+            connection.missing_since = connection.missing_since or now
+            if now - connection.missing_since > self._silent_s:
+                _log.warning("cell %s has been silent; its requests are moved", cell)
+                connection.abort()
+
+    def _opened(self, connection: CellConnection) -> None:
+        self._unreached_since = None
+        self._changed.set()
+        for pending in list(self._pending.values()):
+            if not pending.cell:
+                pending.refused_by.discard(connection.member.id)
+                self._place(pending)
+
+    def _lost(self, connection: CellConnection) -> None:
+        loop, cell = asyncio.get_running_loop(), connection.member.id
+        if self._connections.get(cell) is connection:
+            del self._connections[cell]
+        # A cell that accepts and hangs up at once must not be hammered, nor one that is away.
+        last = _FIRST_PAUSE_S / 2 if connection.was_open else self._pauses.get(cell, (0.0, 0.0))[1]
+        pause = min(max(2 * last, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+        self._pauses[cell] = loop.time() + pause, pause
+        self._router.forget(cell)
+        if not self.is_connected and self._unreached_since is None:
+            self._unreached_since = loop.time()
+        if connection.was_open:
+            loop.call_later(pause, self._changed.set)
+            moved = [pending for pending in self._pending.values() if pending.cell == cell]
+            for pending in moved:
+                pending.lost()
+                self._place(pending)
+
+    # -- requests ------------------------------------------------------------------------------------
+
+    def _place(self, pending: Pending) -> None:
+        """Send a request to the best cell that has not refused it; it stays where it is if there is none."""
+        there = [connection for connection in self._connections.values() if connection.is_open]
+        willing = [one for one in there if one.member.id not in pending.refused_by]
+        # Who is draining would refuse, who is starting may; better than nobody while it is not known.
+        for state in ("ready", "starting", "draining"):
+            candidates = {one.member.id: one for one in willing if one.member.state == state}
+            if candidates:
+                break
+        else:
+            return
+        request = pending.request
+        loads = [connection.load() for connection in candidates.values()]
+        connection = candidates[self._router.choose(request, loads)]
+        message = pending.next_life(connection.member.id)
+        if pending.sent > 1:
+            self.num_resubmitted += 1
+        if message is None:
+            return
+        if len(there) > 1 or self._source.poll_s is not None:
+            self._router.placed(request, connection.load())
+            connection.note_sent(len(request.prompt) + len(pending.output))
+        connection.send(message)
+        if pending.is_cancelled:
+            self._cancel(pending)
+
+    def _cancel(self, pending: Pending) -> None:
+        connection = self._connections.get(pending.cell)
+        if connection is not None:
+            connection.send(Cancel(pending.wire_id))
+
+    def _dispatch(self, connection: CellConnection, message: CellMessage) -> None:
+        if isinstance(message, TokenBatch):
+            for event in message.events:
+                pending = self._find(event.request_id)
+                if pending is not None:
+                    pending.accept(event)
+        elif isinstance(message, NumCancelled):
+            answer = self._tickets.get(message.ticket)
+            if answer is not None and not answer.done():
+                answer.set_result(message.number)
+        else:
+            pending = self._find(message.request_id)
+            if pending is not None:
+                self._refused(pending, message)
+
+    def _find(self, wire_id: str) -> Pending | None:
+        pending = self._pending.get(wire_id.partition("~")[0])
+        # Of an earlier life, or of a request whose client is gone: no one is waiting for it.
+        return pending if pending is not None and pending.wire_id == wire_id else None
+
+    def _refused(self, pending: Pending, rejected: Rejected) -> None:
+        loop = asyncio.get_running_loop()
+        pending.refused()
+        if rejected.code not in PASSING:
+            pending.events.put_nowait(RequestRejected(rejected))
+            return
+        if rejected.code == "draining":
+            # It may have been in that cell's queue for long. Another cell takes it, or one that comes.
+            pending.is_promised = True
+        self._place(pending)
+        if pending.cell:
+            return
+        if pending.refused_at is None:
+            pending.refused_at = loop.time()
+        if pending.is_promised and loop.time() - pending.refused_at < self._give_up_after_s:
+            # That cells start anew, or are flooded by what a lost one had, is not its fault.
+            loop.call_later(_REFUSED_PAUSE_S, self._place_again, pending)
+        else:
+            pending.events.put_nowait(RequestRejected(rejected))
+
+    def _place_again(self, pending: Pending) -> None:
+        waiting = self._pending.get(pending.request.request_id) is pending
+        # A new connection in between has already begun another life.
+        if waiting and not pending.cell:
+            pending.refused_by.clear()
+            self._place(pending)
+
+    def _fail_all(self, reason: str) -> None:
+        for pending in self._pending.values():
+            pending.events.put_nowait(CellLost(reason))

@@ -1,0 +1,121 @@
+"""A front end's side of a request whose end has not been seen: what it has, and what is still to come."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
+
+from cluster.stream_messages import Rejected, Submit, TokenEvent
+
+#: Rejections that another cell need not share, and that pass by themselves.
+PASSING = frozenset({"queue_full", "not_ready", "draining"})
+
+
+class CellLost(Exception):
+    """No cell came back in time; the request's outcome is unknown beyond the tokens already seen."""
+
+
+class RequestRejected(Exception):
+    """The cells turned the request away."""
+
+    def __init__(self, rejected: Rejected) -> None:
+        super().__init__(rejected.message)
+        self.rejected = rejected
+
+
+@dataclass(eq=False)
+class Pending:
+    """A request whose end has not been seen.
+
+    Attributes:
+        request: as the caller submitted it.
+        output: tokens received so far, which a resubmission carries.
+        events: to the caller; an exception ends it.
+        cell: where it is; empty while it is nowhere.
+        wire_id: the id in the life that runs now. Each life has its own, so that a cell that still holds the
+            previous one neither refuses the new one nor confuses the two.
+        sent: how often it was sent. lives: in how many of those a cell may have worked on it.
+        sent_output: output tokens it had when it was last sent.
+        is_promised: a cell has begun it, or may have: it is no longer turned away for what passes by itself.
+        is_cancelled: the caller wants no more than its receipt.
+        refused_by: cells that refused it since it was last taken.
+        refused_at: when cells began to refuse it although it is promised.
+    """
+
+    request: Submit
+    output: list[int]
+    events: asyncio.Queue[TokenEvent | Exception] = field(default_factory=asyncio.Queue)
+    cell: str = ""
+    wire_id: str = ""
+    sent: int = 0
+    lives: int = 0
+    sent_output: int = 0
+    is_promised: bool = False
+    is_cancelled: bool = False
+    refused_by: set[str] = field(default_factory=set)
+    refused_at: float | None = None
+
+    def next_life(self, cell: str) -> Submit | None:
+        """What to send to `cell`; None if nothing is left to generate, which the caller is told."""
+        self.sent += 1
+        self.lives += 1
+        self.cell, self.sent_output = cell, len(self.output)
+        request = self.request
+        self.wire_id = request.request_id if self.sent == 1 else f"{request.request_id}~{self.sent}"
+        if self.sent > 1:
+            reason = _finish_reason(request, self.output)
+            if reason is not None:
+                # Only the news of its end was lost.
+                end = TokenEvent(
+                    request_id=request.request_id,
+                    position=len(self.output),
+                    tokens=[],
+                    finish_reason=reason,
+                )
+                self.events.put_nowait(end)
+                return None
+        return msgspec.structs.replace(request, request_id=self.wire_id, output=self.output)
+
+    def refused(self) -> None:
+        """The cell did not take it, or gave it back."""
+        if len(self.output) == self.sent_output:
+            self.lives -= 1  # nobody worked on it, or nothing that the receipt of another life misses
+        self.refused_by.add(self.cell)
+        self.cell = self.wire_id = ""
+
+    def lost(self) -> None:
+        """The connection to its cell ended."""
+        self.cell = self.wire_id = ""
+        self.is_promised = True
+        self.refused_by.clear()
+
+    def accept(self, event: TokenEvent) -> None:
+        """Pass on what is new in an event; tokens that came in an earlier life are dropped by position."""
+        repeated = len(self.output) - event.position
+        if repeated < 0:
+            self.events.put_nowait(
+                CellLost(f"tokens {len(self.output)} to {event.position} never arrived from the cell")
+            )
+            return
+        tokens = event.tokens[repeated:]
+        if repeated:
+            event = msgspec.structs.replace(
+                event,
+                position=len(self.output),
+                tokens=tokens,
+                logprobs=event.logprobs[repeated:],
+                num_accepted=max(0, event.num_accepted - repeated),
+            )
+        self.output.extend(tokens)
+        self.is_promised, self.refused_at = True, None
+        if tokens or event.finish_reason is not None:
+            self.events.put_nowait(msgspec.structs.replace(event, request_id=self.request.request_id))
+
+
+def _finish_reason(request: Submit, output: list[int]) -> str | None:
+    """Why this output is complete, if it is."""
+    if output and output[-1] in request.sampling.stop_token_ids:
+        return "stop"
+    return "length" if len(output) >= request.sampling.max_tokens else None
