@@ -28,6 +28,7 @@ class CellState(Protocol):
     requests: dict[str, Request]
     waiting: list[Request]
     verifier: VerifierReady | None
+    is_draining: bool
 
     @property
     def max_model_tokens(self) -> int:
@@ -39,6 +40,8 @@ def check(submit: Submit, cell: CellState) -> Rejected | None:
     """Why a request is refused at the door; None if it is not."""
     if submit.request_id in cell.requests:
         return _reject(submit, "duplicate_id", "a request with this id is already being served")
+    if cell.is_draining:
+        return draining(submit)
     if cell.verifier is None and not cell.requests:
         return _reject(submit, "not_ready", "the target model is starting", retry_after_s=5.0)
     if len(cell.waiting) >= cell.config.scheduler.max_waiting:
@@ -67,6 +70,11 @@ def check(submit: Submit, cell: CellState) -> Rejected | None:
             )
             return _reject(submit, "slo_infeasible", message)
     return None
+
+
+def draining(submit: Submit) -> Rejected:
+    """The answer of a cell that is being removed; another serves the request from where it is."""
+    return _reject(submit, "draining", "the cell is being removed", retry_after_s=1.0)
 
 
 def _reject(submit: Submit, code: str, message: str, retry_after_s: float | None = None) -> Rejected:
@@ -115,7 +123,7 @@ class Room:
 
 def slack_s(request: Request, now: float, step_s: float) -> float:
     """Seconds the request is ahead of its TPOT objective after one more step; infinite without one."""
-    tpot_ms = request.submit.objective.tpot_ms
+    tpot_ms = request.pace.tpot_ms
     if tpot_ms is None or request.first_token_at is None:
         return float("inf")
     return len(request.output) * tpot_ms / 1e3 - (now - request.first_token_at + step_s)

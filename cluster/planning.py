@@ -263,7 +263,7 @@ class StepPlanner:
         drafter = self.pool.drafters.get(request.drafter)
         max_draft, max_width, num_heads, rate = 0, 1, 0, 0.0
         submit, num_tokens, num_remaining = request.submit, request.num_tokens, request.num_remaining
-        wish, tpot_ms = submit.speculation, submit.objective.tpot_ms
+        wish, tpot_ms = submit.speculation, request.pace.tpot_ms
         unread = (
             drafter is not None
             and request.request_id not in drafter.known

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from types import MappingProxyType
 
-from cluster.stream_messages import Receipt, Submit
+from cluster.stream_messages import Objective, Prediction, Receipt, Submit, Terms
 from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
@@ -98,6 +98,9 @@ class Request:
         proposals: what the target's decoding heads proposed with its last verdict, if it was asked for them.
         micro_batch: index of the micro-batch it belongs to while running.
         last_served_at: when it was last in a verify call that was sent.
+        predicted: latencies predicted on arrival; None if there was nothing to predict from.
+        pace: objectives that scheduling goes by: `e2e_ms` stands in them as what it leaves for the first
+            token and for each of the others.
         request_id: the id chosen by the front end.
         num_prompt: tokens of the prompt.
     """
@@ -133,12 +136,15 @@ class Request:
     accepted_by_drafter: dict[str, int] = field(default_factory=dict)
     accepted_by_depth: list[int] = field(default_factory=list)
     min_gap: float = float("inf")
+    predicted: Prediction | None = None
     # Asked for a dozen times a step, so they are kept at hand.
+    pace: Objective = field(init=False)
     request_id: str = field(init=False)
     num_prompt: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.request_id, self.num_prompt = self.submit.request_id, len(self.submit.prompt)
+        self.pace = self._paced()
 
     @property
     def num_tokens(self) -> int:
@@ -202,6 +208,7 @@ class Request:
         """Append the tokens of a verdict and keep the accounts."""
         if self.first_token_at is None:
             self.first_token_at = now
+            self.pace = self._paced()
         self.last_token_at = now
         self.output.extend(verdict.tokens)
         self.proposals = verdict.proposals
@@ -242,9 +249,33 @@ class Request:
             return None
         return (self.last_token_at - self.first_token_at) / decoded
 
+    def _paced(self) -> Objective:
+        """The objectives, `e2e_ms` turned into what it asks of the first token and of the mean of the others.
+
+        Once the first token is there, that is exact: the rest of the time over the rest of `max_tokens`.
+        Before, the first token may take what decoding as predicted leaves.
+        """
+        objective = self.submit.objective
+        if objective.e2e_ms is None:
+            return objective
+        tpot_ms, ttft_ms, e2e_ms = objective.tpot_ms, objective.ttft_ms, objective.e2e_ms
+        num_decoded = max(1, self.submit.sampling.max_tokens - 1 - self.num_resubmitted)
+        if self.first_token_at is not None:
+            taken_ms = 1e3 * (self.first_token_at - self.arrived)
+        elif self.predicted is not None:
+            taken_ms = max(e2e_ms - num_decoded * self.predicted.tpot_ms, self.predicted.ttft_ms)
+            ttft_ms = taken_ms if ttft_ms is None else min(ttft_ms, taken_ms)
+        else:
+            taken_ms = 0.0
+        left_ms = (e2e_ms - taken_ms) / num_decoded
+        if left_ms > 0.0:  # else it is lost: nothing is gained by heeding it
+            tpot_ms = left_ms if tpot_ms is None else min(tpot_ms, left_ms)
+        return Objective(tpot_ms=tpot_ms, ttft_ms=ttft_ms)
+
     def receipt(self, now: float) -> Receipt:
         """The accounts, in the units of the API."""
         tpot = self.tpot_so_far()
+        submit = self.submit
         started = self.first_chunk_at if self.first_chunk_at is not None else now
         return Receipt(
             queue_ms=1e3 * (started - self.arrived),
@@ -262,4 +293,6 @@ class Request:
             num_preemptions=self.num_preemptions,
             acceptance_by_depth=list(self.accepted_by_depth),
             min_gap=self.min_gap,
+            terms=Terms(tier=submit.tier, objective=submit.objective, priority=submit.priority),
+            predicted=self.predicted,
         )

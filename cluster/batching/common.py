@@ -19,7 +19,7 @@ def arrival_order(request: Request) -> tuple[int, int]:
 
 def tpot_s(request: Request) -> float:
     """The request's TPOT objective in seconds; infinite without one."""
-    tpot_ms = request.submit.objective.tpot_ms
+    tpot_ms = request.pace.tpot_ms
     return float("inf") if tpot_ms is None else tpot_ms / 1e3
 
 

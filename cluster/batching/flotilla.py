@@ -206,7 +206,7 @@ def _deadline_s(request: Request, now: float) -> float:
     """Seconds left until the request's next token is due; negative if it is late, infinite if never."""
     if request.first_token_at is not None:
         return INFINITE if tpot_s(request) == INFINITE else tpot_s(request) + ahead_s(request, now)
-    ttft_ms = request.submit.objective.ttft_ms
+    ttft_ms = request.pace.ttft_ms
     return INFINITE if ttft_ms is None else request.arrived + ttft_ms / 1e3 - now
 
 
@@ -229,17 +229,15 @@ def _give_way(
 
 
 def _has_objective(requests: Collection[Request]) -> bool:
-    return any(
-        r.submit.objective.tpot_ms is not None or r.submit.objective.ttft_ms is not None for r in requests
-    )
+    return any(r.pace.tpot_ms is not None or r.pace.ttft_ms is not None for r in requests)
 
 
 def _has_tpot(requests: Collection[Request]) -> bool:
-    return any(request.submit.objective.tpot_ms is not None for request in requests)
+    return any(request.pace.tpot_ms is not None for request in requests)
 
 
 def _has_deadline(waiting: Collection[Request]) -> bool:
-    return any(r.submit.objective.ttft_ms is not None or r.first_token_at is not None for r in waiting)
+    return any(r.pace.ttft_ms is not None or r.first_token_at is not None for r in waiting)
 
 
 def _same_priority(waiting: Sequence[Request]) -> bool:
