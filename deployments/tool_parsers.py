@@ -1,0 +1,287 @@
+"""Calls of tools in a model's output: from text that arrives in pieces to text and whole calls.
+
+What comes out does not depend on how the text was cut into pieces. A call is told once it is complete and is
+valid JSON with the name of a tool that there is; anything else stays the text it is, so that nothing is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+#: How each kind of model writes a call, in the words it is told when its template cannot tell it.
+CallText = {
+    "hermes": '<tool_call>\n{"name": <function name>, "arguments": <arguments object>}\n</tool_call>',
+    "json": '{"name": <function name>, "parameters": <arguments object>}',
+}
+
+
+@dataclass(frozen=True)
+class CallDelta:
+    """News of a call.
+
+    Attributes:
+        index: which call of the answer.
+        arguments: more of the JSON text of its arguments.
+        call_id, name: with the first news of it, else empty.
+    """
+
+    index: int
+    arguments: str
+    call_id: str = ""
+    name: str = ""
+
+
+@dataclass
+class Parsed:
+    """What some text turned out to be: `content` for people, then `calls`."""
+
+    content: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+
+class ToolParser(Protocol):
+    """Reads the output of one choice.
+
+    Attributes:
+        num_calls: calls begun so far.
+        markers: tokens that the parser needs to see in the text, though they may be special ones.
+    """
+
+    num_calls: int
+    markers: tuple[str, ...]
+
+    def feed(self, text: str) -> Parsed:
+        """What became certain with `text`."""
+        ...
+
+    def finish(self) -> Parsed:
+        """The rest, when no more text comes."""
+        ...
+
+
+class HermesCalls:
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` in a text, as Hermes and Qwen write."""
+
+    OPEN, CLOSE = "<tool_call>", "</tool_call>"
+    markers: tuple[str, ...] = (OPEN, CLOSE)
+
+    def __init__(self, names: Collection[str], most: int | None = None) -> None:
+        """Of the functions `names`, at most `most` calls; what goes on after those is left out."""
+        self._names = names
+        self._most = most
+        self._held = ""
+        self._is_inside = False
+        self._skips_space = False
+        self.num_calls = 0
+
+    def feed(self, text: str) -> Parsed:
+        """See `ToolParser`."""
+        self._held += text
+        parsed = Parsed()
+        while True:
+            marker = self.CLOSE if self._is_inside else self.OPEN
+            before, found, after = self._held.partition(marker)
+            if not found:
+                break
+            self._held = after
+            if self._is_inside:
+                self._close(before, parsed)
+            else:
+                self._add_text(before, parsed)
+            self._is_inside = not self._is_inside
+        if not self._is_inside:
+            held = _overlap(self._held, self.OPEN)
+            self._add_text(self._held[: len(self._held) - held], parsed)
+            self._held = self._held[len(self._held) - held :]
+        return parsed
+
+    def finish(self) -> Parsed:
+        """See `ToolParser`; a call that was cut off is text."""
+        parsed = Parsed()
+        held, self._held = self._held, ""
+        if self._is_inside:
+            # Some models end their turn instead of closing the last call.
+            calls = _calls_in(held, self._names, ("arguments", "parameters"))
+            if calls is not None:
+                self._add_calls(calls, parsed)
+                return parsed
+            held = self.OPEN + held
+        self._add_text(held, parsed)
+        return parsed
+
+    def _close(self, body: str, parsed: Parsed) -> None:
+        calls = _calls_in(body, self._names, ("arguments", "parameters"))
+        if calls is None:
+            self._add_text(f"{self.OPEN}{body}{self.CLOSE}", parsed)
+        else:
+            self._add_calls(calls, parsed)
+
+    def _add_calls(self, calls: list[tuple[str, str]], parsed: Parsed) -> None:
+        self._skips_space = True
+        for name, arguments in calls:
+            if self._most is None or self.num_calls < self._most:
+                parsed.calls.append(_whole(self.num_calls, name, arguments))
+                self.num_calls += 1
+
+    def _add_text(self, text: str, parsed: Parsed) -> None:
+        if self._skips_space:  # between and after calls it belongs to the form, not to the answer
+            text = text.lstrip()
+            self._skips_space = not text
+        parsed.content += text
+
+
+class JsonCalls:
+    """An answer that is nothing but calls, `{"name": ..., "parameters": {...}}`, as Llama 3 models write.
+
+    Several are separated by `;` or white space, or are a list. Text that begins in any other way is text.
+    """
+
+    TAG = "<|python_tag|>"
+    markers: tuple[str, ...] = (TAG,)
+
+    def __init__(self, names: Collection[str], most: int | None = None) -> None:
+        """As `HermesCalls`."""
+        self._names = names
+        self._most = most
+        self._held = ""
+        self._is_text = False
+        self._is_list = False
+        self._began = False
+        self.num_calls = 0
+
+    def feed(self, text: str) -> Parsed:
+        """See `ToolParser`."""
+        if self._is_text:
+            return Parsed(text)
+        self._held += text
+        parsed = Parsed()
+        while not self._is_text and self._advance(parsed):
+            pass
+        if self._is_text and not self.num_calls:
+            parsed.content += self._held
+            self._held = ""
+        return parsed
+
+    def finish(self) -> Parsed:
+        """See `ToolParser`."""
+        held, self._held = self._held, ""
+        # After calls, only their punctuation is left; before, it is an answer that was cut off.
+        return Parsed(held.strip(" \t\r\n;,]") if self.num_calls else held)
+
+    def _advance(self, parsed: Parsed) -> bool:
+        """Take one step through what is held; whether another may follow at once."""
+        held = self._held.lstrip() if not self._began else self._held.lstrip(" \t\r\n;,")
+        if not self._began:
+            if self.TAG.startswith(held[: len(self.TAG)]):
+                if len(held) < len(self.TAG):
+                    return False
+                held = held[len(self.TAG) :].lstrip()
+            if not held:
+                return False
+            if held[0] == "[":
+                self._is_list, held = True, held[1:].lstrip()
+            if not held:
+                return False
+            if held[0] != "{":
+                self._is_text = True
+                return False
+        elif not held or (self._is_list and held[0] == "]"):
+            return False
+        try:
+            value, end = json.JSONDecoder().raw_decode(held)
+        except ValueError:
+            if not self._began:
+                self._is_list = False  # looked at again, with its bracket, when more has come
+            return False
+        call = _call(value, self._names, ("parameters", "arguments"))
+        if call is None:
+            self._is_text = True
+            if self.num_calls:
+                parsed.content += held
+                self._held = ""
+            return False
+        self._began, self._held = True, held[end:]
+        if self._most is None or self.num_calls < self._most:
+            parsed.calls.append(_whole(self.num_calls, *call))
+            self.num_calls += 1
+        return True
+
+
+class NamedCall:
+    """An answer that is nothing but the arguments of one call; each piece of it is told as it comes."""
+
+    markers: tuple[str, ...] = ()
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.num_calls = 0
+
+    def feed(self, text: str) -> Parsed:
+        """See `ToolParser`."""
+        if self.num_calls:
+            return Parsed(calls=[CallDelta(0, text)] if text else [])
+        if not text:
+            return Parsed()
+        self.num_calls = 1
+        return Parsed(calls=[_whole(0, self._name, text)])
+
+    def finish(self) -> Parsed:
+        """See `ToolParser`."""
+        return Parsed()
+
+
+_PARSERS: dict[str, Callable[[Collection[str], int | None], ToolParser]] = {
+    "hermes": HermesCalls,
+    "json": JsonCalls,
+}
+
+
+def make_parser(kind: str, names: Collection[str], most: int | None = None) -> ToolParser:
+    """The parser of that kind ("hermes" or "json") for functions `names`, telling at most `most` calls."""
+    return _PARSERS[kind](names, most)
+
+
+def kind_for_template(template: str) -> str:
+    """How a model with that chat template writes calls, "none" if it shows no way."""
+    if HermesCalls.OPEN in template:
+        return "hermes"
+    if "tools" in template and '"parameters"' in template:
+        return "json"
+    return "none"
+
+
+def _whole(index: int, name: str, arguments: str) -> CallDelta:
+    return CallDelta(index, arguments, call_id=f"call_{uuid.uuid4().hex[:24]}", name=name)
+
+
+def _calls_in(text: str, names: Collection[str], fields: tuple[str, ...]) -> list[tuple[str, str]] | None:
+    """The calls that a text consists of; None if it is anything else."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    calls = [_call(item, names, fields) for item in (value if isinstance(value, list) else [value])]
+    found = [call for call in calls if call is not None]
+    return found if found and len(found) == len(calls) else None
+
+
+def _call(value: Any, names: Collection[str], fields: tuple[str, ...]) -> tuple[str, str] | None:
+    """Name and arguments (as JSON text) of a call; None if it is none, or of a function that is not there."""
+    if not isinstance(value, dict) or value.get("name") not in names:
+        return None
+    arguments = next((value[name] for name in fields if name in value), {})
+    if not isinstance(arguments, dict):
+        return None
+    return str(value["name"]), json.dumps(arguments, ensure_ascii=False)
+
+
+def _overlap(text: str, marker: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `marker`."""
+    for length in range(min(len(text), len(marker) - 1), 0, -1):
+        if text.endswith(marker[:length]):
+            return length
+    return 0

@@ -1,0 +1,181 @@
+"""Tools of a chat request: their definitions, which may be called, and what that asks of the decoder."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from deployments.errors import bad_request
+from deployments.tool_parsers import CallText, JsonCalls, NamedCall, ToolParser, make_parser
+
+#: Most tools in one request.
+MAX_TOOLS = 128
+
+NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class FunctionDefinition(_Strict):
+    """A function that the model may ask to have called."""
+
+    name: str = Field(pattern=NAME)
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="JSON schema of the arguments.")
+    strict: bool | None = Field(None, description="Accepted; a forced call always keeps to the schema.")
+
+
+class Tool(_Strict):
+    """OpenAI's wrapping of a function; there are no other kinds of tools."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(_Strict):
+    """Which function."""
+
+    name: str = Field(pattern=NAME)
+
+
+class NamedToolChoice(_Strict):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+def _tool_choice(value: Any) -> Any:
+    """One message for both forms."""
+    if value is None or value in ("none", "auto", "required"):
+        return value
+    if isinstance(value, dict):
+        return NamedToolChoice.model_validate(value)
+    form = 'must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
+    kind = "tool_choice_value" if isinstance(value, str) else "tool_choice_type"
+    raise PydanticCustomError(kind, "{text}", {"text": form})  # type: ignore[arg-type]
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedToolChoice | None, BeforeValidator(_tool_choice)
+]
+
+
+class FunctionCall(_Strict):
+    """A call as the model wrote it."""
+
+    name: str = Field(pattern=NAME)
+    arguments: str = Field(max_length=1 << 20, description="A JSON object, as text.")
+
+
+class ToolCall(_Strict):
+    """A call in an assistant's message of the conversation so far."""
+
+    id: str = Field(min_length=1, max_length=256)
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ToolUse:
+    """What the tools of one request mean for its prompt, its decoding and its output.
+
+    Attributes:
+        tools: for the chat template, in OpenAI's form; None if the model is not to hear of any.
+        schema: JSON schema that the output must keep to; None if it is free.
+        is_required: whether some call must be made, so that the output is nothing but calls.
+    """
+
+    def __init__(self, tools: list[Tool] | None, choice: Any, parser: str, *, parallel: bool) -> None:
+        """Raises `ApiError` (400) where the choice and the tools contradict each other, or no parser is set.
+
+        Args:
+            tools: of the request. choice: `tool_choice`. parallel: `parallel_tool_calls`.
+            parser: how the model writes calls, "none" if that is not known.
+        """
+        self.tools: list[dict[str, Any]] | None = None
+        self.schema: dict[str, Any] | None = None
+        self._parser = parser
+        self._names: frozenset[str] = frozenset()
+        self._named = ""
+        self._parallel = parallel
+        self.is_required = choice == "required" or isinstance(choice, NamedToolChoice)
+        if not tools:
+            if self.is_required:
+                raise bad_request("`tool_choice` asks for a call, but there are no `tools`.", "tool_choice")
+            return
+        names = [tool.function.name for tool in tools]
+        if len(set(names)) < len(names):
+            raise bad_request("`tools` names a function twice; names must differ.", "tools")
+        if isinstance(choice, NamedToolChoice):
+            self._named = choice.function.name
+            if self._named not in names:
+                raise bad_request(
+                    f"`tool_choice` names '{self._named}', but `tools` has only: {', '.join(names)}.",
+                    "tool_choice",
+                )
+        if choice == "none":
+            return
+        if not self.is_required and parser == "none":
+            raise bad_request(
+                "`tools` cannot be used here: it is not known how this model writes calls. Set "
+                "`target.tool_parser` in the server's configuration, or force a call by `tool_choice`.",
+                "tools",
+            )
+        self.tools = [tool.model_dump(exclude_none=True) for tool in tools]
+        self._names = frozenset(names)
+        if self.is_required:
+            self.schema = _schema(tools, self._named, parallel=parallel)
+
+    @property
+    def parses(self) -> bool:
+        """Whether the output may hold calls."""
+        return self.tools is not None
+
+    def make_parser(self) -> ToolParser | None:
+        """For the output of one choice; None if it is text."""
+        if not self.parses:
+            return None
+        if self._named:
+            return NamedCall(self._named)
+        most = None if self._parallel else 1
+        if self.is_required:
+            return JsonCalls(self._names, most)
+        return make_parser(self._parser, self._names, most)
+
+    def as_system_message(self) -> dict[str, str]:
+        """The tools told in words, for a model whose template has no place for them."""
+        form = CallText.get(self._parser, CallText["json"])
+        listed = "\n".join(json.dumps(tool["function"]) for tool in self.tools or [])
+        return {
+            "role": "system",
+            "content": f"You may call these functions, given by their JSON schemas:\n{listed}\n"
+            f"To call one, answer with {form}",
+        }
+
+
+def _schema(tools: list[Tool], named: str, *, parallel: bool) -> dict[str, Any]:
+    """What a forced call looks like: the arguments of the named function, else a list of calls."""
+
+    def arguments(tool: Tool) -> dict[str, Any]:
+        return tool.function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+
+    if named:
+        return next(arguments(tool) for tool in tools if tool.function.name == named)
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool.function.name}, "parameters": arguments(tool)},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    if not parallel:
+        schema["maxItems"] = 1
+    return schema

@@ -1,0 +1,123 @@
+"""Calls in a model's output, however the text is cut into pieces."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.tool_parsers import CallDelta, ToolParser, kind_for_template, make_parser
+
+NAMES = ("add", "get_weather")
+ARGUMENTS = st.dictionaries(
+    st.text(max_size=4),
+    st.recursive(
+        st.none()
+        | st.integers()
+        | st.text(max_size=8)
+        | st.sampled_from(["}", '"', "</tool", "é🙂", "; [{"]),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+        max_leaves=4,
+    ),
+    max_size=3,
+)
+CALLS = st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=3)
+
+
+def parse(parser: ToolParser, text: str, cuts: list[int]) -> tuple[str, list[tuple[str, Any]]]:
+    """Content and calls, with the text cut at the given places."""
+    places = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
+    pieces = [text[a:b] for a, b in itertools.pairwise(places)]
+    parsed = [parser.feed(piece) for piece in pieces] + [parser.finish()]
+    deltas = [delta for one in parsed for delta in one.calls]
+    return "".join(one.content for one in parsed), assembled(deltas)
+
+
+def assembled(deltas: list[CallDelta]) -> list[tuple[str, Any]]:
+    """Name and arguments of each call, as a client puts the deltas together."""
+    names: dict[int, str] = {}
+    texts: dict[int, str] = {}
+    for delta in deltas:
+        if delta.call_id:
+            assert delta.index not in names
+            names[delta.index] = delta.name
+        texts[delta.index] = texts.get(delta.index, "") + delta.arguments
+    assert sorted(names) == list(range(len(names)))
+    return [(names[index], json.loads(texts[index])) for index in sorted(names)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=20), CALLS, st.lists(st.integers(0, 300), max_size=20))
+def test_hermes_calls_within_text(before: str, calls: list[tuple[str, Any]], cuts: list[int]) -> None:
+    blocks = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
+    text = before + "\n".join(f"<tool_call>\n{block}\n</tool_call>" for block in blocks)
+    if "</tool_call>" in "".join(blocks) or "<tool_call>" in before:
+        return
+    assert parse(make_parser("hermes", NAMES), text, cuts) == (before, calls)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    CALLS,
+    st.sampled_from([";", "; ", "\n", "list"]),
+    st.booleans(),
+    st.lists(st.integers(0, 300), max_size=20),
+)
+def test_json_calls(calls: list[tuple[str, Any]], form: str, tagged: bool, cuts: list[int]) -> None:
+    blocks = [json.dumps({"name": name, "parameters": arguments}) for name, arguments in calls]
+    text = f"[{', '.join(blocks)}]" if form == "list" else form.join(blocks)
+    text = "<|python_tag|>" + text if tagged else text
+    assert parse(make_parser("json", NAMES), text, cuts) == ("", calls)
+
+
+ODD = [
+    "plain text",
+    "a < b and <tool_ is no call",
+    '<tool_call>{"name": "add", "argu',
+    "<tool_call>not json</tool_call> and on",
+    '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+    '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+    '{"name": "unknown", "parameters": {}}',
+    '{"a": 1} is JSON',
+    "[1, 2, 3]",
+    "[{ no",
+    "{",
+    "<|python",
+    '  {"name": "add", "parameters": 5}',
+]
+
+
+@pytest.mark.parametrize("kind", ["hermes", "json"])
+@pytest.mark.parametrize("text", ODD)
+def test_what_is_no_call_stays_text(kind: str, text: str) -> None:
+    for seed in range(20):
+        chance = random.Random(seed)
+        cuts = [chance.randrange(len(text) + 1) for _ in range(chance.randrange(6))]
+        assert parse(make_parser(kind, NAMES), text, cuts) == (text, [])
+
+
+def test_a_last_call_that_is_not_closed_counts() -> None:
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}'
+    assert parse(make_parser("hermes", NAMES), text, []) == ("", [("add", {"a": 1})])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {}}</tool_call>\n' * 3),
+        ("json", '{"name": "add", "parameters": {}};' * 3),
+    ],
+)
+def test_no_more_calls_than_allowed(kind: str, text: str) -> None:
+    assert parse(make_parser(kind, NAMES, 1), text, [30, 60]) == ("", [("add", {})])
+
+
+def test_kind_of_known_templates() -> None:
+    assert kind_for_template("{% for tool in tools %}...<tool_call>{% endfor %}") == "hermes"
+    assert kind_for_template('{% if tools %}{"name": ..., "parameters": ...}{% endif %}') == "json"
+    assert kind_for_template("{{ messages[0].content }}") == "none"
