@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import insort
 
+from msgspec.structs import replace
+
 from cluster import admission
 from cluster.batching.batcher import Batcher
 from cluster.batching.micro_batches import MicroBatches
@@ -13,6 +15,7 @@ from cluster.drafter_pool import DrafterPool
 from cluster.events import (
     Action,
     Cancelled,
+    CellDraining,
     ClientLost,
     DraftDone,
     DrafterDraining,
@@ -55,6 +58,7 @@ class SchedulerCore:
         self.running: dict[str, Request] = {}
         self.verifier: VerifierReady | None = None
         self.free_slots = 0
+        self.is_draining = False
         self.totals = self.planner.totals
         self.verify_calls = VerifyCalls(cost, self.planner.heads)
         self._next_order = 0
@@ -81,6 +85,8 @@ class SchedulerCore:
                 self.pool.add(name, capabilities, max_requests, kind, size)
             case DrafterDraining(name):
                 self.pool.drain(name, self.requests.values())
+            case CellDraining(with_running):
+                self._drain(with_running, now)
             case VerifierReady(num_slots=num_slots):
                 self.verifier, self.free_slots = event, num_slots
             case WorkerLost(name):
@@ -144,7 +150,14 @@ class SchedulerCore:
         if request is not None:
             self._finish(request, "cancelled", now)
 
-    def _finish(self, request: Request, reason: str, now: float, event: TokenEvent | None = None) -> None:
+    def _drain(self, with_running: bool, now: float) -> None:
+        self.is_draining = True
+        for request in list(self.requests.values()):
+            if with_running or request.state is State.WAITING:
+                self._leave(request, now)
+                self._actions.append(Reject(request.client, admission.draining(request.submit)))
+
+    def _leave(self, request: Request, now: float) -> None:
         if request.state is State.WAITING:
             if request in self.waiting:
                 self.waiting.remove(request)
@@ -155,20 +168,12 @@ class SchedulerCore:
         del self.requests[request.request_id]
         self._actions.extend(self.planner.forget(request, now, len(self.running)))
         self.micro_batches.forget(request)
-        self._emit(
-            request,
-            TokenEvent(
-                request_id=request.request_id,
-                position=event.position if event else len(request.output),
-                tokens=event.tokens if event else [],
-                logprobs=event.logprobs if event else [],
-                prompt_logprobs=event.prompt_logprobs if event else [],
-                drafter=event.drafter if event else "",
-                num_accepted=event.num_accepted if event else 0,
-                finish_reason=reason,
-                receipt=request.receipt(now),
-            ),
-        )
+
+    def _finish(self, request: Request, reason: str, now: float, event: TokenEvent | None = None) -> None:
+        self._leave(request, now)
+        if event is None:
+            event = TokenEvent(request_id=request.request_id, position=len(request.output), tokens=[])
+        self._emit(request, replace(event, finish_reason=reason, receipt=request.receipt(now)))
 
     def _emit(self, request: Request, event: TokenEvent) -> None:
         self._emitted.setdefault(request.client, []).append(event)

@@ -93,6 +93,17 @@ class VerifierReady:
 
 
 @dataclass(frozen=True, slots=True)
+class CellDraining:
+    """The cell is being removed: it takes no more requests, and gives back those that wait.
+
+    Attributes:
+        with_running: it gives back the running ones too.
+    """
+
+    with_running: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLost:
     """A drafter (by its name) or the target ("verifier") died; its unanswered calls never return."""
 
@@ -112,6 +123,7 @@ Event = (
     | VerifyDone
     | DrafterReady
     | DrafterDraining
+    | CellDraining
     | VerifierReady
     | WorkerLost
     | Tick
