@@ -25,6 +25,7 @@ from cluster.cost_model import DEFAULT_PROFILE, CostModel, LinearCost
 from cluster.drafter_config import DrafterConfig
 from cluster.events import (
     Cancelled,
+    CellDraining,
     ClientLost,
     Draft,
     DraftDone,
@@ -42,6 +43,7 @@ from cluster.lifecycle import Lifecycle
 from cluster.members import State
 from cluster.pool_changes import PoolChanges
 from cluster.recorded_core import make_core, newest_decisions
+from cluster.step_accounts import step_accounts
 from cluster.stream_messages import (
     Cancel,
     CancelMatching,
@@ -140,20 +142,7 @@ class Cell:
         return {
             "scheduler_s": self._scheduler_s,
             "iteration_s": self._iteration_s,
-            "steps": self._core.totals.steps,
-            "iterations": self._core.totals.iterations,
-            "step_s": self._core.totals.step_s,
-            "step_draft_s": self._core.totals.step_draft_s,
-            "step_verify_s": self._core.totals.step_verify_s,
-            "forward_s": self._core.totals.forward_s,
-            "draft_forward_s": self._core.totals.draft_forward_s,
-            "drafted": self._core.totals.drafted_tokens,
-            "verified": self._core.totals.verified_tokens,
-            "accepted": self._core.totals.accepted_tokens,
-            "committed": self._core.totals.committed_tokens,
-            "preemptions": self._core.totals.preemptions,
-            "switches": self._core.pool.num_switches,
-            **{f"calls_{n}": count for n, count in self._core.micro_batches.calls_by_count.items()},
+            **step_accounts(self._core),
         }
 
     async def set_policy(
@@ -217,6 +206,16 @@ class Cell:
         """Raise if the cell cannot recover by itself."""
         if self._failure:
             raise RuntimeError(self._failure)
+
+    async def drain(self, within_s: float) -> None:
+        """Take no more requests, give back those that wait, and after `within_s` those that still run."""
+        if not self._is_draining:
+            self._is_draining = True
+            self.handle(CellDraining())
+        deadline = time.monotonic() + within_s
+        while self._core.requests and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        self.handle(CellDraining(with_running=True))
 
     @property
     def state(self) -> State:
