@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.depth_counts import DepthCounts
 from cluster.forest import Forest
 
 NUM_BINS = 20
 # Weight, in observations, of the prior that a draft probability is what it says.
 PRIOR_WEIGHT = 8.0
+PRIOR = PRIOR_WEIGHT * ((np.arange(NUM_BINS) + 0.5) / NUM_BINS)
 # Observations are halved once a bin holds this many, so that the estimate follows drifting traffic.
 WINDOW = 2000.0
 
@@ -28,24 +30,36 @@ class DrafterCalibration:
     tried: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_BINS))
     accepted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_BINS))
     _table: NDArray[np.float64] | None = None
+    # Of the predictions since the start: how many, their sum, how many came true, squared errors.
+    predictions: NDArray[np.float64] = field(default_factory=lambda: np.zeros(4))
 
     def observe(self, probabilities: NDArray[np.float64], accepted: NDArray[np.bool_]) -> None:
         """Fold in verified nodes: conditional draft probabilities [n] and what became of them [n]."""
         bins = _bins(probabilities)
-        np.add.at(self.tried, bins, 1.0)
-        np.add.at(self.accepted, bins, accepted.astype(np.float64))
+        tried = np.bincount(bins, minlength=NUM_BINS)
+        came_true = np.bincount(bins, weights=accepted, minlength=NUM_BINS)
+        self._judge(tried, came_true)
+        self.tried += tried
+        self.accepted += came_true
         full = self.tried > WINDOW
-        if full.any():
+        if np.count_nonzero(full):
             self.tried[full] /= 2
             self.accepted[full] /= 2
         self._table = None
+
+    def _judge(self, tried: NDArray[np.int64], came_true: NDArray[np.float64]) -> None:
+        """Keep account of how good the table was, before it learns: counts by bin [NUM_BINS]."""
+        table = self.table
+        predicted, true = table @ tried, came_true.sum()
+        # (p - 1)^2 where a token was accepted, p^2 where not.
+        squared = (table * table) @ tried - 2.0 * (table @ came_true) + true
+        self.predictions += (tried.sum(), predicted, true, squared)
 
     @property
     def table(self) -> NDArray[np.float64]:
         """float64 [NUM_BINS]: acceptance probability by bin of conditional draft probability."""
         if self._table is None:
-            centre = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
-            rate = (self.accepted + PRIOR_WEIGHT * centre) / (self.tried + PRIOR_WEIGHT)
+            rate = (self.accepted + PRIOR) / (self.tried + PRIOR_WEIGHT)
             self._table = np.maximum.accumulate(rate)
         return self._table
 
@@ -64,9 +78,11 @@ class Calibration:
 
     Attributes:
         kinds: of drafter instances, where that is not their own name; instances may be asked about.
+        depths: how deep trees reach and are accepted.
     """
 
     kinds: dict[str, str] = field(default_factory=dict)
+    depths: DepthCounts = field(default_factory=DepthCounts)
     _drafters: dict[str, DrafterCalibration] = field(default_factory=dict)
 
     def of(self, drafter: str) -> DrafterCalibration:
@@ -81,17 +97,25 @@ class Calibration:
             drafters: who drafted each of them [requests].
             accepted: bool [nodes], nodes on the accepted path, roots included.
         """
-        nodes = np.flatnonzero(forest.parent >= 0)
+        self.depths.count(forest, drafters, accepted)
+        nodes = (forest.parent >= 0).nonzero()[0]
         nodes = nodes[accepted[forest.parent[nodes]]]
         for name, mine in _by_drafter(drafters, forest.request[nodes]):
             self.of(name).observe(forest.conditional[nodes[mine]], accepted[nodes[mine]])
 
+    def predictions(self) -> dict[str, tuple[float, float, float, float]]:
+        """By drafter kind: tokens predicted, sum of their chances, how many came true, squared errors."""
+        return {name: tuple(map(float, one.predictions)) for name, one in self._drafters.items()}  # type: ignore[misc]
+
     def path_probabilities(self, forest: Forest, drafters: Sequence[str]) -> NDArray[np.float64]:
         """float64 [nodes]: calibrated chance that each node is accepted; 1 at roots."""
         place = {name: index for index, name in enumerate(dict.fromkeys(drafters))}
-        tables = np.stack([self.of(name).table for name in place])
-        of_request = np.array([place[name] for name in drafters])
-        conditional = tables[of_request[forest.request], _bins(forest.conditional)]
+        if len(place) == 1:
+            conditional = self.of(drafters[0]).apply(forest.conditional)
+        else:
+            tables = np.stack([self.of(name).table for name in place])
+            of_request = np.array([place[name] for name in drafters])
+            conditional = tables[of_request[forest.request], _bins(forest.conditional)]
         conditional[forest.roots] = 1.0
         return forest.path_product(conditional)
 
@@ -101,6 +125,10 @@ def _by_drafter(
 ) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Pairs of a drafter's name and which of the nodes (given by their request's index) are its own."""
     names = sorted(set(drafters))
+    if len(names) == 1:
+        if len(request):
+            yield names[0], np.ones(len(request), dtype=np.bool_)
+        return
     code = np.array([names.index(drafter) for drafter in drafters])
     of_node = code[request]
     for index, name in enumerate(names):

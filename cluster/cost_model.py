@@ -91,8 +91,8 @@ class LinearCost(msgspec.Struct, frozen=True, kw_only=True):
             most: rows considered on top.
             context: context tokens of the requests they belong to, on average.
         """
-        past = num_tokens + np.arange(most + 1, dtype=np.float64) - self.knee_tokens
-        knee: Float64 = self.gamma_knee * np.diff(np.maximum(past, 0.0))
+        beyond = np.maximum(num_tokens + np.arange(most + 1, dtype=np.float64) - self.knee_tokens, 0.0)
+        knee: Float64 = self.gamma_knee * (beyond[1:] - beyond[:-1])
         return knee + (self.gamma + self.beta * context)
 
     def knee(self, num_requests: int, slack: float = 1.5) -> int:
@@ -160,6 +160,16 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
+class CostAccount:
+    """Calls of a model since the start, seconds predicted and taken, and the sum of absolute errors."""
+
+    calls: int = 0
+    predicted_s: float = 0.0
+    actual_s: float = 0.0
+    error_s: float = 0.0
+
+
+@dataclass(slots=True)
 class CostModel:
     """A profile with online correction: one multiplicative factor per model, tracked by moving average.
 
@@ -168,11 +178,13 @@ class CostModel:
         smoothing: weight of the newest observation.
         kinds: of drafter instances, where that is not their own name; profile and corrections are by kind,
             and instances may be asked about.
+        accounts: how predictions compare with what was measured, by model.
     """
 
     profile: CostProfile
     smoothing: float = 0.05
     kinds: dict[str, str] = field(default_factory=dict)
+    accounts: dict[str, CostAccount] = field(default_factory=dict)
     _factor: dict[str, float] = field(default_factory=dict)
     _seen: dict[str, int] = field(default_factory=dict)
     _drifting: set[str] = field(default_factory=set)
@@ -274,6 +286,11 @@ class CostModel:
         if predicted <= 0.0 or actual <= 0.0:
             return
         model = self.kinds.get(model, model)
+        account = self.accounts.get(model) or self.accounts.setdefault(model, CostAccount())
+        account.calls += 1
+        account.predicted_s += predicted
+        account.actual_s += actual
+        account.error_s += abs(predicted - actual)
         if depth == 1:
             model += ONE_LAYER
         current = self._factor.get(model, 1.0)

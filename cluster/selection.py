@@ -42,29 +42,31 @@ def slo_customized(
     chosen = np.zeros(forest.num_nodes, dtype=np.bool_)
     chosen[forest.roots] = True
     left = budget - forest.num_requests
-    in_need = np.flatnonzero(required > 1.0 + ROUNDING)
+    in_need = (required > 1.0 + ROUNDING).nonzero()[0]
     if left <= 0 or max_nodes <= 0 or len(in_need) == 0:
         return chosen
-    urgent = in_need[np.argsort(-required[in_need], kind="stable")]
+    urgent = in_need[(-required[in_need]).argsort(kind="stable")]
     start, drafted = forest.roots[urgent] + 1, forest.sizes[urgent] - 1
     f = _rows(path_probability, start, drafted)
     most = min(max_nodes, f.shape[1], left)
     if most <= 0:
         return chosen
     # How many of its best nodes each request needs, as if it were alone. The root counts one.
-    best = -np.sort(-f, axis=1)[:, :most]
-    short = 1.0 + np.cumsum(best, axis=1) < (required[urgent] - ROUNDING)[:, None]
-    needed = np.minimum(np.minimum(1 + np.count_nonzero(short, axis=1), drafted), most)
+    best = -f
+    best.sort(axis=1)
+    best = -best[:, :most]
+    short = 1.0 + best.cumsum(axis=1) < (required[urgent] - ROUNDING)[:, None]
+    needed = np.minimum(np.minimum(1 + short.sum(axis=1), drafted), most)
     # The budget goes to them in order of urgency; the last to be served may get less than it needs.
-    take = np.clip(left - (np.cumsum(needed) - needed), 0, needed)
-    served = np.flatnonzero(take)
+    take = np.minimum(np.maximum(left - (needed.cumsum() - needed), 0), needed)
+    served = take.nonzero()[0]
     f, start, take = f[served], start[served], take[served]
     lowest = best[served, take - 1][:, None]
-    row, column = np.nonzero(f >= lowest)
-    ties = np.flatnonzero(f[row, column] == lowest[row, 0])
+    row, column = (f >= lowest).nonzero()
     # Of the nodes equal to the lowest one taken, the first are taken; padding comes after them.
     surplus = np.bincount(row, minlength=len(served)) - take
-    if surplus.any():
+    if np.count_nonzero(surplus):
+        ties = (f[row, column] == lowest[row, 0]).nonzero()[0]
         ties_of = np.bincount(row[ties], minlength=len(served))
         place = np.arange(len(ties)) - (np.cumsum(ties_of) - ties_of)[row[ties]]
         kept = np.ones(len(row), dtype=np.bool_)
@@ -89,7 +91,7 @@ def throughput_optimized(chosen: Bool, path_probability: Float64, budget: int) -
     left = budget - int(np.count_nonzero(chosen))
     if left <= 0:
         return chosen
-    rest = np.flatnonzero(~chosen)
+    rest = (~chosen).nonzero()[0]
     f = path_probability[rest]
     result = chosen.copy()
     if left < len(rest):
@@ -123,18 +125,23 @@ def marginal_goodput(
     num_left = len(chosen) - int(np.count_nonzero(chosen))
     if num_left == 0:
         return chosen
-    costs: Float64 = np.broadcast_to(np.asarray(token_s, dtype=np.float64), num_left)
+    costs = token_s if isinstance(token_s, np.ndarray) else np.full(num_left, token_s)
     # A node that would not pay as the next one never pays: with every node taken E / T has only risen.
-    rest = np.flatnonzero(~chosen & (path_probability * base_s > expected_now * costs[0]))
+    rest = (~chosen & (path_probability * base_s > expected_now * costs[0])).nonzero()[0]
     if len(rest) == 0:
         return chosen
     f = path_probability[rest]
-    descending = -np.sort(-f)
-    expected = expected_now + np.concatenate([[0.0], np.cumsum(descending)[:-1]])
+    descending = -f
+    descending.sort()
+    np.negative(descending, out=descending)
+    before = np.zeros(len(rest))
+    descending[:-1].cumsum(out=before[1:])
     costs = costs[: len(rest)]
-    seconds = base_s + np.cumsum(costs) - costs
-    pays = descending * seconds > expected * costs
-    count = len(rest) if pays.all() else int(np.argmin(pays))
+    seconds = base_s + costs.cumsum() - costs
+    pays = descending * seconds > (expected_now + before) * costs
+    count = int(pays.argmin())
+    if count == 0 and pays[0]:  # all of them pay
+        count = len(rest)
     result = chosen.copy()
     if count > 0:
         result[rest[_highest(f, count, descending[count - 1])]] = True
@@ -143,11 +150,11 @@ def marginal_goodput(
 
 def _highest(f: Float64, count: int, lowest: float) -> Int64:
     """Indices of the `count` highest values, `lowest` being the last of them; of equals the first."""
-    at_least = np.flatnonzero(f >= lowest)
+    at_least = (f >= lowest).nonzero()[0]
     surplus = len(at_least) - count
     if surplus == 0:
         return at_least
-    ties = np.flatnonzero(f[at_least] == lowest)
+    ties = (f[at_least] == lowest).nonzero()[0]
     return np.delete(at_least, ties[len(ties) - surplus :])
 
 
