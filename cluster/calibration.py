@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ class DrafterCalibration:
             self.accepted[full] /= 2
         self._table = None
 
-    def _judge(self, tried: NDArray[np.int64], came_true: NDArray[np.float64]) -> None:
+    def _judge(self, tried: NDArray[np.intp], came_true: NDArray[Any]) -> None:
         """Keep account of how good the table was, before it learns: counts by bin [NUM_BINS]."""
         table = self.table
         predicted, true = table @ tried, came_true.sum()

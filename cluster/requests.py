@@ -132,6 +132,9 @@ class Request:
     num_verified: int = 0
     num_accepted: int = 0
     num_preemptions: int = 0
+    # Whether it was preempted since its last token, and seconds that cost it, before its first and after.
+    is_resuming: bool = False
+    preempted_s: tuple[float, float] = (0.0, 0.0)
     num_resubmitted: int = 0
     accepted_by_drafter: dict[str, int] = field(default_factory=dict)
     accepted_by_depth: list[int] = field(default_factory=list)
@@ -203,9 +206,12 @@ class Request:
         self.tree = self.proposals = None
         self.prompt_logprobs = []
         self.draft_call = -1
+        self.is_resuming = self.first_chunk_at is not None
 
     def commit(self, verdict: Verdict, now: float) -> None:
         """Append the tokens of a verdict and keep the accounts."""
+        if self.is_resuming:
+            self._resume(now)
         if self.first_token_at is None:
             self.first_token_at = now
             self.pace = self._paced()
@@ -228,6 +234,16 @@ class Request:
             by_depth.append(0)
         for depth in range(verdict.num_accepted):
             by_depth[depth] += 1
+
+    def _resume(self, now: float) -> None:
+        """It has its next token after a preemption."""
+        before, after = self.preempted_s
+        self.is_resuming = False
+        if self.last_token_at is None:
+            started = self.first_chunk_at if self.first_chunk_at is not None else now
+            self.preempted_s = (before + now - started, after)
+        else:
+            self.preempted_s = (before, after + now - self.last_token_at)
 
     def finish_reason(self, max_model_tokens: int) -> str | None:
         """ "stop", "length" or None, from the committed tokens alone."""
@@ -291,6 +307,7 @@ class Request:
             num_accepted=self.num_accepted,
             drafters=dict(self.accepted_by_drafter),
             num_preemptions=self.num_preemptions,
+            preempted_ms=(1e3 * self.preempted_s[0], 1e3 * self.preempted_s[1]),
             acceptance_by_depth=list(self.accepted_by_depth),
             min_gap=self.min_gap,
             terms=Terms(tier=submit.tier, objective=submit.objective, priority=submit.priority),

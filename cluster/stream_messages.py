@@ -84,9 +84,10 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """The client is gone, or has all the text it wants (a stop string matched)."""
+    """The client is gone, or has all the text it wants (a stop string matched): then it `is_complete`."""
 
     request_id: str
+    is_complete: bool = False
 
 
 class CancelMatching(msgspec.Struct, frozen=True, tag="cancel_matching"):
@@ -131,6 +132,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         min_gap: smallest score gap between first and second choice over the output (see Verdict).
         terms: on which it was served; others than asked for if it was downgraded. None in older receipts.
         predicted: latencies predicted on arrival; None if there was nothing to predict from.
+        preempted_ms: between losing its KV and its next token, before the first token and after it.
     """
 
     queue_ms: float
@@ -150,6 +152,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     min_gap: float = float("inf")
     terms: Terms | None = None
     predicted: Prediction | None = None
+    preempted_ms: tuple[float, float] = (0.0, 0.0)
 
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):

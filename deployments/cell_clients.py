@@ -275,7 +275,7 @@ class CellClients:
     def _cancel(self, pending: Pending) -> None:
         connection = self._connections.get(pending.cell)
         if connection is not None:
-            connection.send(Cancel(pending.wire_id))
+            connection.send(Cancel(pending.wire_id, is_complete=pending.is_cancelled))
 
     def _dispatch(self, connection: CellConnection, message: CellMessage) -> None:
         if isinstance(message, TokenBatch):
