@@ -9,7 +9,9 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from cluster.drafter_config import DrafterConfig
+from cluster.grpc_config import GrpcConfig
 from cluster.placement_config import StrictModel, TargetPlacementConfig
+from cluster.scaling_config import ScalingConfig
 from cluster.tier_config import TierConfig, check_tiers
 
 
@@ -223,6 +225,10 @@ class FlotillaConfig(StrictModel):
     scheduler: SchedulerConfig = Field(default=SchedulerConfig(), description="Batching and queues.")
     tiers: dict[str, TierConfig] = Field(default_factory=dict, description="Objectives by tier name.")
     http: HttpConfig = Field(default=HttpConfig(), description="Where the API listens.")
+    grpc: GrpcConfig = Field(default=GrpcConfig(), description="The same API over gRPC.")
+    scaling: ScalingConfig = Field(
+        default=ScalingConfig(), description="How many cells, front ends and drafters."
+    )
     debug: DebugConfig = Field(default=DebugConfig(), description="Records of the scheduler's decisions.")
     profile: str | None = Field(
         default=None, description="Cost profile (JSON of `flotilla profile`); measured at start if unset."
