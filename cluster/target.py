@@ -9,6 +9,7 @@ from cluster.cost_model import StepPoint
 from cluster.events import VerifierReady
 from cluster.model_paths import model_directory
 from cluster.rank import Rank
+from engine.grammar import Grammars
 from engine.heads import DecodingHeads, load_heads
 from engine.loading import load_runner
 from engine.runner import ModelRunner
@@ -54,7 +55,9 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
     heads = None
     if config.heads is not None:
         heads = load_heads(model_directory(config.heads), runner, model_directory(config.path))
-    return Target(runner, Verifier(runner, prefix_sharing=config.prefix_sharing, heads=heads), heads)
+    grammars = Grammars.of_model(model_directory(config.path), runner.shape.vocab_size)
+    verifier = Verifier(runner, prefix_sharing=config.prefix_sharing, heads=heads, grammars=grammars)
+    return Target(runner, verifier, heads)
 
 
 # The start-up profile of the target: seconds, not minutes, for the demo.

@@ -1,8 +1,8 @@
 """From logits to tokens for many rows at once: logit processing, then Gumbel-max (design, idea 2).
 
-The order of the operations is vLLM's (`vllm/v1/sample/sampler.py`): allowed tokens, bad words, min_tokens,
-logit bias, penalties (repetition, frequency, presence), temperature, min_p, top_k, top_p. Verifier and
-drafters share this module, so that a draft is ranked by the same rule that decides the token.
+The order of the operations is vLLM's (`vllm/v1/sample/sampler.py`): grammar, allowed tokens, bad words,
+min_tokens, logit bias, penalties (repetition, frequency, presence), temperature, min_p, top_k, top_p.
+Verifier and drafters share this module, so that a draft is ranked by the same rule that decides the token.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from engine.barring import allow_only_, bar_, ends_of_bad_words
 from engine.noise import gumbel_noise
 from engine.sampling_params import SamplingParams
+from engine.token_masks import mask_out_
 from engine.truncation import min_p_, top_k_, top_p_
 
 _Number = TypeVar("_Number", int, float)
@@ -87,12 +88,15 @@ class Row:
         history: tokens of the request up to and including the tree's root; needed with penalties and bad
             words only.
         path: tokens after the history, from the root (excluded) to the node.
+        allowed: int32 [words], one bit per token, lowest bit first: what a grammar allows here. It has
+            regard to `min_tokens` already, which gives way where only stop tokens are allowed.
     """
 
     params: SamplingParams
     position: int
     history: TokenHistory | None = None
     path: Sequence[int] = ()
+    allowed: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +166,15 @@ def _process(logits: torch.Tensor, rows: Sequence[Row], sampled: list[int]) -> t
     """All operations, each on the rows that ask for it; a copy unless nothing applies."""
     if len(rows) != len(logits):
         raise ValueError(f"{len(logits)} rows of logits but {len(rows)} descriptions")
+    masked = {i: row.allowed for i, row in enumerate(rows) if row.allowed is not None}
     barred = _where(rows, lambda row: bool(row.params.allowed_token_ids or row.params.bad_words))
     shifted = _where(rows, lambda row: bool(row.params.logit_bias) or row.position < row.params.min_tokens)
     penalized = _where(rows, lambda row: row.params.has_penalties)
-    if not (sampled or barred or shifted or penalized):
+    if not (sampled or masked or barred or shifted or penalized):
         return logits
     work = logits.clone()
+    if masked:
+        mask_out_(work, list(masked), list(masked.values()))
     if barred:
         _bar(work, rows, barred)
     if shifted:
@@ -202,7 +209,7 @@ def _mask_and_bias(work: torch.Tensor, rows: Sequence[Row], which: list[int]) ->
             if 0 <= token < vocab:
                 index.append((i, token))
                 shift.append(bias)
-        if rows[i].position < params.min_tokens:
+        if rows[i].position < params.min_tokens and rows[i].allowed is None:
             for token in dict.fromkeys(params.stop_token_ids):
                 if 0 <= token < vocab:
                     index.append((i, token))

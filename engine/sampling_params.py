@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.constraint import Constraint
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the tokens of one request are chosen. Field names and meanings follow vLLM and OpenAI.
@@ -19,6 +21,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         allowed_token_ids: no other token is possible; all are if empty.
         bad_words: sequences of output tokens that must not come about; the last token of one is impossible
             where the ones before it have been generated.
+        constraint: what the text must look like; None for anything.
         seed: key of the noise; with the output position it fixes the token (design, idea 2).
         logprobs: number of alternatives whose log-probabilities are returned; None for none at all,
             0 for the chosen token only.
@@ -39,6 +42,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, float] = {}
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    constraint: Constraint | None = None
     seed: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None

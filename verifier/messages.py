@@ -17,12 +17,14 @@ class VerifyItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         tree: what is verified.
         num_candidates: best tokens of each decoding head wanted with the verdict; 0 leaves the heads out.
         num_heads: how many heads, from the first, they are wanted of; None for all.
+        max_forced: most tokens that the request's grammar may add to the tree where it allows only one.
     """
 
     request_id: str
     tree: TokenTree
     num_candidates: int = 0
     num_heads: int | None = None
+    max_forced: int = 0
 
 
 class PrefillItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -80,6 +82,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             a near tie (below 1e-4) is where another batch shape may round to the other token.
         proposals: what the decoding heads propose after the last of `tokens`, if that was asked for, the
             target has heads, and the request goes on.
+        num_forced: tokens that the request's grammar added to the tree.
+        num_forced_accepted: how many of those were accepted, after the drafted ones.
+        error: why the request cannot go on: its grammar takes more work than the limits allow. Else empty.
     """
 
     request_id: str
@@ -89,6 +94,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     logprobs: list[TokenLogprobs] = []
     min_gap: float = float("inf")
     proposals: Proposals | None = None
+    num_forced: int = 0
+    num_forced_accepted: int = 0
+    error: str = ""
 
 
 class PrefillProgress(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.grammar import Grammars, TokenMask
 from engine.kv_cache import KVCache
 from engine.runner import ModelShape, Segment
 from engine.slots import OutOfSlots
@@ -32,10 +33,12 @@ class Planned:
         segment: its rows: `num_context` known tokens, then the nodes of `tree`.
         num_context: rows before the root (prefill only).
         tree: nodes that are decided on; None while a prefill is not complete.
-        nodes: int32 [len(tree)], their indices in the tree that was sent.
+        nodes: int32 [len(tree)], their indices in the tree that was sent; -1 for those the grammar added.
         is_prefill: whether the item asked for prefill.
         num_cached: tokens found in the cache when this item opened the request, None if it did not.
         num_candidates, num_heads: best tokens of each decoding head that were asked for, of so many heads.
+        masks: per node of `tree`, what the grammar of a request with a constraint allows after it; None until
+            they are needed.
     """
 
     state: RequestState
@@ -47,6 +50,7 @@ class Planned:
     num_cached: int | None = None
     num_candidates: int = 0
     num_heads: int | None = None
+    masks: list[TokenMask] | None = None
 
 
 class RequestTable:
@@ -56,8 +60,16 @@ class RequestTable:
     prefilled.
     """
 
-    def __init__(self, shape: ModelShape, num_slots: int, *, prefix_sharing: bool) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        num_slots: int,
+        *,
+        prefix_sharing: bool,
+        grammars: Grammars | None = None,
+    ) -> None:
         self._shape = shape
+        self._grammars = grammars
         self._cache = KVCache(num_slots, prefix_sharing=prefix_sharing)
         self._requests: dict[str, RequestState] = {}
 
@@ -93,6 +105,7 @@ class RequestTable:
             KeyError: if the request is not held.
             OutOfSlots: nothing is changed then.
             ValueError: if the tree does not continue what is known of the request.
+            GrammarError: if the request's grammar cannot be followed; nothing is changed then.
         """
         state = self._requests[item.request_id]
         context = len(state.tokens) - 1
@@ -111,6 +124,13 @@ class RequestTable:
         # Deeper nodes could not be committed any more, and might lie beyond the longest sequence.
         nodes = np.flatnonzero(tree.depth < state.remaining).astype(np.int32)
         tree = tree.subset(nodes)
+        masks = None
+        # What a grammar adds must not cost a request its turn when slots are scarce.
+        room = max(0, self._cache.free_slots - len(tree))
+        masked = state.masked(tree, min(item.max_forced, room))
+        if masked is not None:
+            tree, masks = masked.tree, masked.masks
+            nodes = np.where(masked.nodes < 0, np.int32(-1), nodes[masked.nodes])
         is_chain = bool((tree.parent == np.arange(-1, len(tree) - 1)).all())
         segment = Segment(
             tokens=tree.token,
@@ -128,6 +148,7 @@ class RequestTable:
             is_prefill=False,
             num_candidates=item.num_candidates,
             num_heads=item.num_heads,
+            masks=masks,
         )
 
     def plan_prefill(self, item: PrefillItem) -> Planned:
@@ -143,7 +164,7 @@ class RequestTable:
         state = self._requests.get(request_id)
         if item.spec is not None and (state is None or not state.same_as(item.spec)):
             self.forget(request_id)
-            state = RequestState(item.spec, self._shape)
+            state = RequestState(item.spec, self._shape, self._grammars)
             # A row's logits are those of a forward: with prefixes from the cache, some would be missing.
             shareable = [] if state.wants_prompt_logprobs else state.tokens
             num_cached = self._cache.open(request_id, shareable)

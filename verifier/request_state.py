@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.grammar import GrammarError, Grammars, Matcher, TokenMask
 from engine.runner import ModelShape
 from engine.sampling import Row, TokenHistory
 from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
+from verifier.constrained import Bounds, MaskedTree, mask_tree
 
 
 class RequestState:
@@ -19,12 +21,22 @@ class RequestState:
             KV yet.
         prompt_len: how many of `tokens` are the prompt.
         params: how tokens are chosen.
+        matcher: follows the output through the grammar of a request that has a constraint.
     """
 
-    __slots__ = ("_history", "_max_output", "_stop", "params", "prompt_len", "request_id", "tokens")
+    __slots__ = (
+        "_history",
+        "_max_output",
+        "_stop",
+        "matcher",
+        "params",
+        "prompt_len",
+        "request_id",
+        "tokens",
+    )
 
-    def __init__(self, spec: RequestSpec, shape: ModelShape) -> None:
-        """Start from `spec`.
+    def __init__(self, spec: RequestSpec, shape: ModelShape, grammars: Grammars | None = None) -> None:
+        """Start from `spec`; `grammars` are needed if it has a constraint.
 
         Raises:
             ValueError: if the sequence cannot be run by the model of `shape`.
@@ -48,6 +60,10 @@ class RequestState:
             else None
         )
 
+        self.matcher: Matcher | None = None
+        if self.params.constraint is not None and grammars is not None:
+            self.matcher = grammars.matcher(self.params.constraint, self.tokens[self.prompt_len :])
+
     def same_as(self, spec: RequestSpec) -> bool:
         """Whether `spec` describes exactly this state."""
         return (
@@ -69,18 +85,46 @@ class RequestState:
         """Whether log-probabilities of the prompt are due; who has output got them before it."""
         return self.params.prompt_logprobs is not None and self.num_output == 0
 
-    def rows(self, tree: TokenTree) -> list[Row]:
-        """The decision to take at each node of `tree`, whose root is the last known token."""
+    def masked(self, tree: TokenTree, max_forced: int = 0) -> MaskedTree | None:
+        """`tree` as the grammar leaves it, with at most `max_forced` nodes added; None without a constraint.
+
+        Raises:
+            GrammarError: if the grammar cannot be followed.
+        """
+        if self.params.constraint is None:
+            return None
+        if self.matcher is None:
+            raise GrammarError("this target has no tokenizer that grammars could be compiled for")
+        bounds = Bounds(
+            position=self.num_output,
+            min_tokens=self.params.min_tokens,
+            stop=self._stop,
+            max_depth=self.remaining - 1,
+            max_forced=max_forced,
+        )
+        return mask_tree(self.matcher, tree, bounds)
+
+    def rows(self, tree: TokenTree, masks: Sequence[TokenMask] | None = None) -> list[Row]:
+        """The decision to take at each node of `tree`, whose root is the last known token.
+
+        Args:
+            tree: the draft tree.
+            masks: per node, what the grammar allows after it, if there is one.
+        """
         first = self.num_output
         depths = tree.depth.tolist()
+        allowed: Sequence[TokenMask | None] = masks if masks is not None else [None] * len(depths)
         if self._history is None:
-            return [Row(self.params, first + depth) for depth in depths]
+            return [
+                Row(self.params, first + depth, allowed=mask)
+                for depth, mask in zip(depths, allowed, strict=True)
+            ]
         paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(tree.token.tolist()[1:], tree.parent.tolist()[1:], strict=True):
             paths.append((*paths[parent], token))
         return [
-            Row(self.params, first + depth, self._history, path)
-            for depth, path in zip(depths, paths, strict=True)
+            Row(self.params, first + depth, self._history, path, mask)
+            for depth, path, mask in zip(depths, paths, allowed, strict=True)
         ]
 
     def rows_ahead(self, tokens: Sequence[int], num_ahead: int) -> list[Row]:
@@ -109,3 +153,5 @@ class RequestState:
         self.tokens.extend(tokens)
         if self._history is not None:
             self._history.extend(tokens)
+        if self.matcher is not None:
+            self.matcher.advance(tokens)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.grammar import GrammarError, Grammars
 from engine.heads import DecodingHeads
 from engine.logprobs import raw_logprobs
 from engine.runner import KeyTokens, ModelRunner
@@ -47,12 +48,19 @@ class Verifier:
     """
 
     def __init__(
-        self, runner: ModelRunner, *, prefix_sharing: bool = True, heads: DecodingHeads | None = None
+        self,
+        runner: ModelRunner,
+        *,
+        prefix_sharing: bool = True,
+        heads: DecodingHeads | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
-        """Serve with the model of `runner`, and the decoding `heads` on it if there are any."""
+        """Serve with the model of `runner`, the decoding `heads` on it if there are any, and `grammars`."""
         self._runner = runner
         self._heads = heads
-        self._table = RequestTable(runner.shape, runner.num_slots, prefix_sharing=prefix_sharing)
+        self._table = RequestTable(
+            runner.shape, runner.num_slots, prefix_sharing=prefix_sharing, grammars=grammars
+        )
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._table
@@ -68,7 +76,8 @@ class Verifier:
         A bad item harms nobody else: a malformed tree is verified as if nothing had been drafted; a
         request whose specification cannot be run, or whose tree does not continue what the verifier
         knows, is dropped and reported as unknown; a second item of one request is ignored. A request
-        that has all its tokens already gets a verdict without any.
+        that has all its tokens already gets a verdict without any, and one whose grammar cannot be followed
+        gets one that says so.
 
         Raises:
             Exception: whatever the model's forward raises; requests are then as before their items.
@@ -99,6 +108,8 @@ class Verifier:
                 deferred.append(request_id)
             except KeyError:
                 unknown.append(request_id)
+            except GrammarError as error:
+                finished.append(_failure(request_id, error))
             except ValueError as error:
                 logger.error("request %s dropped: %s", request_id, error)
                 self._table.forget(request_id)
@@ -173,9 +184,13 @@ class Verifier:
     def _decide(self, planned: Sequence[Planned], logits: torch.Tensor) -> list[_Decided]:
         """What became of each planned item."""
         rows: list[Row] = []
+        failures: dict[str, Verdict] = {}
         for p in planned:
             if p.tree is not None:
-                rows.extend(p.state.rows(p.tree))
+                failure = self._mask_prefilled(p)
+                if failure is not None:
+                    failures[p.state.request_id] = failure
+                rows.extend(p.state.rows(p.tree, p.masks))
         tokens: list[int] = []
         gaps: list[float] = []
         if rows:
@@ -190,12 +205,31 @@ class Verifier:
                 decided.append(_Decided(None, context))
                 continue
             end = first + len(p.tree)
+            if p.state.request_id in failures:
+                decided.append(_Decided(failures[p.state.request_id], context))
+                first = end
+                continue
             verdict, path = _verdict(p, p.tree, tokens[first:end], gaps[first:end], logits[first:end])
             kept = np.array([p.num_context + node for node in path], dtype=np.int32)
             last = first + path[-1] if path else first
             decided.append(_Decided(verdict, np.concatenate((context, kept)), last))
             first = end
         return decided
+
+    def _mask_prefilled(self, p: Planned) -> Verdict | None:
+        """Mask the decision at the end of a prefill: after the forward, so that a grammar compiles meanwhile.
+
+        Returns:
+            the verdict of a request whose grammar cannot be followed, else None.
+        """
+        if p.tree is None or p.masks is not None:
+            return None
+        try:
+            masked = p.state.masked(p.tree)
+        except GrammarError as error:
+            return _failure(p.state.request_id, error)
+        p.masks = masked.masks if masked is not None else None
+        return None
 
     def _with_proposals(self, planned: Sequence[Planned], decided: list[_Decided]) -> list[_Decided]:
         """The same, with what the heads propose in the verdicts of those that asked."""
@@ -230,6 +264,12 @@ class _Decided:
     row: int = -1
 
 
+def _failure(request_id: str, error: GrammarError) -> Verdict:
+    """The verdict of a request that its grammar ends."""
+    logger.error("request %s: its grammar cannot be followed: %s", request_id, error)
+    return Verdict(request_id=request_id, tokens=[], error=str(error))
+
+
 def _verdict(
     planned: Planned, tree: TokenTree, decided: Sequence[int], gaps: Sequence[float], logits: torch.Tensor
 ) -> tuple[Verdict, list[int]]:
@@ -243,13 +283,17 @@ def _verdict(
     if state.params.logprobs is not None and tokens:
         found = raw_logprobs(logits[path], tokens, state.params.logprobs)
         logprobs = [TokenLogprobs(*one) for one in found]
+    nodes = [int(planned.nodes[node]) for node in accepted]
+    drafted = [node for node in nodes if node >= 0]
     verdict = Verdict(
         request_id=state.request_id,
         tokens=tokens,
-        num_accepted=len(accepted),
-        nodes=[int(planned.nodes[node]) for node in accepted],
+        num_accepted=len(drafted),
+        nodes=drafted,
         logprobs=logprobs,
         min_gap=min((gaps[node] for node in path), default=float("inf")),
+        num_forced=int(np.count_nonzero(planned.nodes < 0)),
+        num_forced_accepted=len(nodes) - len(drafted),
     )
     return verdict, path
 

@@ -1,0 +1,26 @@
+"""What the text of an answer must look like, free of torch so that the scheduler can hold it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+ConstraintKind = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
+
+
+class Constraint(msgspec.Struct, frozen=True, kw_only=True):
+    """A formal language that holds every complete answer (`engine.grammar` compiles it).
+
+    Attributes:
+        kind: what `text` is.
+        text: "json_schema": the schema as JSON; "regex": a regular expression that matches the whole answer;
+            "grammar": a Lark grammar as llguidance takes it; "choice": a JSON list of strings, one of
+            which is the answer; "json_object": empty.
+        compact: of the JSON kinds: no whitespace outside of strings. By default one space may follow each
+            comma and colon.
+    """
+
+    kind: ConstraintKind
+    text: str = ""
+    compact: bool = False

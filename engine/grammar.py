@@ -1,0 +1,311 @@
+"""Grammars over tokens: which tokens may follow in an answer that a `Constraint` describes.
+
+llguidance (a lexer of regular-expression derivatives under an Earley parser, over the trie of the
+vocabulary) computes the masks. This module compiles and caches grammars, and follows one answer each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask
+from numpy.typing import NDArray
+
+from engine.constraint import Constraint
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+TokenMask = NDArray[np.int32]
+
+#: Most characters of a constraint's text.
+MAX_TEXT = 128 * 1024
+#: Compiled grammars kept by one process.
+MAX_COMPILED = 128
+
+_NO_TOKEN = "no token of the vocabulary can continue the answer"
+
+# JSON stays on one line: a model that likes whitespace would otherwise write nothing else to the end.
+_SPACED: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+_COMPACT: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+
+
+class GrammarError(ValueError):
+    """A constraint that cannot be compiled or followed; the message is for whoever wrote it."""
+
+
+def _limits() -> LLParserLimits:
+    # Above llguidance's defaults per step: what was let in should not end half-way in an answer.
+    return LLParserLimits(step_lexer_fuel=2_000_000, step_max_items=500_000, verbose_errors=False)
+
+
+def _source(constraint: Constraint) -> str:
+    """The constraint in llguidance's notation; raises GrammarError if its text is not even readable."""
+    if len(constraint.text) > MAX_TEXT:
+        raise GrammarError(f"{len(constraint.text)} characters; at most {MAX_TEXT} are taken")
+    match constraint.kind:
+        case "json_object" | "json_schema":
+            schema = constraint.text if constraint.kind == "json_schema" else '{"type":"object"}'
+            options = _COMPACT if constraint.compact else _SPACED
+            try:
+                source: str = LLMatcher.grammar_from_json_schema(schema, overrides=options)
+            except ValueError as error:
+                raise GrammarError(str(error)) from None
+            return source
+        case "regex":
+            return str(LLMatcher.grammar_from_regex(constraint.text))
+        case "grammar":
+            return str(LLMatcher.grammar_from_lark(constraint.text))
+        case "choice":
+            # A regular expression may begin and end with any character, and one of no characters is fine.
+            quoted = "|".join(_quote(choice) for choice in json.loads(constraint.text))
+            return str(LLMatcher.grammar_from_regex(f"({quoted})"))
+
+
+def _quote(text: str) -> str:
+    """A regular expression of exactly `text`: every character that could mean something, by its number."""
+    return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
+
+
+def load_tokenizer(directory: Path, vocab_size: int) -> LLTokenizer:
+    """The tokenizer of a model directory as llguidance needs it, its end tokens included.
+
+    Args:
+        directory: with `tokenizer.json`, and `generation_config.json` if there are more end tokens.
+        vocab_size: of the model; it may be above the tokenizer's.
+
+    Raises:
+        GrammarError: if there is no such file, or no token that ends an answer.
+    """
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise GrammarError("this model has no tokenizer.json, which structured outputs need")
+    text = path.read_text(encoding="utf-8")
+    ends = end_tokens(directory)
+    if not ends:
+        raise GrammarError("this model has no end-of-sequence token, which structured outputs need")
+    try:
+        return LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
+    except ValueError:  # more tokens than the model has: those are never chosen
+        try:
+            return LLTokenizer(text, eos_token=ends)
+        except ValueError as error:
+            raise GrammarError(
+                f"this model's tokenizer cannot be used for structured outputs: {error}"
+            ) from None
+
+
+def end_tokens(directory: Path) -> list[int]:
+    """Tokens that end an answer, by the configuration files of a model directory, ascending."""
+    ends: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        try:
+            found = json.loads((directory / name).read_text(encoding="utf-8")).get("eos_token_id")
+        except FileNotFoundError:
+            continue
+        ends.update(found if isinstance(found, list) else [] if found is None else [found])
+    return sorted(ends)
+
+
+class Grammars:
+    """Compiled grammars of one tokenizer, the most recently used ones kept.
+
+    Loading and compiling happen in a thread: large schemas take tens of milliseconds, during which a step of
+    the target need not wait.
+    """
+
+    def __init__(self, load: Callable[[], LLTokenizer], *, max_compiled: int = MAX_COMPILED) -> None:
+        """Begin to `load` the tokenizer."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._tokenizer = self._thread.submit(load)
+        self._max_compiled = max_compiled
+        self._compiled: OrderedDict[Constraint, Future[LLMatcher]] = OrderedDict()
+        self._lock = Lock()  # front ends ask from several threads
+
+    @classmethod
+    def of_model(cls, directory: Path, vocab_size: int) -> Grammars:
+        """Over the tokenizer of the model in `directory`."""
+        return cls(partial(load_tokenizer, directory, vocab_size))
+
+    @property
+    def tokenizer(self) -> LLTokenizer:
+        """llguidance's tokenizer, once loaded; raises GrammarError if the model has none that serves."""
+        return self._tokenizer.result()
+
+    def prepare(self, constraint: Constraint) -> Future[LLMatcher]:
+        """Begin to compile, unless it is done already; the result is shared and must be copied."""
+        with self._lock:
+            found = self._compiled.get(constraint)
+            if found is None:
+                found = self._thread.submit(self._compile, constraint)
+                self._compiled[constraint] = found
+                if len(self._compiled) > self._max_compiled:
+                    self._compiled.popitem(last=False)
+            else:
+                self._compiled.move_to_end(constraint)
+            return found
+
+    def check(self, constraint: Constraint) -> None:
+        """Compile and wait.
+
+        Raises:
+            GrammarError: with llguidance's message, if it cannot be compiled, or nothing satisfies it.
+        """
+        self.prepare(constraint).result()
+
+    def matcher(self, constraint: Constraint, output: Sequence[int] = ()) -> Matcher:
+        """Follows one answer, of which `output` has been generated."""
+        return Matcher(self, constraint, output)
+
+    def _compile(self, constraint: Constraint) -> LLMatcher:
+        tokenizer = self._tokenizer.result()
+        compiled = LLMatcher(tokenizer, _source(constraint), log_level=0, limits=_limits())
+        if compiled.is_error():
+            raise GrammarError(_message(compiled))
+        start = compiled.deep_copy()
+        mask = _mask(start, tokenizer)
+        if start.is_error():
+            raise GrammarError(_message(start))
+        ends = set(tokenizer.eos_tokens)
+        if not start.is_accepting() and set(_ids(mask)) <= ends:
+            raise GrammarError("nothing can satisfy this")
+        return compiled
+
+
+class Matcher:
+    """Which tokens may come next in one answer, after what was generated and along paths of a tree.
+
+    The grammar is compiled and the output read when they are first needed.
+
+    Attributes:
+        end_tokens: those allowed where the answer may end.
+    """
+
+    def __init__(self, grammars: Grammars, constraint: Constraint, output: Sequence[int] = ()) -> None:
+        self._grammars = grammars
+        self._compiling = grammars.prepare(constraint)
+        self._unread = list(output)
+        self._state: LLMatcher | None = None
+        self._path = 0
+        self._ended = False
+        self.end_tokens: frozenset[int] = frozenset()
+
+    def advance(self, tokens: Iterable[int]) -> None:
+        """Append committed tokens; no path may be open."""
+        self._unread.extend(tokens)
+
+    def allowed(self) -> TokenMask:
+        """One bit per token, int32 [ceil(vocab / 32)], lowest bit first: set for those that may come next.
+
+        Once the answer has ended, end tokens only.
+
+        Raises:
+            GrammarError: if the grammar does not compile, the output is not in it, or it takes more work
+                than the limits allow.
+        """
+        state = self._read()
+        if self._ended:
+            return self.ends()
+        mask = _mask(state, self._grammars.tokenizer)
+        if state.is_error():
+            raise GrammarError(_message(state))
+        if not mask.any():
+            raise GrammarError(_NO_TOKEN)
+        return mask
+
+    def ends(self) -> TokenMask:
+        """The mask of the end tokens."""
+        mask = np.zeros((self._grammars.tokenizer.vocab_size + 31) // 32, dtype=np.int32)
+        words = mask.view(np.uint32)
+        for token in self.end_tokens:
+            words[token // 32] |= np.uint32(1 << token % 32)
+        return mask
+
+    def enter(self, token: int, depth: int) -> None:
+        """Take the path's first `depth - 1` tokens and then `token`, an allowed one that ends nothing.
+
+        Raises:
+            GrammarError: if it was not allowed.
+        """
+        state = self._read()
+        self._back_to(depth - 1)
+        if not state.consume_token(token):
+            raise GrammarError(_message(state))
+        self._path = depth
+
+    def leave(self) -> None:
+        """Back to the committed tokens."""
+        self._back_to(0)
+
+    def _back_to(self, depth: int) -> None:
+        if self._state is not None and self._path > depth:
+            self._state.rollback(self._path - depth)
+            self._path = depth
+
+    def _read(self) -> LLMatcher:
+        if self._state is None:
+            self._state = self._compiling.result().deep_copy()
+            self.end_tokens = frozenset(self._grammars.tokenizer.eos_tokens)
+        state, unread = self._state, self._unread
+        if unread and self._path == 0:
+            self._unread = []
+            for token in unread:
+                if token in self.end_tokens:
+                    self._ended = True
+                elif self._ended or not state.consume_token(token):
+                    raise GrammarError(f"the output does not fit the grammar at token {token}")
+        return state
+
+
+def _message(state: LLMatcher) -> str:
+    """What went wrong, without llguidance's account of its own state."""
+    text: str = state.get_error()
+    for end in ("<state>", "<backtrace>", "<non-verbose/>"):
+        text = text.partition(end)[0]
+    text = text.strip()
+    return _NO_TOKEN if text.startswith("NoExtension") else text
+
+
+def holds(mask: TokenMask, token: int) -> bool:
+    """Whether a mask allows a token."""
+    return bool((int(mask[token >> 5]) >> (token & 31)) & 1)
+
+
+def only_token(mask: TokenMask) -> int | None:
+    """The one token that a mask allows; None if there are more."""
+    words = mask.view(np.uint32)
+    where = np.flatnonzero(words)
+    if len(where) != 1:
+        return None
+    word = int(words[where[0]])
+    return None if word & (word - 1) else int(where[0]) * 32 + word.bit_length() - 1
+
+
+def without(mask: TokenMask, tokens: Iterable[int]) -> TokenMask:
+    """A mask that allows none of `tokens`."""
+    result = mask.copy()
+    words = result.view(np.uint32)
+    for token in tokens:
+        if 0 <= token < 32 * len(words):
+            words[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
+    return result
+
+
+def _mask(state: LLMatcher, tokenizer: LLTokenizer) -> TokenMask:
+    mask: TokenMask = np.zeros((tokenizer.vocab_size + 31) // 32, dtype=np.int32)
+    fill_next_token_bitmask(state, mask[None])
+    return mask
+
+
+def _ids(mask: TokenMask) -> list[int]:
+    found: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    return found
