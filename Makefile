@@ -11,7 +11,7 @@ RUNTIME := $(VENV)/.flotilla-runtime
 DEV     := $(VENV)/.flotilla-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check format format-check lint types imports bench docs clean distclean
+.PHONY: help install serve test check format format-check lint types imports bench docs proto clean distclean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +49,9 @@ bench: $(RUNTIME) ## measure; ARGS="engine --json FILE" (the default is `engine`
 
 docs: $(RUNTIME) ## regenerate the documentation that is made from code
 	@PYTHONPATH=. $(BIN)/python scripts/config_reference.py
+
+proto: $(DEV) ## generate the Python code of the gRPC service from its .proto
+	@$(BIN)/python scripts/generate_proto.py
 
 clean: ## remove caches and build output; the installation stays
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

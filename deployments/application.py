@@ -11,8 +11,8 @@ from cluster.config import FlotillaConfig
 from deployments.cell_replica import CellReplica
 from deployments.directory import DIRECTORY_NAME, Directory
 from deployments.front_end import FrontEnd
+from deployments.names import APP_NAME as APP_NAME
 
-APP_NAME = "flotilla"
 CELL_NAME = "Cell"
 
 #: Of every process: one torch thread, because on few cores the threads of several workers fight.

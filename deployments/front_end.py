@@ -20,6 +20,9 @@ from deployments.admin_api import Instances
 from deployments.api_service import ApiService
 from deployments.cell_client import Endpoint
 from deployments.directory import DirectoryClient
+from deployments.grpc_replica import GrpcReplica
+from deployments.grpc_server import serve_in_thread
+from deployments.grpc_service import GenerationService
 from deployments.openai_api import create_app
 from deployments.text_codec import TextCodec
 
@@ -88,7 +91,7 @@ class PoolHandle:
 
 
 @serve.ingress()
-class FrontEnd:
+class FrontEnd(GrpcReplica):
     """One replica: tokenizer, API, and a connection to the cell."""
 
     def __init__(self, config: dict[str, Any], cell: DeploymentHandle, directory: DeploymentHandle) -> None:
@@ -101,6 +104,7 @@ class FrontEnd:
         self._service = self._make_service()
         if self._config.http.direct:
             self._listen()
+        self._listen_grpc()
 
     def member(self) -> Member:
         """The front end as the directory shall know it."""
@@ -132,6 +136,12 @@ class FrontEnd:
             uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=75)
         )
         threading.Thread(target=server.run, args=([listener],), name="http", daemon=True).start()
+
+    def _listen_grpc(self) -> None:
+        """Serve gRPC from a thread likewise, or through Serve's proxy."""
+        if self._config.grpc.enabled and self._config.grpc.direct:
+            serve_in_thread(self._config.grpc, self._make_service)
+        self.grpc_service = GenerationService(self._service, behind_proxy=True)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""

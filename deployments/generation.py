@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from cluster.stream_messages import Receipt, Submit, TokenEvent
 from deployments.cell_client import CellClient
 from deployments.detokenizer import Detokenizer
-from deployments.errors import ApiError, not_ready
+from deployments.errors import ApiError, cancelled
 from deployments.receipts import ChoiceOutcome
 from deployments.stop_strings import StopStrings
 from verifier.messages import TokenLogprobs
@@ -174,7 +174,7 @@ def _check_end(event: TokenEvent) -> None:
     if event.finish_reason == "error":
         raise ApiError(500, "The cell failed on this request; its log says why.", code="cell_error")
     if event.finish_reason == "cancelled":
-        raise not_ready("The cell ended this request before its answer was complete.")
+        raise cancelled()
 
 
 async def _await_receipt(events: AsyncGenerator[TokenEvent, None]) -> Receipt | None:

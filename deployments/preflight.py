@@ -43,16 +43,21 @@ def check(config: FlotillaConfig) -> list[str]:
         except (FileNotFoundError, KeyError, UnsuitableHeads) as error:
             raise StartError(str(error.args[0])) from None
     warnings = _check_profile(config)
-    if config.http.port:
-        try:
-            with socket.create_server((config.http.host, config.http.port)):
-                pass
-        except OSError as error:
-            raise StartError(
-                f"cannot listen on {config.http.host}:{config.http.port} ({error.strerror}); "
-                "choose another with --port, or 0 for any free one"
-            ) from None
+    _check_port(config.http.host, config.http.port, "choose another with --port, or 0 for any free one")
+    if config.grpc.enabled:
+        _check_port(config.grpc.host, config.grpc.port, "choose another `grpc.port`, or 0 for any free one")
     return warnings
+
+
+def _check_port(host: str, port: int, remedy: str) -> None:
+    if not port:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, port), family=family):
+            pass
+    except OSError as error:
+        raise StartError(f"cannot listen on {host}:{port} ({error.strerror}); {remedy}") from None
 
 
 def _check_profile(config: FlotillaConfig) -> list[str]:

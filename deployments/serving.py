@@ -30,6 +30,7 @@ from rich.console import Console
 from cluster.config import FlotillaConfig
 from deployments import preflight
 from deployments.application import APP_NAME, CELL_NAME, WORKER_ENVIRONMENT, build_app
+from deployments.grpc_start import await_grpc, grpc_options, shown_address
 from deployments.preflight import StartError
 from deployments.startup import Startup
 
@@ -97,16 +98,24 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
     for warning in preflight.check(config):
         console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
     host, port = config.http.host, config.http.port or _free_port(config.http.host)
-    config = config.model_copy(update={"http": config.http.model_copy(update={"port": port})})
+    grpc_port = config.grpc.port or _free_port(config.grpc.host)
+    config = config.model_copy(
+        update={
+            "http": config.http.model_copy(update={"port": port}),
+            "grpc": config.grpc.model_copy(update={"port": grpc_port}),
+        }
+    )
     with Startup(console).running() as startup:
         startup.enter("Ray")
         _start_ray(config)
         on_ray()
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        proxied_grpc = config.grpc.enabled and not config.grpc.direct
         # "HeadOnly": one proxy, on the node the user talks to; none where front ends listen themselves.
         serve.start(
-            proxy_location="Disabled" if config.http.direct else "HeadOnly",
-            http_options={"host": host, "port": port, "request_timeout_s": None},
+            proxy_location="Disabled" if config.http.direct and not proxied_grpc else "HeadOnly",
+            http_options=_proxied_http(config),
+            grpc_options=grpc_options(config.grpc) if proxied_grpc else None,
             logging_config={"log_level": "WARNING", "enable_access_log": False},
         )
         startup.enter("Cell")
@@ -119,8 +128,20 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
         _await_http(url)
+        if config.grpc.enabled:
+            startup.enter("gRPC")
+            await_grpc(shown_address(config.grpc))
+            console.print(f"gRPC on [bold]{shown_address(config.grpc)}[/]", highlight=False)
     console.print(f"[dim]ready after {startup.seconds:.0f} s[/]")
     return url
+
+
+def _proxied_http(config: FlotillaConfig) -> dict[str, Any]:
+    """Serve's HTTP proxy; it always runs beside its gRPC proxy, out of the way if nobody is to use it."""
+    host, port = config.http.host, config.http.port
+    if config.http.direct:
+        host, port = "127.0.0.1", _free_port("127.0.0.1")
+    return {"host": host, "port": port, "request_timeout_s": None}
 
 
 def _start_ray(config: FlotillaConfig) -> None:

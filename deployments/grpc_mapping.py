@@ -1,0 +1,238 @@
+"""Between the gRPC messages and what the HTTP API is made of, so that both check and answer alike."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import grpc
+import msgspec
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from deployments.errors import ApiError, bad_request
+from deployments.generation import Update
+from deployments.openai_responses import ChoiceState
+from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest, parse
+from deployments.proto.flotilla.v1 import generation_pb2 as pb
+from deployments.sampling_mapping import CellInfo
+from deployments.text_codec import TextCodec
+from verifier.messages import TokenLogprobs
+
+#: Trailing metadata of a failed call: the HTTP API's error object, and when to come back.
+ERROR_KEY = "flotilla-error"
+RETRY_KEY = "retry-after"
+REQUEST_ID_KEY = "x-request-id"
+
+#: Metadata beyond some kilobytes would make clients refuse the whole answer.
+_MAX_DETAILS = 1024
+
+_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
+#: Ours alone; the HTTP API has no such fields.
+_OWN_FIELDS = ("extra_body_json", "proxy_call_id")
+#: What the method called says already.
+_IMPLIED_FIELDS = ("stream", "stream_options")
+
+_STATUS_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    409: grpc.StatusCode.ALREADY_EXISTS,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+# -- requests ------------------------------------------------------------------------------------------
+
+
+def generation_request(message: pb.GenerateRequest) -> GenerationRequest:
+    """The request as the HTTP API would have read it; raises `ApiError` as that does."""
+    body = _body(message)
+    if "slo" in body:
+        body["slo"] = _slo(body["slo"])
+    given = [name for name in _PROMPT_FIELDS if name in body]
+    if len(given) != 1:
+        found = " and ".join(f"`{name}`" for name in given) or "none of them"
+        raise bad_request(
+            f"Give one of `prompt`, `prompt_token_ids` and `messages`; the request has {found}.",
+            given[-1] if given else "prompt",
+            "invalid_value" if given else "missing_required_parameter",
+        )
+    request_type: type[GenerationRequest] = CompletionRequest
+    if "messages" in body:
+        request_type = ChatRequest
+        if "logprobs" in body and not isinstance(body["logprobs"], bool):
+            body["logprobs"], body["top_logprobs"] = True, body["logprobs"]
+    elif "prompt_token_ids" in body:
+        body["prompt"] = body.pop("prompt_token_ids")
+    return parse(msgspec.json.encode(body), request_type)
+
+
+def _body(message: pb.GenerateRequest) -> dict[str, Any]:
+    body = _fields(message)
+    for name in _OWN_FIELDS:
+        body.pop(name, None)
+    if not message.extra_body_json:
+        return body
+    try:
+        extra = json.loads(message.extra_body_json)
+    except ValueError as error:
+        raise bad_request(f"`extra_body_json` is not valid JSON: {error}.", "extra_body_json") from None
+    if not isinstance(extra, dict):
+        raise bad_request("`extra_body_json` must be a JSON object.", "extra_body_json")
+    for name in extra:
+        if name in _IMPLIED_FIELDS:
+            raise bad_request(f"`{name}` follows from the method called; leave it out.", name)
+        if name in body:
+            raise bad_request(f"`{name}` is given twice, also in `extra_body_json`.", name)
+    return body | extra
+
+
+def _slo(fields: dict[str, Any]) -> dict[str, Any]:
+    """Objectives as the HTTP API has them: a number of milliseconds or a multiple, under one name."""
+    found = dict(fields)
+    for name in ("tpot", "ttft", "e2e"):
+        if (multiple := found.pop(f"{name}_multiple", None)) is None:
+            continue
+        if f"{name}_ms" in found:
+            raise bad_request(f"Give `slo.{name}_ms` or `slo.{name}_multiple`, not both.", f"slo.{name}_ms")
+        found[f"{name}_ms"] = multiple
+    return found
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    """The fields that are set, under their names, with what JSON would hold."""
+    found: dict[str, Any] = {}
+    for field, value in message.ListFields():
+        options = field.message_type.GetOptions() if field.message_type is not None else None
+        if options is not None and options.map_entry:
+            found[field.name] = {str(key): _value(field.name, value[key]) for key in value}
+        elif field.is_repeated:
+            found[field.name] = [_value(field.name, item) for item in value]
+        else:
+            found[field.name] = _value(field.name, value)
+    return found
+
+
+def _value(name: str, value: Any) -> Any:
+    if isinstance(value, Message):
+        return _fields(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise bad_request(f"`{name}` must be a finite number.", name)
+    return value
+
+
+# -- answers -------------------------------------------------------------------------------------------
+
+
+class ChoiceWriter:
+    """Choices of one answer as messages.
+
+    Args:
+        codec: the target's tokenizer.
+        with_token_ids: whether token ids are told.
+        with_logprobs: whether log-probabilities are.
+    """
+
+    def __init__(self, codec: TextCodec, *, with_token_ids: bool, with_logprobs: bool) -> None:
+        self._codec = codec
+        self._with_token_ids = with_token_ids
+        self._with_logprobs = with_logprobs
+
+    def whole(self, index: int, state: ChoiceState) -> pb.Choice:
+        """A choice that is complete."""
+        choice = self._choice(index, state.echo + "".join(state.text), state.tokens, state.logprobs)
+        if self._with_token_ids:
+            choice.prompt_token_ids.extend(state.prompt)
+        _end(choice, state.finish_reason, state.stop_reason)
+        return choice
+
+    def delta(self, update: Update, state: ChoiceState) -> pb.Choice:
+        """What an update adds to a choice."""
+        text = update.text if state.started else state.echo + update.text
+        choice = self._choice(update.choice, text, update.tokens, update.logprobs)
+        if self._with_token_ids and not state.started:
+            choice.prompt_token_ids.extend(state.prompt)
+        state.started = True
+        _end(choice, update.finish_reason, update.stop_reason)
+        return choice
+
+    def _choice(
+        self, index: int, text: str, tokens: Sequence[int], logprobs: Iterable[TokenLogprobs]
+    ) -> pb.Choice:
+        choice = pb.Choice(index=index, text=text)
+        if self._with_token_ids:
+            choice.token_ids.extend(tokens)
+        if self._with_logprobs:
+            for token, entry in zip(tokens, logprobs, strict=False):
+                shown = choice.logprobs.add()
+                self._describe(shown, token, entry.logprob)
+                for other, value in zip(entry.top_ids, entry.top_logprobs, strict=True):
+                    self._describe(shown.top_logprobs.add(), other, value)
+        return choice
+
+    def _describe(self, shown: pb.TokenLogprobs | pb.TokenLogprob, token: int, logprob: float) -> None:
+        shown.token_id = token
+        shown.token = self._codec.token_text(token)
+        shown.bytes = bytes(self._codec.token_bytes(token))
+        shown.logprob = logprob
+
+
+def _end(choice: pb.Choice, reason: str | None, stop: str | int | None) -> None:
+    if reason is not None:
+        choice.finish_reason = reason
+    if isinstance(stop, str):
+        choice.stop_string = stop
+    elif stop is not None:
+        choice.stop_token_id = stop
+
+
+def usage(body: dict[str, Any]) -> pb.Usage:
+    """The HTTP API's `usage` object."""
+    return json_format.ParseDict(body, pb.Usage(), ignore_unknown_fields=True)
+
+
+def metrics(body: dict[str, Any]) -> pb.Metrics:
+    """The HTTP API's `metrics` object, the receipt."""
+    return json_format.ParseDict(body, pb.Metrics(), ignore_unknown_fields=True)
+
+
+def model(info: CellInfo) -> pb.Model:
+    """The served model."""
+    return pb.Model(
+        id=info.model,
+        max_model_len=info.max_tokens,
+        vocab_size=info.vocab_size,
+        drafters=info.drafters,
+        policy=info.policy,
+    )
+
+
+# -- metadata and errors -------------------------------------------------------------------------------
+
+
+def metadata_of(context: Any) -> dict[str, str]:
+    """The text metadata that a client sent, by key; of keys sent more than once, the last."""
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def status(error: ApiError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Code, message and trailing metadata of a failed call."""
+    fallback = grpc.StatusCode.INVALID_ARGUMENT if error.status < 500 else grpc.StatusCode.INTERNAL
+    code = _STATUS_CODES.get(error.status, fallback)
+    details = error.message[:_MAX_DETAILS]
+    body = error.body()["error"] | {"message": details}
+    # Metadata is ASCII.
+    trailing = [(ERROR_KEY, json.dumps(body, ensure_ascii=True))]
+    if error.retry_after_s is not None:
+        trailing.append((RETRY_KEY, str(max(1, math.ceil(error.retry_after_s)))))
+    return code, details, tuple(trailing)

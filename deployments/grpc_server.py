@@ -1,0 +1,177 @@
+"""The gRPC service on a port of its own, in a thread of a front end (`grpc.direct`)."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cluster.grpc_config import GrpcConfig
+from deployments import grpc_mapping as mapping
+from deployments.api_service import ApiService
+from deployments.errors import ApiError
+from deployments.grpc_service import HEALTH_NAME, SERVICE_NAME, GenerationService
+from deployments.proto.flotilla.v1 import generation_pb2 as pb
+from deployments.proto.flotilla.v1 import generation_pb2_grpc as pb_grpc
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+_Message = TypeVar("_Message")
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+_START_TIMEOUT_S = 20.0
+
+
+class GenerationServicer(pb_grpc.GenerationServicer, health_pb2_grpc.HealthServicer):
+    """`GenerationService` for a server of grpc.aio.
+
+    Streams are written from coroutines: a client's cancellation is raised at the `await` that runs, also
+    where that is the write itself, so that a request always ends with its call. In an asynchronous generator
+    it would stay unnoticed while the generator waits at its `yield`.
+    """
+
+    def __init__(self, service: GenerationService, default_deadline_s: float | None) -> None:
+        self._service = service
+        self._default_deadline_s = default_deadline_s
+
+    async def Generate(self, request: pb.GenerateRequest, context: _Context) -> pb.GenerateResponse:
+        """A whole answer."""
+        async with self._deadline(context):
+            return await _answered(context, self._service.generate(request, mapping.metadata_of(context)))
+
+    async def GenerateStream(self, request: pb.GenerateRequest, context: _Context) -> None:
+        """An answer as it grows."""
+        async with self._deadline(context):
+            chunks = self._service.generate_stream(request, mapping.metadata_of(context))
+            await _answered(context, _write(context, chunks))
+
+    async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
+        """End requests by their id."""
+        return await _answered(context, self._service.cancel(request))
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: _Context) -> pb.ListModelsResponse:
+        """The models served."""
+        return await _answered(context, self._service.list_models())
+
+    async def Describe(self, request: pb.DescribeRequest, context: _Context) -> pb.DescribeResponse:
+        """What the server is."""
+        return await _answered(context, self._service.describe())
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: _Context
+    ) -> health_pb2.HealthCheckResponse:
+        """Whether requests would be served now."""
+        return await _answered(context, self._service.check(request))
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> None:
+        """The health, whenever it changes."""
+        await _answered(context, _write(context, self._service.watch(request)))
+
+    @contextlib.asynccontextmanager
+    async def _deadline(self, context: _Context) -> AsyncIterator[None]:
+        """End what takes longer than the default deadline; a deadline of the client's own, gRPC enforces."""
+        own = context.time_remaining()
+        try:
+            async with asyncio.timeout(self._default_deadline_s if own is None else None):
+                yield
+        except TimeoutError:
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                f"The request took longer than {self._default_deadline_s:g} s, the server's "
+                "`grpc.default_deadline_s`; set a deadline of your own for more.",
+            )
+
+
+async def _answered(context: _Context, work: Awaitable[_Result]) -> _Result:
+    """The result of `work`; an `ApiError` becomes the call's status."""
+    try:
+        return await work
+    except ApiError as error:
+        await context.abort(*mapping.status(error))
+
+
+async def _write(context: _Context, messages: AsyncGenerator[_Message, None]) -> None:
+    async with aclosing(messages):
+        async for message in messages:
+            await context.write(message)
+
+
+def make_server(
+    config: GrpcConfig, service: ApiService, credentials: grpc.ServerCredentials | None = None
+) -> grpc.aio.Server:
+    """A server for the running event loop, bound to its port but not started.
+
+    Args:
+        config: `host` and `port`; replicas of one node share the port, and the kernel spreads connections.
+        service: what answers.
+        credentials: serve with TLS.
+
+    Raises:
+        RuntimeError: if the port cannot be had.
+    """
+    keepalive_ms = int(1e3 * config.keepalive_s)
+    server = grpc.aio.server(
+        options=[
+            ("grpc.so_reuseport", 1),
+            ("grpc.max_receive_message_length", config.max_message_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.keepalive_time_ms", keepalive_ms),
+            ("grpc.keepalive_timeout_ms", keepalive_ms),
+            # Clients may ping as often without being hung up on.
+            ("grpc.http2.min_ping_interval_without_data_ms", keepalive_ms // 2),
+        ]
+    )
+    servicer = GenerationServicer(GenerationService(service), config.default_deadline_s)
+    pb_grpc.add_GenerationServicer_to_server(servicer, server)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    reflection.enable_server_reflection((SERVICE_NAME, HEALTH_NAME, reflection.SERVICE_NAME), server)
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    address = f"{host}:{config.port}"
+    if credentials is None:
+        server.add_insecure_port(address)
+    else:
+        server.add_secure_port(address, credentials)
+    return server
+
+
+def serve_in_thread(
+    config: GrpcConfig,
+    make_service: Callable[[], ApiService],
+    credentials: grpc.ServerCredentials | None = None,
+) -> None:
+    """Serve from a thread of this process until it ends; returns once the port is open.
+
+    Args:
+        config: where.
+        make_service: called in the thread; the connection to the cell belongs to its event loop.
+        credentials: serve with TLS.
+
+    Raises:
+        RuntimeError: if the port cannot be had.
+    """
+    started: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    async def serve() -> None:
+        try:
+            service = make_service()
+            service.client.connect()
+            server = make_server(config, service, credentials)
+            await server.start()
+            started.set_result(None)
+        except Exception as error:
+            started.set_exception(error)
+            raise
+        await server.wait_for_termination()
+
+    threading.Thread(target=lambda: asyncio.run(serve()), name="grpc", daemon=True).start()
+    started.result(_START_TIMEOUT_S)

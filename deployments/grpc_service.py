@@ -1,0 +1,191 @@
+"""The gRPC service, free of how it is served: messages in, messages out, failures as `ApiError`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from grpc_health.v1 import health_pb2
+
+from deployments import grpc_mapping as mapping
+from deployments.answering import Call, translated
+from deployments.api_service import ApiService
+from deployments.call_ids import clean_request_id, new_call_id
+from deployments.errors import ApiError, bad_request, internal, not_ready
+from deployments.objectives import ObjectiveError, asked_by_headers
+from deployments.openai_api import flotilla_version
+from deployments.proto.flotilla.v1 import generation_pb2 as pb
+from deployments.sampling_mapping import num_logprobs
+
+_log = logging.getLogger(__name__)
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Generation"].full_name
+HEALTH_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+#: How often a watched health is looked at.
+_WATCH_INTERVAL_S = 1.0
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+@dataclass
+class _Answer:
+    """A request on its way, and what its messages have in common."""
+
+    call: Call
+    call_id: str
+    model: str
+    created: int
+    writer: mapping.ChoiceWriter
+
+
+class GenerationService:
+    """`flotilla.v1.Generation` and `grpc.health.v1.Health`, for one event loop.
+
+    Args:
+        service: the API.
+        behind_proxy: requests come through a proxy of ours, which has named the calls.
+    """
+
+    def __init__(self, service: ApiService, *, behind_proxy: bool = False) -> None:
+        self._service = service
+        self._behind_proxy = behind_proxy
+
+    # -- flotilla.v1.Generation ------------------------------------------------------------------------
+
+    async def generate(self, request: pb.GenerateRequest, metadata: Mapping[str, str]) -> pb.GenerateResponse:
+        """A whole answer; raises `ApiError`."""
+        answer = await self._begin(request, metadata)
+        call = answer.call
+        async with aclosing(translated(call)) as updates:
+            async for update in updates:
+                call.states[update.choice].add(update)
+        return pb.GenerateResponse(
+            id=answer.call_id,
+            request_id=call.request_id,
+            model=answer.model,
+            created=answer.created,
+            choices=[answer.writer.whole(index, state) for index, state in enumerate(call.states)],
+            usage=mapping.usage(_usage(call)),
+            metrics=mapping.metrics(call.receipt()),
+        )
+
+    async def generate_stream(
+        self, request: pb.GenerateRequest, metadata: Mapping[str, str]
+    ) -> AsyncGenerator[pb.GenerateChunk, None]:
+        """An answer as it grows; close the generator to end the request. Raises `ApiError`."""
+        answer = await self._begin(request, metadata)
+        call = answer.call
+        async with aclosing(translated(call)) as updates:
+            async for update in updates:
+                if not (update.text or update.finish_reason is not None or call.shows_all):
+                    continue  # its text is held back: it may be part of a stop string or of a character
+                chunk = pb.GenerateChunk(
+                    id=answer.call_id,
+                    request_id=call.request_id,
+                    model=answer.model,
+                    created=answer.created,
+                    choice=answer.writer.delta(update, call.states[update.choice]),
+                )
+                if call.is_finished:
+                    chunk.usage.CopyFrom(mapping.usage(_usage(call)))
+                    chunk.metrics.CopyFrom(mapping.metrics(call.receipt()))
+                yield chunk
+
+    async def cancel(self, request: pb.CancelRequest) -> pb.CancelResponse:
+        """End requests by their id; raises `ApiError` (503) if the cell cannot be told."""
+        if not request.request_id:
+            raise bad_request("`request_id` is empty; give the id of the request to end.", "request_id")
+        try:
+            number = await self._service.cancel(request.request_id)
+        except TimeoutError as error:
+            raise not_ready("The model does not answer, and may still work on the request.") from error
+        return pb.CancelResponse(num_cancelled=number)
+
+    async def cancel_call(self, call_id: str) -> int:
+        """End one call; how many of its choices were running. Raises `TimeoutError`."""
+        return await self._service.cancel_call(call_id)
+
+    async def list_models(self) -> pb.ListModelsResponse:
+        """The one served model."""
+        return pb.ListModelsResponse(models=[mapping.model(await self._service.info())])
+
+    async def describe(self) -> pb.DescribeResponse:
+        """What the server is; it answers also while it is not ready, but then without the model."""
+        response = pb.DescribeResponse(version=flotilla_version())
+        with contextlib.suppress(ApiError):
+            response.model.CopyFrom(mapping.model(await self._service.describe()))
+            response.ready = True
+        return response
+
+    # -- grpc.health.v1.Health -------------------------------------------------------------------------
+
+    async def check(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
+        """Whether requests would be served now; raises `ApiError` (404) for a service that is not here."""
+        status = await self._health(request.service)
+        if status == _SERVICE_UNKNOWN:
+            raise ApiError(
+                404, f"There is no service {request.service[:80]!r} here.", param="service", code="not_found"
+            )
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def watch(
+        self, request: health_pb2.HealthCheckRequest
+    ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
+        """The health now, and whenever it changes."""
+        told = -1
+        while True:
+            status = await self._health(request.service)
+            if status != told:
+                told = int(status)
+                yield health_pb2.HealthCheckResponse(status=status)
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+
+    async def _health(self, service: str) -> Any:
+        if service not in ("", SERVICE_NAME, HEALTH_NAME):
+            return _SERVICE_UNKNOWN
+        try:
+            await self._service.describe()
+        except ApiError:
+            return _NOT_SERVING
+        return _SERVING
+
+    # -- parts -----------------------------------------------------------------------------------------
+
+    async def _begin(self, message: pb.GenerateRequest, metadata: Mapping[str, str]) -> _Answer:
+        request_id = clean_request_id(message.request_id or metadata.get(mapping.REQUEST_ID_KEY, ""))
+        call_id = new_call_id(request_id, message.proxy_call_id if self._behind_proxy else None)
+        try:
+            request = mapping.generation_request(message)
+            headers = asked_by_headers(metadata)
+            call = await self._service.begin(request, request_id, headers, call_id=call_id)
+            model = (await self._service.info()).model
+        except ObjectiveError as error:
+            raise bad_request(error.message, error.place) from None
+        except ApiError:
+            raise
+        except Exception as error:
+            _log.exception("request %s failed", request_id)
+            raise internal(request_id) from error
+        writer = mapping.ChoiceWriter(
+            self._service.codec,
+            with_token_ids=bool(request.return_token_ids),
+            with_logprobs=num_logprobs(request) is not None,
+        )
+        return _Answer(call, call_id, model, int(time.time()), writer)
+
+
+def _usage(call: Call) -> dict[str, object]:
+    body: dict[str, object] = {}
+    call.add_usage(body)
+    usage_fields = body["usage"]
+    assert isinstance(usage_fields, dict)
+    return usage_fields

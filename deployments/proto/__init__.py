@@ -1,0 +1,1 @@
+"""The gRPC service: its .proto, and the code generated from it by `make proto`."""
