@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import time
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
@@ -22,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.admin_api import PoolControl, add_admin_routes
 from deployments.answering import answer, stream
 from deployments.api_service import ApiService
+from deployments.call_ids import clean_request_id
 from deployments.debug_api import add_debug_routes
 from deployments.errors import ApiError, bad_request, body_too_large, internal, model_not_found
 from deployments.objectives import Asked, ObjectiveError, asked_by_headers
@@ -30,9 +29,6 @@ from deployments.receipts import server_timing
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-
-#: Request ids a client may choose; anything else could forge log lines or headers.
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
 
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -218,11 +214,6 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, send_with_id if self._sends else send)
-
-
-def clean_request_id(asked: str) -> str:
-    """The id a client chose, or a new one if it chose none that can be logged."""
-    return asked if _REQUEST_ID.fullmatch(asked) else f"req-{uuid.uuid4().hex}"
 
 
 def _install_error_handlers(app: FastAPI) -> None:
