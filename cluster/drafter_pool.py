@@ -200,10 +200,12 @@ class DrafterPool:
 
     def assign(self, requests: Sequence[Request], now: float) -> None:
         """Have the selector say who drafts for these requests: once a step those that draft next."""
-        self.leave_draining(requests)
+        if len(self._assignable) < len(self.drafters):
+            self.leave_draining(requests)
         views = []
         for request in requests:
-            self.begin(request)
+            if request.request_id not in self._begun:
+                self.begin(request)
             views.append(self.request_view(request))
         chosen = self.selector.assign(views, self.pool_view())
         moving = []
@@ -283,7 +285,7 @@ class DrafterPool:
         return DraftItem(
             request_id=request.request_id,
             start=start,
-            tokens=np.array(request.tokens_from(start), dtype=np.int32),
+            tokens=np.array(request.tokens_from(start), np.int32),
             plan=plan,
             proposals=proposals,
         )
@@ -345,7 +347,8 @@ class DrafterPool:
         for draft in result.drafts:
             # Judged by what it would have said at every committed token. What verification accepts says
             # less: only tokens the drafter was sure of are verified, so of those nearly all are accepted.
-            self.score(draft.request_id, drafter.kind, draft.num_scored, draft.num_agreed)
+            if draft.num_scored:
+                self.score(draft.request_id, drafter.kind, draft.num_scored, draft.num_agreed)
         self.explorer.answered(name, result)
         self.switching.answered(name, result, now)
         for request_id in result.unknown:
@@ -358,6 +361,9 @@ class DrafterPool:
         if outstanding.predicted_s <= 0.0 or heads:
             return
         depths = [draft.tree.depth for draft in result.drafts]
+        # The last node of a beam is one of the deepest; only where none went all the way need others be seen.
+        if any(int(depth[-1]) >= outstanding.depth for depth in depths):
+            return
         depth = int(np.concatenate(depths).max()) if depths else 0
         if depth < outstanding.depth:
             n, width = len(outstanding.request_ids), outstanding.width

@@ -43,10 +43,10 @@ class OutstandingDraft:
             call_id=call_id,
             sent_at=sent_at,
             predicted_s=predicted_s,
-            request_ids=tuple(item.request_id for item in items),
+            request_ids=tuple([item.request_id for item in items]),
             depth=call_depth(items),
-            width=max(item.plan.width for item in items),
-            num_read=sum(len(item.tokens if item.spec is None else item.spec.tokens) for item in items),
+            width=max([item.plan.width for item in items]),
+            num_read=sum([len(item.tokens if item.spec is None else item.spec.tokens) for item in items]),
         )
 
 
@@ -102,5 +102,10 @@ def call_depth(items: Sequence[DraftItem]) -> int:
 
     Those of its deepest plan; but decoding heads have been evaluated already, perhaps more than it uses.
     """
-    evaluated = max((len(item.proposals.token) for item in items if item.proposals is not None), default=0)
-    return evaluated or max(item.plan.depth for item in items)
+    evaluated = deepest = 0
+    for item in items:
+        if item.proposals is not None:
+            evaluated = max(evaluated, len(item.proposals.token))
+        if item.plan.depth > deepest:
+            deepest = item.plan.depth
+    return evaluated or deepest

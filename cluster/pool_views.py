@@ -98,12 +98,14 @@ def pool_view(
 
 def request_view(request: Request, allowed: tuple[str, ...]) -> RequestView:
     """The request as it stands; `allowed` are the instances it may use."""
+    num_prompt, num_output = request.num_prompt, len(request.output)
+    # By position, which takes half as long: one is made per request and step.
     return RequestView(
-        request_id=request.request_id,
-        current=request.drafter,
-        allowed=allowed,
-        num_prompt=len(request.submit.prompt),
-        num_context=request.num_tokens,
-        num_remaining=request.num_remaining,
-        num_steps=request.num_steps,
+        request.request_id,
+        request.drafter,
+        allowed,
+        num_prompt,
+        num_prompt + num_output,
+        request.submit.sampling.max_tokens - num_output,
+        request.num_steps,
     )

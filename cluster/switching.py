@@ -183,7 +183,7 @@ class Switching:
                 preparation.seconds += result.seconds
                 if request_id in result.unknown:
                     self._waste(request_id)
-        for draft in result.drafts:
+        for draft in result.drafts if self._waits else ():
             wait = self._waits.get(draft.request_id)
             if wait is None or wait.drafter != name or draft.tree.num_drafted == 0:
                 continue

@@ -49,7 +49,8 @@ class _Scores:
     variance: float
     scored: float = 0.0
     agreed: float = 0.0
-    piece: tuple[float, float] = (0.0, 0.0)
+    piece_scored: float = 0.0
+    piece_agreed: float = 0.0
     pieces: list[tuple[float, float]] = field(default_factory=list)
     taught_scored: float = 0.0
     taught_precision: float = 0.0
@@ -59,10 +60,11 @@ class _Scores:
         """Count, and forget what was before a shift; whether there was one."""
         self.scored += scored
         self.agreed += agreed
-        self.piece = (self.piece[0] + scored, self.piece[1] + agreed)
-        if self.piece[0] >= PIECE_TOKENS:
-            self.pieces = [*self.pieces[-NUM_PIECES + 1 :], self.piece]
-            self.piece = (0.0, 0.0)
+        self.piece_scored += scored
+        self.piece_agreed += agreed
+        if self.piece_scored >= PIECE_TOKENS:
+            self.pieces = [*self.pieces[-NUM_PIECES + 1 :], (self.piece_scored, self.piece_agreed)]
+            self.piece_scored = self.piece_agreed = 0.0
             return self._forget_before_shift()
         return False
 
@@ -160,14 +162,16 @@ class AcceptanceEstimates:
 
         Scores of a request that ended a short while ago teach the prior; those of others are ignored.
         """
-        evidence = self._live.get(request_id) or self._ended.get(request_id)
+        evidence = self._live.get(request_id)
+        has_ended = evidence is None
+        if evidence is None:
+            evidence = self._ended.get(request_id)
         if scored <= 0 or evidence is None:
             return
         scores = self._scores(evidence, drafter)
         self.num_shifts += scores.add(scored, agreed)
         evidence.shared = None
-        ended = request_id not in self._live
-        if ended or scores.scored >= max(TEACH_TOKENS, 2.0 * scores.taught_scored):
+        if has_ended or scores.scored >= max(TEACH_TOKENS, 2.0 * scores.taught_scored):
             self._teach(evidence, drafter)
 
     def rate(self, request_id: str, drafter: str) -> float:
@@ -226,7 +230,7 @@ class AcceptanceEstimates:
         if evidence.shared is None:
             evidence.shared = self._shared(evidence)
         # What the shared term leaves over is the drafter's own.
-        rate, variance = mine.mean + evidence.shared, self._own(drafter, mine)
+        rate, variance = mine.mean + evidence.shared, self._drafters[drafter].own_variance + mine.variance
         if mine.scored > 0.0:
             gain = variance / (variance + TOKEN_VARIANCE / mine.scored)
             rate += gain * (mine.agreed / mine.scored - rate)

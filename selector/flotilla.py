@@ -8,9 +8,10 @@ and the rival's estimate is taken at the lower end of what is known of it, so th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, nextafter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,8 +37,7 @@ STEP_TOKENS = 2.0
 CAUTION = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
+class _Value(NamedTuple):
     """Tokens per second on a kind, for one who is there and for one who moves there."""
 
     staying: float
@@ -101,16 +101,18 @@ class Flotilla:
             return chosen
         self._notice(pool)
         shared = self._shared(pool)
+        keeping = {drafter.kind for drafter in pool.drafters.values() if drafter.keeps_cache}
         for request in due:
-            self._consider(request, shared)
-        self._is_contended = not self._choose_freely(requests, due, pool, chosen) or self._is_contended
+            self._consider(request, shared, keeping)
+        self._is_contended = not self._choose_freely(due, pool, chosen) or self._is_contended
         if self._is_contended and may_match:
             self._match(requests, pool, chosen)
             self._is_contended, self._matched_at = False, self._slot
+            due = list(requests)  # whoever else was matched may have moved, too
         elif not self._is_contended and self._slot - self._matched_at > 2 * MOST_RECONSIDER_STEPS:
             self._prices = dict.fromkeys(self._kinds.values(), 0.0)
-        for request_id, place in chosen.items():
-            states[request_id].place = place
+        for request in due:
+            states[request.request_id].place = chosen[request.request_id]
         return chosen
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -218,14 +220,13 @@ class Flotilla:
         kinds = kinds_of(request, pool)
         return [kind for kind in kinds if kind in self._team.counts] or kinds
 
-    def _consider(self, request: RequestView, pool: PoolView) -> None:
-        """Work out what the request may expect of every kind it may use."""
+    def _consider(self, request: RequestView, pool: PoolView, keeping: Collection[str]) -> None:
+        """Work out what the request may expect of every kind it may use; those of `keeping` keep caches."""
         outlook, steps = Outlook(request, pool), request.num_steps
         wait = min(max(RECONSIDER_STEPS, steps // RECONSIDER_SHARE), MOST_RECONSIDER_STEPS)
         state = self._states[request.request_id] = _State(request.current, steps + wait, outlook.none)
         # Without a present drafter to compare with there is nothing to be cautious about.
         caution = CAUTION if steps else 0.0
-        keeping = {drafter.kind for drafter in pool.drafters.values() if drafter.keeps_cache}
         for kind in self._candidates(request, pool):
             rate, spread = self._estimates.posterior(request.request_id, kind)
             staying = outlook.goodput(kind, rate)
@@ -236,19 +237,9 @@ class Flotilla:
                 staying, moving = (max(value, nextafter(outlook.none, inf)) for value in (staying, moving))
             state.values[kind] = _Value(staying, moving)
 
-    def _choose_freely(
-        self,
-        requests: Sequence[RequestView],
-        due: Sequence[RequestView],
-        pool: PoolView,
-        chosen: dict[str, str],
-    ) -> bool:
+    def _choose_freely(self, due: Sequence[RequestView], pool: PoolView, chosen: dict[str, str]) -> bool:
         """Each of `due` takes the best drafter with room; whether all had the best of all."""
-        places = Places(requests, pool)
-        are_due = {request.request_id for request in due}
-        for request in requests:
-            if request.request_id not in are_due:
-                places.take(request.current)
+        places = Places(due, pool)  # the others keep theirs
         # Who may stay keeps its place against who comes: first all sit down, then one by one may get up.
         for request in due:
             place = request.current
