@@ -16,8 +16,6 @@ from cluster.stream_messages import Rejected, Submit
 SLOT_MARGIN = 40
 # Slots of growth set aside per running request before another is admitted.
 GROWTH_RESERVE = 16
-# Waiting time suggested to a client that finds the queue full, per queued request.
-RETRY_S_PER_WAITING = 0.05
 
 
 class CellState(Protocol):
@@ -37,17 +35,13 @@ class CellState(Protocol):
 
 
 def check(submit: Submit, cell: CellState) -> Rejected | None:
-    """Why a request is refused at the door; None if it is not."""
+    """Why a request cannot be served at all; None if it can (`door.Door` decides on whether it is)."""
     if submit.request_id in cell.requests:
         return _reject(submit, "duplicate_id", "a request with this id is already being served")
     if cell.is_draining:
         return draining(submit)
     if cell.verifier is None and not cell.requests:
         return _reject(submit, "not_ready", "the target model is starting", retry_after_s=5.0)
-    if len(cell.waiting) >= cell.config.scheduler.max_waiting:
-        message = f"{len(cell.waiting)} requests are already waiting"
-        retry_after_s = max(1.0, RETRY_S_PER_WAITING * len(cell.waiting))
-        return _reject(submit, "queue_full", message, retry_after_s=retry_after_s)
     if not submit.prompt:
         return _reject(submit, "empty_prompt", "the prompt has no tokens")
     if cell.verifier is not None:

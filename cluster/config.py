@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, field_validator, model_validator
 
+from cluster.admission_config import AdmissionConfig
 from cluster.drafter_config import DrafterConfig
 from cluster.grpc_config import GrpcConfig
 from cluster.placement_config import StrictModel, TargetPlacementConfig
@@ -223,6 +224,9 @@ class FlotillaConfig(StrictModel):
         default=SelectorConfig(), description="Which drafter serves which request."
     )
     scheduler: SchedulerConfig = Field(default=SchedulerConfig(), description="Batching and queues.")
+    admission: AdmissionConfig = Field(
+        default=AdmissionConfig(), description="Whether requests are taken, downgraded or refused."
+    )
     tiers: dict[str, TierConfig] = Field(default_factory=dict, description="Objectives by tier name.")
     http: HttpConfig = Field(default=HttpConfig(), description="Where the API listens.")
     grpc: GrpcConfig = Field(default=GrpcConfig(), description="The same API over gRPC.")

@@ -8,9 +8,11 @@ from msgspec.structs import replace
 
 from cluster import admission
 from cluster.batching.batcher import Batcher
+from cluster.batching.common import arrival_order
 from cluster.batching.micro_batches import MicroBatches
 from cluster.config import FlotillaConfig
 from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN, CostModel
+from cluster.door import Door
 from cluster.drafter_pool import DrafterPool
 from cluster.events import (
     Action,
@@ -34,7 +36,7 @@ from cluster.events import (
 from cluster.planning import StepPlanner
 from cluster.policies.base import Policy
 from cluster.requests import Request, State, Trigger
-from cluster.stream_messages import TokenEvent
+from cluster.stream_messages import Rejected, TokenEvent
 from cluster.verify_calls import VerifyCalls
 from engine.tree import TokenTree
 from verifier.messages import Verdict, VerifyResult
@@ -61,6 +63,7 @@ class SchedulerCore:
         self.is_draining = False
         self.totals = self.planner.totals
         self.verify_calls = VerifyCalls(cost, self.planner.heads)
+        self.door = Door(config, cost)
         self._next_order = 0
         self._actions: list[Action] = []
         self._emitted: dict[str, list[TokenEvent]] = {}
@@ -130,20 +133,19 @@ class SchedulerCore:
     # Requests come and go
 
     def _arrive(self, event: RequestArrived, now: float) -> None:
-        rejection = admission.check(event.submit, self)
-        if rejection is not None:
-            self._actions.append(Reject(event.client, rejection))
+        answer = self.door.decide(event.submit, self, now)
+        if isinstance(answer, Rejected):
+            self._actions.append(Reject(event.client, answer))
             return
-        submit = event.submit
-        request = Request(submit, event.client, now, self._next_order, output=list(submit.output))
-        request.num_resubmitted = len(submit.output)
+        submit, output = answer.submit, list(answer.submit.output)
+        request = Request(submit, event.client, now, self._next_order, answer.predicted, output)
         self._next_order += 1
         self.requests[request.request_id] = request
         reason = request.finish_reason(self.max_model_tokens)
         if reason is not None:  # resubmitted when only its end was left to tell
             self._finish(request, reason, now)
             return
-        insort(self.waiting, request, key=_queue_key)
+        insort(self.waiting, request, key=arrival_order)
 
     def _cancel(self, request_id: str, now: float) -> None:
         request = self.requests.get(request_id)
@@ -171,6 +173,7 @@ class SchedulerCore:
 
     def _finish(self, request: Request, reason: str, now: float, event: TokenEvent | None = None) -> None:
         self._leave(request, now)
+        self.door.forecast.ended(request, reason)
         if event is None:
             event = TokenEvent(request_id=request.request_id, position=len(request.output), tokens=[])
         self._emit(request, replace(event, finish_reason=reason, receipt=request.receipt(now)))
@@ -215,6 +218,7 @@ class SchedulerCore:
             return
         self.free_slots = result.free_slots
         self.totals.count_step(result)
+        self.door.forecast.verified(result, self.running.values(), now)
         kind = VERIFY_DRAFTED if sent.drafted else VERIFY_PLAIN
         self.cost.observe(kind, sent.predicted_s, result.forward_seconds)
         self.batcher.pace.verified(result, sent.trees, self.requests)
@@ -308,7 +312,7 @@ class SchedulerCore:
         request.num_preemptions += 1
         self.totals.preemptions += 1
         del self.running[request.request_id]
-        insort(self.waiting, request, key=_queue_key)
+        insort(self.waiting, request, key=arrival_order)
 
     # Progress: admit, draft, verify
 
@@ -392,7 +396,3 @@ class SchedulerCore:
             call = self.verify_calls.build(drafted, chosen, [], now)
             if call is not None:
                 self._actions.append(Verify(call))
-
-
-def _queue_key(request: Request) -> tuple[int, int]:
-    return (request.submit.priority, request.order)

@@ -85,7 +85,7 @@ class Request:
         client: which front end.
         arrived: when it came.
         order: admission order among equals; a preempted request keeps its own.
-        output: committed tokens.
+        output: committed tokens; the first `num_resubmitted` of them in another life of the request.
         num_computed: tokens of its sequence in the target's KV (the last known token never is).
         opened: whether the target holds an entry for it (so that a release is owed).
         drafter: name of the drafter instance serving it; empty before one is assigned.
@@ -109,8 +109,9 @@ class Request:
     client: str
     arrived: float
     order: int
-    state: State = State.WAITING
+    predicted: Prediction | None = None
     output: list[int] = field(default_factory=list)
+    state: State = State.WAITING
     num_computed: int = 0
     opened: bool = False
     drafter: str = ""
@@ -135,11 +136,10 @@ class Request:
     # Whether it was preempted since its last token, and seconds that cost it, before its first and after.
     is_resuming: bool = False
     preempted_s: tuple[float, float] = (0.0, 0.0)
-    num_resubmitted: int = 0
+    num_resubmitted: int = field(init=False)
     accepted_by_drafter: dict[str, int] = field(default_factory=dict)
     accepted_by_depth: list[int] = field(default_factory=list)
     min_gap: float = float("inf")
-    predicted: Prediction | None = None
     # Asked for a dozen times a step, so they are kept at hand.
     pace: Objective = field(init=False)
     request_id: str = field(init=False)
@@ -147,6 +147,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.request_id, self.num_prompt = self.submit.request_id, len(self.submit.prompt)
+        self.num_resubmitted = len(self.submit.output)
         self.pace = self._paced()
 
     @property

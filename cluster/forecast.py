@@ -1,0 +1,269 @@
+"""Latencies predicted for a newcomer, from the cost model and from how steps have gone lately."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from cluster.cost_model import CostModel
+from cluster.planning import RunningMean
+from cluster.requests import Request, State
+from cluster.stream_messages import Prediction, Submit
+from verifier.messages import VerifyResult
+
+# Tokens per step that a request by itself is taken to get where there are drafters, until it is known.
+SOLO_TOKENS = 2.0
+# Steps after which a load counts as known.
+KNOWN_STEPS = 8
+# Share of its `max_tokens` that a request is taken to use until some have ended.
+FIRST_SHARE = 1.0
+
+PREFILL = (State.PREFILLING, State.PREFILL_SENT)
+
+
+@dataclass(slots=True)
+class LoadPace:
+    """How steps went while about so many requests decoded.
+
+    Attributes:
+        num_decoding: requests decoding.
+        step_s: seconds from one answer of the target to the next.
+        num_committed: tokens a decoding request got per answer.
+        num_context: tokens of a decoding request's sequence.
+    """
+
+    num_decoding: RunningMean
+    step_s: RunningMean
+    num_committed: RunningMean
+    num_context: RunningMean
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When the requests at hand are expected to have begun and ended, in seconds from now.
+
+    Attributes:
+        start_s: when a newcomer would be admitted.
+        starts_s: when each of those waiting before it would be, in their order.
+        ends_s: when each of those running and waiting would end, sorted.
+    """
+
+    start_s: float
+    starts_s: Sequence[float]
+    ends_s: Sequence[float]
+
+    def num_left(self, after_s: float) -> int:
+        """How many of them are still there then."""
+        return len(self.ends_s) - bisect_left(self.ends_s, after_s)
+
+
+@dataclass(slots=True)
+class Forecast:
+    """Predicts time to first token and time per output token.
+
+    The pace of decoding is measured by load, as steps and what they bring depend on how many share them:
+    drafts shrink, prompts come in between. Where a load has not been seen, the nearest one that has is
+    scaled by the cost model, and without any the cost model stands alone.
+
+    Attributes:
+        cost: forward-time model of the target.
+        chunk_tokens: most prompt tokens of a step.
+        max_running: requests that may run at once.
+    """
+
+    cost: CostModel
+    chunk_tokens: int
+    max_running: int
+    _paces: dict[int, LoadPace] = field(default_factory=dict)
+    _answered_at: float | None = None
+    _output_share: RunningMean = field(default_factory=lambda: RunningMean(FIRST_SHARE))
+    _cached_share: RunningMean = field(default_factory=lambda: RunningMean(0.0))
+    _chunk: RunningMean = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._chunk = RunningMean(float(self.chunk_tokens))
+
+    # What happens
+
+    def verified(self, result: VerifyResult, running: Collection[Request], now: float) -> None:
+        """The target answered; requests as they were before the answer."""
+        since, self._answered_at = self._answered_at, now
+        num_left = num_prefilled = num_decoding = num_context = 0
+        computed = {progress.request_id: progress for progress in result.prefills}
+        for request in running:
+            first_at = request.first_token_at
+            if first_at is not None:
+                if since is not None and first_at <= since:
+                    num_decoding += 1
+                    num_context += request.num_tokens
+            elif request.state in PREFILL:
+                progress = computed.get(request.request_id)
+                if progress is None:
+                    num_left += 1
+                else:
+                    num_prefilled += progress.num_computed - max(request.num_computed, progress.num_cached)
+                    num_left += progress.verdict is None
+        if num_left and num_prefilled > 0:  # the step's room for prompts was used up
+            self._chunk.follow(float(num_prefilled))
+        if since is None or num_decoding == 0:
+            return
+        num_committed = sum(len(verdict.tokens) for verdict in result.verdicts)
+        self._stepped(now - since, num_decoding, num_committed / num_decoding, num_context / num_decoding)
+
+    def _stepped(self, step_s: float, num_decoding: int, num_committed: float, num_context: float) -> None:
+        pace = self._paces.get(num_decoding.bit_length())
+        if pace is None:
+            values = (float(num_decoding), step_s, num_committed, num_context)
+            pace = self._paces[num_decoding.bit_length()] = LoadPace(*map(RunningMean, values))
+        pace.num_decoding.follow(num_decoding)
+        # A hiccup of the machine counts fourfold at most.
+        pace.step_s.follow(min(step_s, 4 * pace.step_s.value))
+        pace.num_committed.follow(num_committed)
+        pace.num_context.follow(num_context)
+
+    def ended(self, request: Request, reason: str) -> None:
+        """A request ended; only one that did so by itself says how long answers are."""
+        if reason not in ("stop", "length") or not request.output:
+            return
+        self._output_share.follow(len(request.output) / request.submit.sampling.max_tokens)
+        if request.num_preemptions == 0:
+            self._cached_share.follow(request.num_cached / request.num_prompt)
+
+    def idle(self) -> None:
+        """Nobody is served any more: the time until the next answer says nothing."""
+        self._answered_at = None
+
+    # What is predicted
+
+    def tpot_s(self, num_decoding: int, *, drafts: bool, num_context: float = 0.0) -> float:
+        """Seconds per output token of a request while so many decode, itself included.
+
+        Args:
+            num_decoding: requests.
+            drafts: whether anybody drafts for it.
+            num_context: tokens of a request's sequence, where no load has been seen.
+        """
+        step_s, num_committed = self._step(num_decoding, num_context, drafts=drafts)
+        return step_s / (num_committed if drafts else min(1.0, num_committed))
+
+    def _step(self, num_decoding: int, num_context: float, *, drafts: bool) -> tuple[float, float]:
+        """Seconds of a step, and tokens a request gets of it."""
+        num_decoding = max(1, num_decoding)
+        known = [pace for pace in self._paces.values() if pace.step_s.seen >= KNOWN_STEPS]
+        if not known:
+            # As if nothing were drafted: what that brings beyond is not known yet.
+            return self._plain_s(num_decoding, num_context) + self.cost.profile.overhead_s, 1.0
+        bits = num_decoding.bit_length()
+        pace = min(known, key=lambda one: abs(round(one.num_decoding.value).bit_length() - bits))
+        seen = max(1.0, pace.num_decoding.value)
+        context = pace.num_context.value
+        ratio = self._plain_s(num_decoding, context) / self._plain_s(seen, context)
+        return pace.step_s.value * ratio, max(1e-3, pace.num_committed.value)
+
+    def _plain_s(self, num_decoding: float, num_context: float) -> float:
+        cost = self.cost.profile.target
+        return cost.seconds(round(num_decoding), num_decoding, round(num_decoding * num_context))
+
+    def prefill_s(self, num_tokens: float, num_decoding: int, step_s: float) -> float:
+        """Seconds in which so many prompt tokens are computed beside so many decoding requests."""
+        num_tokens = max(1.0, num_tokens)
+        chunk = min(max(1.0, self._chunk.value), float(self.chunk_tokens))
+        target = self.cost.profile.target
+        beside = step_s if num_decoding else target.delta + self.cost.profile.overhead_s
+        full, rest = divmod(num_tokens, chunk)
+        seconds = 0.0
+        for tokens, count in ((chunk, full), (rest, 1.0)):
+            if tokens and count:
+                added = float(target.added_seconds(num_decoding, max(1, round(tokens))).sum())
+                seconds += count * (beside + target.rho + added)
+        return seconds * self.cost.correction("verifier")
+
+    def schedule(
+        self, running: Collection[Request], ahead: Sequence[Request], *, is_full: bool, drafts: bool
+    ) -> Schedule:
+        """When those running and waiting would begin and end, places being given in the queue's order.
+
+        Args:
+            running: requests running.
+            ahead: waiting requests before the newcomer.
+            is_full: whether no more can run than do now, as when anybody waits.
+            drafts: whether there are drafters.
+        """
+        places = len(running) if is_full else self.max_running
+        tpot_s = self.tpot_s(min(max(1, places), len(running) + len(ahead) + 1), drafts=drafts)
+        ends = [self._num_left(request) * tpot_s for request in running]
+        free = max(0, places - len(running))
+        if not ahead and free:
+            return Schedule(0.0, (), sorted(ends))
+        heap = [0.0] * free + ends
+        heapq.heapify(heap)
+        starts = []
+        for request in ahead:
+            start_s = heapq.heappop(heap) if heap else 0.0
+            starts.append(start_s)
+            heapq.heappush(heap, start_s + self._num_left(request) * tpot_s)
+        start_s = heap[0] if heap else 0.0
+        later = (start + self._num_left(r) * tpot_s for start, r in zip(starts, ahead, strict=True))
+        return Schedule(start_s, starts, sorted([*ends, *later]))
+
+    def predict(
+        self,
+        submit: Submit,
+        running: Collection[Request],
+        schedule: Schedule,
+        *,
+        drafts: bool,
+        after_s: float = 0.0,
+        more: int = 0,
+    ) -> Prediction:
+        """Latencies of the request if it comes `after_s` from now, and `more` others have come by then.
+
+        Args:
+            submit: the request.
+            running: requests running now.
+            schedule: of those running and waiting before it.
+            drafts: whether drafters may draft for it.
+            after_s, more: see above.
+        """
+        num_others = schedule.num_left(after_s) + more
+        queue_s = max(0.0, schedule.start_s - after_s)
+        num_decoding = min(max(1, self.max_running), num_others + 1)
+        drafts = drafts and submit.speculation.mode != "off"
+        tpot_s = self.tpot_s(num_decoding, drafts=drafts, num_context=len(submit.prompt))
+        step_s, _ = self._step(max(1, num_decoding - 1), len(submit.prompt), drafts=drafts)
+        share = 1.0 - min(1.0, self._cached_share.value)
+        num_tokens = share * (len(submit.prompt) + len(submit.output))
+        num_beside = min(num_others, len(running))
+        if queue_s == 0.0 and after_s == 0.0:
+            prefilling = [request for request in running if request.state in PREFILL]
+            num_tokens += sum(request.num_tokens - request.num_computed for request in prefilling)
+            num_beside -= len(prefilling)
+            queue_s = step_s / 2 if num_beside else 0.0  # the step under way
+        ttft_s = queue_s + self.prefill_s(num_tokens, max(0, num_beside), step_s)
+        num_after = max(0, submit.sampling.max_tokens - 1 - len(submit.output))
+        return Prediction(
+            ttft_ms=1e3 * ttft_s, tpot_ms=1e3 * tpot_s, e2e_ms=1e3 * (ttft_s + num_after * tpot_s)
+        )
+
+    def alone(self, submit: Submit, *, drafts: bool) -> Prediction:
+        """The best that can be hoped for: nobody else served, and drafts that are worth their while."""
+        predicted = self.predict(submit, (), Schedule(0.0, (), ()), drafts=drafts)
+        if not drafts or submit.speculation.mode == "off":
+            return predicted
+        pace = self._paces.get(1)
+        if pace is not None and pace.step_s.seen >= KNOWN_STEPS:
+            return predicted
+        plain_s = self._plain_s(1, len(submit.prompt)) + self.cost.profile.overhead_s
+        tpot_ms = min(predicted.tpot_ms, 1e3 * plain_s / SOLO_TOKENS)
+        num_after = max(0, submit.sampling.max_tokens - 1)
+        return Prediction(
+            ttft_ms=predicted.ttft_ms, tpot_ms=tpot_ms, e2e_ms=predicted.ttft_ms + num_after * tpot_ms
+        )
+
+    def _num_left(self, request: Request) -> float:
+        """Output tokens the request is expected to get yet, each a token's time; its prompt not counted."""
+        most = request.submit.sampling.max_tokens
+        expected = min(1.0, self._output_share.value) * most - len(request.output)
+        return max(1.0, min(expected, most - len(request.output)))
