@@ -43,6 +43,7 @@ from cluster.lifecycle import Lifecycle
 from cluster.members import State
 from cluster.pool_changes import PoolChanges
 from cluster.recorded_core import make_core, newest_decisions
+from cluster.request_accounts import RequestAccounts
 from cluster.step_accounts import step_accounts
 from cluster.stream_messages import (
     Cancel,
@@ -51,7 +52,6 @@ from cluster.stream_messages import (
     NumCancelled,
     Submit,
     TokenBatch,
-    TokenEvent,
 )
 from cluster.succession import take_over
 from cluster.timeline import make_timeline
@@ -79,9 +79,10 @@ class Cell:
         self._stage = "starting"
         self._failure = ""
         self._metrics = CellMetrics()
+        self._metrics.configured(self.config, self.served_name)
+        self._accounts = RequestAccounts(self._metrics)
         self._load = CellStats()
         self._is_draining = False
-        self._submits: dict[str, Submit] = {}
         self._clients = ClientServer(self._token, self._on_client_message, self._on_client_lost)
         self._address: tuple[str, int] = ("", 0)
         self._workers = WorkerSet(self.config, self._token, self)
@@ -127,7 +128,7 @@ class Cell:
 
     async def metrics(self) -> str:
         """Prometheus exposition text of this cell."""
-        return self._metrics.render(self._core)
+        return self._metrics.render(self._core, self._scheduler_s)
 
     async def decisions(self, limit: int) -> bytes | None:
         """The newest steps as JSON lines (docs/decisions-log.md); None while none are kept."""
@@ -173,6 +174,7 @@ class Cell:
         take_over(core, before, time.monotonic())
         self._cores |= {self.config.model_dump_json(): before, key: core}
         self.config, self._core = config, core
+        self._metrics.configured(config, self.served_name)
 
     # The pool of drafters; names may be those of instances or, for all of them, of kinds
 
@@ -226,8 +228,13 @@ class Cell:
 
     @property
     def stage(self) -> str:
-        """How far its start has come."""
+        """How far its start has come, or why it failed."""
         return self._failure or self._stage
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not start."""
+        return bool(self._failure)
 
     @property
     def address(self) -> tuple[str, int, str] | None:
@@ -305,36 +312,30 @@ class Cell:
                     self._workers.send_draft(name, encode(call))
                 case Verify(call):
                     self._workers.send_verify(encode(call))
+                    self._metrics.verify_sent(call, self._core)
                 case Drained(name):
                     self._changes.drained(name)
                 case Emit(client, events):
                     self._clients.send(client, TokenBatch(events))
+                    self._accounts.told(events, self._core)
                     for ended in events:
-                        if ended.finish_reason is not None:
-                            self._account(ended)
+                        if ended.receipt is not None and ended.finish_reason != "cancelled":
+                            self._load.ended(ended.receipt.num_output_tokens)
                 case Reject(client, rejection):
-                    if rejection.code != "duplicate_id":  # else it is the id of a request being served
-                        self._submits.pop(rejection.request_id, None)
-                    self._metrics.rejected(rejection.code)
+                    self._accounts.rejected(rejection)
                     self._clients.send(client, rejection)
         begun = time.thread_time()
         self._core.reflect()
         self._scheduler_s += time.thread_time() - begun
 
-    def _account(self, event: TokenEvent) -> None:
-        submit = self._submits.pop(event.request_id, None)
-        if submit is not None and event.receipt is not None and event.finish_reason is not None:
-            self._metrics.finished(event.finish_reason, submit.tier, submit.objective, event.receipt)
-            if event.finish_reason != "cancelled":
-                self._load.ended(event.receipt.num_output_tokens)
-
     def _on_client_message(self, client: str, message: ClientMessage) -> None:
         match message:
             case Submit():
-                if message.request_id not in self._submits:
-                    self._submits[message.request_id] = message
+                self._accounts.arrived(message)
                 self.handle(RequestArrived(message, client))
-            case Cancel(request_id):
+            case Cancel(request_id, is_complete):
+                if is_complete:
+                    self._accounts.completed(request_id)
                 self.handle(Cancelled(request_id))
             case CancelMatching(ticket, prefix):
                 found = [name for name in self._core.requests if prefix and name.startswith(prefix)]
@@ -349,7 +350,7 @@ class Cell:
         """A drafter answered (`worker_set.Listener`)."""
         self._lifecycle.heard(name)
         result = self._draft_results.decode(data)
-        self._metrics.phase("draft", result.seconds)
+        self._metrics.drafted(self._core.pool.kind_of(name), result)
         self.handle(DraftDone(name, result))
 
     def verified(self, rank: int, data: bytes) -> None:
@@ -359,9 +360,9 @@ class Cell:
         if rank:
             return
         now = time.monotonic()
-        if self._last_verify_at is not None:
-            self._iteration_s += now - self._last_verify_at
-        self._metrics.phase("verify", result.seconds)
+        elapsed_s = None if self._last_verify_at is None else now - self._last_verify_at
+        self._iteration_s += elapsed_s or 0.0
+        self._metrics.verified(result, elapsed_s)
         self.handle(VerifyDone(result))
         self._last_verify_at = None if self._core.is_idle else now
 

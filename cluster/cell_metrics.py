@@ -2,205 +2,305 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections import Counter
 
+from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
-from cluster.drafter_pool import DrafterPool
-from cluster.stream_messages import Objective, Receipt
+from cluster.metric_catalog import CAUSES, OBJECTIVES
+from cluster.metric_set import MetricSet
+from cluster.selector_regret import estimated_regret
+from cluster.stream_messages import Receipt, Submit, Terms
+from cluster.violations import DecodeTimes, causes, missed
+from drafters.messages import DraftResult
+from verifier.messages import VerifyCall, VerifyResult
 
-# Seconds. vLLM's buckets for TTFT; finer ones for time per token, where objectives are a few milliseconds.
-TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40)
-TPOT_BUCKETS = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.3, 1)
-E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
-STEP_BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512)
+_COUNTERS = {
+    "flotilla_steps_total": "steps",
+    "flotilla_iterations_total": "iterations",
+    "flotilla_key_tokens_total": "key_tokens",
+    "flotilla_padded_tokens_total": "padded_tokens",
+    "flotilla_generation_tokens_total": "committed_tokens",
+    "flotilla_drafted_tokens_total": "drafted_tokens",
+    "flotilla_verified_tokens_total": "verified_tokens",
+    "flotilla_accepted_tokens_total": "accepted_tokens",
+    "flotilla_preemptions_total": "preemptions",
+    "flotilla_draft_timeouts_total": "draft_timeouts",
+}
 
 
 class CellMetrics:
-    """One registry per cell; raw counters only, rates are derived by queries."""
+    """The metrics of one cell.
+
+    Events are counted as they come, a few increments each; what the scheduler counts itself is read in
+    `refresh`, when somebody asks.
+
+    Attributes:
+        set: the metrics; `set.constant` says which cell it is.
+    """
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "flotilla_requests", "Requests ended.", ["finish_reason", "tier"], registry=self.registry
-        )
-        self._rejected = Counter(
-            "flotilla_requests_rejected", "Requests refused.", ["code"], registry=self.registry
-        )
-        self._ttft = self._histogram("flotilla_time_to_first_token_seconds", "TTFT.", ["tier"], TTFT_BUCKETS)
-        self._tpot = self._histogram(
-            "flotilla_time_per_output_token_seconds", "Mean TPOT of a request.", ["tier"], TPOT_BUCKETS
-        )
-        self._e2e = self._histogram(
-            "flotilla_e2e_latency_seconds", "Arrival to last token.", ["tier"], E2E_BUCKETS
-        )
-        self._slo = Counter(
-            "flotilla_slo_requests",
-            "Requests with an objective, by outcome.",
-            ["objective", "attained", "tier"],
-            registry=self.registry,
-        )
-        self._goodput = Counter(
-            "flotilla_goodput_tokens",
-            "Output tokens of requests that attained their TPOT objective.",
-            ["tier"],
-            registry=self.registry,
-        )
-        self._step = self._histogram("flotilla_step_seconds", "Time by phase.", ["phase"], STEP_BUCKETS)
-        self._corrections = Gauge(
-            "flotilla_cost_model_correction_ratio",
-            "Recent forward time over what the cost profile says.",
-            ["model"],
-            registry=self.registry,
-        )
-        self._restarts = Counter(
-            "flotilla_worker_restarts", "Lost workers made again.", ["worker"], registry=self.registry
-        )
-        self._gauges: dict[str, Gauge] = {}
-        self._totals: dict[str, Counter] = {}
-        self._seen: dict[str, float] = {}
-        self._drafter_tokens = Counter(
-            "flotilla_drafter_tokens",
-            "Tokens by kind of drafter.",
-            ["drafter", "outcome"],
-            registry=self.registry,
-        )
-        self._served = Gauge(
-            "flotilla_drafter_requests",
-            "Requests served now, by drafter instance.",
-            ["drafter", "instance"],
-            registry=self.registry,
-        )
-        self._prices = Gauge(
-            "flotilla_drafter_capacity_price",
-            "Tokens per second that one more place on drafters of the kind would have brought.",
-            ["drafter"],
-            registry=self.registry,
-        )
-        self._first_drafts = Counter(
-            "flotilla_drafter_switch_first_drafts",
-            "Switches after which the new drafter drafted, by whether its cache had been built ahead.",
-            ["prepared"],
-            registry=self.registry,
-        )
-        self._switch_wait = Counter(
-            "flotilla_drafter_switch_wait_seconds",
-            "Seconds from those switches to the first draft.",
-            ["prepared"],
-            registry=self.registry,
-        )
+        self.set = MetricSet("cell")
+        self._prefill_s = 0.0
+        # Of calls that are not answered: share of their tokens that are prompts.
+        self._prefill_share: dict[int, float] = {}
+        self._step = self.set.histogram("flotilla_step_seconds")
+        self._verify_call = self.set.histogram("flotilla_verify_call_seconds")
+        self._decoded = self.set.histogram("flotilla_batch_requests", "decode")
+        self._prefilled = self.set.histogram("flotilla_batch_requests", "prefill")
+        self._decode_tokens = self.set.counter("flotilla_step_tokens_total", "decode")
+        self._prefill_tokens = self.set.counter("flotilla_step_tokens_total", "prefill")
+        self._budget = self.set.counter("flotilla_step_budget_tokens_total")
+        self._kinds: set[str] = set()
+
+    def configured(self, config: FlotillaConfig, model: str) -> None:
+        """What is served how; whatever can be missed later is there from now on, at zero."""
+        self.set.clear("flotilla_config_info")
+        names = (config.policy.name, config.selector.name, config.scheduler.batching)
+        self.set.gauge("flotilla_config_info", model, *names).set(1)
+        self._kinds.update(drafter.name for drafter in config.drafters)
+        for kind in self._kinds:
+            for outcome in ("drafted", "verified", "accepted"):
+                self.set.counter("flotilla_drafter_tokens_total", kind, outcome)
+        for objective in OBJECTIVES:
+            self.set.histogram("flotilla_admission_prediction_ratio", objective)
+        self.set.counter("flotilla_worker_restarts_total", "verifier")
+        for tier in ("default", *config.tiers):
+            self.set.counter("flotilla_requests_rejected_total", "queue_full", tier)
+            self.set.counter("flotilla_goodput_requests_total", tier)
+            self.set.counter("flotilla_goodput_tokens_total", tier)
+            for decision in ("accepted", "downgraded", "rejected"):
+                self.set.counter("flotilla_admission_decisions_total", decision, tier)
+            for objective in OBJECTIVES:
+                for cause in CAUSES:
+                    self.set.counter("flotilla_slo_violations_total", objective, cause, tier)
+            for objective in (*OBJECTIVES, "all"):
+                for attained in ("true", "false"):
+                    self.set.counter("flotilla_slo_requests_total", objective, attained, tier)
 
     def restarted(self, worker: str) -> None:
         """A lost worker is made again."""
-        self._restarts.labels(worker).inc()
+        self.set.counter("flotilla_worker_restarts_total", worker).inc()
+        if worker == "verifier":
+            self._prefill_share.clear()
 
-    def rejected(self, code: str) -> None:
+    # Steps
+
+    def drafted(self, kind: str, result: DraftResult) -> None:
+        """A drafter of this kind answered."""
+        self.set.histogram("flotilla_draft_call_seconds", kind).observe(result.seconds)
+        num_drafted = sum(len(draft.tree.token) - 1 for draft in result.drafts)
+        self.set.counter("flotilla_drafter_tokens_total", kind, "drafted").inc(num_drafted)
+
+    def verify_sent(self, call: VerifyCall, core: SchedulerCore) -> None:
+        """A call goes to the target."""
+        num_decoded, num_prefilled = len(call.verify), len(call.prefill)
+        sent = core.verify_calls.outstanding
+        num_prompt = sum(item.num_tokens for item in call.prefill)
+        num_rows = sent.num_tokens if sent is not None else num_prompt
+        self._prefill_share[call.call_id] = num_prompt / num_rows if num_rows else 0.0
+        self._decoded.observe(num_decoded)
+        self._prefilled.observe(num_prefilled)
+        self._decode_tokens.inc(num_rows - num_prompt)
+        self._prefill_tokens.inc(num_prompt)
+        if num_decoded:
+            self._budget.inc(core.config.policy.verify_budget or core.cost.knee(num_decoded))
+
+    def verified(self, result: VerifyResult, elapsed_s: float | None) -> None:
+        """The target answered; `elapsed_s` since its answer before, None if it was idle between."""
+        self._verify_call.observe(result.seconds)
+        if elapsed_s is not None:
+            self._step.observe(elapsed_s)
+        self._prefill_s += self._prefill_share.pop(result.call_id, 0.0) * result.forward_seconds
+
+    def decode_times(self, core: SchedulerCore) -> DecodeTimes:
+        """Running totals, of which a request's decoding is the part between its first and last token."""
+        totals = core.totals
+        return DecodeTimes(totals.step_draft_s, totals.forward_s - self._prefill_s, self._prefill_s)
+
+    # Requests
+
+    def rejected(self, code: str, tier: str) -> None:
         """A request was refused."""
-        self._rejected.labels(code).inc()
+        self.set.counter("flotilla_requests_rejected_total", code, tier).inc()
+        self.set.counter("flotilla_admission_decisions_total", "rejected", tier).inc()
 
-    def finished(self, reason: str, tier: str, objective: Objective, receipt: Receipt) -> None:
-        """A request ended."""
-        self._requests.labels(reason, tier).inc()
+    def finished(
+        self, reason: str, submit: Submit, receipt: Receipt, times: DecodeTimes, core: SchedulerCore
+    ) -> None:
+        """A request ended.
+
+        Args:
+            reason: finish reason; `cancelled` only if its client gave up on it.
+            submit: what was asked for.
+            receipt: what came of it.
+            times: what the cell did while it was decoded.
+            core: who served it.
+        """
+        terms = receipt.terms or Terms(objective=submit.objective, tier=submit.tier, priority=submit.priority)
+        tier = terms.tier
+        decision = "accepted" if terms.objective == submit.objective else "downgraded"
+        self.set.counter("flotilla_admission_decisions_total", decision, submit.tier).inc()
+        self.set.counter("flotilla_requests_total", reason, tier).inc()
+        if receipt.ttft_ms is not None:
+            self.set.counter("flotilla_prompt_tokens_total").inc(receipt.num_prompt_tokens)
+            self.set.counter("flotilla_prefix_cache_query_tokens_total").inc(receipt.num_prompt_tokens)
+            self.set.counter("flotilla_prefix_cache_hit_tokens_total").inc(receipt.num_cached_tokens)
         if reason == "cancelled":
             return
-        self._e2e.labels(tier).observe(receipt.e2e_ms / 1e3)
+        self._observe_times(tier, receipt)
+        self._compare_with_prediction(reason, receipt)
+        misses = missed(terms.objective, receipt)
+        for objective, is_missed in misses.items():
+            self.set.counter("flotilla_slo_requests_total", objective, _flag(not is_missed), tier).inc()
+        if misses:
+            attained = not any(misses.values())
+            self.set.counter("flotilla_slo_requests_total", "all", _flag(attained), tier).inc()
+            if attained:
+                self.set.counter("flotilla_goodput_requests_total", tier).inc()
+                self.set.counter("flotilla_goodput_tokens_total", tier).inc(receipt.num_output_tokens)
+            else:
+                found = causes(terms.objective, receipt, times, self._usual(core))
+                for objective, cause in found.items():
+                    self.set.counter("flotilla_slo_violations_total", objective, cause, tier).inc()
+
+    def _observe_times(self, tier: str, receipt: Receipt) -> None:
+        observed = {
+            "flotilla_e2e_latency_seconds": receipt.e2e_ms,
+            "flotilla_queue_time_seconds": receipt.queue_ms,
+            "flotilla_time_to_first_token_seconds": receipt.ttft_ms,
+            "flotilla_time_per_output_token_seconds": receipt.tpot_ms,
+        }
         if receipt.ttft_ms is not None:
-            self._ttft.labels(tier).observe(receipt.ttft_ms / 1e3)
-            if objective.ttft_ms is not None:
-                self._slo.labels("ttft", str(receipt.ttft_ms <= objective.ttft_ms).lower(), tier).inc()
-        if receipt.tpot_ms is not None:
-            self._tpot.labels(tier).observe(receipt.tpot_ms / 1e3)
-            if objective.tpot_ms is not None:
-                attained = receipt.tpot_ms <= objective.tpot_ms
-                self._slo.labels("tpot", str(attained).lower(), tier).inc()
-                if attained:
-                    self._goodput.labels(tier).inc(receipt.num_output_tokens)
+            observed["flotilla_prefill_time_seconds"] = max(0.0, receipt.ttft_ms - receipt.queue_ms)
+            observed["flotilla_decode_time_seconds"] = max(0.0, receipt.e2e_ms - receipt.ttft_ms)
+        for name, value_ms in observed.items():
+            if value_ms is not None:
+                self.set.histogram(name, tier).observe(value_ms / 1e3)
+        self.set.histogram("flotilla_request_prompt_tokens", tier).observe(receipt.num_prompt_tokens)
+        self.set.histogram("flotilla_request_output_tokens", tier).observe(receipt.num_output_tokens)
 
-    def phase(self, phase: str, seconds: float) -> None:
-        """One phase of one step: "draft", "verify" or "schedule"."""
-        self._step.labels(phase).observe(seconds)
+    def _compare_with_prediction(self, reason: str, receipt: Receipt) -> None:
+        predicted = receipt.predicted
+        if predicted is None:
+            return
+        pairs = {
+            "ttft": (receipt.ttft_ms, predicted.ttft_ms),
+            "tpot": (receipt.tpot_ms, predicted.tpot_ms),
+            # Predicted for all of `max_tokens`.
+            "e2e": (receipt.e2e_ms if reason == "length" else None, predicted.e2e_ms),
+        }
+        for objective, (took, expected) in pairs.items():
+            if took is not None and expected > 0.0:
+                ratio = took / expected
+                self.set.histogram("flotilla_admission_prediction_ratio", objective).observe(ratio)
 
-    def render(self, core: SchedulerCore) -> str:
-        """The exposition text, with the scheduler's counters brought up to date."""
-        self._gauge("flotilla_requests_running", "Requests decoded now.", len(core.running))
-        self._gauge("flotilla_requests_waiting", "Requests queued.", len(core.waiting))
+    def _usual(self, core: SchedulerCore) -> dict[str, float]:
+        """Shares of the cell's decode time so far."""
+        totals = core.totals
+        draft_s, verify_s = totals.step_draft_s, totals.step_verify_s
+        whole_s = max(totals.step_s, draft_s + verify_s)
+        if whole_s <= 0.0:
+            return {"verify": 1.0}
+        other = 1.0 - (draft_s + verify_s) / whole_s
+        return {"draft": draft_s / whole_s, "verify": verify_s / whole_s, "other": other}
+
+    # What the scheduler knows itself
+
+    def render(self, core: SchedulerCore, scheduler_s: float = 0.0) -> str:
+        """The exposition text, up to date."""
+        self.refresh(core, scheduler_s)
+        return self.set.render()
+
+    def refresh(self, core: SchedulerCore, scheduler_s: float = 0.0) -> None:
+        """Bring everything up to date with the scheduler; `scheduler_s`: its processor time so far."""
+        self.set.measure_process()
+        totals = core.totals
+        for name, counter in _COUNTERS.items():
+            self.set.grow(core, name, getattr(totals, counter))
+        phases = {"draft": totals.step_draft_s, "verify": totals.step_verify_s}
+        self.set.grow(self, "flotilla_step_phase_seconds_total", scheduler_s, "schedule")
+        for phase, seconds in phases.items():
+            self.set.grow(core, "flotilla_step_phase_seconds_total", seconds, phase)
+        other_s = totals.step_s - sum(phases.values()) - scheduler_s
+        self.set.grow(core, "flotilla_step_phase_seconds_total", other_s, "other")
+        self.set.grow(core, "flotilla_forward_seconds_total", totals.forward_s, "target")
+        self.set.grow(core, "flotilla_forward_seconds_total", totals.draft_forward_s, "drafters")
+        self._refresh_state(core)
+        self._refresh_speculation(core)
+        self._refresh_pool(core)
+        for model, account in core.cost.accounts.items():
+            label = model.replace(" ", "_")
+            self.set.grow(core, "flotilla_cost_model_calls_total", account.calls, label)
+            for field, seconds in (
+                ("predicted", account.predicted_s),
+                ("actual", account.actual_s),
+                ("absolute_error", account.error_s),
+            ):
+                self.set.grow(core, f"flotilla_cost_model_{field}_seconds_total", seconds, label)
+        for model, factor in core.cost.corrections.items():
+            self.set.gauge("flotilla_cost_model_correction_ratio", model.replace(" ", "_")).set(factor)
+
+    def _refresh_state(self, core: SchedulerCore) -> None:
         num_slots = core.verifier.num_slots if core.verifier else 0
         used = 1.0 - core.free_slots / num_slots if num_slots else 0.0
-        self._gauge("flotilla_kv_cache_usage_ratio", "Share of KV slots in use.", used)
-        self._gauge("flotilla_drafters_ready", "Drafters alive.", len(core.pool.drafters))
-        for model, factor in core.cost.corrections.items():
-            self._corrections.labels(model).set(factor)
-        totals = core.totals
-        self._count("flotilla_steps", "Verify steps.", totals.steps)
-        self._count("flotilla_key_tokens", "Keys the target's attention read.", totals.key_tokens)
-        self._count("flotilla_padded_tokens", "Keys of padding it read besides.", totals.padded_tokens)
-        self._count("flotilla_generation_tokens", "Committed tokens.", totals.committed_tokens)
-        self._count("flotilla_drafted_tokens", "Candidate tokens drafted.", totals.drafted_tokens)
-        self._count("flotilla_verified_tokens", "Draft tokens verified.", totals.verified_tokens)
-        self._count("flotilla_accepted_tokens", "Draft tokens accepted.", totals.accepted_tokens)
-        self._count("flotilla_preemptions", "Requests preempted.", totals.preemptions)
-        self._count("flotilla_draft_timeouts", "Drafts not waited for.", totals.draft_timeouts)
-        self._render_pool(core.pool)
-        self._count(
-            "flotilla_cached_prompt_tokens",
-            "Prompt tokens from shared prefixes.",
-            totals.cached_prompt_tokens,
-        )
-        for outcome, by_drafter in (
-            ("verified", totals.verified_by_drafter),
-            ("accepted", totals.accepted_by_drafter),
-        ):
-            for drafter, tokens in by_drafter.items():
-                grown = self._grown(f"{drafter} {outcome}", tokens)
-                self._drafter_tokens.labels(drafter, outcome).inc(grown)
-        return generate_latest(self.registry).decode()
+        self.set.gauge("flotilla_ready").set(core.verifier is not None)
+        self.set.gauge("flotilla_kv_cache_usage_ratio").set(used)
+        self.set.gauge("flotilla_kv_cache_slots").set(num_slots)
+        self.set.gauge("flotilla_micro_batches").set(core.micro_batches.count)
+        tiers = ("default", *core.config.tiers)
+        for name, requests in (("running", core.running.values()), ("waiting", core.waiting)):
+            counts = Counter(dict.fromkeys(tiers, 0)) + Counter()
+            counts.update(request.submit.tier for request in requests)
+            self.set.clear(f"flotilla_requests_{name}")
+            for tier in {*tiers, *counts}:
+                self.set.gauge(f"flotilla_requests_{name}", tier).set(counts[tier])
 
-    def _render_pool(self, pool: DrafterPool) -> None:
-        switches = pool.switching.totals
-        self._count("flotilla_drafter_switches", "Requests that left their drafter.", switches.switches)
-        self._count(
-            "flotilla_drafter_switches_prepared",
-            "Switches to drafters that had next to nothing to read.",
-            switches.prepared,
-        )
-        self._count(
-            "flotilla_drafter_preparations_wasted", "Caches built ahead and not used.", switches.wasted
-        )
-        self._count(
-            "flotilla_drafter_rebuild_avoided_seconds",
-            "Seconds of reading done before the switch.",
-            switches.avoided_s,
-        )
-        self._count(
-            "flotilla_drafter_explorations",
-            "Readings by drafters for the sake of their scores alone.",
-            pool.explorer.num_explorations,
-        )
+    def _refresh_speculation(self, core: SchedulerCore) -> None:
+        totals, calibration = core.totals, core.planner.calibration
+        for drafter, tokens in totals.verified_by_drafter.items():
+            self.set.grow(core, "flotilla_drafter_tokens_total", tokens, drafter, "verified")
+        for drafter, tokens in totals.accepted_by_drafter.items():
+            self.set.grow(core, "flotilla_drafter_tokens_total", tokens, drafter, "accepted")
+        for drafter in calibration.depths.reached:
+            for depth, reached, kept in calibration.depths.by_depth(drafter):
+                labels = (drafter, str(depth))
+                self.set.grow(core, "flotilla_drafter_depth_trees_total", reached, *labels)
+                self.set.grow(core, "flotilla_drafter_depth_accepted_total", kept, *labels)
+        for drafter, (tried, predicted, accepted, squared) in calibration.predictions().items():
+            self.set.grow(core, "flotilla_calibration_tokens_total", tried, drafter)
+            self.set.grow(core, "flotilla_calibration_predicted_tokens_total", predicted, drafter)
+            self.set.grow(core, "flotilla_calibration_accepted_tokens_total", accepted, drafter)
+            self.set.grow(core, "flotilla_calibration_squared_error_total", squared, drafter)
+
+    def _refresh_pool(self, core: SchedulerCore) -> None:
+        pool, switches = core.pool, core.pool.switching.totals
+        self.set.grow(core, "flotilla_drafter_switches_total", switches.switches)
+        self.set.grow(core, "flotilla_drafter_switches_prepared_total", switches.prepared)
+        self.set.grow(core, "flotilla_drafter_preparations_wasted_total", switches.wasted)
+        self.set.grow(core, "flotilla_drafter_rebuild_avoided_seconds_total", switches.avoided_s)
+        self.set.grow(core, "flotilla_drafter_explorations_total", pool.explorer.num_explorations)
         for was_prepared in (False, True):
-            label = str(was_prepared).lower()
+            label = _flag(was_prepared)
             first_drafts, wait_s = switches.first_drafts[was_prepared], switches.wait_s[was_prepared]
-            self._first_drafts.labels(label).inc(self._grown(f"first drafts {label}", first_drafts))
-            self._switch_wait.labels(label).inc(self._grown(f"switch wait {label}", wait_s))
-        for gauge in (self._served, self._prices):
-            gauge.clear()  # instances and kinds come and go
+            self.set.grow(core, "flotilla_drafter_switch_first_drafts_total", first_drafts, label)
+            self.set.grow(core, "flotilla_drafter_switch_wait_seconds_total", wait_s, label)
+        for name in ("flotilla_drafter_requests", "flotilla_drafter_capacity_price"):
+            self.set.clear(name)  # instances and kinds come and go
+        ready: Counter[str] = Counter()
+        capacity: Counter[str] = Counter()
         for drafter in pool.drafters.values():
-            self._served.labels(drafter.kind, drafter.name).set(len(drafter.served))
-        for kind, price in pool.selector.prices().items():
-            self._prices.labels(kind).set(price)
+            ready[drafter.kind] += 1
+            capacity[drafter.kind] += drafter.max_requests
+            self.set.gauge("flotilla_drafter_requests", drafter.kind, drafter.name).set(len(drafter.served))
+        self._kinds |= ready.keys()
+        prices = pool.selector.prices()
+        for kind in self._kinds:
+            self.set.gauge("flotilla_drafters_ready", kind).set(ready[kind])
+            self.set.gauge("flotilla_drafter_capacity", kind).set(capacity[kind])
+        for kind, price in prices.items():
+            self.set.gauge("flotilla_drafter_capacity_price", kind).set(price)
+        self.set.gauge("flotilla_selector_regret").set(estimated_regret(core))
 
-    def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
-    def _gauge(self, name: str, text: str, value: float) -> None:
-        if name not in self._gauges:
-            self._gauges[name] = Gauge(name, text, registry=self.registry)
-        self._gauges[name].set(value)
-
-    def _count(self, name: str, text: str, total: float) -> None:
-        if name not in self._totals:
-            self._totals[name] = Counter(name, text, registry=self.registry)
-        self._totals[name].inc(self._grown(name, total))
-
-    def _grown(self, key: str, total: float) -> float:
-        grown = total - self._seen.get(key, 0.0)
-        self._seen[key] = total
-        return max(0.0, grown)
+def _flag(value: bool) -> str:
+    return str(value).lower()

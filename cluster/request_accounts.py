@@ -1,0 +1,67 @@
+"""Requests a cell has been sent and not ended: what was asked, and the cell's clocks at the first token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.cell_metrics import CellMetrics
+from cluster.core import SchedulerCore
+from cluster.stream_messages import Rejected, Submit, TokenEvent
+from cluster.violations import DecodeTimes
+
+
+@dataclass(slots=True)
+class _Account:
+    """One request.
+
+    Attributes:
+        submit: what was asked.
+        at_first: what the cell had done when its first token came.
+        is_complete: whether its front end has all it wants of it.
+    """
+
+    submit: Submit
+    at_first: DecodeTimes | None = None
+    is_complete: bool = False
+
+
+class RequestAccounts:
+    """Turns the ends of requests into metrics."""
+
+    def __init__(self, metrics: CellMetrics) -> None:
+        self._metrics = metrics
+        self._accounts: dict[str, _Account] = {}
+
+    def arrived(self, submit: Submit) -> None:
+        """A request was sent; one with the id of another is refused, and counts for nothing here."""
+        self._accounts.setdefault(submit.request_id, _Account(submit))
+
+    def completed(self, request_id: str) -> None:
+        """Its front end has all it wants: that it is cancelled is its regular end."""
+        account = self._accounts.get(request_id)
+        if account is not None:
+            account.is_complete = True
+
+    def rejected(self, rejection: Rejected) -> None:
+        """A request was refused."""
+        account = self._accounts.get(rejection.request_id)
+        if rejection.code != "duplicate_id":  # else it is the id of a request being served
+            self._accounts.pop(rejection.request_id, None)
+        self._metrics.rejected(rejection.code, account.submit.tier if account is not None else "default")
+
+    def told(self, events: list[TokenEvent], core: SchedulerCore) -> None:
+        """These went to a front end."""
+        for event in events:
+            account = self._accounts.get(event.request_id)
+            if account is None:
+                continue
+            if account.at_first is None:
+                account.at_first = self._metrics.decode_times(core)
+            reason = event.finish_reason
+            if reason is None:
+                continue
+            del self._accounts[event.request_id]
+            if event.receipt is not None:
+                times = self._metrics.decode_times(core).since(account.at_first)
+                reason = "stop" if reason == "cancelled" and account.is_complete else reason
+                self._metrics.finished(reason, account.submit, event.receipt, times, core)
