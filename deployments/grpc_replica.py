@@ -96,4 +96,4 @@ def _fail(context: Any, error: ApiError) -> None:
     code, details, trailing = mapping.status(error)
     context.set_code(code)
     context.set_details(details)
-    context.set_trailing_metadata([*context.trailing_metadata(), *trailing])
+    context.set_trailing_metadata(list(trailing))

@@ -28,11 +28,14 @@ def generate(target: Path) -> list[Path]:
     if status:
         raise RuntimeError(f"protoc cannot compile {SOURCES / PROTO}; what is wrong stands above")
     files = [target / Path(PROTO).parent / name for name in GENERATED]
-    # The code imports itself by the .proto's path, which is not where our package lies.
-    grpc_code = files[-1]
-    grpc_code.write_text(
-        grpc_code.read_text().replace("from flotilla.v1 import", "from deployments.proto.flotilla.v1 import")
-    )
+    # The code calls itself by the .proto's path, which is not where our package lies; messages could neither
+    # be imported nor pickled.
+    for file in files:
+        code = file.read_text()
+        code = code.replace("from flotilla.v1 import", "from deployments.proto.flotilla.v1 import")
+        file.write_text(
+            code.replace("'flotilla.v1.generation_pb2'", "'deployments.proto.flotilla.v1.generation_pb2'")
+        )
     return files
 
 
