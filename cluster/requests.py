@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from types import MappingProxyType
@@ -72,6 +73,12 @@ TRANSITIONS = MappingProxyType(
 )
 
 
+# The same by state: four look-ups are made for each request and step.
+_NEXT: dict[State, dict[Trigger, State]] = {state: {} for state in State}
+for (_state, _trigger), _target in TRANSITIONS.items():
+    _NEXT[_state][_trigger] = _target
+
+
 class IllegalTransition(RuntimeError):
     """The scheduler tried to move a request in a way the table does not know: a bug, never user input."""
 
@@ -103,6 +110,8 @@ class Request:
             token and for each of the others.
         request_id: the id chosen by the front end.
         num_prompt: tokens of the prompt.
+        num_tokens: prompt and committed output.
+        num_remaining: output tokens it may still get by its own `max_tokens`.
     """
 
     submit: Submit
@@ -144,26 +153,20 @@ class Request:
     pace: Objective = field(init=False)
     request_id: str = field(init=False)
     num_prompt: int = field(init=False)
+    num_tokens: int = field(init=False)
+    num_remaining: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.request_id, self.num_prompt = self.submit.request_id, len(self.submit.prompt)
         self.num_resubmitted = len(self.submit.output)
+        self.num_tokens = self.num_prompt + len(self.output)
+        self.num_remaining = self.submit.sampling.max_tokens - len(self.output)
         self.pace = self._paced()
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and committed output."""
-        return self.num_prompt + len(self.output)
 
     @property
     def last_token(self) -> int:
         """The root of its next tree."""
         return self.output[-1] if self.output else self.submit.prompt[-1]
-
-    @property
-    def num_remaining(self) -> int:
-        """Output tokens it may still get by its own `max_tokens`."""
-        return self.submit.sampling.max_tokens - len(self.output)
 
     @property
     def is_running(self) -> bool:
@@ -172,7 +175,7 @@ class Request:
 
     def advance(self, trigger: Trigger) -> None:
         """Move to the next state, or raise IllegalTransition."""
-        target = TRANSITIONS.get((self.state, trigger))
+        target = _NEXT[self.state].get(trigger)
         if target is None:
             raise IllegalTransition(f"request {self.request_id}: {trigger.name} while {self.state.name}")
         self.state = target
@@ -217,7 +220,7 @@ class Request:
             self.first_token_at = now
             self.pace = self._paced()
         self.last_token_at = now
-        self.output.extend(verdict.tokens)
+        self.extend(verdict.tokens)
         self.proposals = verdict.proposals
         self.num_computed = self.num_tokens - 1
         self.num_steps += 1
@@ -235,6 +238,12 @@ class Request:
             by_depth.append(0)
         for depth in range(verdict.num_accepted):
             by_depth[depth] += 1
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """These are the next tokens of its output."""
+        self.output.extend(tokens)
+        self.num_tokens += len(tokens)
+        self.num_remaining -= len(tokens)
 
     def _resume(self, now: float) -> None:
         """It has its next token after a preemption."""

@@ -90,7 +90,7 @@ def request(
         last_served_at=served_at,
     )
     if state in (State.READY, State.DRAFTING, State.DRAFTED, State.VERIFYING):
-        made.output = [1] * output
+        made.extend([1] * output)
         made.num_computed = made.num_tokens - 1
         made.first_token_at = NOW - decoding_s
         made.num_steps = output

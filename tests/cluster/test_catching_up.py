@@ -87,7 +87,7 @@ def test_only_what_is_new_is_counted_and_sent() -> None:
     [(_, call)] = catch_up(pool, requests, 0.0, most_s=1.0)
     read(pool, "a", call)
     for request in requests:
-        request.output.extend(range(READ_WITH_DRAFT + 1))
+        request.extend(range(READ_WITH_DRAFT + 1))
     [(_, call)] = catch_up(pool, requests, 0.0, most_s=60 * TOKEN_S)
     assert [len(item.tokens) for item in call.items] == [READ_WITH_DRAFT + 1] * 3
 

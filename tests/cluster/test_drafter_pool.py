@@ -37,12 +37,12 @@ def make_pool(*names: str) -> DrafterPool:
     return pool
 
 
-def finished(name: str, speculation: Speculation | None = None) -> Request:
+def finished(name: str, speculation: Speculation | None = None, num_output: int = 20) -> Request:
     sampling = SamplingParams(temperature=0.0, max_tokens=100)
     submit = Submit(
         request_id=name, prompt=PROMPT, sampling=sampling, speculation=speculation or Speculation()
     )
-    return Request(submit, "client", 0.0, 0, output=list(range(20)), num_steps=5)
+    return Request(submit, "client", 0.0, 0, output=list(range(num_output)), num_steps=5)
 
 
 def answer(call: DraftCall, scored: int, agreed: int) -> DraftResult:
@@ -159,8 +159,7 @@ def test_a_drafter_that_cannot_follow_counts_as_wrong() -> None:
 @pytest.mark.parametrize("ends_first", [False, True])
 def test_a_running_request_may_move_to_a_drafter_that_proves_better(ends_first: bool) -> None:
     pool = make_pool("a", "b")
-    request = finished("r")
-    del request.output[8:]
+    request = finished("r", num_output=8)
     pool.assign([request], 0.0)
     here = request.drafter
     pool.acceptance.observe("r", here, 8, 2)
@@ -187,7 +186,7 @@ def test_an_item_of_a_known_request_carries_what_is_new_only() -> None:
     request = finished("r")
     pool.assign([request], 0.0)
     first: DraftItem = pool.item(request, DraftPlan(depth=1))
-    request.output.append(7)
+    request.extend([7])
     second = pool.item(request, DraftPlan(depth=1))
     assert (first.start, second.start) == (0, len(PROMPT) + 20)
     assert second.spec is None

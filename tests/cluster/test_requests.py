@@ -60,5 +60,5 @@ def test_the_receipt_counts_time_per_token_after_the_first() -> None:
 
 def test_tokens_from_any_position() -> None:
     request = make()
-    request.output = [3, 4]
+    request.extend([3, 4])
     assert [request.tokens_from(start) for start in range(5)] == [[1, 2, 3, 4], [2, 3, 4], [3, 4], [4], []]

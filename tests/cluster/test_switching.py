@@ -85,7 +85,7 @@ def test_a_prepared_switch_drafts_at_once_and_its_reading_counts_as_avoided() ->
     assert call.items[0].plan.depth == 0
     assert call.items[0].spec is not None
     scene.answer(name, call, seconds=0.25)
-    request.output.extend([5, 6])
+    request.extend([5, 6])
     scene.now = 1.0
     scene.move(request, "b")
     assert scene.pool.can_draft_now(request)
@@ -191,7 +191,7 @@ def test_one_preparation_at_a_time_and_kept_up_to_date() -> None:
     assert scene.prepare(second, third) == []
     scene.answer(name, call)
     assert scene.prepare(first) == [], "it has read all there is"
-    first.output.extend(range(READ_WITH_DRAFT))
+    first.extend(range(READ_WITH_DRAFT))
     [(_, call)] = scene.prepare(first)
     assert len(call.items[0].tokens) == READ_WITH_DRAFT
     scene.answer("b", call)
