@@ -227,16 +227,6 @@ class Cell:
         return "ready" if self._stage == "ready" and self._core.verifier is not None else "starting"
 
     @property
-    def stage(self) -> str:
-        """How far its start has come, or why it failed."""
-        return self._failure or self._stage
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it could not start."""
-        return bool(self._failure)
-
-    @property
     def address(self) -> tuple[str, int, str] | None:
         """What `endpoint` says, once the port is open."""
         return (*self._address, self._token.decode()) if self._address[1] else None

@@ -24,9 +24,11 @@ class CellStats:
     - `kv_slots`: tokens the KV pool holds; `kv_use`: share of them in use, 0 to 1.
     - `queue_s`: predicted delay until a request that came now would begin its prefill.
     - `prefill_s_per_token`: predicted seconds for a token of its prompt.
-    - `step_s`: seconds of an iteration; `tpot_s`: predicted seconds per output token with one request more.
-    - `attainment`: share of the requests with objectives that are predicted to attain them; 1 without any.
-    - `objectives`: requests with objectives.
+    - `step_s`: seconds of an iteration; `tpot_s`: predicted seconds per output token with one request more;
+      `idle_tpot_s`: predicted for a request alone.
+    - `objectives`: requests with objectives that a cell which serves nobody else would meet;
+      `attainment`: share of those that are predicted to attain them, 1 without any;
+      `objective_tpot_s`: mean of their objectives for the time per token, 0 without any.
     - `tokens_per_s`: committed tokens, over the last seconds.
     """
 
@@ -44,9 +46,18 @@ class CellStats:
         num_slots = core.verifier.num_slots if core.verifier is not None else 0
         per_token_s = prefill_seconds(core)
         step_s = core.planner.step_s
-        tpot_s = self._predicted_tpot(core, len(running))
+        idle_tpot_s = self._predicted_tpot(core, 0)
+        tpot_s = self._predicted_tpot(core, len(running)) if running else idle_tpot_s
         queue_s = self._queue_seconds(core, running, waiting, per_token_s, tpot_s)
-        attainment, num_objectives = self._attainment(running, waiting, per_token_s, tpot_s, queue_s, now)
+        judged = [
+            request
+            for request in (*running, *waiting)
+            if _is_feasible(request, request.num_tokens * per_token_s, idle_tpot_s)
+        ]
+        attained = sum(
+            self._attains(request, waiting, per_token_s, tpot_s, queue_s, now) for request in judged
+        )
+        tpots = [r.submit.objective.tpot_ms for r in judged if r.submit.objective.tpot_ms is not None]
         return {
             "running": float(len(running)),
             "waiting": float(len(waiting)),
@@ -57,8 +68,10 @@ class CellStats:
             "prefill_s_per_token": per_token_s,
             "step_s": step_s,
             "tpot_s": tpot_s,
-            "attainment": attainment,
-            "objectives": float(num_objectives),
+            "idle_tpot_s": idle_tpot_s,
+            "attainment": attained / len(judged) if judged else 1.0,
+            "objectives": float(len(judged)),
+            "objective_tpot_s": sum(tpots) / len(tpots) / 1e3 if tpots else 0.0,
             "tokens_per_s": self._rate(core.totals.committed_tokens, now),
         }
 
@@ -99,31 +112,30 @@ class CellStats:
         # Of `n` requests with `mean_left` tokens to go, one ends every `mean_left / n` steps of theirs.
         return max(reading_s, too_many * mean_left * tpot_s / len(running))
 
-    def _attainment(
+    def _attains(
         self,
-        running: Sequence[Request],
+        request: Request,
         waiting: Sequence[Request],
         per_token_s: float,
         tpot_s: float,
         queue_s: float,
         now: float,
-    ) -> tuple[float, int]:
-        attained = judged = 0
-        for index, request in enumerate([*running, *waiting]):
-            objective = request.submit.objective
-            if objective.tpot_ms is None and objective.ttft_ms is None:
-                continue
-            judged += 1
-            # Who waits has that part of the queue before it that its place in it says.
-            place = (index - len(running) + 1) / len(waiting) if index >= len(running) else 0.0
-            ttft_s = now - request.arrived + place * queue_s + request.num_tokens * per_token_s
+    ) -> bool:
+        """Whether it is predicted to meet its objectives for the first token and the time per token."""
+        objective = request.submit.objective
+        if objective.ttft_ms is not None:
+            ttft_s = now - request.arrived
             if request.first_token_at is not None:
                 ttft_s = request.first_token_at - request.arrived
-            in_time = objective.ttft_ms is None or ttft_s <= objective.ttft_ms / 1e3
-            if objective.tpot_ms is not None:
-                in_time = in_time and self._final_tpot(request, tpot_s) <= objective.tpot_ms / 1e3
-            attained += in_time
-        return (attained / judged if judged else 1.0), judged
+            elif not request.is_running:
+                # Who waits has that part of the queue before it that its place in it says.
+                place = (waiting.index(request) + 1) / len(waiting)
+                ttft_s += place * queue_s + request.num_tokens * per_token_s
+            else:
+                ttft_s += (request.num_tokens - request.num_computed) * per_token_s
+            if ttft_s > objective.ttft_ms / 1e3:
+                return False
+        return objective.tpot_ms is None or self._final_tpot(request, tpot_s) <= objective.tpot_ms / 1e3
 
     def _final_tpot(self, request: Request, tpot_s: float) -> float:
         """What its mean time per output token will be at its end."""
@@ -139,6 +151,16 @@ class CellStats:
             self._committed.popleft()
         since, before = self._committed[0]
         return (committed - before) / (now - since) if now > since else 0.0
+
+
+def _is_feasible(request: Request, prefill_s: float, idle_tpot_s: float) -> bool:
+    """Whether it has objectives, and alone on a cell would meet them."""
+    objective = request.submit.objective
+    if objective.tpot_ms is None and objective.ttft_ms is None:
+        return False
+    if objective.ttft_ms is not None and prefill_s > objective.ttft_ms / 1e3:
+        return False
+    return objective.tpot_ms is None or idle_tpot_s <= objective.tpot_ms / 1e3
 
 
 def prefill_seconds(core: SchedulerCore) -> float:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from cluster.stream_messages import Submit
@@ -14,23 +13,25 @@ from cluster.tier_config import TierConfig
 from deployments import sampling_mapping as mapping
 from deployments.answering import Call
 from deployments.call_ids import call_prefix, new_call_id
-from deployments.cell_client import CellClient, Endpoint
-from deployments.errors import bad_request, model_not_found, not_ready
-from deployments.generation import TextAssembler, Update, generate, merge
+from deployments.cell_client import Endpoint, LocatedCell
+from deployments.cell_clients import CellClients, CellSource
+from deployments.errors import model_not_found, not_ready
+from deployments.generation import TextAssembler, Update, generate, merge, prompt_only
 from deployments.objectives import Asked
 from deployments.openai_responses import ChatFormat, ChoiceState, CompletionFormat, Envelope
 from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.prompt_preparation import prompts_of
 from deployments.sampling_mapping import CellInfo
 from deployments.stop_strings import StopStrings
 from deployments.text_codec import TextCodec
+from deployments.tool_parsers import kind_for_template
+from deployments.tools import ToolUse
 
 _log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 #: A cell that does not answer within this is not ready.
 _DESCRIBE_TIMEOUT_S = 5.0
-#: Texts above this many characters are tokenized in a thread, so that other streams go on meanwhile.
-_INLINE_CHARS = 8192
 
 
 class CellControl(Protocol):
@@ -65,6 +66,8 @@ class ApiService:
         codec: the target's tokenizer.
         tiers: objectives by service tier.
         give_up_after_s: how long requests wait for a lost cell.
+        cells: all cells that serve requests; `cell` alone if it is None.
+        tool_parser: how the model writes calls of tools, see `cluster.config.TargetConfig`.
     """
 
     def __init__(
@@ -74,12 +77,15 @@ class ApiService:
         *,
         tiers: Mapping[str, TierConfig] | None = None,
         give_up_after_s: float = 120.0,
+        cells: CellSource | None = None,
+        tool_parser: str = "auto",
     ) -> None:
+        self.tool_parser = kind_for_template(codec.template) if tool_parser == "auto" else tool_parser
         self._cell = cell
         self._codec = codec
         self._tiers = dict(tiers or {})
         self._info: CellInfo | None = None
-        self.client = CellClient(cell.endpoint, give_up_after_s=give_up_after_s)
+        self.client = CellClients(cells or LocatedCell(cell.endpoint), give_up_after_s=give_up_after_s)
 
     async def describe(self) -> CellInfo:
         """Ask the cell now; raises 503 if it does not answer or is not ready."""
@@ -157,16 +163,21 @@ class ApiService:
             raise model_not_found(request.model, info.model)
         seed = mapping.choose_seed(request)
         speculation = mapping.speculation(request, info)
-        prompts, prompt_field = await self._prompts(request, info)
+        use = self.tool_use(request)
+        prompts, prompt_field = await prompts_of(request, self._codec, info, use, self.tool_parser)
+        bad_words = self._codec.bad_word_tokens(request.bad_words)
+        is_best_of = mapping.chooses_best(request)
+        num_choices = (isinstance(request, CompletionRequest) and request.best_of) or request.n or 1
         call_id = call_id or new_call_id(request_id)
         choices: list[AsyncGenerator[Update, None]] = []
         states: list[ChoiceState] = []
-        for text, prompt in prompts:
+        for one in prompts:
+            text, prompt = one.echo, one.tokens
             max_tokens = mapping.max_new_tokens(request, len(prompt), info, prompt_field)
             contract = mapping.contract(
                 request, headers or Asked(), self._tiers, info, len(prompt), max_tokens
             )
-            for choice in range(request.n or 1):
+            for choice in range(num_choices):
                 submit = Submit(
                     request_id=f"{call_id}-{len(choices)}",
                     prompt=prompt,
@@ -176,6 +187,8 @@ class ApiService:
                         max_tokens=max_tokens,
                         eos_ids=self._codec.eos_ids,
                         info=info,
+                        bad_words=bad_words,
+                        constraint=use.constraint,
                     ),
                     objective=contract.terms.objective,
                     tier=contract.terms.tier,
@@ -184,8 +197,15 @@ class ApiService:
                     on_miss=contract.on_miss,
                     downgrades=contract.downgrades,
                 )
-                state = ChoiceState(prompt, echo=text, text_offset=len(text))
-                choices.append(self._choice(submit, request, len(choices), arrived))
+                state = ChoiceState(
+                    prompt,
+                    echo=text,
+                    text_offset=len(text),
+                    parser=use.make_parser(),
+                    echoes_logprobs=bool(text) and mapping.num_logprobs(request) is not None,
+                )
+                updates = self._choice(submit, request, len(choices), arrived, state)
+                choices.append(updates if max_tokens else prompt_only(updates))
                 states.append(state)
         return Call(
             updates=merge(choices),
@@ -199,51 +219,32 @@ class ApiService:
             counts_tokens=request.counts_tokens,
             shows_all=bool(request.return_token_ids) or mapping.num_logprobs(request) is not None,
             request_id=request_id,
+            num_kept=(request.n or 1) if is_best_of else None,
+        )
+
+    def tool_use(self, request: GenerationRequest) -> ToolUse:
+        """What the tools of a request mean; raises 400 where they cannot be used."""
+        if not isinstance(request, ChatRequest):
+            return ToolUse(None, None, self.tool_parser)
+        return ToolUse(
+            request.tools,
+            request.tool_choice,
+            self.tool_parser,
+            parallel=request.parallel_tool_calls is not False,
+            knows_tools=self._codec.knows_tools,
         )
 
     # -- parts -----------------------------------------------------------------------------------------
 
-    async def _prompts(
-        self, request: GenerationRequest, info: CellInfo
-    ) -> tuple[list[tuple[str, list[int]]], str]:
-        """Text to echo and tokens of every prompt, and the field they came in."""
-        if isinstance(request, ChatRequest):
-            messages = [
-                {
-                    "role": "system" if message.role == "developer" else message.role,
-                    "content": message.content,
-                }
-                for message in request.messages
-            ]
-            tokens = await _tokenize(
-                sum(len(message["content"]) for message in messages),
-                lambda: self._codec.encode_chat(
-                    messages, add_generation_prompt=request.add_generation_prompt is not False
-                ),
-            )
-            return [("", tokens)], "messages"
-        assert isinstance(request, CompletionRequest)
-        found = []
-        for prompt in request.prompt:
-            if isinstance(prompt, str):
-                special = request.add_special_tokens is not False
-                ids = await _tokenize(
-                    len(prompt), partial(self._codec.encode, prompt, add_special_tokens=special)
-                )
-                found.append((prompt if request.echo else "", ids))
-            else:
-                mapping.check_prompt_ids(prompt, info)
-                found.append((self._codec.decode(prompt) if request.echo else "", prompt))
-        if len(found) * (request.n or 1) > 128:
-            raise bad_request("Prompts times `n` may be at most 128.", "n")
-        return found, "prompt"
-
     def _choice(
-        self, submit: Submit, request: GenerationRequest, index: int, arrived: float
+        self, submit: Submit, request: GenerationRequest, index: int, arrived: float, state: ChoiceState
     ) -> AsyncGenerator[Update, None]:
         show_stop = bool(request.include_stop_str_in_output)
         assembler = TextAssembler(
-            self._codec.detokenizer(skip_special_tokens=request.skip_special_tokens is not False),
+            self._codec.detokenizer(
+                skip_special_tokens=request.skip_special_tokens is not False,
+                keep=state.parser.markers if state.parser is not None else (),
+            ),
             StopStrings(request.stop, include=show_stop),
             frozenset(submit.sampling.stop_token_ids),
             show_stop=show_stop,
@@ -263,12 +264,10 @@ class ApiService:
             service_tier=request.service_tier,
             with_token_ids=bool(request.return_token_ids),
             num_logprobs=mapping.num_logprobs(request),
+            num_prompt_logprobs=request.prompt_logprobs,
+            tokens_as_ids=bool(request.return_tokens_as_token_ids),
         )
         return ChatFormat(envelope) if is_chat else CompletionFormat(envelope)
-
-
-async def _tokenize(num_chars: int, encode: Callable[[], list[int]]) -> list[int]:
-    return encode() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(encode)
 
 
 async def _answer(call: Awaitable[Answer]) -> Answer:

@@ -1,4 +1,4 @@
-"""The Ray Serve application: a cell and its front ends."""
+"""The Ray Serve application: cells, their front ends, and the directory by which they find each other."""
 
 # No `from __future__ import annotations`: Serve reads the class in `build_app`'s signature to validate a
 # YAML's `args`, and would find a string.
@@ -8,6 +8,7 @@ from typing import Any
 from ray import serve
 
 from cluster.config import FlotillaConfig
+from deployments.autoscaling import cell_autoscaling, front_end_autoscaling
 from deployments.cell_replica import CellReplica
 from deployments.directory import DIRECTORY_NAME, Directory
 from deployments.front_end import FrontEnd
@@ -26,10 +27,19 @@ WORKER_ENVIRONMENT = {
 
 # Requests are bounded by the cell's own queue, which answers 429; Serve's limits must not come first.
 _UNBOUNDED = 100_000
+# Beyond the time in which requests may end, what a replica needs to say that it leaves.
+_FAREWELL_S = 4.0
 
 
 def build_app(args: FlotillaConfig) -> serve.Application:
     """The application, also for a Serve YAML (`import_path: deployments.serving:build_app`)."""
+    scaling = args.scaling
+    cells: dict[str, Any] = {"autoscaling_config": cell_autoscaling(scaling.cells)}
+    if scaling.cells.is_fixed:
+        cells = {"num_replicas": scaling.cells.min}
+    front_ends: dict[str, Any] = {"num_replicas": args.http.front_ends}
+    if scaling.front_ends.max is not None:
+        front_ends = {"autoscaling_config": front_end_autoscaling(args.http.front_ends, scaling.front_ends)}
     actor: dict[str, Any] = {"num_cpus": 0, "runtime_env": {"env_vars": WORKER_ENVIRONMENT}}
     directory = (
         serve.deployment(Directory)
@@ -45,18 +55,20 @@ def build_app(args: FlotillaConfig) -> serve.Application:
     )
     cell = serve.deployment(CellReplica).options(
         name=CELL_NAME,
-        num_replicas=1,
+        **cells,
         max_ongoing_requests=_UNBOUNDED,
         ray_actor_options=actor,
         health_check_period_s=2,
-        graceful_shutdown_timeout_s=5,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=scaling.cells.drain_timeout_s + _FAREWELL_S,
     )
     front_end = serve.deployment(FrontEnd).options(
         name="FrontEnd",
-        num_replicas=args.http.front_ends,
+        **front_ends,
         max_ongoing_requests=_UNBOUNDED,
         ray_actor_options=actor,
-        graceful_shutdown_timeout_s=5,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=scaling.cells.drain_timeout_s + _FAREWELL_S,
     )
     application: serve.Application = front_end.bind(
         args.model_dump(mode="json"), cell.bind(args, directory), directory

@@ -1,8 +1,9 @@
-"""A front end's connections to all cells: requests are routed, and moved when their cell is lost or leaves."""
+"""A front end's connections to all cells: routes requests, and moves them when their cell is lost or leaves."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
@@ -191,10 +192,8 @@ class CellClients:
             else:
                 pause = _FIRST_PAUSE_S
             self._changed.clear()
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), timeout_s)
-            except TimeoutError:
-                pass
 
     def _follow(self, members: Sequence[Member]) -> None:
         """Connect to new cells, and take note of how the others are."""

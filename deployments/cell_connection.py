@@ -87,9 +87,11 @@ class CellConnection:
         host, port, token = self.member.endpoint
         writer: asyncio.StreamWriter | None = None
         try:
-            reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), ATTEMPT_TIMEOUT_S)
-            write_frame(writer, token.encode())
-            self._writer, self.was_open = writer, True
+            opening = asyncio.open_connection(host, port)
+            reader, opened = await asyncio.wait_for(opening, ATTEMPT_TIMEOUT_S)
+            writer = opened
+            write_frame(opened, token.encode())
+            self._writer, self.was_open = opened, True
             self._on_open(self)
             while True:
                 self._on_message(self, _decoder.decode(await read_frame(reader)))

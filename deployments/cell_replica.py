@@ -1,8 +1,10 @@
-"""The Ray Serve deployment of a cell: `cluster.cell.Cell` that reports to the directory."""
+"""The Ray Serve deployment of a cell: `cluster.cell.Cell` that reports to the directory and drains."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -10,25 +12,40 @@ from ray.util import get_node_ip_address
 
 from cluster.cell import Cell
 from cluster.config import FlotillaConfig
-from cluster.members import Member
+from cluster.members import REPORT_INTERVAL_S, Member
 from deployments.directory import DirectoryClient
 
 _log = logging.getLogger(__name__)
 
+#: A cell that has no others beside it need not tell its load so often.
+_ALONE_INTERVAL_S = 1.0
+_POLL_S = 0.1
+# What was sent last is given this long to leave the process.
+_FAREWELL_S = 0.1
+
 
 class CellReplica(Cell):
     """A cell of the system.
+
+    Made beside cells that serve, it counts as there only once it serves too: until then, what asks any cell
+    (its description, its metrics) is answered by the others. The first one is there at once and tells how far
+    its start has come.
 
     Args:
         config: of every cell.
         directory: who learns of it.
     """
 
-    def __init__(self, config: FlotillaConfig, directory: DeploymentHandle) -> None:
+    async def __init__(self, config: FlotillaConfig, directory: DeploymentHandle) -> None:  # type: ignore[misc]
         super().__init__(config)
         self._id = serve.get_replica_context().replica_id.unique_id
-        self._directory = DirectoryClient(directory, self.member)
+        scaling = config.scaling.cells
+        interval_s = _ALONE_INTERVAL_S if scaling.max == 1 else REPORT_INTERVAL_S
+        self._directory = DirectoryClient(directory, self.member, interval_s)
         self._directory.start()
+        if scaling.max > 1:
+            while self.state != "ready" and not self._failure and self._others_serve():
+                await asyncio.sleep(_POLL_S)
 
     def member(self) -> Member:
         """The cell as the directory shall know it."""
@@ -40,9 +57,30 @@ class CellReplica(Cell):
             metrics_url="",
             stats=self.load(),
             state=self.state,
-            details={"stage": self.stage},
+            details={"stage": self._failure or self._stage, "pid": str(os.getpid())},
         )
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Ray Serve passes to `deployments.autoscaling`."""
-        return self.load()
+        """What Ray Serve passes to `deployments.autoscaling`; `ready` tells whether it serves."""
+        return {**self.load(), "ready": float(self.state == "ready")}
+
+    async def __del__(self) -> None:  # type: ignore[override]
+        """Called by Ray Serve when the replica is removed, which waits for it; then the process is ended."""
+        if self.state == "draining":
+            return
+        draining = asyncio.ensure_future(self.drain(self.config.scaling.cells.drain_timeout_s))
+        try:
+            await self._directory.report()
+        except Exception as error:  # front ends learn of it by what is given back to them
+            _log.warning("the directory does not hear that this cell drains: %r", error)
+        await draining
+        await self._directory.leave()
+        await asyncio.sleep(_FAREWELL_S)
+        super().__del__()
+
+    def _others_serve(self) -> bool:
+        members = self._directory.members
+        # Before the first answer of the directory, nobody knows.
+        return not members or any(
+            member.kind == "cell" and member.id != self._id and member.state == "ready" for member in members
+        )

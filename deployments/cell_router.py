@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -45,7 +45,7 @@ class CellLoad:
 
     @classmethod
     def of(cls, member: Member, sent: int = 0, sent_tokens: int = 0) -> CellLoad:
-        """What a cell reported, with `sent` requests of `sent_tokens` tokens that it cannot have counted yet."""
+        """What a cell reported, with `sent` requests of `sent_tokens` tokens that it may not have counted."""
         stats = member.stats
         per_token_s = stats.get("prefill_s_per_token", 0.0)
         requests = stats.get("running", 0.0) + stats.get("waiting", 0.0) + sent
@@ -62,7 +62,7 @@ class CellLoad:
 
 @dataclass(frozen=True, slots=True)
 class _Outlook:
-    """What is predicted for the request on a cell: miss of its objective (0 is none), seconds to first token."""
+    """What is predicted for the request on a cell: miss of its objectives (0: none), time to first token."""
 
     load: CellLoad
     miss: float
@@ -127,7 +127,7 @@ class CellRouter:
         return sum(map(len, self._seen.values()))
 
     def _num_shared(self, blocks: Sequence[int], cell: str) -> int:
-        seen = self._seen.get(cell, {})
+        seen: Mapping[int, None] = self._seen.get(cell, {})
         shared = 0
         for block in blocks:
             if block not in seen:

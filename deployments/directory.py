@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ray.serve.handle import DeploymentHandle
 
@@ -42,6 +42,23 @@ class Directory:
         return self._list.members(time.monotonic())
 
 
+class ListedCells:
+    """The cells among the members, for a front end's connections (`cell_clients.CellSource`).
+
+    Args:
+        members: all that were last heard of; may be called from other threads than the one that hears.
+    """
+
+    poll_s: float | None = 0.1
+
+    def __init__(self, members: Callable[[], Sequence[Member]]) -> None:
+        self._members = members
+
+    async def cells(self) -> Sequence[Member]:
+        """See `CellSource`."""
+        return [member for member in self._members() if member.kind == "cell"]
+
+
 class DirectoryClient:
     """A member's side of the directory: reports on it, and remembers what it last heard of the others.
 
@@ -62,18 +79,11 @@ class DirectoryClient:
         self._interval_s = interval_s
         self._members: list[Member] = []
         self._task: asyncio.Task[None] | None = None
-        self._listeners: list[Callable[[list[Member]], None]] = []
 
     @property
     def members(self) -> list[Member]:
         """Everybody, as last heard; older while the directory is away."""
         return self._members
-
-    def listen(self, listener: Callable[[list[Member]], None]) -> None:
-        """Have `listener` called with all members after every report, in the reporting loop's thread."""
-        self._listeners.append(listener)
-        if self._members:
-            listener(self._members)
 
     def start(self) -> None:
         """Report from now on, in the running event loop."""
@@ -84,8 +94,6 @@ class DirectoryClient:
         """Report once, now."""
         answer = self._directory.report.remote(self._describe())
         self._members = list(await asyncio.wait_for(answer, _CALL_TIMEOUT_S))
-        for listener in self._listeners:
-            listener(self._members)
 
     async def leave(self) -> None:
         """Report no longer, and say so."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from cluster.model_paths import model_directory
 from deployments.admin_api import Instances
 from deployments.api_service import ApiService
 from deployments.cell_client import Endpoint
-from deployments.directory import DirectoryClient
+from deployments.directory import DirectoryClient, ListedCells
 from deployments.grpc_replica import GrpcReplica
 from deployments.grpc_server import serve_in_thread
 from deployments.grpc_service import GenerationService
@@ -28,7 +29,7 @@ from deployments.text_codec import TextCodec
 
 
 class CellHandle:
-    """The cell's control calls through Ray Serve; the tokens travel by `CellClient` instead."""
+    """The cell's control calls through Ray Serve; the tokens travel by `CellClients` instead."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
@@ -92,13 +93,16 @@ class PoolHandle:
 
 @serve.ingress()
 class FrontEnd(GrpcReplica):
-    """One replica: tokenizer, API, and a connection to the cell."""
+    """One replica: tokenizer, API, and connections to the cells."""
 
     def __init__(self, config: dict[str, Any], cell: DeploymentHandle, directory: DeploymentHandle) -> None:
         self._config = FlotillaConfig.model_validate(config)
         self._cell = cell
         self._codec = TextCodec.load(model_directory(self._config.target.path))
         self._id = serve.get_replica_context().replica_id.unique_id
+        self._services: list[ApiService] = []
+        self._is_draining = False
+        self._server: uvicorn.Server | None = None
         self._directory = DirectoryClient(directory, self.member)
         self._directory.start()
         self._service = self._make_service()
@@ -108,11 +112,26 @@ class FrontEnd(GrpcReplica):
 
     def member(self) -> Member:
         """The front end as the directory shall know it."""
-        return Member(kind="front_end", id=self._id, node=get_node_ip_address(), metrics_url="")
+        streams = sum(service.client.num_streams for service in self._services)
+        return Member(
+            kind="front_end",
+            id=self._id,
+            node=get_node_ip_address(),
+            metrics_url="",
+            stats={"streams": float(streams)},
+            state="draining" if self._is_draining else "ready",
+        )
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Ray Serve passes to `deployments.autoscaling`."""
+        return self.member().stats
 
     def _make_service(self) -> ApiService:
-        """The API with a connection of its own to the cell, for one event loop."""
-        return ApiService(CellHandle(self._cell), self._codec, tiers=self._config.tiers)
+        """The API with connections of its own to the cells, for one event loop."""
+        cells = ListedCells(lambda: self._directory.members)
+        service = ApiService(CellHandle(self._cell), self._codec, tiers=self._config.tiers, cells=cells)
+        self._services.append(service)
+        return service
 
     def _pool(self) -> PoolHandle | None:
         return PoolHandle(self._cell) if self._config.http.admin else None
@@ -132,10 +151,19 @@ class FrontEnd(GrpcReplica):
         # Not the service that Serve's own loop uses: tokens put into a queue of another thread's loop are
         # seen only when that loop happens to wake, which uvicorn's does every 100 ms.
         app = create_app(self._make_service(), max_body_bytes=http.max_body_bytes, pool=self._pool())
-        server = uvicorn.Server(
+        server = self._server = uvicorn.Server(
             uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=75)
         )
-        threading.Thread(target=server.run, args=([listener],), name="http", daemon=True).start()
+        self._http = threading.Thread(target=server.run, args=([listener],), name="http", daemon=True)
+        self._http.start()
+
+    async def __del__(self) -> None:
+        """Called by Ray Serve when the replica is removed: open streams end, new ones go elsewhere."""
+        if not hasattr(self, "_http") or self._is_draining or self._server is None:
+            return
+        self._is_draining = self._server.should_exit = True
+        await asyncio.to_thread(self._http.join, self._config.scaling.cells.drain_timeout_s)
+        await self._directory.leave()
 
     def _listen_grpc(self) -> None:
         """Serve gRPC from a thread likewise, or through Serve's proxy."""

@@ -7,10 +7,10 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from cluster.stream_messages import Receipt, Submit, TokenEvent
-from deployments.cell_client import CellClient
+from deployments.cell_clients import CellClients
 from deployments.detokenizer import Detokenizer
 from deployments.errors import ApiError, cancelled
 from deployments.receipts import ChoiceOutcome
@@ -33,6 +33,7 @@ class Update:
         finish_reason: "stop" or "length" in the last update.
         stop_reason: the stop string or stop token that ended it; None for the end-of-sequence token.
         outcome: with the finish reason.
+        prompt_logprobs: of the prompt from its second token on, with the first tokens, if asked for.
     """
 
     choice: int
@@ -42,6 +43,7 @@ class Update:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     outcome: ChoiceOutcome | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class TextAssembler:
@@ -87,7 +89,7 @@ class TextAssembler:
 
 
 async def generate(
-    client: CellClient,
+    client: CellClients,
     request: Submit,
     assembler: TextAssembler,
     *,
@@ -97,7 +99,7 @@ async def generate(
 ) -> AsyncGenerator[Update, None]:
     """Run one choice; `arrived` is when the HTTP request came, on `time.perf_counter`.
 
-    Raises what `CellClient.submit` raises, and `ApiError` if the cell gave up on the request.
+    Raises what `CellClients.submit` raises, and `ApiError` if the cell gave up on the request.
     """
     first_at: float | None = None
     last_at = arrived
@@ -112,13 +114,14 @@ async def generate(
             text, used = assembler.feed(event.tokens)
             num_tokens += used
             tokens, logprobs, receipt = event.tokens[:used], event.logprobs[:used], event.receipt
+            prompt_logprobs = event.prompt_logprobs
             if assembler.finish_reason is None and event.finish_reason is None:
-                yield Update(choice, text, tokens, logprobs)
+                yield Update(choice, text, tokens, logprobs, prompt_logprobs=prompt_logprobs)
                 continue
             if event.finish_reason is None:
                 # The text is complete; show it now, and let the cell account for what it did.
-                yield Update(choice, text, tokens, logprobs)
-                text, tokens, logprobs = "", [], []
+                yield Update(choice, text, tokens, logprobs, prompt_logprobs=prompt_logprobs)
+                text, tokens, logprobs, prompt_logprobs = "", [], [], []
                 client.cancel(request.request_id)
                 receipt = await _await_receipt(events)
             text += assembler.finish()
@@ -132,8 +135,25 @@ async def generate(
                 outcome=_outcome(
                     request, num_tokens, receipt if lives == 1 else None, receipt, arrived, first_at, last_at
                 ),
+                prompt_logprobs=prompt_logprobs,
             )
             return
+
+
+async def prompt_only(updates: AsyncGenerator[Update, None]) -> AsyncGenerator[Update, None]:
+    """A choice of which only the prompt is wanted: what had to be generated is left out."""
+    async with aclosing(updates):
+        async for update in updates:
+            outcome = update.outcome
+            yield replace(
+                update,
+                text="",
+                tokens=[],
+                logprobs=[],
+                finish_reason=None if update.finish_reason is None else "length",
+                stop_reason=None,
+                outcome=None if outcome is None else replace(outcome, num_output_tokens=0),
+            )
 
 
 async def merge(choices: Sequence[AsyncGenerator[Update, None]]) -> AsyncGenerator[Update, None]:
