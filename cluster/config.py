@@ -42,6 +42,11 @@ class TargetConfig(StrictModel):
     heads: str | None = Field(
         default=None, description="Decoding heads run beside it; those of the `heads` drafter if unset."
     )
+    tool_parser: Literal["auto", "none", "hermes", "json"] = Field(
+        default="auto",
+        description="How the model writes calls of tools: `hermes` (`<tool_call>{...}</tool_call>`), `json` (an "
+        "object with `name` and `parameters`, as Llama 3), `auto` as its chat template shows.",
+    )
     placement: TargetPlacementConfig = Field(
         default=TargetPlacementConfig(), description="Where each rank runs."
     )

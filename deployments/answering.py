@@ -36,6 +36,7 @@ class Call:
         request_id: how the client and the log call it.
         outcomes: of the choices that have finished.
         num_streamed: output tokens so far, of a stream.
+        num_kept: choices returned for each prompt, the likeliest of those generated; None for all.
     """
 
     updates: AsyncGenerator[Update, None]
@@ -51,11 +52,24 @@ class Call:
     request_id: str
     outcomes: dict[int, ChoiceOutcome] = field(default_factory=dict)
     num_streamed: int = 0
+    num_kept: int | None = None
 
     @property
     def is_finished(self) -> bool:
         """Whether every choice has."""
         return len(self.outcomes) == len(self.states)
+
+    def kept(self) -> list[ChoiceState]:
+        """The choices returned: of each prompt, those with the most probable tokens on average."""
+        if self.num_kept is None:
+            return self.states
+        made = len(self.states) // self.num_prompts
+        groups = [self.states[first : first + made] for first in range(0, len(self.states), made)]
+        best = [
+            sorted(group, key=lambda state: state.mean_logprob, reverse=True)[: self.num_kept]
+            for group in groups
+        ]
+        return [state for group in best for state in group]
 
     def add_usage(self, body: dict[str, Any]) -> None:
         """Put the token counts into a response or chunk."""
@@ -87,7 +101,7 @@ async def answer(call: Call) -> bytes:
     async with aclosing(translated(call)) as updates:
         async for update in updates:
             call.states[update.choice].add(update)
-    body = call.shape.whole(call.states)
+    body = call.shape.whole(call.kept())
     call.add_usage(body)
     call.add_metrics(body)
     if body.get("service_tier"):  # OpenAI's says which tier served
@@ -131,6 +145,8 @@ def _events(call: Call, update: Update) -> bytes:
         events = _event(call.shape.role_chunk(update.choice, state))
     if update.text or update.finish_reason is not None or call.shows_all:
         chunk = call.shape.chunk(update, state)
+        if chunk is None:
+            return events
         if call.includes_usage:
             chunk["usage"] = call.usage_so_far() if call.counts_tokens else None
         elif call.is_finished:

@@ -10,4 +10,7 @@ from zoo.registry import DRAFTERS, TARGET
 def demo_config() -> FlotillaConfig:
     """The zoo's target, its model drafters, and prompt lookup, which costs nothing."""
     models = [ModelDrafterConfig(name=name.removeprefix("drafter-"), path=f"zoo:{name}") for name in DRAFTERS]
-    return FlotillaConfig(target=TargetConfig(path=f"zoo:{TARGET}"), drafters=(*models, PromptLookupConfig()))
+    return FlotillaConfig(
+        target=TargetConfig(path=f"zoo:{TARGET}", tool_parser="hermes"),
+        drafters=(*models, PromptLookupConfig()),
+    )

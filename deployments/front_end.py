@@ -129,7 +129,13 @@ class FrontEnd(GrpcReplica):
     def _make_service(self) -> ApiService:
         """The API with connections of its own to the cells, for one event loop."""
         cells = ListedCells(lambda: self._directory.members)
-        service = ApiService(CellHandle(self._cell), self._codec, tiers=self._config.tiers, cells=cells)
+        service = ApiService(
+            CellHandle(self._cell),
+            self._codec,
+            tiers=self._config.tiers,
+            cells=cells,
+            tool_parser=self._config.target.tool_parser,
+        )
         self._services.append(service)
         return service
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from deployments.generation import Update
 from deployments.text_codec import TextCodec
+from deployments.tool_parsers import CallDelta, Parsed, ToolParser
 from verifier.messages import TokenLogprobs
 
 #: OpenAI's stand-in for minus infinity, which JSON cannot hold.
@@ -24,6 +25,9 @@ class ChoiceState:
         text, tokens, logprobs, finish_reason, stop_reason: what arrived so far; a stream keeps only what
             the next chunk depends on.
         text_offset: characters before the next token, as completions' log-probabilities count them.
+        parser: finds calls of tools in the text; None if there are none to be found.
+        prompt_logprobs: of the prompt from its second token on, if asked for.
+        echoes_logprobs: whether those are still to be told in front of the answer's.
     """
 
     prompt: list[int]
@@ -35,13 +39,39 @@ class ChoiceState:
     stop_reason: str | int | None = None
     started: bool = False
     text_offset: int = 0
+    parser: ToolParser | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    echoes_logprobs: bool = False
 
     def add(self, update: Update) -> None:
         """Append an update, for a whole response."""
+        self.prompt_logprobs += update.prompt_logprobs
         self.text.append(update.text)
         self.tokens += update.tokens
         self.logprobs += update.logprobs
         self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
+
+    def parse(self, text: str, *, ends: bool) -> Parsed:
+        """What new text turns out to be, and at its end what was held back."""
+        if self.parser is None:
+            return Parsed(text)
+        parsed = self.parser.feed(text)
+        if ends:
+            rest = self.parser.finish()
+            parsed = Parsed(parsed.content + rest.content, parsed.calls + rest.calls)
+        return parsed
+
+    def shown_finish_reason(self, reason: str | None) -> str | None:
+        """OpenAI's finish reason, which tells of calls the model chose to make."""
+        parser = self.parser
+        chose = parser is not None and parser.num_calls > 0 and not parser.is_forced
+        return "tool_calls" if reason == "stop" and chose else reason
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of the tokens so far; minus infinity without any."""
+        values = [entry.logprob for entry in self.logprobs]
+        return sum(values) / len(values) if values else float("-inf")
 
 
 @dataclass(frozen=True)
@@ -54,7 +84,32 @@ class Envelope:
     service_tier: str | None = None
     with_token_ids: bool = False
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    tokens_as_ids: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def token_name(self, token: int) -> str:
+        """A token as log-probabilities show it."""
+        return f"token_id:{token}" if self.tokens_as_ids else self.codec.token_text(token)
+
+    def prompt_logprobs(self, state: ChoiceState) -> list[dict[str, Any] | None]:
+        """vLLM's: per prompt token its own and the likeliest ones by id; nothing for the first."""
+        shown: list[dict[str, Any] | None] = [None]
+        for token, entry in zip(state.prompt[1:], state.prompt_logprobs, strict=False):
+            top = _top(entry)
+            ranked = {other: (value, rank) for rank, (other, value) in enumerate(top, start=1)}
+            listed = {token: ranked.get(token, (entry.logprob, None)), **ranked}
+            shown.append(
+                {
+                    str(other): {
+                        "logprob": _finite(value),
+                        "rank": rank,
+                        "decoded_token": self.codec.token_text(other),
+                    }
+                    for other, (value, rank) in listed.items()
+                }
+            )
+        return shown
 
     def wrap(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """A response or chunk around its choices."""
@@ -73,8 +128,8 @@ class Envelope:
 class ResponseFormat(Protocol):
     """How one endpoint shows choices."""
 
-    def chunk(self, update: Update, state: ChoiceState) -> dict[str, Any]:
-        """A stream chunk with one update."""
+    def chunk(self, update: Update, state: ChoiceState) -> dict[str, Any] | None:
+        """A stream chunk with one update; None if it shows nothing."""
         ...
 
     def whole(self, states: Sequence[ChoiceState]) -> dict[str, Any]:
@@ -96,6 +151,7 @@ class CompletionFormat:
         """See `ResponseFormat`."""
         first = not state.started
         state.started = True
+        state.prompt_logprobs = update.prompt_logprobs
         text = state.echo + update.text if first else update.text
         choice = self._choice(
             update.choice,
@@ -120,6 +176,8 @@ class CompletionFormat:
             )
             if self._envelope.with_token_ids:
                 choice["prompt_token_ids"] = state.prompt
+            if self._envelope.num_prompt_logprobs is not None:
+                choice["prompt_logprobs"] = self._envelope.prompt_logprobs(state)
             choices.append(choice)
         return self._envelope.wrap("text_completion", choices)
 
@@ -152,20 +210,29 @@ class CompletionFormat:
     def _logprobs(
         self, tokens: list[int], logprobs: list[TokenLogprobs], state: ChoiceState
     ) -> dict[str, Any]:
-        token_text = self._envelope.codec.token_text
-        names, offsets = [token_text(token) for token in tokens], []
-        for name in names:
+        entries: list[TokenLogprobs | None] = list(logprobs)
+        if state.echoes_logprobs:
+            # The prompt is told once, and nothing is known of its first token.
+            state.echoes_logprobs, state.text_offset = False, 0
+            tokens = [*state.prompt, *tokens]
+            entries = [None, *state.prompt_logprobs, *entries]
+        name_of = self._envelope.token_name
+        names, offsets = [name_of(token) for token in tokens], []
+        for token in tokens:
             offsets.append(state.text_offset)
-            state.text_offset += len(name)
-        alternatives = []
-        for name, entry in zip(names, logprobs, strict=False):
-            top = {token_text(token): _finite(value) for token, value in _top(entry)}
+            state.text_offset += len(self._envelope.codec.token_text(token))
+        alternatives: list[dict[str, float] | None] = []
+        for name, entry in zip(names, entries, strict=False):
+            if entry is None:
+                alternatives.append(None)
+                continue
+            top = {name_of(token): _finite(value) for token, value in _top(entry)}
             # OpenAI always lists the token chosen, which sampling may have taken from further down.
             top.setdefault(name, _finite(entry.logprob))
             alternatives.append(top)
         return {
             "tokens": names,
-            "token_logprobs": [_finite(entry.logprob) for entry in logprobs],
+            "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
             "top_logprobs": alternatives if self._envelope.num_logprobs else None,
             "text_offset": offsets,
         }
@@ -177,19 +244,32 @@ class ChatFormat:
     def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
 
-    def chunk(self, update: Update, state: ChoiceState) -> dict[str, Any]:
+    def chunk(self, update: Update, state: ChoiceState) -> dict[str, Any] | None:
         """See `ResponseFormat`. The role is sent by `role_chunk`."""
+        delta = self._delta(update, state)
+        shows_tokens = self._envelope.with_token_ids or self._envelope.num_logprobs is not None
+        if not delta and update.finish_reason is None and not shows_tokens:
+            return None  # the parser of calls holds it back
         choice: dict[str, Any] = {
             "index": update.choice,
-            "delta": {"content": update.text} if update.text or update.finish_reason is None else {},
+            "delta": delta,
             "logprobs": self._logprobs(update.tokens, update.logprobs),
-            "finish_reason": update.finish_reason,
+            "finish_reason": state.shown_finish_reason(update.finish_reason),
         }
         if update.finish_reason is not None:
             choice["stop_reason"] = update.stop_reason
         if self._envelope.with_token_ids:
             choice["token_ids"] = update.tokens
         return self._envelope.wrap("chat.completion.chunk", [choice])
+
+    def _delta(self, update: Update, state: ChoiceState) -> dict[str, Any]:
+        if state.parser is None:
+            return {"content": update.text} if update.text or update.finish_reason is None else {}
+        parsed = state.parse(update.text, ends=update.finish_reason is not None)
+        delta: dict[str, Any] = {"content": parsed.content} if parsed.content else {}
+        if parsed.calls:
+            delta["tool_calls"] = [_call_delta(call) for call in parsed.calls]
+        return delta
 
     def role_chunk(self, index: int, state: ChoiceState) -> dict[str, Any]:
         """The first chunk of a choice."""
@@ -207,9 +287,9 @@ class ChatFormat:
         for index, state in enumerate(states):
             choice: dict[str, Any] = {
                 "index": index,
-                "message": {"role": "assistant", "content": "".join(state.text), "refusal": None},
+                "message": self._message(state),
                 "logprobs": self._logprobs(state.tokens, state.logprobs),
-                "finish_reason": state.finish_reason,
+                "finish_reason": state.shown_finish_reason(state.finish_reason),
                 "stop_reason": state.stop_reason,
             }
             if self._envelope.with_token_ids:
@@ -218,7 +298,17 @@ class ChatFormat:
         body = self._envelope.wrap("chat.completion", choices)
         if self._envelope.with_token_ids:
             body["prompt_token_ids"] = states[0].prompt
+        if self._envelope.num_prompt_logprobs is not None:
+            body["prompt_logprobs"] = self._envelope.prompt_logprobs(states[0])
         return body
+
+    def _message(self, state: ChoiceState) -> dict[str, Any]:
+        parsed = state.parse("".join(state.text), ends=True)
+        message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
+        if parsed.calls:
+            message["content"] = parsed.content or None
+            message["tool_calls"] = [_whole_call(call) for call in parsed.calls]
+        return message
 
     def closing(self) -> dict[str, Any]:
         """See `ResponseFormat`."""
@@ -235,12 +325,22 @@ class ChatFormat:
         return {"content": content, "refusal": None}
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        codec = self._envelope.codec
         return {
-            "token": codec.token_text(token),
+            "token": self._envelope.token_name(token),
             "logprob": _finite(logprob),
-            "bytes": list(codec.token_bytes(token)),
+            "bytes": list(self._envelope.codec.token_bytes(token)),
         }
+
+
+def _whole_call(call: CallDelta) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.call_id, "type": "function", "function": function}
+
+
+def _call_delta(call: CallDelta) -> dict[str, Any]:
+    if not call.call_id:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {"index": call.index, **_whole_call(call)}
 
 
 def _top(entry: TokenLogprobs) -> list[tuple[int, float]]:

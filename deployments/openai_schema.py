@@ -8,28 +8,33 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from cluster.tier_config import Target
+from deployments.chat_messages import ChatMessage, check_messages
 from deployments.errors import ApiError, bad_request, from_validation
 from deployments.schema_values import (
     MAX_INT64,
     MAX_LOGPROBS,
+    BadWords,
     LatencyTarget,
     LogitBias,
-    MessageText,
     Prompts,
     StopStrings,
     TokenId,
 )
+from deployments.tools import MAX_TOOLS, Tool, ToolChoice
 
-#: OpenAI and vLLM fields this server has no use for, with the values that ask for nothing. Clients send
-#: them at their defaults, and that is fine; any other value would be ignored silently, so it is refused.
+#: OpenAI and vLLM fields this server has no use for, or not at every endpoint, with the values that ask for
+#: nothing. Clients send them at their defaults, and that is fine; any other value would be ignored silently,
+#: so it is refused.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "suffix": (None, ""),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
     "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
     "parallel_tool_calls": (None, True, False),
+    "continue_final_message": (None, False),
+    "chat_template_kwargs": (None, {}),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
     "response_format": (None, {"type": "text"}),
     "structured_outputs": (None,),
     "modalities": (None, ["text"]),
@@ -41,21 +46,14 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "store": (None, False),
     "use_beam_search": (None, False),
     "length_penalty": (None, 1, 1.0),
-    "prompt_logprobs": (None,),
-    "allowed_token_ids": (None,),
-    "bad_words": (None, []),
-    "truncate_prompt_tokens": (None,),
-    "continue_final_message": (None, False),
     "spaces_between_special_tokens": (None, True),
     "logits_processors": (None, []),
     "chat_template": (None,),
-    "chat_template_kwargs": (None, {}),
     "documents": (None, []),
     "guided_json": (None,),
     "guided_regex": (None,),
     "guided_choice": (None,),
     "guided_grammar": (None,),
-    "return_tokens_as_token_ids": (None, False),
     "cache_salt": (None,),
     "kv_transfer_params": (None,),
     "vllm_xargs": (None, {}),
@@ -100,11 +98,10 @@ class StreamOptions(_Strict):
     continuous_usage_stats: bool | None = Field(None, description="Token counts so far in every chunk.")
 
 
-class GenerationRequest(_Strict):
-    """Fields common to completions and chat; null is the same as leaving a field out."""
+class CommonFields(_Strict):
+    """Fields of every request for text; null is the same as leaving a field out."""
 
     model: str | None = Field(None, description="The served model's id; the only one if unset.")
-    max_tokens: int | None = Field(None, ge=1, le=1 << 24)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=1 << 24, description="0 and -1 keep all tokens.")
@@ -114,17 +111,19 @@ class GenerationRequest(_Strict):
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     logit_bias: LogitBias = Field(default_factory=dict)
     seed: int | None = Field(None, ge=-MAX_INT64, le=MAX_INT64)
-    n: int | None = Field(None, ge=1, le=8)
+    allowed_token_ids: list[TokenId] | None = Field(
+        None, min_length=1, max_length=1 << 17, description="No other token is possible."
+    )
+    bad_words: BadWords = Field((), description="Texts that must not come about.")
     stop: StopStrings = ()
     stop_token_ids: list[TokenId] | None = Field(None, max_length=64)
-    include_stop_str_in_output: bool | None = None
     min_tokens: int | None = Field(None, ge=0, le=1 << 24)
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
-    return_token_ids: bool | None = Field(None, description="Also return `token_ids` and the prompt's.")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=1 << 24, description="Keep only so many last tokens; -1 keeps what fits."
+    )
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     slo: SloFields | None = None
     speculation: SpeculationFields | None = None
     priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31, description="Lower is earlier.")
@@ -136,6 +135,23 @@ class GenerationRequest(_Strict):
     prompt_cache_key: str | None = Field(
         None, description="Accepted and not used: prefixes are shared anyway."
     )
+
+
+class GenerationRequest(CommonFields):
+    """Fields that completions and chat share besides."""
+
+    max_tokens: int | None = Field(None, ge=1, le=1 << 24)
+    n: int | None = Field(None, ge=1, le=8)
+    include_stop_str_in_output: bool | None = None
+    add_special_tokens: bool | None = None
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="Log-probabilities of the prompt, with so many alternatives."
+    )
+    return_token_ids: bool | None = Field(None, description="Also return `token_ids` and the prompt's.")
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description='Tokens in log-probabilities are "token_id:17" instead of text.'
+    )
+    stream_options: StreamOptions | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -154,21 +170,10 @@ class CompletionRequest(GenerationRequest):
     """Body of `/v1/completions`."""
 
     prompt: Prompts
+    max_tokens: int | None = Field(None, ge=0, le=1 << 24, description="0 with `echo` reads the prompt only.")
+    best_of: int | None = Field(None, ge=1, le=8, description="Generate so many, return the `n` likeliest.")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
-
-
-class ChatMessage(_Strict):
-    """One message; the fields of a replayed assistant message are accepted when empty."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: MessageText
-    name: str | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
 class ChatRequest(GenerationRequest):
@@ -179,26 +184,41 @@ class ChatRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(None, description="The answer goes on with the last message.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
 
 
-RequestType = TypeVar("RequestType", bound=GenerationRequest)
+RequestType = TypeVar("RequestType", bound=BaseModel)
 
 
 def parse(body: bytes, request_type: type[RequestType]) -> RequestType:
     """The request in a body; raises `ApiError` (400) that names the field at fault."""
+    return validated(json_object(body), request_type)
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """The JSON object a body holds; raises `ApiError` (400) if it is anything else."""
     try:
         data = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise bad_request(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
     if not isinstance(data, dict):
         raise bad_request("The request body must be a JSON object.", code="invalid_json")
-    for name in data.keys() & NEUTRAL_VALUES.keys():
+    return data
+
+
+def validated(data: dict[str, Any], request_type: type[RequestType]) -> RequestType:
+    """The request in JSON data, which is left without neutral fields; raises `ApiError` (400)."""
+    for name in (data.keys() & NEUTRAL_VALUES.keys()) - request_type.model_fields.keys():
         value = data.pop(name)
         # `1 == True` in Python: compare types as well, so that `best_of: true` is refused.
         if not any(value == neutral and type(value) is type(neutral) for neutral in NEUTRAL_VALUES[name]):
             raise ApiError(
                 400,
-                f"`{name}` is not supported by this server; leave it out.",
+                f"`{name}` is not supported here; leave it out.",
                 param=name,
                 code="unsupported_parameter",
             )
@@ -206,12 +226,17 @@ def parse(body: bytes, request_type: type[RequestType]) -> RequestType:
         request = request_type.model_validate(data)
     except ValidationError as error:
         raise from_validation(error) from None
-    check_combination(request)
+    if isinstance(request, GenerationRequest):
+        check_combination(request)
     return request
 
 
 def check_combination(request: GenerationRequest) -> None:
     """Refuse fields that contradict each other."""
+    if request.prompt_logprobs is not None and request.stream:
+        raise bad_request("`prompt_logprobs` cannot be had in a stream.", "prompt_logprobs")
+    if request.truncate_prompt_tokens == 0:
+        raise bad_request("`truncate_prompt_tokens` must be -1, or 1 or more.", "truncate_prompt_tokens")
     if request.stream_options is not None and not request.stream:
         raise bad_request("`stream_options` needs `stream` to be true.", "stream_options")
     if isinstance(request, ChatRequest):
@@ -220,9 +245,18 @@ def check_combination(request: GenerationRequest) -> None:
         limits = {request.max_tokens, request.max_completion_tokens} - {None}
         if len(limits) > 1:
             raise bad_request("Give `max_completion_tokens` or `max_tokens`, not both.", "max_tokens")
-    elif isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None:
-        raise bad_request(
-            "`echo` together with `logprobs` would need the prompt's log-probabilities, which this server "
-            "does not compute; leave one of them out.",
-            "echo",
-        )
+        check_messages(request.messages)
+        if request.continue_final_message and request.add_generation_prompt:
+            raise bad_request(
+                "`continue_final_message` goes on with the last message and `add_generation_prompt` opens "
+                "a new one; ask for one of them.",
+                "continue_final_message",
+            )
+    elif isinstance(request, CompletionRequest):
+        if request.max_tokens == 0 and not request.echo:
+            raise bad_request("`max_tokens` may be 0 only with `echo`.", "max_tokens")
+        if request.best_of is not None:
+            if request.best_of < (request.n or 1):
+                raise bad_request(f"`best_of` is {request.best_of}, below `n`, {request.n or 1}.", "best_of")
+            if request.stream and request.best_of > (request.n or 1):
+                raise bad_request("`best_of` above `n` cannot be streamed.", "best_of")

@@ -16,6 +16,7 @@ from deployments.errors import ApiError, bad_request
 from deployments.objectives import Asked, Contract, ObjectiveError, asked_by_fields, first_of
 from deployments.objectives import contract as resolve_contract
 from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
+from engine.constraint import Constraint
 from engine.sampling_params import SamplingParams
 
 #: OpenAI's default for completions; a chat goes on to the end of the window, but not for ever.
@@ -87,9 +88,7 @@ def max_new_tokens(request: GenerationRequest, prompt_length: int, info: CellInf
             param=prompt_field,
             code="context_length_exceeded",
         )
-    field, asked = "max_tokens", request.max_tokens
-    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
-        field, asked = "max_completion_tokens", request.max_completion_tokens
+    field, asked = asked_max_tokens(request)
     if asked is None:
         default = COMPLETION_MAX_TOKENS if isinstance(request, CompletionRequest) else CHAT_MAX_TOKENS
         return min(default, rest)
@@ -104,18 +103,55 @@ def max_new_tokens(request: GenerationRequest, prompt_length: int, info: CellInf
     return asked
 
 
+def asked_max_tokens(request: GenerationRequest) -> tuple[str, int | None]:
+    """The field that says how many tokens to generate, and what it says."""
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        return "max_completion_tokens", request.max_completion_tokens
+    return "max_tokens", request.max_tokens
+
+
 def sampling_params(
-    request: GenerationRequest, *, seed: int, max_tokens: int, eos_ids: frozenset[int], info: CellInfo
+    request: GenerationRequest,
+    *,
+    seed: int,
+    max_tokens: int,
+    eos_ids: frozenset[int],
+    info: CellInfo,
+    bad_words: tuple[tuple[int, ...], ...] = (),
+    constraint: Constraint | None = None,
 ) -> SamplingParams:
-    """The sampling parameters of one choice."""
+    """The sampling parameters of one choice.
+
+    Args:
+        request: what is asked.
+        seed: of this choice.
+        max_tokens: most to generate.
+        eos_ids: tokens that end an answer, unless the request ignores them.
+        info: what token ids there are.
+        bad_words: the request's, as tokens.
+        constraint: what the text must look like.
+
+    Raises:
+        ApiError: (400) for values that the model or each other rule out.
+    """
     stop_ids = frozenset(request.stop_token_ids or ())
+    allowed = tuple(request.allowed_token_ids or ())
     _check_vocabulary("logit_bias", request.logit_bias, info)
     _check_vocabulary("stop_token_ids", stop_ids, info)
+    _check_vocabulary("allowed_token_ids", allowed, info)
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         raise bad_request(f"`min_tokens` is {min_tokens}, above the {max_tokens} to generate.", "min_tokens")
     if not request.ignore_eos:
         stop_ids |= eos_ids
+    if allowed:
+        barred = {word[-1] for word in bad_words} | (stop_ids if min_tokens else frozenset())
+        if barred.issuperset(allowed):
+            raise bad_request(
+                "`allowed_token_ids` leaves nothing that `bad_words` and `min_tokens` do not rule out.",
+                "allowed_token_ids",
+            )
+    max_tokens = max(1, max_tokens)  # the cell decides at least one, which `echo` alone does not show
     return SamplingParams(
         temperature=_default(request.temperature, 1.0),
         top_k=max(0, request.top_k or 0),
@@ -125,8 +161,13 @@ def sampling_params(
         frequency_penalty=_default(request.frequency_penalty, 0.0),
         repetition_penalty=_default(request.repetition_penalty, 1.0),
         logit_bias=request.logit_bias,
+        allowed_token_ids=allowed,
+        bad_words=bad_words,
+        constraint=constraint,
         seed=seed,
-        logprobs=num_logprobs(request),
+        # The likeliest of several are told by the log-probabilities of their tokens.
+        logprobs=0 if num_logprobs(request) is None and chooses_best(request) else num_logprobs(request),
+        prompt_logprobs=num_prompt_logprobs(request),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop_token_ids=tuple(sorted(stop_ids)),
@@ -138,6 +179,19 @@ def num_logprobs(request: GenerationRequest) -> int | None:
     if isinstance(request, ChatRequest):
         return (request.top_logprobs or 0) if request.logprobs else None
     return request.logprobs if isinstance(request, CompletionRequest) else None
+
+
+def num_prompt_logprobs(request: GenerationRequest) -> int | None:
+    """How many alternatives are wanted per prompt token; None for no log-probabilities of the prompt."""
+    asked = [request.prompt_logprobs]
+    if isinstance(request, CompletionRequest) and request.echo:
+        asked.append(request.logprobs)
+    return max((number for number in asked if number is not None), default=None)
+
+
+def chooses_best(request: GenerationRequest) -> bool:
+    """Whether more choices are generated than returned."""
+    return isinstance(request, CompletionRequest) and (request.best_of or 1) > (request.n or 1)
 
 
 def speculation(request: GenerationRequest, info: CellInfo) -> Speculation:

@@ -14,6 +14,8 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_PROMPTS = 64
 MAX_LOGPROBS = 20
+#: Most bad words.
+MAX_BAD_WORDS = 64
 
 #: JSON numbers beyond this cannot be carried to the cell.
 MAX_INT64 = (1 << 63) - 1
@@ -40,6 +42,21 @@ def stop_strings(value: Any) -> Any:
     if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
         raise _fail("stop_value", f"every string must have 1 to {MAX_STOP_CHARS} characters")
     return tuple(stops)
+
+
+def bad_words(value: Any) -> Any:
+    """A list of strings as a tuple; null is none."""
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise _fail("bad_words_type", "must be a list of strings")
+    if len(value) > MAX_BAD_WORDS:
+        raise _fail("bad_words_value", f"must hold at most {MAX_BAD_WORDS} strings, not {len(value)}")
+    if any(not word.strip() or len(word) > MAX_STOP_CHARS for word in value):
+        raise _fail(
+            "bad_words_value", f"every string must have 1 to {MAX_STOP_CHARS} characters, not only spaces"
+        )
+    return tuple(value)
 
 
 def logit_bias(value: Any) -> Any:
@@ -121,6 +138,7 @@ def latency_target(value: Any) -> Any:
 
 
 StopStrings = Annotated[tuple[str, ...], BeforeValidator(stop_strings)]
+BadWords = Annotated[tuple[str, ...], BeforeValidator(bad_words)]
 LogitBias = Annotated[dict[int, float], BeforeValidator(logit_bias)]
 Prompts = Annotated[list[str | list[int]], BeforeValidator(prompts)]
 MessageText = Annotated[str, BeforeValidator(message_text)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,15 @@ from deployments.errors import bad_request
 
 #: The class that is nothing but `tokenizer.json`, by its name in Transformers 4 and in 5.
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+#: What `apply_chat_template` takes for itself, and so cannot be a variable of a template.
+_TEMPLATE_ARGUMENTS = frozenset(
+    (
+        "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt",
+        "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors",
+        "return_dict", "return_assistant_tokens_mask", "sanitize_control_tokens", "tokenizer_kwargs",
+    )
+)  # fmt: skip
 
 
 class TextCodec:
@@ -37,27 +48,80 @@ class TextCodec:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
-    def encode_chat(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation under the model's chat template."""
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation under the model's chat template.
+
+        Args:
+            messages: as templates expect them. tools: OpenAI's form, for a template that knows them.
+            add_generation_prompt: whether an assistant turn is opened at the end.
+            continue_final_message: whether the last message is left open, to be gone on with.
+            add_special_tokens: whether the tokenizer adds its own besides those the template writes.
+            variables: of the template, besides.
+
+        Raises:
+            ApiError: (400) if there is no template, or it cannot render this.
+        """
         if not self._tokenizer.chat_template:
             raise bad_request("This model has no chat template; use /v1/completions.", "messages")
-        # jinja2 is loaded by Transformers only when a template is rendered.
-        from jinja2 import TemplateError
-
+        taken = sorted(_TEMPLATE_ARGUMENTS & set(variables or ()))
+        if taken:
+            raise bad_request(
+                f"`chat_template_kwargs` may not set {', '.join(taken)}: other fields of the request or the "
+                "server do.",
+                "chat_template_kwargs",
+            )
         try:
             text = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+                messages,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(variables or {}),
             )
-        except TemplateError as error:
+        except Exception as error:  # templates are programs: on odd messages they fail in any way
             raise bad_request(
                 f"The model's chat template refuses these `messages`: {error}", "messages"
             ) from None
         # The template writes the special tokens itself.
-        return self.encode(text, add_special_tokens=False)
+        return self.encode(text, add_special_tokens=add_special_tokens)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """For the output of one request."""
-        skipped = self._special if skip_special_tokens else frozenset[int]()
+    @property
+    def template(self) -> str:
+        """The source of the chat template, of all if there are several; empty without one."""
+        source = self._tokenizer.chat_template or ""
+        return source if isinstance(source, str) else "\n".join(map(str, source.values()))
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the chat template has a place for tools."""
+        return re.search(r"\btools\b", self.template) is not None
+
+    def bad_word_tokens(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of words, at the beginning of a text and after a space, as vLLM bars them."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            plain = tuple(self.encode(word.lstrip(), add_special_tokens=False))
+            spaced = tuple(self.encode(" " + word.lstrip(), add_special_tokens=False))
+            found[plain] = None
+            # A space that is a token by itself says nothing of the word.
+            if len(spaced) == len(plain):
+                found[spaced] = None
+        return tuple(word for word in found if word)
+
+    def detokenizer(self, *, skip_special_tokens: bool = True, keep: Sequence[str] = ()) -> Detokenizer:
+        """For the output of one request; of special tokens that are skipped, those in `keep` are shown."""
+        kept = {self._tokenizer.convert_tokens_to_ids(token) for token in keep}
+        skipped = self._special - kept if skip_special_tokens else frozenset[int]()
         if self._bytes is not None:
             return ByteDetokenizer(self._bytes, skipped)
         return WindowDetokenizer(lambda ids: str(self._tokenizer.decode(ids)), skipped)

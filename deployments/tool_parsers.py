@@ -49,9 +49,11 @@ class ToolParser(Protocol):
     Attributes:
         num_calls: calls begun so far.
         markers: tokens that the parser needs to see in the text, though they may be special ones.
+        is_forced: whether the answer is a call that the client named, and not the model's choice.
     """
 
     num_calls: int
+    is_forced: bool
     markers: tuple[str, ...]
 
     def feed(self, text: str) -> Parsed:
@@ -67,6 +69,7 @@ class HermesCalls:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` in a text, as Hermes and Qwen write."""
 
     OPEN, CLOSE = "<tool_call>", "</tool_call>"
+    is_forced = False
     markers: tuple[str, ...] = (OPEN, CLOSE)
 
     def __init__(self, names: Collection[str], most: int | None = None) -> None:
@@ -141,6 +144,7 @@ class JsonCalls:
     """
 
     TAG = "<|python_tag|>"
+    is_forced = False
     markers: tuple[str, ...] = (TAG,)
 
     def __init__(self, names: Collection[str], most: int | None = None) -> None:
@@ -148,20 +152,20 @@ class JsonCalls:
         self._names = names
         self._most = most
         self._held = ""
-        self._is_text = False
+        self._turned_out = ""  # "text", once it cannot be calls (any more)
         self._is_list = False
         self._began = False
         self.num_calls = 0
 
     def feed(self, text: str) -> Parsed:
         """See `ToolParser`."""
-        if self._is_text:
+        if self._turned_out == "text":
             return Parsed(text)
         self._held += text
         parsed = Parsed()
-        while not self._is_text and self._advance(parsed):
+        while self._turned_out != "text" and self._advance(parsed):
             pass
-        if self._is_text and not self.num_calls:
+        if self._turned_out == "text" and not self.num_calls:
             parsed.content += self._held
             self._held = ""
         return parsed
@@ -174,7 +178,7 @@ class JsonCalls:
 
     def _advance(self, parsed: Parsed) -> bool:
         """Take one step through what is held; whether another may follow at once."""
-        held = self._held.lstrip() if not self._began else self._held.lstrip(" \t\r\n;,")
+        held = self._held.lstrip(" \t\r\n;,") if self._began else self._held.lstrip()
         if not self._began:
             if self.TAG.startswith(held[: len(self.TAG)]):
                 if len(held) < len(self.TAG):
@@ -187,7 +191,7 @@ class JsonCalls:
             if not held:
                 return False
             if held[0] != "{":
-                self._is_text = True
+                self._turned_out = "text"
                 return False
         elif not held or (self._is_list and held[0] == "]"):
             return False
@@ -199,7 +203,7 @@ class JsonCalls:
             return False
         call = _call(value, self._names, ("parameters", "arguments"))
         if call is None:
-            self._is_text = True
+            self._turned_out = "text"
             if self.num_calls:
                 parsed.content += held
                 self._held = ""
@@ -215,6 +219,7 @@ class NamedCall:
     """An answer that is nothing but the arguments of one call; each piece of it is told as it comes."""
 
     markers: tuple[str, ...] = ()
+    is_forced = True
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -273,7 +278,7 @@ def _call(value: Any, names: Collection[str], fields: tuple[str, ...]) -> tuple[
     """Name and arguments (as JSON text) of a call; None if it is none, or of a function that is not there."""
     if not isinstance(value, dict) or value.get("name") not in names:
         return None
-    arguments = next((value[name] for name in fields if name in value), {})
+    arguments: Any = next((value[name] for name in fields if name in value), {})
     if not isinstance(arguments, dict):
         return None
     return str(value["name"]), json.dumps(arguments, ensure_ascii=False)

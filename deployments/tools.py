@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from deployments.errors import bad_request
 from deployments.tool_parsers import CallText, JsonCalls, NamedCall, ToolParser, make_parser
+from engine.constraint import Constraint
 
 #: Most tools in one request.
 MAX_TOOLS = 128
@@ -58,7 +59,7 @@ def _tool_choice(value: Any) -> Any:
         return NamedToolChoice.model_validate(value)
     form = 'must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
     kind = "tool_choice_value" if isinstance(value, str) else "tool_choice_type"
-    raise PydanticCustomError(kind, "{text}", {"text": form})  # type: ignore[arg-type]
+    raise PydanticCustomError(kind, "{text}", {"text": form})
 
 
 ToolChoice = Annotated[
@@ -90,12 +91,21 @@ class ToolUse:
         is_required: whether some call must be made, so that the output is nothing but calls.
     """
 
-    def __init__(self, tools: list[Tool] | None, choice: Any, parser: str, *, parallel: bool) -> None:
+    def __init__(
+        self,
+        tools: list[Tool] | None,
+        choice: Any,
+        parser: str,
+        *,
+        parallel: bool = True,
+        knows_tools: bool = False,
+    ) -> None:
         """Raises `ApiError` (400) where the choice and the tools contradict each other, or no parser is set.
 
         Args:
             tools: of the request. choice: `tool_choice`. parallel: `parallel_tool_calls`.
             parser: how the model writes calls, "none" if that is not known.
+            knows_tools: whether the chat template has a place for tools.
         """
         self.tools: list[dict[str, Any]] | None = None
         self.schema: dict[str, Any] | None = None
@@ -120,7 +130,7 @@ class ToolUse:
                 )
         if choice == "none":
             return
-        if not self.is_required and parser == "none":
+        if parser == "none" and not (self.is_required and knows_tools):
             raise bad_request(
                 "`tools` cannot be used here: it is not known how this model writes calls. Set "
                 "`target.tool_parser` in the server's configuration, or force a call by `tool_choice`.",
@@ -130,6 +140,13 @@ class ToolUse:
         self._names = frozenset(names)
         if self.is_required:
             self.schema = _schema(tools, self._named, parallel=parallel)
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What a forced call must look like."""
+        if self.schema is None:
+            return None
+        return Constraint(kind="json_schema", text=json.dumps(self.schema))
 
     @property
     def parses(self) -> bool:

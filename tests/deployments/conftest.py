@@ -27,7 +27,13 @@ async def cell() -> AsyncIterator[CellStandIn]:
 
 @pytest.fixture
 async def service(cell: CellStandIn) -> AsyncIterator[ApiService]:
-    made = ApiService(cell, codec(), tiers={"fast": TierConfig(tpot_ms=10, ttft_ms=100)}, give_up_after_s=0.5)
+    made = ApiService(
+        cell,
+        codec(),
+        tiers={"fast": TierConfig(tpot_ms=10, ttft_ms=100)},
+        give_up_after_s=0.5,
+        tool_parser="hermes",
+    )
     yield made
     await made.close()
 

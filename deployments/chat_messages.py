@@ -1,0 +1,117 @@
+"""Messages of a conversation: what a request may hold, and what the model's chat template is given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from deployments.errors import ApiError, bad_request
+from deployments.schema_values import MessageText
+from deployments.tools import ToolCall, ToolUse
+
+
+class ChatMessage(BaseModel):
+    """One message; the fields of a replayed assistant message are accepted when empty."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: MessageText = ""
+    name: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: list[ToolCall] | None = Field(None, max_length=128)
+    tool_call_id: str | None = Field(None, min_length=1, max_length=256)
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+def check_messages(messages: Sequence[ChatMessage]) -> None:
+    """Refuse messages whose fields do not fit their roles; raises `ApiError` (400) that names the field."""
+    for number, message in enumerate(messages):
+        path = f"messages.{number}"
+        if "content" not in message.model_fields_set and not message.tool_calls:
+            raise _missing(f"{path}.content")
+        if message.tool_calls and message.role != "assistant":
+            raise bad_request(f"`{path}.tool_calls` belongs to the role assistant.", f"{path}.tool_calls")
+        if message.role == "tool" and message.tool_call_id is None:
+            raise _missing(f"{path}.tool_call_id")
+        if message.role != "tool" and message.tool_call_id is not None:
+            raise bad_request(f"`{path}.tool_call_id` belongs to the role tool.", f"{path}.tool_call_id")
+        for at, call in enumerate(message.tool_calls or ()):
+            if _object(call.function.arguments) is None:
+                where = f"{path}.tool_calls.{at}.function.arguments"
+                raise bad_request(f"`{where}` must be a JSON object, as text.", where)
+
+
+def for_template(
+    messages: Sequence[ChatMessage], use: ToolUse, *, knows_tools: bool, parser: str
+) -> list[dict[str, Any]]:
+    """Messages as chat templates expect them; for one that knows no tools, these are told in words.
+
+    Args:
+        messages: of the request, checked.
+        use: its tools.
+        knows_tools: whether the template has a place for tools, calls and their results.
+        parser: how the model writes calls, for one whose template does not.
+    """
+    made = [_in_words(message, parser) if not knows_tools else _plain(message) for message in messages]
+    if use.parses and not knows_tools:
+        told = use.as_system_message()
+        if made[0]["role"] == "system":
+            made[0]["content"] += "\n\n" + told["content"]
+        else:
+            made.insert(0, told)
+    return made
+
+
+def _plain(message: ChatMessage) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": _role(message), "content": message.content}
+    if message.tool_calls:
+        # Templates write the arguments as they see fit, so they want the object and not its text.
+        made["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _object(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        made["tool_call_id"] = message.tool_call_id
+        if message.name is not None:
+            made["name"] = message.name
+    return made
+
+
+def _in_words(message: ChatMessage, parser: str) -> dict[str, Any]:
+    if message.role == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
+    texts = [message.content] if message.content else []
+    for call in message.tool_calls or ():
+        arguments = _object(call.function.arguments)
+        if parser == "json":
+            texts.append(json.dumps({"name": call.function.name, "parameters": arguments}))
+        else:
+            body = json.dumps({"name": call.function.name, "arguments": arguments})
+            texts.append(f"<tool_call>\n{body}\n</tool_call>")
+    return {"role": _role(message), "content": "\n".join(texts)}
+
+
+def _role(message: ChatMessage) -> str:
+    return "system" if message.role == "developer" else message.role
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _missing(path: str) -> ApiError:
+    return bad_request(f"The field `{path}` is required.", path, "missing_required_parameter")

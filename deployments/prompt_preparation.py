@@ -1,0 +1,123 @@
+"""The tokens of a request's prompts, from text, token ids or a conversation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from deployments import sampling_mapping as mapping
+from deployments.chat_messages import ChatMessage, for_template
+from deployments.errors import bad_request
+from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
+from deployments.sampling_mapping import CellInfo
+from deployments.text_codec import TextCodec
+from deployments.tools import ToolUse
+
+#: Texts above this many characters are tokenized in a thread, so that other streams go on meanwhile.
+INLINE_CHARS = 8192
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt: its tokens, and its text where that is shown in front of the answer."""
+
+    tokens: list[int]
+    echo: str = ""
+
+
+async def prompts_of(
+    request: GenerationRequest, codec: TextCodec, info: CellInfo, use: ToolUse, parser: str
+) -> tuple[list[Prompt], str]:
+    """The prompts of a request, and the field they came in.
+
+    Args:
+        request: what is asked.
+        codec: the target's tokenizer.
+        info: what token ids there are, and how many fit.
+        use: the tools of a chat. parser: how the model writes calls.
+    """
+    if isinstance(request, ChatRequest):
+        tokens = await chat_tokens(
+            codec,
+            request.messages,
+            use,
+            parser,
+            add_generation_prompt=opens_turn(
+                request.add_generation_prompt, continues=request.continue_final_message
+            ),
+            continue_final_message=bool(request.continue_final_message),
+            add_special_tokens=bool(request.add_special_tokens),
+            variables=request.chat_template_kwargs,
+        )
+        return [Prompt(_truncated(tokens, request, info))], "messages"
+    assert isinstance(request, CompletionRequest)
+    found = []
+    for prompt in request.prompt:
+        if isinstance(prompt, str):
+            ids = await text_tokens(codec, prompt, add_special_tokens=request.add_special_tokens is not False)
+            text = prompt
+        else:
+            mapping.check_prompt_ids(prompt, info)
+            ids, text = prompt, codec.decode(prompt) if request.echo else ""
+        kept = _truncated(ids, request, info)
+        if request.echo and len(kept) < len(ids):
+            text = codec.decode(kept)
+        found.append(Prompt(kept, text if request.echo else ""))
+    if len(found) * max(request.n or 1, request.best_of or 1) > 128:
+        name = "best_of" if (request.best_of or 1) > (request.n or 1) else "n"
+        raise bad_request(f"Prompts times `{name}` may be at most 128.", name)
+    return found, "prompt"
+
+
+async def chat_tokens(
+    codec: TextCodec,
+    messages: Sequence[ChatMessage],
+    use: ToolUse,
+    parser: str,
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    add_special_tokens: bool = False,
+    variables: dict[str, object] | None = None,
+) -> list[int]:
+    """Token ids of a conversation; arguments as of `TextCodec.encode_chat`."""
+    knows_tools = codec.knows_tools
+    return await _in_thread_if_long(
+        sum(len(message.content) for message in messages),
+        lambda: codec.encode_chat(
+            for_template(messages, use, knows_tools=knows_tools, parser=parser),
+            tools=use.tools if knows_tools else None,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            add_special_tokens=add_special_tokens,
+            variables=variables,
+        ),
+    )
+
+
+async def text_tokens(codec: TextCodec, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of a plain prompt."""
+    return await _in_thread_if_long(
+        len(text), partial(codec.encode, text, add_special_tokens=add_special_tokens)
+    )
+
+
+def opens_turn(asked: bool | None, *, continues: bool | None) -> bool:
+    """Whether an assistant turn is opened at the end: if not told otherwise, unless the last one goes on."""
+    return not continues if asked is None else asked
+
+
+def _truncated(tokens: list[int], request: GenerationRequest, info: CellInfo) -> list[int]:
+    """The last tokens, as many as `truncate_prompt_tokens` says."""
+    most = request.truncate_prompt_tokens
+    if most is None:
+        return tokens
+    if most == -1:
+        most = max(1, info.max_tokens - max(1, mapping.asked_max_tokens(request)[1] or 1))
+    return tokens[-most:]
+
+
+async def _in_thread_if_long(num_chars: int, encode: Callable[[], list[int]]) -> list[int]:
+    return encode() if num_chars <= INLINE_CHARS else await asyncio.to_thread(encode)
