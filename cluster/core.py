@@ -33,6 +33,7 @@ from cluster.events import (
     VerifyDone,
     WorkerLost,
 )
+from cluster.forced_tokens import count, drafter_of
 from cluster.planning import StepPlanner
 from cluster.policies.base import Policy
 from cluster.requests import Request, State, Trigger
@@ -261,17 +262,17 @@ class SchedulerCore:
     def _commit(self, request: Request, verdict: Verdict, now: float) -> None:
         position = len(request.output)
         request.commit(verdict, now)
-        self.totals.committed_tokens += len(verdict.tokens)
+        count(self.totals, verdict)
         event = TokenEvent(
             request_id=request.request_id,
             position=position,
             tokens=verdict.tokens,
             logprobs=verdict.logprobs,
             prompt_logprobs=request.prompt_logprobs if position == 0 else [],
-            drafter=request.drafted_kind if verdict.num_accepted else "",
-            num_accepted=min(verdict.num_accepted, len(verdict.tokens)),
+            drafter=drafter_of(request, verdict),
+            num_accepted=min(verdict.num_accepted + verdict.num_forced_accepted, len(verdict.tokens)),
         )
-        reason = request.finish_reason(self.max_model_tokens)
+        reason = "error" if verdict.error else request.finish_reason(self.max_model_tokens)
         if reason is not None:
             self._finish(request, reason, now, event)
             return

@@ -13,6 +13,9 @@ from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
 from verifier.messages import TokenLogprobs, Verdict
 
+#: What drafted the tokens that a request's grammar leaves no choice about.
+GRAMMAR = "grammar"
+
 
 class State(IntEnum):
     """Where a request is in its life. Integers only because they hash fast; their order means nothing."""
@@ -233,10 +236,16 @@ class Request:
             accepted = self.accepted_by_drafter
             kind = self.drafted_kind
             accepted[kind] = accepted.get(kind, 0) + verdict.num_accepted
-        by_depth = self.accepted_by_depth
-        while len(by_depth) < verdict.num_accepted:
+        if verdict.num_forced:
+            self.num_drafted += verdict.num_forced
+            self.num_verified += verdict.num_forced
+            self.num_accepted += verdict.num_forced_accepted
+            accepted = self.accepted_by_drafter
+            accepted[GRAMMAR] = accepted.get(GRAMMAR, 0) + verdict.num_forced_accepted
+        num_accepted, by_depth = verdict.num_accepted + verdict.num_forced_accepted, self.accepted_by_depth
+        while len(by_depth) < num_accepted:
             by_depth.append(0)
-        for depth in range(verdict.num_accepted):
+        for depth in range(num_accepted):
             by_depth[depth] += 1
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -260,7 +269,9 @@ class Request:
         if not self.output:
             return None
         sampling = self.submit.sampling
-        if self.output[-1] in sampling.stop_token_ids and len(self.output) > sampling.min_tokens:
+        # A grammar may leave nothing but a stop token before `min_tokens`.
+        may_stop = len(self.output) > sampling.min_tokens or sampling.constraint is not None
+        if self.output[-1] in sampling.stop_token_ids and may_stop:
             return "stop"
         if len(self.output) >= sampling.max_tokens or self.num_tokens >= max_model_tokens:
             return "length"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cluster.cost_model import CostModel
+from cluster.forced_tokens import most_forced
 from cluster.head_proposals import NOTHING_WANTED, HeadProposals, Wanted
 from cluster.requests import Request, Trigger
 from engine.tree import TokenTree
@@ -90,18 +91,21 @@ class VerifyCalls:
             return None
         verify = []
         wanted_for = self._wanted(len(requests) + len(chunks))
-        num_tokens = num_context = num_attended = 0
+        num_tokens = num_context = num_attended = num_forced = 0
         for request in requests:
             request.tree = tree = trees[request.request_id]
             request.advance(Trigger.VERIFY_SENT)
             request.last_served_at = now
             wanted = wanted_for(request)
+            max_forced = most_forced(request.submit, tree)
+            num_forced += max_forced
             verify.append(
                 VerifyItem(
                     request_id=request.request_id,
                     tree=tree,
                     num_candidates=wanted.num_candidates,
                     num_heads=wanted.num_heads,
+                    max_forced=max_forced,
                 )
             )
             num_rows, context = len(tree.token), request.num_tokens
@@ -127,7 +131,7 @@ class VerifyCalls:
             ),
             trees={item.request_id: item.tree for item in verify},
             prefilling={item.request_id for item in prefill},
-            num_tokens=num_tokens,
+            num_tokens=num_tokens + num_forced,
             sent_at=now,
         )
         release, self._release = self._release, []

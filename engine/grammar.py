@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from threading import Lock
+from threading import Lock, stack_size
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 TokenMask = NDArray[np.int32]
 
 #: Most characters of a constraint's text.
-MAX_TEXT = 128 * 1024
+MAX_TEXT = 64 * 1024
 #: Compiled grammars kept by one process.
 MAX_COMPILED = 128
+# Bytes of address space, of which only what is used is taken.
+_COMPILER_STACK = 256 << 20
 
 _NO_TOKEN = "no token of the vocabulary can continue the answer"
 
@@ -126,7 +128,10 @@ class Grammars:
     def __init__(self, load: Callable[[], LLTokenizer], *, max_compiled: int = MAX_COMPILED) -> None:
         """Begin to `load` the tokenizer."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        # llguidance's compiler is recursive: a chain of a thousand definitions would overflow a usual stack.
+        before = stack_size(_COMPILER_STACK)
         self._tokenizer = self._thread.submit(load)
+        stack_size(before)
         self._max_compiled = max_compiled
         self._compiled: OrderedDict[Constraint, Future[LLMatcher]] = OrderedDict()
         self._lock = Lock()  # front ends ask from several threads

@@ -125,8 +125,8 @@ class RequestTable:
         nodes = np.flatnonzero(tree.depth < state.remaining).astype(np.int32)
         tree = tree.subset(nodes)
         masks = None
-        # What a grammar adds must not cost a request its turn when slots are scarce.
-        room = max(0, self._cache.free_slots - len(tree))
+        # What a grammar adds should not cost another request its turn when slots are scarce.
+        room = max(0, self._cache.free_slots - len(tree)) // 4
         masked = state.masked(tree, min(item.max_forced, room))
         if masked is not None:
             tree, masks = masked.tree, masked.masks

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from hypothesis import strategies as st
@@ -15,7 +15,8 @@ from llguidance.numpy import fill_next_token_bitmask
 from engine.constraint import Constraint
 from engine.grammar import Grammars
 from engine.sampling import Row, TokenHistory, decide
-from engine.sampling_params import RequestSpec
+from engine.sampling_params import RequestSpec, SamplingParams
+from tests.masked_reference import grammar_of
 from tests.verifier.target import VOCAB, Target
 
 END = 1
@@ -135,21 +136,6 @@ constraints = st.one_of(
 )
 
 
-def grammar_of(constraint: Constraint) -> str:
-    """In llguidance's notation, written down a second time."""
-    if constraint.kind == "regex":
-        return LLMatcher.grammar_from_regex(constraint.text)
-    if constraint.kind == "choice":
-        return LLMatcher.grammar_from_regex("|".join(map(re.escape, json.loads(constraint.text))))
-    if constraint.kind == "grammar":
-        return LLMatcher.grammar_from_lark(constraint.text)
-    space = "" if constraint.compact else " ?"
-    return LLMatcher.grammar_from_json_schema(
-        constraint.text or '{"type": "object"}',
-        overrides={"whitespace_flexible": False, "item_separator": "," + space, "key_separator": ":" + space},
-    )
-
-
 class Oracle:
     """Plain decoding: a new matcher for every token, its mask over the logits of the whole sequence."""
 
@@ -192,7 +178,5 @@ class Oracle:
         return output, gaps
 
 
-def _without_minimum(params: Any) -> Any:
-    import msgspec
-
+def _without_minimum(params: SamplingParams) -> SamplingParams:
     return msgspec.structs.replace(params, min_tokens=0, constraint=None)

@@ -1,0 +1,49 @@
+"""A Transformers model under llguidance's masks, token by token, with nothing in common with the verifier."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import apply_token_bitmask_inplace, fill_next_token_bitmask
+
+from engine.constraint import Constraint
+
+
+def grammar_of(constraint: Constraint) -> str:
+    """In llguidance's notation, written down a second time."""
+    if constraint.kind == "regex":
+        return LLMatcher.grammar_from_regex(constraint.text)
+    if constraint.kind == "choice":
+        return LLMatcher.grammar_from_regex("|".join(map(re.escape, json.loads(constraint.text))))
+    if constraint.kind == "grammar":
+        return LLMatcher.grammar_from_lark(constraint.text)
+    space = "" if constraint.compact else " ?"
+    return LLMatcher.grammar_from_json_schema(
+        constraint.text or '{"type": "object"}',
+        overrides={"whitespace_flexible": False, "item_separator": "," + space, "key_separator": ":" + space},
+    )
+
+
+class MaskedReference:
+    """Logits of the whole sequence, those of tokens that the grammar forbids at minus infinity."""
+
+    def __init__(self, model: Any, tokenizer: Path, eos: int = 2) -> None:
+        self._model = model
+        self._tokenizer = LLTokenizer(tokenizer.read_text(), eos_token=eos)
+
+    @torch.inference_mode()
+    def logits(self, constraint: Constraint, prompt: list[int], output: list[int]) -> torch.Tensor:
+        """float32 [1, vocab] after prompt and output, by a new matcher."""
+        matcher = LLMatcher(self._tokenizer, grammar_of(constraint), log_level=0)
+        assert matcher.consume_tokens(output), matcher.get_error()
+        mask = np.zeros((1, (self._tokenizer.vocab_size + 31) // 32), dtype=np.int32)
+        fill_next_token_bitmask(matcher, mask)
+        logits = self._model(torch.tensor([[*prompt, *output]])).logits[0, -1:].float().clone()
+        apply_token_bitmask_inplace(logits.numpy(), mask)
+        return logits
