@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.drafter_scores import DrafterScores, ScoredPrompt, load_or_measure
 from benchmarks.environment import describe
+from benchmarks.greedy_choice import Candidate, choose, goodput
 from benchmarks.tables import console, number, percent, plain_table
 from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
@@ -31,7 +32,6 @@ from cluster.stream_messages import Submit
 from drafters.messages import Draft, DraftResult
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
-from selector.greedy import Candidate, choose, goodput
 
 MAX_DEPTH = 6
 # Requests seen at the ends of the stages that are reported.

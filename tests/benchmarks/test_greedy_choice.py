@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selector.greedy import Candidate, choose, goodput, most_promising
+from benchmarks.greedy_choice import Candidate, choose, goodput, most_promising
 
 
 def candidate(name: str, rate: float, draft_s: float = 1e-3, load: int = 0, capacity: int = 4) -> Candidate:
