@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from cluster.admission_config import AdmissionConfig
 from cluster.drafter_config import DrafterConfig
 from cluster.grpc_config import GrpcConfig
+from cluster.observability_config import LogConfig, MetricsConfig, TelemetryConfig
 from cluster.placement_config import StrictModel, TargetPlacementConfig
 from cluster.scaling_config import ScalingConfig
 from cluster.tier_config import TierConfig, check_tiers
@@ -234,6 +235,9 @@ class FlotillaConfig(StrictModel):
     )
     tiers: dict[str, TierConfig] = Field(default_factory=dict, description="Objectives by tier name.")
     http: HttpConfig = Field(default=HttpConfig(), description="Where the API listens.")
+    metrics: MetricsConfig = Field(default=MetricsConfig(), description="Where Prometheus scrapes.")
+    log: LogConfig = Field(default=LogConfig(), description="What is logged, and how.")
+    telemetry: TelemetryConfig = Field(default=TelemetryConfig(), description="Traces of requests.")
     grpc: GrpcConfig = Field(default=GrpcConfig(), description="The same API over gRPC.")
     scaling: ScalingConfig = Field(
         default=ScalingConfig(), description="How many cells, front ends and drafters."

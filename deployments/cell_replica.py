@@ -14,6 +14,7 @@ from cluster.cell import Cell
 from cluster.config import FlotillaConfig
 from cluster.members import REPORT_INTERVAL_S, Member
 from deployments.directory import DirectoryClient
+from deployments.metric_server import MetricServer
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,11 @@ class CellReplica(Cell):
         self._id = serve.get_replica_context().replica_id.unique_id
         scaling = config.scaling.cells
         interval_s = _ALONE_INTERVAL_S if scaling.max == 1 else REPORT_INTERVAL_S
+        self._metrics.set.constant["cell"] = self._id
+        loop = asyncio.get_running_loop()
+        self._metric_server = MetricServer(
+            self._metrics.set, get_node_ip_address(), self._refresh_metrics, loop
+        )
         self._directory = DirectoryClient(directory, self.member, interval_s)
         self._directory.start()
         if scaling.max > 1:
@@ -54,11 +60,14 @@ class CellReplica(Cell):
             id=self._id,
             node=get_node_ip_address(),
             endpoint=self.address,
-            metrics_url="",
+            metrics_url=self._metric_server.url,
             stats=self.load(),
             state=self.state,
             details={"stage": self._failure or self._stage, "pid": str(os.getpid())},
         )
+
+    def _refresh_metrics(self) -> None:
+        self._metrics.refresh(self.core, self._scheduler_s)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Ray Serve passes to `deployments.autoscaling`; `ready` tells whether it serves."""

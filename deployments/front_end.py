@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -21,9 +20,13 @@ from deployments.admin_api import Instances
 from deployments.api_service import ApiService
 from deployments.cell_client import Endpoint
 from deployments.directory import DirectoryClient, ListedCells
+from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_replica import GrpcReplica
 from deployments.grpc_server import serve_in_thread
 from deployments.grpc_service import GenerationService
+from deployments.listening import shared_listener
+from deployments.metric_gathering import Gatherer, serve_metrics
+from deployments.metric_server import MetricServer
 from deployments.openai_api import create_app
 from deployments.text_codec import TextCodec
 
@@ -103,12 +106,19 @@ class FrontEnd(GrpcReplica):
         self._services: list[ApiService] = []
         self._is_draining = False
         self._server: uvicorn.Server | None = None
+        self._metrics = FrontEndMetrics(self._id, self._num_resubmitted)
+        self._metric_server = MetricServer(
+            self._metrics.set, get_node_ip_address(), refresh=self._metrics.refresh
+        )
         self._directory = DirectoryClient(directory, self.member)
         self._directory.start()
+        self._gatherer = Gatherer(self._metrics, lambda: self._directory.members)
         self._service = self._make_service()
         if self._config.http.direct:
             self._listen()
         self._listen_grpc()
+        if self._config.metrics.port is not None:
+            serve_metrics(self._gatherer, self._config.metrics.host, self._config.metrics.port)
 
     def member(self) -> Member:
         """The front end as the directory shall know it."""
@@ -117,7 +127,7 @@ class FrontEnd(GrpcReplica):
             kind="front_end",
             id=self._id,
             node=get_node_ip_address(),
-            metrics_url="",
+            metrics_url=self._metric_server.url,
             stats={"streams": float(streams)},
             state="draining" if self._is_draining else "ready",
         )
@@ -139,6 +149,19 @@ class FrontEnd(GrpcReplica):
         self._services.append(service)
         return service
 
+    def _num_resubmitted(self) -> int:
+        return sum(service.client.num_resubmitted for service in self._services)
+
+    def _make_app(self, service: ApiService, *, sends_request_id: bool = True) -> FastAPI:
+        return create_app(
+            service,
+            max_body_bytes=self._config.http.max_body_bytes,
+            sends_request_id=sends_request_id,
+            pool=self._pool(),
+            metrics=self._metrics,
+            gatherer=self._gatherer if self._config.metrics.port is None else None,
+        )
+
     def _pool(self) -> PoolHandle | None:
         return PoolHandle(self._cell) if self._config.http.admin else None
 
@@ -148,15 +171,10 @@ class FrontEnd(GrpcReplica):
         Replicas of one node share the port; the kernel spreads connections over them.
         """
         http = self._config.http
-        family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # Inherited by every connection: without it Nagle's algorithm holds small chunks back for 40 ms.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind((http.host, http.port))
+        listener = shared_listener(http.host, http.port)
         # Not the service that Serve's own loop uses: tokens put into a queue of another thread's loop are
         # seen only when that loop happens to wake, which uvicorn's does every 100 ms.
-        app = create_app(self._make_service(), max_body_bytes=http.max_body_bytes, pool=self._pool())
+        app = self._make_app(self._make_service())
         server = self._server = uvicorn.Server(
             uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=75)
         )
@@ -179,10 +197,5 @@ class FrontEnd(GrpcReplica):
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""
-        return create_app(
-            self._service,
-            max_body_bytes=self._config.http.max_body_bytes,
-            pool=self._pool(),
-            # Serve's proxy sends the header itself, with the id it also passes in.
-            sends_request_id=False,
-        )
+        # Serve's proxy sends the header itself, with the id it also passes in.
+        return self._make_app(self._service, sends_request_id=False)

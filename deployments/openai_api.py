@@ -14,7 +14,7 @@ import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.admin_api import PoolControl, add_admin_routes
@@ -23,6 +23,8 @@ from deployments.api_service import ApiService
 from deployments.call_ids import clean_request_id
 from deployments.debug_api import add_debug_routes
 from deployments.errors import ApiError, bad_request, body_too_large, internal, model_not_found
+from deployments.front_end_metrics import FrontEndMetrics, RequestObserver
+from deployments.metric_gathering import Gatherer, add_metric_routes
 from deployments.objectives import Asked, ObjectiveError, asked_by_headers
 from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest, parse
 from deployments.receipts import server_timing
@@ -39,6 +41,8 @@ def create_app(
     max_body_bytes: int = 1 << 20,
     sends_request_id: bool = True,
     pool: PoolControl | None = None,
+    metrics: FrontEndMetrics | None = None,
+    gatherer: Gatherer | None = None,
 ) -> FastAPI:
     """The application of one front end.
 
@@ -47,6 +51,9 @@ def create_app(
         max_body_bytes: larger bodies are refused.
         sends_request_id: whether responses get an `X-Request-Id`; not behind a proxy that adds its own.
         pool: what `/admin/drafters` changes; None turns it off.
+        metrics: where requests are counted.
+        gatherer: what `/metrics` answers; None without `metrics` answers with those of the only cell, with
+            `metrics` leaves the route out (it is on a port of its own).
     """
     started = int(time.time())
 
@@ -122,20 +129,18 @@ def create_app(
         info = await service.describe()
         return _json({"status": "ready", "model": info.model})
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        """The cell's metrics for Prometheus."""
-        return PlainTextResponse(await service.prometheus(), media_type="text/plain; version=0.0.4")
-
     @app.get("/version")
     async def version_route() -> Response:
         """The version that runs."""
         return _json({"version": flotilla_version()})
 
+    if gatherer is not None or metrics is None:
+        add_metric_routes(app, gatherer, service.prometheus)
     add_debug_routes(app, service.decisions, service.timeline)
     add_admin_routes(app, pool, lambda request: read_body(request, max_body_bytes))
     _install_error_handlers(app)
     app.add_middleware(RequestIds, sends=sends_request_id)
+    app.add_middleware(RequestObserver, metrics=metrics)
     return app
 
 

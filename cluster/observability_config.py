@@ -1,0 +1,53 @@
+"""Configuration of metrics, logs and traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from cluster.placement_config import StrictModel
+
+
+class MetricsConfig(StrictModel):
+    """Where Prometheus scrapes. Any front end answers for the whole system, every process exactly once."""
+
+    host: str = Field(
+        default="127.0.0.1", description="Where `port` listens; loopback unless told otherwise."
+    )
+    port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="`/metrics` is served on a port of its own; on that of the API if unset.",
+    )
+
+
+class LogConfig(StrictModel):
+    """What cells and front ends log. Never prompts, outputs or secrets."""
+
+    format: Literal["text", "json"] = Field(default="text", description="`json` is one object per line.")
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="At `info`, front ends log one line per request."
+    )
+    file: Path | None = Field(
+        default=None,
+        description="All processes of a machine append to this file; standard error, which Ray keeps per "
+        "process, if unset.",
+    )
+
+
+class TelemetryConfig(StrictModel):
+    """OpenTelemetry traces, one per request; off without an endpoint. Needs `pip install flotilla[otel]`."""
+
+    otlp_endpoint: str | None = Field(
+        default=None, description="Collector's OTLP/HTTP address, such as `http://localhost:4318`."
+    )
+    service_name: str = Field(default="flotilla", description="Resource attribute `service.name`.")
+    sample_ratio: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Share of requests traced, of those whose `traceparent` header does not say.",
+    )

@@ -1,0 +1,112 @@
+"""Prometheus metrics of a front end: HTTP requests by route, open streams, gRPC calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cluster.metric_set import MetricSet
+from deployments.request_context import RequestContext
+
+_NO_ROUTE = "unknown"
+
+
+class FrontEndMetrics:
+    """The metrics of one front end; all of its threads may count.
+
+    Args:
+        front_end: its id; a label of all its metrics.
+        num_resubmitted: how many requests it has sent to cells again.
+    """
+
+    def __init__(self, front_end: str = "", num_resubmitted: Callable[[], int] = lambda: 0) -> None:
+        self.front_end = front_end
+        self.set = MetricSet("front_end", {"front_end": front_end})
+        self._num_resubmitted = num_resubmitted
+        self.open = self.set.gauge("flotilla_http_requests_open")
+        self.streams = self.set.gauge("flotilla_http_streams_open")
+
+    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
+        """An HTTP request was answered."""
+        self.set.counter("flotilla_http_requests_total", route, method, str(status)).inc()
+        self.set.histogram("flotilla_http_request_duration_seconds", route).observe(seconds)
+
+    @contextmanager
+    def grpc_call(self, method: str) -> Iterator[Callable[[str], None]]:
+        """A gRPC call; what it yields is told the status code, which else is OK, or UNKNOWN if it raises."""
+        open_calls, begun, code = self.set.gauge("flotilla_grpc_calls_open"), time.perf_counter(), "OK"
+
+        def ends_with(name: str) -> None:
+            nonlocal code
+            code = name
+
+        open_calls.inc()
+        try:
+            yield ends_with
+        except BaseException:
+            code = "UNKNOWN" if code == "OK" else code
+            raise
+        finally:
+            open_calls.dec()
+            self.set.counter("flotilla_grpc_calls_total", method, code).inc()
+            seconds = time.perf_counter() - begun
+            self.set.histogram("flotilla_grpc_call_duration_seconds", method).observe(seconds)
+
+    def refresh(self) -> None:
+        """Bring everything up to date."""
+        self.set.measure_process()
+        self.set.grow(self, "flotilla_requests_resubmitted_total", self._num_resubmitted())
+
+    def render(self) -> str:
+        """The exposition text, up to date."""
+        self.refresh()
+        return self.set.render()
+
+
+class RequestObserver:
+    """Counts and times HTTP requests, and makes their id known to whatever is logged meanwhile.
+
+    Plain ASGI: per chunk of a stream it adds one function call.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: FrontEndMetrics | None) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        with RequestContext.of_http(scope).entered():
+            if self._metrics is None:
+                await self._app(scope, receive, send)
+            else:
+                await self._observe(self._metrics, scope, receive, send)
+
+    async def _observe(self, metrics: FrontEndMetrics, scope: Scope, receive: Receive, send: Send) -> None:
+        begun, status, is_stream = time.perf_counter(), 500, False
+
+        def observed_send(message: Message) -> Awaitable[None]:
+            nonlocal status, is_stream
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = dict(message.get("headers", ()))
+                if headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+                    is_stream = True
+                    metrics.streams.inc()
+            return send(message)
+
+        metrics.open.inc()
+        try:
+            await self._app(scope, receive, observed_send)
+        finally:
+            metrics.open.dec()
+            if is_stream:
+                metrics.streams.dec()
+            route = getattr(scope.get("route"), "path", _NO_ROUTE)
+            method = scope["method"] if route != _NO_ROUTE else "ANY"
+            metrics.answered(route, method, status, time.perf_counter() - begun)

@@ -1,0 +1,55 @@
+"""Which request is being answered, for whatever is logged or traced on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import Scope
+
+
+@dataclass
+class RequestContext:
+    """A request on its way through a front end.
+
+    Attributes:
+        state: where its id stands, as `request_id`; a body may still name another one.
+        headers: of trace context (W3C `traceparent`, `tracestate`).
+        tier: service tier, once it is known.
+    """
+
+    state: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    tier: str = ""
+
+    @classmethod
+    def of_http(cls, scope: Scope) -> RequestContext:
+        """That of an ASGI request."""
+        wanted = (b"traceparent", b"tracestate")
+        headers = {n.decode(): v.decode("latin-1") for n, v in scope["headers"] if n in wanted}
+        return cls(scope.setdefault("state", {}), headers)
+
+    @property
+    def request_id(self) -> str:
+        """How the client and the log call it."""
+        return str(self.state.get("request_id", ""))
+
+    @contextmanager
+    def entered(self) -> Iterator[RequestContext]:
+        """It is the present one within."""
+        token = _current.set(self)
+        try:
+            yield self
+        finally:
+            _current.reset(token)
+
+
+_current: ContextVar[RequestContext | None] = ContextVar("request", default=None)
+
+
+def current_request() -> RequestContext | None:
+    """The request being answered here; None outside of all."""
+    return _current.get()
