@@ -45,8 +45,8 @@ class TargetConfig(StrictModel):
     )
     tool_parser: Literal["auto", "none", "hermes", "json"] = Field(
         default="auto",
-        description="How the model writes calls of tools: `hermes` (`<tool_call>{...}</tool_call>`), `json` (an "
-        "object with `name` and `parameters`, as Llama 3), `auto` as its chat template shows.",
+        description="How the model writes calls of tools: `hermes` (`<tool_call>{...}</tool_call>`), `json` "
+        "(an object with `name` and `parameters`, as Llama 3), `auto` as its chat template shows.",
     )
     placement: TargetPlacementConfig = Field(
         default=TargetPlacementConfig(), description="Where each rank runs."
