@@ -42,6 +42,7 @@ from cluster.free_cores import settle_draft_ahead
 from cluster.lifecycle import Lifecycle
 from cluster.members import State
 from cluster.pool_changes import PoolChanges
+from cluster.pool_scaling import PoolScaling
 from cluster.recorded_core import make_core, newest_decisions
 from cluster.request_accounts import RequestAccounts
 from cluster.step_accounts import step_accounts
@@ -88,6 +89,7 @@ class Cell:
         self._workers = WorkerSet(self.config, self._token, self)
         self._lifecycle = Lifecycle(self.config, self._workers, self)
         self._changes = PoolChanges(self.config, self._lifecycle, self._workers, self)
+        self._scaling = PoolScaling(self.config, self._lifecycle, self._changes, self)
         self._digests: dict[int, int] = {}
         self._draft_results: Decoder[DraftResult] = Decoder(DraftResult)
         self._verify_results: Decoder[VerifyResult] = Decoder(VerifyResult)
@@ -374,6 +376,7 @@ class Cell:
             if not self._core.is_idle:
                 self.handle(Tick())
             self._lifecycle.replace_silent(time.monotonic())
+            self._scaling.look(time.monotonic())
 
     def __del__(self) -> None:
         workers = getattr(self, "_workers", None)
