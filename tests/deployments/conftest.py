@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 
 import httpx
@@ -36,6 +37,12 @@ async def service(cell: CellStandIn) -> AsyncIterator[ApiService]:
     )
     yield made
     await made.close()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -9,7 +9,9 @@ from typing import Any
 
 from cluster.stream_messages import (
     Cancel,
+    CancelMatching,
     ClientMessage,
+    NumCancelled,
     Receipt,
     Rejected,
     Submit,
@@ -108,6 +110,13 @@ class CellStandIn:
             assert await read_frame(reader) == self._token
             while True:
                 message = _decoder.decode(await read_frame(reader))
+                if isinstance(message, CancelMatching):
+                    found = [key for key in self._tasks if key[1].startswith(message.prefix)]
+                    for key in found:
+                        self._tasks.pop(key).cancel()
+                        self._send(key[0], self._last(key[1], 0, [], "cancelled"))
+                    write_frame(writer, wire.encode(NumCancelled(message.ticket, len(found))))
+                    continue
                 key = (writer, message.request_id)
                 if isinstance(message, Cancel):
                     self.cancels.append(message.request_id)

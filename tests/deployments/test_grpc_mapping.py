@@ -1,0 +1,130 @@
+"""A gRPC request is read as the HTTP body of the same fields is, and fails as that does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import json_format
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments import grpc_mapping as mapping
+from deployments.errors import ApiError, not_ready
+from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest, parse
+from deployments.proto.flotilla.v1 import generation_pb2 as pb
+
+_SAMPLING: dict[str, st.SearchStrategy[Any]] = {
+    "model": st.text(max_size=8),
+    "max_tokens": st.integers(0, 99),
+    "min_tokens": st.integers(0, 9),
+    "n": st.integers(0, 9),
+    "temperature": st.floats(-1, 3),
+    "top_p": st.floats(-0.5, 1.5),
+    "top_k": st.integers(-2, 99),
+    "min_p": st.floats(-0.5, 1.5),
+    "presence_penalty": st.floats(-3, 3),
+    "frequency_penalty": st.floats(-3, 3),
+    "repetition_penalty": st.floats(-1, 3),
+    "logit_bias": st.dictionaries(st.integers(0, 999).map(str), st.floats(-101, 101), min_size=1, max_size=3),
+    "seed": st.integers(-(1 << 62), 1 << 62),
+    "stop": st.lists(st.text(max_size=3), min_size=1, max_size=3),
+    "stop_token_ids": st.lists(st.integers(0, 99), min_size=1, max_size=3),
+    "include_stop_str_in_output": st.booleans(),
+    "ignore_eos": st.booleans(),
+    "return_token_ids": st.booleans(),
+    "skip_special_tokens": st.booleans(),
+    "add_special_tokens": st.booleans(),
+    "priority": st.integers(-9, 9),
+    "service_tier": st.text(max_size=4),
+    "request_id": st.text(max_size=4),
+    "slo": st.fixed_dictionaries(
+        {"tpot_ms": st.floats(-1, 99)}, optional={"ttft_ms": st.floats(-1, 99), "on_miss": st.just("reject")}
+    ),
+    "speculation": st.fixed_dictionaries(
+        {"mode": st.sampled_from(["auto", "off", "on"])},
+        optional={"max_tokens": st.integers(0, 2000), "drafters": st.lists(st.text(max_size=3), min_size=1)},
+    ),
+}
+
+
+def outcome(read: Any) -> Any:
+    """What reading gives: the request, or the error."""
+    try:
+        return read()
+    except ApiError as error:
+        return error.status, error.body()
+
+
+@given(fields=st.fixed_dictionaries({}, optional=_SAMPLING))
+def test_fields_are_read_as_over_http(fields: dict[str, Any]) -> None:
+    body = {"prompt": "hello", **fields}
+    message = json_format.ParseDict(body, pb.GenerateRequest())
+    over_http = outcome(lambda: parse(json.dumps(body).encode(), CompletionRequest))
+    assert outcome(lambda: mapping.generation_request(message)) == over_http
+
+
+def test_every_field_is_one_of_the_http_api() -> None:
+    known = set(CompletionRequest.model_fields) | set(ChatRequest.model_fields)
+    own = {"prompt_token_ids", "extra_body_json", "proxy_call_id"}
+    assert set(pb.GenerateRequest.DESCRIPTOR.fields_by_name) - own <= known
+
+
+def test_the_three_kinds_of_prompt() -> None:
+    def read(**fields: Any) -> GenerationRequest:
+        return mapping.generation_request(pb.GenerateRequest(**fields))
+
+    assert read(prompt="a") == parse(b'{"prompt": "a"}', CompletionRequest)
+    assert read(prompt="") == parse(b'{"prompt": ""}', CompletionRequest)
+    assert read(prompt_token_ids=[3, 4]) == parse(b'{"prompt": [3, 4]}', CompletionRequest)
+    chat = read(messages=[pb.ChatMessage(role="user", content="hi")], logprobs=2)
+    body = b'{"messages": [{"role": "user", "content": "hi"}], "logprobs": true, "top_logprobs": 2}'
+    assert chat == parse(body, ChatRequest)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (pb.GenerateRequest(), "prompt"),
+        (pb.GenerateRequest(prompt="a", prompt_token_ids=[1]), "prompt_token_ids"),
+        (pb.GenerateRequest(prompt="a", temperature=float("nan")), "temperature"),
+        (pb.GenerateRequest(prompt="a", logit_bias={1: float("inf")}), "logit_bias"),
+        (pb.GenerateRequest(prompt="a", slo=pb.Slo(tpot_ms=1, tpot_multiple="2x")), "slo.tpot_ms"),
+        (pb.GenerateRequest(prompt="a", slo=pb.Slo(tpot_multiple="fast")), "slo.tpot_ms"),
+        (pb.GenerateRequest(prompt="a", extra_body_json="{"), "extra_body_json"),
+        (pb.GenerateRequest(prompt="a", extra_body_json="[]"), "extra_body_json"),
+        (pb.GenerateRequest(prompt="a", extra_body_json='{"stream": true}'), "stream"),
+        (pb.GenerateRequest(prompt="a", top_k=3, extra_body_json='{"top_k": 4}'), "top_k"),
+        (pb.GenerateRequest(prompt="a", extra_body_json='{"colour": 1}'), "colour"),
+        (pb.GenerateRequest(messages=[pb.ChatMessage(role="judge", content="x")]), "messages.0.role"),
+    ],
+)
+def test_nonsense_names_the_field(message: pb.GenerateRequest, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        mapping.generation_request(message)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    code, details, trailing = mapping.status(caught.value)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert json.loads(dict(trailing)[mapping.ERROR_KEY])["param"] == param
+    assert details == caught.value.message
+
+
+def test_extra_fields_are_those_of_http() -> None:
+    message = pb.GenerateRequest(extra_body_json='{"prompt": ["a", "b"], "user": "me"}', top_k=3)
+    assert mapping.generation_request(message) == parse(
+        b'{"prompt": ["a", "b"], "user": "me", "top_k": 3}', CompletionRequest
+    )
+
+
+def test_status_tells_when_to_come_back_and_stays_within_metadata() -> None:
+    code, _, trailing = mapping.status(not_ready("Gone.", retry_after_s=2.2))
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert dict(trailing)[mapping.RETRY_KEY] == "3"
+    code, details, trailing = mapping.status(ApiError(418, "é" * 5000))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert mapping.status(ApiError(599, "x"))[0] is grpc.StatusCode.INTERNAL
+    assert sum(len(key) + len(value) for key, value in trailing) < 7000
+    assert dict(trailing)[mapping.ERROR_KEY].isascii()
+    assert len(details) < 5000

@@ -1,0 +1,190 @@
+"""The gRPC service over a stand-in cell and a real client: answers as over HTTP, and calls that end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from google.protobuf.json_format import MessageToDict
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from cluster.grpc_config import GrpcConfig
+from cluster.stream_messages import Rejected
+from deployments.api_service import ApiService
+from deployments.grpc_mapping import ERROR_KEY, RETRY_KEY
+from deployments.grpc_server import make_server
+from deployments.proto.flotilla.v1 import generation_pb2 as pb
+from deployments.proto.flotilla.v1 import generation_pb2_grpc as pb_grpc
+from tests.fakes.cell_stand_in import CellStandIn, eventually
+from tests.fakes.tiny_tokenizer import ANSWER
+
+HI = pb.GenerateRequest(prompt="hi", max_tokens=100)
+
+
+@pytest.fixture
+async def channel(service: ApiService, free_port: int) -> AsyncIterator[grpc.aio.Channel]:
+    config = GrpcConfig(enabled=True, port=free_port, default_deadline_s=0.5, max_message_bytes=4096)
+    server = make_server(config, service)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as opened:
+        yield opened
+    await server.stop(None)
+
+
+@pytest.fixture
+def stub(channel: grpc.aio.Channel) -> Any:
+    return pb_grpc.GenerationStub(channel)
+
+
+async def failure(call: Any) -> grpc.aio.AioRpcError:
+    async def finish() -> None:
+        if not isinstance(call, grpc.aio.UnaryStreamCall):
+            await call
+            return
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await finish()
+    return caught.value
+
+
+@pytest.mark.parametrize("chat", [False, True])
+async def test_the_same_as_over_http_whole_and_streamed(
+    stub: Any, http: httpx.AsyncClient, chat: bool
+) -> None:
+    message = pb.GenerateRequest(
+        max_tokens=100, seed=5, n=2, logprobs=2, return_token_ids=True, stop=["never"]
+    )
+    body: dict[str, Any] = {"max_tokens": 100, "seed": 5, "n": 2, "return_token_ids": True, "stop": ["never"]}
+    if chat:
+        message.messages.add(role="user", content="hi")
+        body |= {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2}
+    else:
+        message.prompt = "hi"
+        body |= {"prompt": "hi", "logprobs": 2}
+    whole = await stub.Generate(message)
+    chunks = [chunk async for chunk in stub.GenerateStream(message)]
+    response = await http.post("/v1/chat/completions" if chat else "/v1/completions", json=body)
+    over_http = response.json()
+    for index, theirs in enumerate(over_http["choices"]):
+        ours = whole.choices[index]
+        mine = [chunk.choice for chunk in chunks if chunk.choice.index == index]
+        text = theirs["message"]["content"] if chat else theirs["text"]
+        assert ours.text == text == "".join(choice.text for choice in mine) == ANSWER
+        assert list(ours.token_ids) == theirs["token_ids"] == [t for c in mine for t in c.token_ids]
+        assert ours.finish_reason == theirs["finish_reason"] == mine[-1].finish_reason
+        assert list(ours.logprobs) == [entry for choice in mine for entry in choice.logprobs]
+        logprobs = theirs["logprobs"]
+        values = [e["logprob"] for e in logprobs["content"]] if chat else logprobs["token_logprobs"]
+        assert [entry.logprob for entry in ours.logprobs] == values
+        assert list(ours.prompt_token_ids) == list(mine[0].prompt_token_ids)
+    assert whole.usage.completion_tokens == over_http["usage"]["completion_tokens"]
+    assert whole.metrics.seed == over_http["metrics"]["seed"] == 5
+    assert chunks[-1].usage == whole.usage
+    told = MessageToDict(chunks[-1].metrics, preserving_proto_field_name=True)
+    for name in ("slo", "speculative_decoding", "drafters", "tier"):
+        assert set(told.get(name, {})) <= set(over_http["metrics"][name])
+    assert told["speculative_decoding"]["num_spec_steps"] == "8"
+    assert not any(chunk.HasField("metrics") for chunk in chunks[:-1])
+
+
+async def test_the_receipt_has_every_field_of_http(http: httpx.AsyncClient) -> None:
+    """A field added there must be added here, or it would be dropped silently."""
+    receipt = (await http.post("/v1/completions", json={"prompt": "hi"})).json()["metrics"]
+    assert set(receipt) <= set(pb.Metrics.DESCRIPTOR.fields_by_name)
+    for name, value in receipt.items():
+        field = pb.Metrics.DESCRIPTOR.fields_by_name[name]
+        if isinstance(value, dict) and name != "drafters":
+            assert set(value) <= set(field.message_type.fields_by_name), name
+
+
+async def test_errors_are_statuses_with_details(stub: Any, cell: CellStandIn) -> None:
+    for call in (stub.Generate, stub.GenerateStream):
+        error = await failure(call(pb.GenerateRequest(prompt="hi", temperature=9)))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert json.loads(dict(error.trailing_metadata())[ERROR_KEY])["param"] == "temperature"
+        error = await failure(call(pb.GenerateRequest(prompt="hi", model="other")))
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+    cell.reject = Rejected(request_id="", code="queue_full", message="Full.", retry_after_s=4)
+    error = await failure(stub.GenerateStream(HI))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert dict(error.trailing_metadata())[RETRY_KEY] == "4"
+    error = await failure(stub.Generate(pb.GenerateRequest(prompt="x" * 5000)))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    cell.reject, cell.away = None, True
+    assert not (await stub.Describe(pb.DescribeRequest())).ready
+
+
+async def test_cancel_ends_requests_by_their_id(stub: Any, cell: CellStandIn) -> None:
+    cell.pause_s = 0.02
+    one = stub.GenerateStream(pb.GenerateRequest(prompt="hi", max_tokens=200, request_id="one", n=2))
+    other = stub.Generate(pb.GenerateRequest(prompt="hi", max_tokens=200, request_id="one-more"))
+    await one.read()
+    assert (await stub.Cancel(pb.CancelRequest(request_id="one"))).num_cancelled == 2
+    error = await failure(one)
+    assert error.code() is grpc.StatusCode.CANCELLED
+    assert "was cancelled" in str(error.details())
+    assert (await stub.Cancel(pb.CancelRequest(request_id="one"))).num_cancelled == 0
+    assert (await other).choices[0].text == ANSWER
+    assert (await failure(stub.Cancel(pb.CancelRequest()))).code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline", "default deadline", "close"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_goes_away_ends_the_request(
+    stub: Any, channel: grpc.aio.Channel, cell: CellStandIn, how: str, stream: bool
+) -> None:
+    cell.starved = True
+    call = (stub.GenerateStream if stream else stub.Generate)(HI, timeout=0.1 if how == "deadline" else None)
+    reading = asyncio.create_task(failure(call)) if how in ("deadline", "default deadline") else None
+    await eventually(lambda: len(cell.submissions) == 1)
+    if how == "cancel":
+        call.cancel()
+    elif how == "close":
+        await channel.close()
+    await eventually(lambda: cell.cancels == [cell.submissions[0].request_id])
+    if reading is not None:
+        assert (await reading).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_client_that_does_not_read_and_cancels_frees_its_request(
+    stub: Any, cell: CellStandIn
+) -> None:
+    """The write that waits for the client is where Serve's proxy loses a cancellation."""
+    cell.per_step, cell.pause_s = 1, 0.001
+    for _ in range(20):
+        num_cancels = len(cell.cancels)
+        call = stub.GenerateStream(pb.GenerateRequest(prompt="hi", max_tokens=200, ignore_eos=True))
+        await call.read()
+        call.cancel()
+        await eventually(lambda before=num_cancels: len(cell.cancels) == before + 1)
+
+
+async def test_health_and_reflection(channel: grpc.aio.Channel, cell: CellStandIn) -> None:
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    for service in ("", "flotilla.v1.Generation"):
+        answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    error = await failure(health.Check(health_pb2.HealthCheckRequest(service="nobody")))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    watch = health.Watch(health_pb2.HealthCheckRequest())
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+    cell.ready = False
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    watch.cancel()
+    asked = reflection_pb2.ServerReflectionRequest
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+    answers = stub.ServerReflectionInfo(
+        iter([asked(list_services=""), asked(file_containing_symbol="flotilla.v1.Generation")])
+    )
+    listed, described = [answer async for answer in answers]
+    names = {service.name for service in listed.list_services_response.service}
+    assert {"flotilla.v1.Generation", "grpc.health.v1.Health"} <= names
+    assert described.file_descriptor_response.file_descriptor_proto
