@@ -276,16 +276,17 @@ class DrafterPool:
 
     def item_for(self, request: Request, drafter: DrafterState, plan: DraftPlan = READ) -> DraftItem:
         """The request's part of a call to any drafter, which has then heard of all its tokens."""
-        start = request.heard.get(drafter.name, 0) if request.request_id in drafter.known else 0
+        start = request.num_tokens - drafter.num_unread(request)
         request.heard[drafter.name] = request.num_tokens
         drafter.known.add(request.request_id)
         proposals = request.proposals if drafter.capabilities.num_candidates else None
         if start == 0:
             return self.opening(request, plan, proposals)
+        tokens = request.tokens_from(start)
         return DraftItem(
             request_id=request.request_id,
             start=start,
-            tokens=np.array(request.tokens_from(start), np.int32),
+            tokens=np.array(tokens, np.int32),
             plan=plan,
             proposals=proposals,
         )
@@ -321,14 +322,14 @@ class DrafterPool:
 
     def can_draft_now(self, request: Request) -> bool:
         """Whether its drafter has read nearly all of the request and reads no other: nobody has to wait."""
-        drafter = self.drafters[request.drafter]
+        drafter, request_id = self.drafters[request.drafter], request.request_id
         if not drafter.capabilities.needs_prefill:
             return True
+        if request_id in drafter.reading or request_id not in drafter.known:
+            return False
         if drafter.outstanding and any(call.depth == 0 for call in drafter.outstanding.values()):
             return False
-        if request.request_id in drafter.reading or request.request_id not in drafter.known:
-            return False
-        return drafter.num_unread(request) <= READ_WITH_DRAFT
+        return request.num_tokens - request.heard.get(drafter.name, 0) <= READ_WITH_DRAFT
 
     def answered(self, name: str, result: DraftResult, now: float) -> OutstandingDraft | None:
         """Take an answer in: scores feed the estimates. None if the call is not known (any more)."""

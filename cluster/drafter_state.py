@@ -86,8 +86,9 @@ class DrafterState:
 
     def num_unread(self, request: Request) -> int:
         """Tokens of the request that the drafter has not heard."""
-        heard = request.heard.get(self.name, 0) if request.request_id in self.known else 0
-        return request.num_tokens - heard
+        if request.request_id in self.known:
+            return request.num_tokens - request.heard.get(self.name, 0)
+        return request.num_tokens
 
     def forget(self, request_id: str) -> None:
         """The drafter is to release the request with its next call, if it knows it."""

@@ -13,6 +13,7 @@ from cluster.batching.iteration import Iteration
 from cluster.calibration import Calibration
 from cluster.catching_up import catch_up
 from cluster.cost_model import CostModel
+from cluster.decode_views import DecodeViews
 from cluster.drafter_pool import DrafterPool
 from cluster.drafter_state import call_depth
 from cluster.events import Draft
@@ -110,6 +111,7 @@ class StepPlanner:
         self._draft_overhead = RunningMean(cost.profile.overhead_s)
         self._rests = policy if isinstance(policy, Rests) else None
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
+        self._decode_views = DecodeViews(pool, self.heads, self.may_read)
         self._stops_drafting = policy if isinstance(policy, StopsDrafting) else None
         self._proposing = 1.0
         # Most requests at once in the steps that proposed nothing: with far fewer it is another matter.
@@ -143,11 +145,15 @@ class StepPlanner:
             self.heads.rested(ready)
             return []
         self.pool.assign(ready, now)
+        kinds = self.cost.kinds
         for request in ready:
-            request.drafted_by, request.drafted_kind = request.drafter, self.pool.kind_of(request.drafter)
+            name = request.drafter
+            request.drafted_by, request.drafted_kind = name, kinds.get(name, name)
         # Kept for selection: A(r) counts from the start of the iteration, whose length t_spec estimates.
-        batch = [self.view(request, now, max_model_tokens) for request in ready]
-        self._views.update((view.request_id, view) for view in batch)
+        view_of = self._decode_views.of
+        batch = [view_of(request, now, max_model_tokens) for request in ready]
+        for view in batch:
+            self._views[view.request_id] = view
         context = self._context()
         plans = self.policy.plan(batch, context)
         self.heads.planned(ready, plans)
@@ -173,8 +179,8 @@ class StepPlanner:
         ahead = sorted(items, key=lambda name: -len(items[name]))[: self._draft_ahead]
         for name, mine in items.items():
             depth = call_depth(mine)
-            width = max(item.plan.width for item in mine)
-            num_context = sum(request.num_tokens for request in drafting[name])
+            width = max([item.plan.width for item in mine])
+            num_context = sum([request.num_tokens for request in drafting[name]])
             predicted_s = self.cost.draft_seconds(name, len(mine), width, depth, num_context)
             rule = None
             if self._stops_drafting is not None:
@@ -260,59 +266,23 @@ class StepPlanner:
 
     def view(self, request: Request, now: float, max_model_tokens: int) -> DecodeRequest:
         """The request in the papers' terms."""
-        drafter = self.pool.drafters.get(request.drafter)
-        max_draft, max_width, num_heads, rate = 0, 1, 0, 0.0
-        submit, num_tokens, num_remaining = request.submit, request.num_tokens, request.num_remaining
-        wish, tpot_ms = submit.speculation, request.pace.tpot_ms
-        unread = (
-            drafter is not None
-            and request.request_id not in drafter.known
-            and drafter.capabilities.num_candidates == 0  # decoding heads have nothing to read
-        )
-        if drafter is not None and wish.mode != "off" and not (unread and not self.may_read(request)):
-            capabilities = drafter.capabilities
-            max_draft = min(
-                capabilities.max_depth,
-                num_remaining - 1,
-                max_model_tokens - num_tokens - 1,
-                capabilities.max_tokens - num_tokens,
-            )
-            if wish.max_tokens is not None:
-                max_draft = min(max_draft, wish.max_tokens)
-            if capabilities.num_candidates:
-                num_heads = capabilities.max_depth
-                max_draft = min(max_draft, self.heads.num_proposed(request))
-            max_draft, max_width = max(0, max_draft), capabilities.max_width
-            rate = self.pool.rate(request)
-        return DecodeRequest(
-            request_id=request.request_id,
-            drafter=request.drafter if max_draft else "",
-            num_decoded=max(0, len(request.output) - 1 - request.num_resubmitted),
-            decoding_s=0.0 if request.first_token_at is None else now - request.first_token_at,
-            tpot_s=None if tpot_ms is None else tpot_ms / 1e3,
-            max_draft=max_draft,
-            max_width=max_width,
-            num_context=num_tokens,
-            rate=rate,
-            num_remaining=num_remaining,
-            num_heads=num_heads,
-        )
+        return self._decode_views.of(request, now, max_model_tokens)
 
     def learn(
         self, result: VerifyResult, verified: Mapping[str, TokenTree], requests: Mapping[str, Request]
     ) -> None:
         """Count what one verified batch accepted; `reflect` calibrates on it."""
         trees, drafters, accepted_nodes = [], [], []
+        verified_by, accepted_by = self.totals.verified_by_drafter, self.totals.accepted_by_drafter
         for verdict in result.verdicts:
             tree, request = verified.get(verdict.request_id), requests.get(verdict.request_id)
-            if tree is None or request is None or tree.num_drafted == 0 or not request.drafted_kind:
+            if tree is None or request is None or len(tree.token) == 1 or not request.drafted_kind:
                 continue
-            accepted = len(verdict.nodes)
-            name = request.drafted_kind
-            self.totals.verified_tokens += tree.num_drafted
-            self.totals.accepted_tokens += accepted
-            self.totals.verified_by_drafter[name] += tree.num_drafted
-            self.totals.accepted_by_drafter[name] += accepted
+            num_drafted, num_accepted, name = len(tree.token) - 1, len(verdict.nodes), request.drafted_kind
+            self.totals.verified_tokens += num_drafted
+            self.totals.accepted_tokens += num_accepted
+            verified_by[name] += num_drafted
+            accepted_by[name] += num_accepted
             trees.append(tree)
             drafters.append(name)
             accepted_nodes.append(verdict.nodes)
@@ -331,15 +301,9 @@ class StepPlanner:
         for verdict in result.verdicts:
             tree, request = verified.get(verdict.request_id), requests.get(verdict.request_id)
             if tree is not None and request is not None:
-                outcomes.append(
-                    Outcome(
-                        request_id=request.request_id,
-                        kind=request.drafted_kind,
-                        num_tokens=len(verdict.tokens),
-                        num_drafted=tree.num_drafted,
-                        seconds=elapsed_s,
-                    )
-                )
+                num_tokens, num_drafted = len(verdict.tokens), len(tree.token) - 1
+                kind = request.drafted_kind
+                outcomes.append(Outcome(request.request_id, kind, num_tokens, num_drafted, elapsed_s))
         self.pool.observe(outcomes)
 
     def reflect(self) -> None:
@@ -378,12 +342,9 @@ class StepPlanner:
         for request, tree, (widest, deepest) in zip(drafted, trees, tree_shapes(trees), strict=True):
             if len(tree.token) > 1:
                 n, width, depth, num_context = calls.get(request.drafted_by, (0, 0, 0, 0))
-                calls[request.drafted_by] = (
-                    n + 1,
-                    max(width, widest),
-                    max(depth, deepest),
-                    num_context + request.num_tokens,
-                )
+                width = width if width >= widest else widest
+                depth = depth if depth >= deepest else deepest
+                calls[request.drafted_by] = (n + 1, width, depth, num_context + request.num_tokens)
         seconds = (self.cost.draft_seconds(name, *call) for name, call in calls.items())
         return max(seconds, default=0.0)
 
