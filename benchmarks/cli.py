@@ -9,7 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks import cli_compare, cli_decomposition, cli_pipeline, cli_pool, cli_regret, cli_scheduler
+from benchmarks import (
+    cli_compare,
+    cli_decomposition,
+    cli_grpc,
+    cli_pipeline,
+    cli_pool,
+    cli_regret,
+    cli_scheduler,
+)
 from benchmarks.arrivals import Arrivals
 from benchmarks.cli_common import JsonFile, Seed, failed
 from benchmarks.cli_vllm import vllm_app
@@ -25,6 +33,7 @@ app.command()(cli_pipeline.pipeline)
 app.command()(cli_decomposition.decomposition)
 app.command()(cli_regret.regret)
 app.command()(cli_pool.pool)
+app.command()(cli_grpc.grpc_cancel)
 app.command()(cli_scheduler.scheduler)
 
 
