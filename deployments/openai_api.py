@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.admin_api import PoolControl, add_admin_routes
-from deployments.answering import answer, stream
+from deployments.answering import Call, answer, stream
 from deployments.api_service import ApiService
 from deployments.call_ids import clean_request_id
 from deployments.debug_api import add_debug_routes
@@ -26,8 +26,12 @@ from deployments.errors import ApiError, bad_request, body_too_large, internal, 
 from deployments.front_end_metrics import FrontEndMetrics, RequestObserver
 from deployments.metric_gathering import Gatherer, add_metric_routes
 from deployments.objectives import Asked, ObjectiveError, asked_by_headers
-from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest, parse
+from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest, json_object, parse
+from deployments.openapi import body_schema
 from deployments.receipts import server_timing
+from deployments.responses_api import ResponsesView
+from deployments.responses_schema import ResponsesRequest, parse_responses, renamed
+from deployments.tokenize_api import add_tokenize_routes
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -68,7 +72,14 @@ def create_app(
     )
 
     async def generate(request: Request, request_type: type[GenerationRequest]) -> Response:
-        parsed = parse(await read_body(request, max_body_bytes), request_type)
+        return await respond(request, parse(await read_body(request, max_body_bytes), request_type))
+
+    async def respond(
+        request: Request,
+        parsed: GenerationRequest,
+        answer: Callable[[Call], Awaitable[bytes]] = answer,
+        stream: Callable[[Call], AsyncGenerator[bytes, None]] = stream,
+    ) -> Response:
         if parsed.request_id is not None and "x-request-id" not in request.headers:
             request.state.request_id = clean_request_id(parsed.request_id)
         call = await service.begin(parsed, request.state.request_id, named_in(request.headers))
@@ -83,15 +94,27 @@ def create_app(
             _chain(first, events), media_type="text/event-stream", headers=dict(_STREAM_HEADERS)
         )
 
-    @app.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest))
+    @app.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
     async def completions(request: Request) -> Response:
         """Continue a prompt."""
         return await generate(request, CompletionRequest)
 
-    @app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatRequest))
+    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         return await generate(request, ChatRequest)
+
+    @app.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
+    async def responses(request: Request) -> Response:
+        """Answer an input; nothing is stored."""
+        asked, chat = parse_responses(json_object(await read_body(request, max_body_bytes)))
+        view = ResponsesView(asked)
+        try:
+            return await respond(request, chat, view.answer, view.stream)
+        except ApiError as error:
+            raise renamed(error) from None
+
+    add_tokenize_routes(app, service, lambda request: read_body(request, max_body_bytes))
 
     async def model_card() -> dict[str, Any]:
         info = await service.info()
@@ -256,26 +279,3 @@ async def _chain(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenera
 
 def _json(body: dict[str, Any]) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
-
-
-def _body_schema(request_type: type[GenerationRequest]) -> dict[str, Any]:
-    """The route's body in /openapi.json, though it is parsed by hand for the sake of its errors."""
-    schema = request_type.model_json_schema(ref_template="#/components/schemas/{model}")
-    definitions = schema.pop("$defs", {})
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": _inline(schema, definitions)}},
-        }
-    }
-
-
-def _inline(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Replace references by what they refer to: FastAPI does not know these definitions."""
-    if isinstance(schema, list):
-        return [_inline(item, definitions) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        return _inline(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    return {key: _inline(value, definitions) for key, value in schema.items()}

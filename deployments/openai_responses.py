@@ -126,7 +126,13 @@ class Envelope:
 
 
 class ResponseFormat(Protocol):
-    """How one endpoint shows choices."""
+    """How one endpoint shows choices.
+
+    Attributes:
+        envelope: what all chunks share.
+    """
+
+    envelope: Envelope
 
     def chunk(self, update: Update, state: ChoiceState) -> dict[str, Any] | None:
         """A stream chunk with one update; None if it shows nothing."""
@@ -145,7 +151,7 @@ class CompletionFormat:
     """`/v1/completions`."""
 
     def __init__(self, envelope: Envelope) -> None:
-        self._envelope = envelope
+        self.envelope = envelope
 
     def chunk(self, update: Update, state: ChoiceState) -> dict[str, Any]:
         """See `ResponseFormat`."""
@@ -162,9 +168,9 @@ class CompletionFormat:
             update.stop_reason,
             state,
         )
-        if self._envelope.with_token_ids and first:
+        if self.envelope.with_token_ids and first:
             choice["prompt_token_ids"] = state.prompt
-        return self._envelope.wrap("text_completion", [choice])
+        return self.envelope.wrap("text_completion", [choice])
 
     def whole(self, states: Sequence[ChoiceState]) -> dict[str, Any]:
         """See `ResponseFormat`."""
@@ -174,16 +180,16 @@ class CompletionFormat:
             choice = self._choice(
                 index, text, state.tokens, state.logprobs, state.finish_reason, state.stop_reason, state
             )
-            if self._envelope.with_token_ids:
+            if self.envelope.with_token_ids:
                 choice["prompt_token_ids"] = state.prompt
-            if self._envelope.num_prompt_logprobs is not None:
-                choice["prompt_logprobs"] = self._envelope.prompt_logprobs(state)
+            if self.envelope.num_prompt_logprobs is not None:
+                choice["prompt_logprobs"] = self.envelope.prompt_logprobs(state)
             choices.append(choice)
-        return self._envelope.wrap("text_completion", choices)
+        return self.envelope.wrap("text_completion", choices)
 
     def closing(self) -> dict[str, Any]:
         """See `ResponseFormat`."""
-        return self._envelope.wrap("text_completion", [])
+        return self.envelope.wrap("text_completion", [])
 
     def _choice(
         self,
@@ -195,7 +201,7 @@ class CompletionFormat:
         stop_reason: str | int | None,
         state: ChoiceState,
     ) -> dict[str, Any]:
-        shown = self._logprobs(tokens, logprobs, state) if self._envelope.num_logprobs is not None else None
+        shown = self._logprobs(tokens, logprobs, state) if self.envelope.num_logprobs is not None else None
         choice: dict[str, Any] = {
             "index": index,
             "text": text,
@@ -203,7 +209,7 @@ class CompletionFormat:
             "finish_reason": finish_reason,
             "stop_reason": stop_reason,
         }
-        if self._envelope.with_token_ids:
+        if self.envelope.with_token_ids:
             choice["token_ids"] = tokens
         return choice
 
@@ -216,11 +222,11 @@ class CompletionFormat:
             state.echoes_logprobs, state.text_offset = False, 0
             tokens = [*state.prompt, *tokens]
             entries = [None, *state.prompt_logprobs, *entries]
-        name_of = self._envelope.token_name
+        name_of = self.envelope.token_name
         names, offsets = [name_of(token) for token in tokens], []
         for token in tokens:
             offsets.append(state.text_offset)
-            state.text_offset += len(self._envelope.codec.token_text(token))
+            state.text_offset += len(self.envelope.codec.token_text(token))
         alternatives: list[dict[str, float] | None] = []
         for name, entry in zip(names, entries, strict=False):
             if entry is None:
@@ -233,7 +239,7 @@ class CompletionFormat:
         return {
             "tokens": names,
             "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
-            "top_logprobs": alternatives if self._envelope.num_logprobs else None,
+            "top_logprobs": alternatives if self.envelope.num_logprobs else None,
             "text_offset": offsets,
         }
 
@@ -242,12 +248,12 @@ class ChatFormat:
     """`/v1/chat/completions`."""
 
     def __init__(self, envelope: Envelope) -> None:
-        self._envelope = envelope
+        self.envelope = envelope
 
     def chunk(self, update: Update, state: ChoiceState) -> dict[str, Any] | None:
         """See `ResponseFormat`. The role is sent by `role_chunk`."""
         delta = self._delta(update, state)
-        shows_tokens = self._envelope.with_token_ids or self._envelope.num_logprobs is not None
+        shows_tokens = self.envelope.with_token_ids or self.envelope.num_logprobs is not None
         if not delta and update.finish_reason is None and not shows_tokens:
             return None  # the parser of calls holds it back
         choice: dict[str, Any] = {
@@ -258,9 +264,9 @@ class ChatFormat:
         }
         if update.finish_reason is not None:
             choice["stop_reason"] = update.stop_reason
-        if self._envelope.with_token_ids:
+        if self.envelope.with_token_ids:
             choice["token_ids"] = update.tokens
-        return self._envelope.wrap("chat.completion.chunk", [choice])
+        return self.envelope.wrap("chat.completion.chunk", [choice])
 
     def _delta(self, update: Update, state: ChoiceState) -> dict[str, Any]:
         if state.parser is None:
@@ -276,8 +282,8 @@ class ChatFormat:
         state.started = True
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        body = self._envelope.wrap("chat.completion.chunk", [choice])
-        if self._envelope.with_token_ids:
+        body = self.envelope.wrap("chat.completion.chunk", [choice])
+        if self.envelope.with_token_ids:
             body["prompt_token_ids"] = state.prompt
         return body
 
@@ -292,14 +298,14 @@ class ChatFormat:
                 "finish_reason": state.shown_finish_reason(state.finish_reason),
                 "stop_reason": state.stop_reason,
             }
-            if self._envelope.with_token_ids:
+            if self.envelope.with_token_ids:
                 choice["token_ids"] = state.tokens
             choices.append(choice)
-        body = self._envelope.wrap("chat.completion", choices)
-        if self._envelope.with_token_ids:
+        body = self.envelope.wrap("chat.completion", choices)
+        if self.envelope.with_token_ids:
             body["prompt_token_ids"] = states[0].prompt
-        if self._envelope.num_prompt_logprobs is not None:
-            body["prompt_logprobs"] = self._envelope.prompt_logprobs(states[0])
+        if self.envelope.num_prompt_logprobs is not None:
+            body["prompt_logprobs"] = self.envelope.prompt_logprobs(states[0])
         return body
 
     def _message(self, state: ChoiceState) -> dict[str, Any]:
@@ -312,24 +318,33 @@ class ChatFormat:
 
     def closing(self) -> dict[str, Any]:
         """See `ResponseFormat`."""
-        return self._envelope.wrap("chat.completion.chunk", [])
+        return self.envelope.wrap("chat.completion.chunk", [])
 
     def _logprobs(self, tokens: list[int], logprobs: list[TokenLogprobs]) -> dict[str, Any] | None:
-        if self._envelope.num_logprobs is None:
+        if self.envelope.num_logprobs is None:
             return None
-        content = []
-        for token, entry in zip(tokens, logprobs, strict=False):
-            item = self._token(token, entry.logprob)
-            item["top_logprobs"] = [self._token(other, value) for other, value in _top(entry)]
-            content.append(item)
-        return {"content": content, "refusal": None}
+        return {"content": token_logprobs(self.envelope, tokens, logprobs), "refusal": None}
 
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+
+def token_logprobs(
+    envelope: Envelope, tokens: Sequence[int], entries: Sequence[TokenLogprobs]
+) -> list[dict[str, Any]]:
+    """OpenAI's newer form: each token with its bytes and its alternatives."""
+
+    def shown(token: int, logprob: float) -> dict[str, Any]:
         return {
-            "token": self._envelope.token_name(token),
+            "token": envelope.token_name(token),
             "logprob": _finite(logprob),
-            "bytes": list(self._envelope.codec.token_bytes(token)),
+            "bytes": list(envelope.codec.token_bytes(token)),
         }
+
+    return [
+        {
+            **shown(token, entry.logprob),
+            "top_logprobs": [shown(other, value) for other, value in _top(entry)],
+        }
+        for token, entry in zip(tokens, entries, strict=False)
+    ]
 
 
 def _whole_call(call: CallDelta) -> dict[str, Any]:

@@ -59,7 +59,7 @@ async def prompts_of(
             ids = await text_tokens(codec, prompt, add_special_tokens=request.add_special_tokens is not False)
             text = prompt
         else:
-            mapping.check_prompt_ids(prompt, info)
+            mapping.check_token_ids("prompt", prompt, info)
             ids, text = prompt, codec.decode(prompt) if request.echo else ""
         kept = _truncated(ids, request, info)
         if request.echo and len(kept) < len(ids):

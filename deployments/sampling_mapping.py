@@ -136,9 +136,9 @@ def sampling_params(
     """
     stop_ids = frozenset(request.stop_token_ids or ())
     allowed = tuple(request.allowed_token_ids or ())
-    _check_vocabulary("logit_bias", request.logit_bias, info)
-    _check_vocabulary("stop_token_ids", stop_ids, info)
-    _check_vocabulary("allowed_token_ids", allowed, info)
+    check_token_ids("logit_bias", request.logit_bias, info)
+    check_token_ids("stop_token_ids", stop_ids, info)
+    check_token_ids("allowed_token_ids", allowed, info)
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         raise bad_request(f"`min_tokens` is {min_tokens}, above the {max_tokens} to generate.", "min_tokens")
@@ -236,12 +236,8 @@ def contract(
         raise bad_request(error.message, error.place) from None
 
 
-def check_prompt_ids(ids: list[int], info: CellInfo) -> None:
-    """Refuse token ids the model does not have."""
-    _check_vocabulary("prompt", ids, info)
-
-
-def _check_vocabulary(field: str, ids: Any, info: CellInfo) -> None:
+def check_token_ids(field: str, ids: Any, info: CellInfo) -> None:
+    """Refuse token ids the model does not have; `field` is where they stand."""
     largest = max(ids, default=0)
     if largest >= info.vocab_size:
         raise bad_request(

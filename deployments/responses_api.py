@@ -1,0 +1,242 @@
+"""Answers of `/v1/responses`, whole and as its sequence of events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from deployments.answering import Call, translated
+from deployments.errors import ApiError
+from deployments.generation import Update
+from deployments.openai_responses import ChoiceState, token_logprobs
+from deployments.responses_schema import ResponsesRequest, renamed
+from deployments.tool_parsers import CallDelta
+from verifier.messages import TokenLogprobs
+
+
+@dataclass
+class _Item:
+    """One entry of a response's output as it grows: a message, or a call if `name` is set."""
+
+    item_id: str
+    text: str = ""
+    call_id: str = ""
+    name: str = ""
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+
+    def shown(self, status: str = "completed") -> dict[str, Any]:
+        """As clients see it."""
+        if self.name:
+            return {
+                "type": "function_call",
+                "id": self.item_id,
+                "call_id": self.call_id,
+                "name": self.name,
+                "arguments": self.text,
+                "status": status,
+            }
+        return {
+            "type": "message",
+            "id": self.item_id,
+            "role": "assistant",
+            "status": status,
+            "content": [self.part()] if status != "in_progress" else [],
+        }
+
+    def part(self) -> dict[str, Any]:
+        """The text of a message."""
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
+
+
+class ResponsesView:
+    """Shows one call as a response.
+
+    Args:
+        request: what was asked, parts of which a response repeats.
+    """
+
+    def __init__(self, request: ResponsesRequest) -> None:
+        self._request = request
+        self._items: list[_Item] = []
+        self._sequence = 0
+
+    async def answer(self, call: Call) -> bytes:
+        """Run a request to its end; the response's body. Raises `ApiError` in this API's names."""
+        try:
+            async with aclosing(translated(call)) as updates:
+                async for update in updates:
+                    for _ in self._take(call, update):
+                        pass
+        except ApiError as error:
+            raise renamed(error) from None
+        return msgspec.json.encode(self._finished(call))
+
+    async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        """Run a request; its events. What fails before the first token is raised as `ApiError`."""
+        started = False
+        try:
+            async with aclosing(translated(call)) as updates:
+                async for update in updates:
+                    if not started:
+                        started = True
+                        response = self._response(call, "in_progress")
+                        yield self._event("response.created", response=response)
+                        yield self._event("response.in_progress", response=response)
+                    for event in self._take(call, update):
+                        yield event
+            final = self._finished(call)
+            yield self._event(f"response.{final['status']}", response=final)
+        except ApiError as error:
+            error = renamed(error)
+            if not started:
+                raise error from None
+            failed = self._response(call, "failed")
+            failed["error"] = {"code": "server_error", "message": error.message}
+            yield self._event("response.failed", response=failed)
+
+    # -- parts -----------------------------------------------------------------------------------------
+
+    def _take(self, call: Call, update: Update) -> Iterator[bytes]:
+        """The events of one update; `_items` grows."""
+        state = call.states[0]
+        state.tokens += update.tokens
+        ends = update.finish_reason is not None
+        parsed = state.parse(update.text, ends=ends)
+        logprobs = self._logprobs(call, update.tokens, update.logprobs)
+        if parsed.content or logprobs:
+            yield from self._take_text(call, parsed.content, logprobs)
+        for delta in parsed.calls:
+            yield from self._take_call(call, delta)
+        if ends:
+            state.finish_reason = update.finish_reason
+            if not self._items:  # an answer without any text is still a message
+                yield from self._open(_Item(self._new_id(call, "msg")))
+            yield from self._close(state)
+
+    def _take_text(self, call: Call, text: str, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
+        if not self._items or self._items[-1].name:
+            if not text and self._items:
+                return  # only the form of a call
+            yield from self._close(call.states[0])
+            yield from self._open(_Item(self._new_id(call, "msg")))
+        item = self._items[-1]
+        item.text += text
+        item.logprobs += logprobs
+        if text:
+            yield self._event(
+                "response.output_text.delta", **self._place(item), delta=text, logprobs=logprobs
+            )
+
+    def _take_call(self, call: Call, delta: CallDelta) -> Iterator[bytes]:
+        if delta.call_id:
+            yield from self._close(call.states[0])
+            item = _Item(self._new_id(call, "fc"), call_id=delta.call_id, name=delta.name)
+            yield from self._open(item)
+        item = self._items[-1]
+        item.text += delta.arguments
+        if delta.arguments:
+            yield self._event(
+                "response.function_call_arguments.delta",
+                item_id=item.item_id,
+                output_index=len(self._items) - 1,
+                delta=delta.arguments,
+            )
+
+    def _open(self, item: _Item) -> Iterator[bytes]:
+        self._items.append(item)
+        at = len(self._items) - 1
+        yield self._event("response.output_item.added", output_index=at, item=item.shown("in_progress"))
+        if not item.name:
+            yield self._event("response.content_part.added", **self._place(item), part=_Item("").part())
+
+    def _close(self, state: ChoiceState) -> Iterator[bytes]:
+        """End the last item, if there is one."""
+        if not self._items:
+            return
+        item, at = self._items[-1], len(self._items) - 1
+        if item.name:
+            yield self._event(
+                "response.function_call_arguments.done",
+                item_id=item.item_id,
+                output_index=at,
+                name=item.name,
+                arguments=item.text,
+            )
+        else:
+            place = self._place(item)
+            yield self._event("response.output_text.done", **place, text=item.text, logprobs=item.logprobs)
+            yield self._event("response.content_part.done", **place, part=item.part())
+        status = "incomplete" if state.finish_reason == "length" else "completed"
+        yield self._event("response.output_item.done", output_index=at, item=item.shown(status))
+
+    def _place(self, item: _Item) -> dict[str, Any]:
+        return {"item_id": item.item_id, "output_index": len(self._items) - 1, "content_index": 0}
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        body = {"type": kind, "sequence_number": self._sequence, **fields}
+        self._sequence += 1
+        return f"event: {kind}\ndata: ".encode() + msgspec.json.encode(body) + b"\n\n"
+
+    def _new_id(self, call: Call, kind: str) -> str:
+        return f"{kind}_{self._id(call)}_{len(self._items)}"
+
+    @staticmethod
+    def _id(call: Call) -> str:
+        return call.shape.envelope.response_id.removeprefix("chatcmpl-")
+
+    def _logprobs(self, call: Call, tokens: list[int], entries: list[TokenLogprobs]) -> list[dict[str, Any]]:
+        if self._request.top_logprobs is None:
+            return []
+        return token_logprobs(call.shape.envelope, tokens, entries)
+
+    def _finished(self, call: Call) -> dict[str, Any]:
+        is_cut = call.states[0].finish_reason == "length"
+        response = self._response(call, "incomplete" if is_cut else "completed")
+        if is_cut:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        counts: dict[str, Any] = {}
+        call.add_usage(counts)
+        usage = counts["usage"]
+        response["usage"] = {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": usage["prompt_tokens_details"],
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+        }
+        call.add_metrics(response)
+        return response
+
+    def _response(self, call: Call, status: str) -> dict[str, Any]:
+        request, envelope = self._request, call.shape.envelope
+        done = "incomplete" if status == "incomplete" else "completed"
+        text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}
+        return {
+            "id": f"resp_{self._id(call)}",
+            "object": "response",
+            "created_at": envelope.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "model": envelope.model,
+            "output": [item.shown(done if item is self._items[-1] else "completed") for item in self._items],
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "text": {"format": {"type": "text"}} | text,
+            "tool_choice": request.tool_choice or "auto",
+            "tools": [tool.model_dump(exclude_none=True) for tool in request.tools or ()],
+            "truncation": "disabled",
+            "service_tier": request.service_tier,
+            "usage": None,
+            "user": request.user,
+            "metadata": request.metadata or {},
+        }

@@ -1,0 +1,247 @@
+"""Body of `/v1/responses`, and the chat request it stands for.
+
+Nothing is stored between requests, so what refers to an earlier response is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, Tag
+
+from deployments.errors import ApiError, bad_request
+from deployments.openai_schema import ChatRequest, CommonFields, validated
+from deployments.schema_values import MAX_LOGPROBS, MessageText
+from deployments.tools import MAX_TOOLS, NAME
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class InputMessage(_Strict):
+    """A message of the conversation, also one that an earlier response held."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: MessageText
+    id: str | None = None
+    status: str | None = None
+
+
+class InputCall(_Strict):
+    """A call that an earlier response held."""
+
+    type: Literal["function_call"]
+    call_id: str = Field(min_length=1, max_length=256)
+    name: str = Field(pattern=NAME)
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+
+class InputCallOutput(_Strict):
+    """What a called function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str = Field(min_length=1, max_length=256)
+    output: MessageText
+    id: str | None = None
+    status: str | None = None
+
+
+class ResponseFunction(_Strict):
+    """A function that the model may ask to have called, in this API's flat form."""
+
+    type: Literal["function"]
+    name: str = Field(pattern=NAME)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(_Strict):
+    """What the text must look like, in this API's flat form."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = Field(None, max_length=64)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(_Strict):
+    """How the text is to be."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponsesStreamOptions(_Strict):
+    """Accepted and not used."""
+
+    include_obfuscation: bool | None = None
+
+
+#: Fields of this API that this server has no use for, with the values that ask for nothing.
+RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "background": (None, False),
+    "context_management": (None, []),
+    "conversation": (None,),
+    "include": (None, []),
+    "max_tool_calls": (None,),
+    "previous_response_id": (None,),
+    "prompt": (None,),
+    "prompt_cache_retention": (None,),
+    "reasoning": (None, {}),
+    "store": (None, False),
+    "truncation": (None, "disabled"),
+}
+
+#: Why the others cannot be had.
+_REASONS = {
+    "previous_response_id": "this server stores no responses; send the conversation as `input`",
+    "conversation": "this server stores no conversations; send them as `input`",
+    "store": "this server stores no responses; send false or leave it out",
+    "background": "responses are answered while the client waits",
+    "truncation": "nothing is left out of a prompt unasked; see `truncate_prompt_tokens`",
+}
+
+
+class ResponsesRequest(CommonFields):
+    """Body of `/v1/responses`."""
+
+    input: str | list[Any] = Field(description="Text, or items: messages, calls, and what calls returned.")
+    instructions: str | None = Field(None, description="A system message in front of the input.")
+    max_output_tokens: int | None = Field(None, ge=1, le=1 << 24)
+    text: TextOptions | None = None
+    tools: list[ResponseFunction] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Any = Field(None, description="none, auto, required, or {type: function, name}.")
+    parallel_tool_calls: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
+    stream_options: ResponsesStreamOptions | None = None
+
+
+class _Input(_Strict):
+    """The items, validated apart so that an error names the item and not all forms it might have had."""
+
+    input: list[
+        Annotated[
+            Annotated[InputMessage, Tag("message")]
+            | Annotated[InputCall, Tag("function_call")]
+            | Annotated[InputCallOutput, Tag("function_call_output")],
+            Field(discriminator="type"),
+        ]
+    ] = Field(min_length=1, max_length=4096)
+
+
+def parse_responses(data: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest]:
+    """The request in JSON data, and the chat request that answers it; raises `ApiError` (400)."""
+    for name in data.keys() & RESPONSES_NEUTRAL.keys():
+        value = data.pop(name)
+        neutral = RESPONSES_NEUTRAL[name]
+        if not any(value == one and type(value) is type(one) for one in neutral):
+            reason = _REASONS.get(name, "leave it out")
+            message = f"`{name}` is not supported here: {reason}."
+            raise ApiError(400, message, param=name, code="unsupported_parameter")
+    request = validated(dict(data), ResponsesRequest)
+    chat: dict[str, Any] = {name: data[name] for name in CommonFields.model_fields if name in data}
+    chat["messages"] = _messages(request, data["input"])
+    for ours, theirs in _SAME.items():
+        if data.get(ours) is not None:
+            chat[theirs] = data[ours]
+    if request.top_logprobs is not None:
+        chat |= {"logprobs": True, "top_logprobs": request.top_logprobs}
+    if request.tools:
+        chat["tools"] = [
+            {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+            for tool in data["tools"]
+        ]
+    if request.tool_choice is not None:
+        chat["tool_choice"] = _tool_choice(request.tool_choice)
+    if request.text is not None and request.text.format is not None:
+        chat["response_format"] = _response_format(data["text"]["format"])
+    try:
+        return request, validated(chat, ChatRequest)
+    except ApiError as error:
+        raise renamed(error) from None
+
+
+#: Fields of the same meaning.
+_SAME = {
+    "max_output_tokens": "max_completion_tokens",
+    "parallel_tool_calls": "parallel_tool_calls",
+    "chat_template_kwargs": "chat_template_kwargs",
+}
+
+#: This API's names for fields of the chat request that errors may name.
+_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
+
+
+def renamed(error: ApiError) -> ApiError:
+    """An error about the chat request, told in this API's names."""
+    first = (error.param or "").partition(".")[0]
+    if first not in _NAMES:
+        return error
+    name = _NAMES[first]
+    message = error.message.replace(f"`{error.param}`", f"`{name}`").replace(f"`{first}`", f"`{name}`")
+    return ApiError(error.status, message, param=name, code=error.code, retry_after_s=error.retry_after_s)
+
+
+def _messages(request: ResponsesRequest, given: Any) -> list[dict[str, Any]]:
+    """The input as messages of a chat; calls that follow one another are one assistant's message."""
+    messages: list[dict[str, Any]] = []
+    if request.instructions is not None:
+        messages.append({"role": "system", "content": request.instructions})
+    if isinstance(given, str):
+        return [*messages, {"role": "user", "content": given}]
+    items = [
+        {"type": "message", **item} if isinstance(item, dict) and "type" not in item else item
+        for item in given
+    ]
+    for item in validated({"input": items}, _Input).input:
+        if isinstance(item, InputMessage):
+            messages.append({"role": item.role, "content": item.content})
+        elif isinstance(item, InputCallOutput):
+            messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
+        else:
+            call = {
+                "id": item.call_id,
+                "type": "function",
+                "function": {"name": item.name, "arguments": item.arguments},
+            }
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            messages[-1].setdefault("tool_calls", []).append(call)
+    return messages
+
+
+def _tool_choice(choice: Any) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function" and set(choice) == {"type", "name"}:
+        return {"type": "function", "function": {"name": choice["name"]}}
+    if not isinstance(choice, str):
+        raise bad_request(
+            '`tool_choice` must be "none", "auto", "required" or {"type": "function", "name": ...}.',
+            "tool_choice",
+            "invalid_type",
+        )
+    return choice
+
+
+def _response_format(format_: dict[str, Any]) -> dict[str, Any]:
+    if format_["type"] != "json_schema":
+        if set(format_) != {"type"}:
+            raise bad_request("`text.format` takes a schema with the type json_schema only.", "text.format")
+        return dict(format_)
+    if not isinstance(format_.get("schema"), dict):
+        raise bad_request(
+            "The field `text.format.schema` is required.", "text.format.schema", "missing_required_parameter"
+        )
+    inner = {"name": "response"} | {k: v for k, v in format_.items() if k != "type" and v is not None}
+    return {"type": "json_schema", "json_schema": inner}

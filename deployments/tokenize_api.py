@@ -1,0 +1,121 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.api_service import ApiService
+from deployments.chat_messages import ChatMessage, check_messages
+from deployments.errors import bad_request, model_not_found
+from deployments.openai_schema import json_object, validated
+from deployments.openapi import body_schema
+from deployments.prompt_preparation import chat_tokens, opens_turn, text_tokens
+from deployments.sampling_mapping import CellInfo, check_token_ids
+from deployments.schema_values import TokenId
+from deployments.tools import MAX_TOOLS, Tool, ToolUse
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class TokenizeRequest(_Strict):
+    """Body of `/tokenize`: a prompt, or a conversation under the model's template."""
+
+    model: str | None = Field(None, description="The served model's id; the only one if unset.")
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=4096)
+    add_special_tokens: bool | None = Field(None, description="True with `prompt`, false with `messages`.")
+    return_token_strs: bool | None = Field(None, description="Also return the text of every token.")
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+
+
+class DetokenizeRequest(_Strict):
+    """Body of `/detokenize`."""
+
+    model: str | None = Field(None, description="The served model's id; the only one if unset.")
+    tokens: list[TokenId] = Field(max_length=1 << 20)
+
+
+#: Fields of `/tokenize` that only a conversation has.
+_CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+
+
+def add_tokenize_routes(
+    app: FastAPI, service: ApiService, body: Callable[[Request], Awaitable[bytes]]
+) -> None:
+    """Install the routes; `body` reads a request's within the server's limit."""
+
+    @app.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        """The tokens of a prompt or conversation."""
+        asked = validated(json_object(await body(request)), TokenizeRequest)
+        info = await _info(service, asked.model)
+        tokens = await _tokens(service, asked)
+        shown: dict[str, Any] = {
+            "count": len(tokens),
+            "max_model_len": info.max_tokens,
+            "tokens": tokens,
+            "token_strs": [service.codec.token_text(token) for token in tokens]
+            if asked.return_token_strs
+            else None,
+        }
+        return _json(shown)
+
+    @app.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        """The text of tokens."""
+        asked = validated(json_object(await body(request)), DetokenizeRequest)
+        check_token_ids("tokens", asked.tokens, await _info(service, asked.model))
+        return _json({"prompt": service.codec.decode(asked.tokens, skip_special_tokens=False)})
+
+
+async def _info(service: ApiService, model: str | None) -> CellInfo:
+    info = await service.info()
+    if model is not None and model != info.model:
+        raise model_not_found(model, info.model)
+    return info
+
+
+async def _tokens(service: ApiService, asked: TokenizeRequest) -> list[int]:
+    if (asked.prompt is None) == (asked.messages is None):
+        raise bad_request("Give either `prompt` or `messages`.", "prompt")
+    if asked.prompt is not None:
+        for name in _CHAT_FIELDS:
+            if getattr(asked, name) is not None:
+                raise bad_request(f"`{name}` needs `messages`.", name)
+        return await text_tokens(
+            service.codec, asked.prompt, add_special_tokens=asked.add_special_tokens is not False
+        )
+    assert asked.messages is not None
+    check_messages(asked.messages)
+    if asked.continue_final_message and asked.add_generation_prompt:
+        raise bad_request(
+            "`continue_final_message` and `add_generation_prompt` exclude each other.",
+            "continue_final_message",
+        )
+    use = ToolUse(asked.tools, "auto", service.tool_parser, knows_tools=service.codec.knows_tools)
+    return await chat_tokens(
+        service.codec,
+        asked.messages,
+        use,
+        service.tool_parser,
+        add_generation_prompt=opens_turn(asked.add_generation_prompt, continues=asked.continue_final_message),
+        continue_final_message=bool(asked.continue_final_message),
+        add_special_tokens=bool(asked.add_special_tokens),
+        variables=asked.chat_template_kwargs,
+    )
+
+
+def _json(shown: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(shown), media_type="application/json")
