@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 
-import ray
-
 from cluster.config import FlotillaConfig
-from cluster.drafter_config import DrafterConfig
 from cluster.drafter_scaling import DrafterScaling, KindLoad
 from cluster.lifecycle import Lifecycle, Shell
 from cluster.pool_changes import PoolChanges
 from cluster.pool_errors import PoolError
+from cluster.reservation import has_room
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +68,7 @@ class PoolScaling:
         config = self._lifecycle.kinds[kind]
         there = sum(life.state != "draining" for life in self._lifecycle.of_kind(kind))
         try:
-            if wanted > there and not has_room(config):
+            if wanted > there and not has_room(config.placement):
                 _log.info("drafter %s is scarce, and there are no resources for another instance", kind)
                 return
             _log.warning("drafter %s: %d instances instead of %d", kind, wanted, there)
@@ -79,14 +77,3 @@ class PoolScaling:
             _log.warning("drafter %s could not be scaled to %d: %s", kind, wanted, error)
         finally:
             self._changing.discard(kind)
-
-
-def has_room(config: DrafterConfig) -> bool:
-    """Whether the cluster has the resources that one instance reserves."""
-    placement = config.placement
-    needed = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
-    needed = {name: amount for name, amount in needed.items() if amount > 0}
-    if not needed:
-        return True
-    free = ray.available_resources()
-    return all(free.get(name, 0.0) >= amount for name, amount in needed.items())

@@ -199,3 +199,13 @@ def _give_up(group: Any) -> None:
     if group is not None:
         with contextlib.suppress(Exception):  # it may be gone with its node
             remove_placement_group(group)
+
+
+def has_room(placement: ResourcesConfig) -> bool:
+    """Whether the cluster has free what one worker placed so reserves."""
+    needed = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
+    needed = {name: amount for name, amount in needed.items() if amount > 0}
+    if not needed:
+        return True
+    free = ray.available_resources()
+    return all(free.get(name, 0.0) >= amount for name, amount in needed.items())
