@@ -38,9 +38,14 @@ class CallTime:
     @classmethod
     def of(cls, requests: Sequence[Request], num_rows: int, context: BatchContext) -> CallTime:
         """A call that verifies trees of `num_rows` tokens together, and prefills nothing."""
-        time = cls(context.cost, num_rows > len(requests))
+        time = cls(context.cost, num_rows > len(requests), len(requests))
+        rows, attended = 0.0, 0.0
         for request in requests:
-            time.add(request, num_rows / len(requests))
+            each, num_context = num_rows / len(requests), request.num_tokens
+            rows += each
+            attended += each * num_context
+            time.num_context += num_context
+        time.num_rows, time.num_attended = rows, attended
         return time
 
     def add(self, request: Request, num_rows: float, *, is_chunk: bool = False) -> None:
@@ -122,9 +127,10 @@ class Sustained:
         follow_s = MARGIN * followed * context.num_prefilled * context.cost.verify_token_seconds()
         reach_s = alone_s(context) / (SOLO_TOKENS if drafted else 1.0)
         sustained = cls(fixed_s, each_s + follow_s, context.num_committed, reach_s)
+        least_s = alone_s(context)
         for request in running:
             pressure = Pressure.of(request, context)
-            if pressure.limit_s(alone_s(context)) < INFINITE:
+            if pressure.limit_s(least_s) < INFINITE:
                 sustained.paces_s.append(pressure.pace_s)
             else:
                 sustained.num_others += 1

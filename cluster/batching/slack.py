@@ -27,16 +27,20 @@ def expected_tokens(request: Request, num_committed: float) -> float:
     """
     if request.submit.speculation.mode == "off":
         return 1.0
-    accepted = request.num_accepted + PRIOR_STEPS * max(0.0, num_committed - 1.0)
-    return 1.0 + accepted / (request.num_steps + PRIOR_STEPS)
+    more = num_committed - 1.0 if num_committed > 1.0 else 0.0
+    return 1.0 + (request.num_accepted + PRIOR_STEPS * more) / (request.num_steps + PRIOR_STEPS)
 
 
 def ahead_s(request: Request, now: float) -> float:
     """Seconds a request with a TPOT objective is ahead of it, o * t_tpot - l; negative behind it."""
+    return _ahead_s(request, tpot_s(request), now)
+
+
+def _ahead_s(request: Request, objective_s: float, now: float) -> float:
     if request.first_token_at is None:
         return 0.0
-    num_decoded = max(0, len(request.output) - 1 - request.num_resubmitted)
-    return num_decoded * tpot_s(request) - (now - request.first_token_at)
+    num_decoded = len(request.output) - 1 - request.num_resubmitted
+    return (num_decoded if num_decoded > 0 else 0) * objective_s - (now - request.first_token_at)
 
 
 # A struct, not a dataclass: one is made per request and step.
@@ -56,12 +60,17 @@ class Pressure(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, request: Request, context: BatchContext) -> Pressure:
         """The pressure of a request, none of it (infinite pace) without an objective."""
-        objective_s = tpot_s(request)
-        if objective_s == INFINITE:
+        tpot_ms = request.pace.tpot_ms
+        if tpot_ms is None:
             return NO_PRESSURE
+        objective_s = tpot_ms / 1e3
         tokens = expected_tokens(request, context.num_committed)
-        num_steps = max(1, min(request.num_remaining, HORIZON_TOKENS)) / tokens
-        return cls(tokens * objective_s, ahead_s(request, context.now), num_steps)
+        num_left = request.num_remaining if request.num_remaining < HORIZON_TOKENS else HORIZON_TOKENS
+        return cls(
+            tokens * objective_s,
+            _ahead_s(request, objective_s, context.now),
+            (num_left if num_left > 1 else 1) / tokens,
+        )
 
     @property
     def allowance_s(self) -> float:
@@ -75,8 +84,9 @@ class Pressure(msgspec.Struct, frozen=True):
         its horizon, asks for half the time that the shortest step would let it regain. One that cannot
         catch up asks for nothing: its limit is infinite.
         """
-        if least_s <= self.allowance_s:
-            return self.allowance_s
+        allowance_s = self.pace_s + self.ahead_s
+        if least_s <= allowance_s:
+            return allowance_s
         regained_s = self.pace_s - least_s
         if regained_s > 0.0 and self.ahead_s + regained_s * self.num_left >= 0.0:
             return least_s + regained_s / 2
