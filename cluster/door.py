@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import deque
-from dataclasses import dataclass, field
+import sys
+from bisect import bisect_right, insort
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
 
 from cluster import admission
+from cluster.batching.base import OrdersQueue
+from cluster.batching.batcher import Batcher
+from cluster.batching.common import arrival_order
 from cluster.config import FlotillaConfig
 from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
 from cluster.forecast import Forecast, Schedule
+from cluster.planning import StepPlanner
 from cluster.requests import Request
 from cluster.stream_messages import Objective, Prediction, Rejected, Submit, Terms
 from cluster.tier_config import TierConfig
+from cluster.verify_calls import VerifyCalls
 
-# A client told to come back is counted on until so long after the time it was told.
+# What was told a client is judged by the load no longer after the time it was told for.
 PROMISE_S = 1.0
 # Most points in time that are tried for one.
 MOST_TRIED = 64
+# Times told are stretched, by as much more after each that was too early and as much less after each that
+# was not: six of seven come true in the long run.
+TOO_EARLY, IN_TIME = 2.0, 0.9
+MOST_STRETCH = 16.0
 
 
 class Cell(admission.CellState, Protocol):
@@ -30,6 +39,9 @@ class Cell(admission.CellState, Protocol):
     running: dict[str, Request]
     free_slots: int
     pool: DrafterPool
+    batcher: Batcher
+    planner: StepPlanner
+    verify_calls: VerifyCalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,15 @@ class Admitted:
     predicted: Prediction | None = None
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Promise:
+    """A client was told to come back at a time, when its request would be taken on one of these terms."""
+
+    at: float
+    submit: Submit = field(compare=False)
+    terms: tuple[Terms, ...] = field(compare=False)
+
+
 @dataclass(slots=True)
 class Door:
     """Decides on newcomers of one scheduler.
@@ -58,7 +79,8 @@ class Door:
     config: FlotillaConfig
     cost: CostModel
     forecast: Forecast = field(init=False)
-    _promised: deque[float] = field(default_factory=deque)
+    _promised: list[Promise] = field(default_factory=list)
+    _stretch: float = 1.0
 
     def __post_init__(self) -> None:
         scheduler = self.config.scheduler
@@ -70,17 +92,18 @@ class Door:
         What was admitted once, and comes again with output because its cell was lost, is not refused for
         an objective.
         """
+        self._keep_promises(cell, now)
         rejection = admission.check(submit, cell) or self._full(submit, cell, now)
         if rejection is not None:
             return rejection
         if cell.verifier is None:
             return Admitted(submit)
         asked = Terms(tier=submit.tier, objective=submit.objective, priority=submit.priority)
-        first = predicted = self._predict(submit, asked, cell)
+        first = predicted = self._predict(submit, asked, cell, now)
         if submit.on_miss == "serve" or not self._missed(asked.objective, predicted):
             return Admitted(submit, predicted)
         for terms in submit.downgrades if submit.on_miss == "downgrade" else ():
-            predicted = self._predict(submit, terms, cell)
+            predicted = self._predict(submit, terms, cell, now)
             is_open = len(cell.waiting) < self._most_waiting(terms.tier)
             if is_open and not self._missed(terms.objective, predicted):
                 return Admitted(_on(submit, terms), predicted)
@@ -90,17 +113,29 @@ class Door:
 
     # Objectives
 
-    def _predict(self, submit: Submit, terms: Terms, cell: Cell) -> Prediction:
-        schedule = self._schedule(submit, terms, cell)
-        return self.forecast.predict(submit, cell.running.values(), schedule, drafts=bool(cell.pool.drafters))
-
-    def _schedule(self, submit: Submit, terms: Terms, cell: Cell) -> Schedule:
-        place = bisect_right(cell.waiting, terms.priority, key=lambda request: request.submit.priority)
-        num_slots = len(submit.prompt) + admission.GROWTH_RESERVE * (len(cell.running) + 1)
-        is_full = bool(cell.waiting) or cell.free_slots < num_slots
-        return self.forecast.schedule(
-            cell.running.values(), cell.waiting[:place], is_full=is_full, drafts=bool(cell.pool.drafters)
+    def _predict(self, submit: Submit, terms: Terms, cell: Cell, now: float) -> Prediction:
+        schedule = self._schedule(submit, terms, cell, now)
+        call = cell.verify_calls.outstanding
+        busy_s = 0.0 if call is None else max(0.0, call.sent_at + call.predicted_s - now)
+        return self.forecast.predict(
+            submit, cell.running.values(), schedule, drafts=bool(cell.pool.drafters), busy_s=busy_s
         )
+
+    def _schedule(self, submit: Submit, terms: Terms, cell: Cell, now: float) -> Schedule:
+        """When those here and the newcomer would begin and end; the rule says who is admitted now."""
+        running, drafts = cell.running.values(), bool(cell.pool.drafters)
+        rule, context = cell.batcher.rule, cell.batcher.context(now, cell.free_slots, cell.planner.step_s)
+        newcomer = Request(_on(submit, terms), "", now, sys.maxsize)
+        place = bisect_right(cell.waiting, arrival_order(newcomer), key=arrival_order)
+        queue = [*cell.waiting[:place], newcomer, *cell.waiting[place:]]
+        if newcomer in rule.admit(queue, running, context).admitted:
+            return self.forecast.schedule(running, (), is_full=False, drafts=drafts)
+        ahead = cell.waiting[:place]
+        if isinstance(rule, OrdersQueue):
+            mine = rule.order(newcomer, context)
+            keyed = [(rule.order(request, context), request) for request in cell.waiting]
+            ahead = [request for key, request in sorted(keyed, key=lambda pair: pair[0]) if key < mine]
+        return self.forecast.schedule(running, ahead, is_full=True, drafts=drafts)
 
     def _missed(self, objective: Objective, predicted: Prediction, tolerance: float | None = None) -> bool:
         beyond = 1.0 + (self.config.admission.tolerance if tolerance is None else tolerance)
@@ -128,9 +163,8 @@ class Door:
             return Rejected(
                 request_id=submit.request_id, code="slo_infeasible", message=message, predicted=alone
             )
-        promised = self._num_promised(now)
-        retry_after_s = min(self._met_after_s(submit, terms, cell, promised) for terms in hoped)
-        retry_after_s = self._promise(retry_after_s, now)
+        retry_after_s = min(self._met_after_s(submit, terms, cell, now) for terms in hoped)
+        retry_after_s = self._promise(retry_after_s, submit, tuple(hoped), now)
         return Rejected(
             request_id=submit.request_id,
             code="saturated",
@@ -140,15 +174,23 @@ class Door:
             predicted=predicted,
         )
 
-    def _met_after_s(self, submit: Submit, terms: Terms, cell: Cell, promised: int) -> float:
+    def _met_after_s(self, submit: Submit, terms: Terms, cell: Cell, now: float) -> float:
         """Seconds until the request would meet the terms, if nobody came but those promised."""
         drafts, running = bool(cell.pool.drafters), cell.running.values()
-        schedule = self._schedule(submit, terms, cell)
+        own = self._schedule(submit, terms, cell, now)
+        # Whoever waits takes the places that become free, so the load does not fall before.
+        everybody = self.forecast.schedule(running, cell.waiting, is_full=bool(cell.waiting), drafts=drafts)
+        schedule = replace(everybody, start_s=own.start_s)
         ends = schedule.ends_s[:: max(1, len(schedule.ends_s) // MOST_TRIED)]
         for end_s in ends:
             after_s = end_s + 1e-6
             predicted = self.forecast.predict(
-                submit, running, schedule, drafts=drafts, after_s=after_s, more=promised
+                submit,
+                running,
+                schedule,
+                drafts=drafts,
+                after_s=after_s,
+                more=len(self._promised),
             )
             if not self._missed(terms.objective, predicted, 0.0):
                 return end_s
@@ -171,9 +213,9 @@ class Door:
         schedule = self.forecast.schedule(
             cell.running.values(), cell.waiting, is_full=True, drafts=bool(cell.pool.drafters)
         )
-        last = num_waiting - limit + self._num_promised(now)
+        last = num_waiting - limit + len(self._promised)
         starts = [*schedule.starts_s, schedule.start_s]
-        retry_after_s = self._promise(starts[min(last, len(starts) - 1)], now)
+        retry_after_s = self._promise(starts[min(last, len(starts) - 1)], submit, (), now)
         kept = (
             "" if limit == self.config.scheduler.max_waiting else f", of {limit} open to tier {submit.tier}"
         )
@@ -186,16 +228,26 @@ class Door:
 
     # Promises
 
-    def _num_promised(self, now: float) -> int:
-        """Clients told to come back that are still to come."""
-        while self._promised and self._promised[0] < now - PROMISE_S:
-            self._promised.popleft()
-        return len(self._promised)
-
-    def _promise(self, after_s: float, now: float) -> float:
-        after_s = min(max(1.0, after_s), self.config.admission.max_retry_after_s)
-        self._promised.append(now + after_s)
+    def _promise(self, after_s: float, submit: Submit, terms: tuple[Terms, ...], now: float) -> float:
+        after_s = min(max(1.0, self._stretch * after_s), self.config.admission.max_retry_after_s)
+        insort(self._promised, Promise(now + after_s, submit, terms))
         return after_s
+
+    def _keep_promises(self, cell: Cell, now: float) -> None:
+        """See whether those due were true: others came meanwhile, and do so again."""
+        while self._promised and self._promised[0].at <= now:
+            due = self._promised.pop(0)
+            if now - due.at > PROMISE_S:
+                continue  # nobody came at that time, so what would have been is not known
+            is_open = len(cell.waiting) < self._most_waiting(due.submit.tier)
+            is_true = is_open and (
+                not due.terms
+                or any(
+                    not self._missed(terms.objective, self._predict(due.submit, terms, cell, now))
+                    for terms in due.terms
+                )
+            )
+            self._stretch = min(MOST_STRETCH, max(1.0, self._stretch * (IN_TIME if is_true else TOO_EARLY)))
 
 
 def _on(submit: Submit, terms: Terms) -> Submit:

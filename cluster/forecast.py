@@ -48,11 +48,13 @@ class Schedule:
         start_s: when a newcomer would be admitted.
         starts_s: when each of those waiting before it would be, in their order.
         ends_s: when each of those running and waiting would end, sorted.
+        places: how many run at once at most.
     """
 
     start_s: float
     starts_s: Sequence[float]
     ends_s: Sequence[float]
+    places: int
 
     def num_left(self, after_s: float) -> int:
         """How many of them are still there then."""
@@ -79,6 +81,8 @@ class Forecast:
     _paces: dict[int, LoadPace] = field(default_factory=dict)
     _answered_at: float | None = None
     _output_share: RunningMean = field(default_factory=lambda: RunningMean(FIRST_SHARE))
+    # Seconds from one answer to the next with part of a prompt in it, over those of its forward, by load.
+    _prefill_share: dict[int, RunningMean] = field(default_factory=dict)
     _cached_share: RunningMean = field(default_factory=lambda: RunningMean(0.0))
     _chunk: RunningMean = field(init=False)
 
@@ -90,7 +94,8 @@ class Forecast:
     def verified(self, result: VerifyResult, running: Collection[Request], now: float) -> None:
         """The target answered; requests as they were before the answer."""
         since, self._answered_at = self._answered_at, now
-        num_left = num_prefilled = num_decoding = num_context = 0
+        num_left = num_prefilled = num_prefilling = num_decoding = num_context = 0
+        begun = now
         computed = {progress.request_id: progress for progress in result.prefills}
         for request in running:
             first_at = request.first_token_at
@@ -105,8 +110,15 @@ class Forecast:
                 else:
                     num_prefilled += progress.num_computed - max(request.num_computed, progress.num_cached)
                     num_left += progress.verdict is None
-        if num_left and num_prefilled > 0:  # the step's room for prompts was used up
-            self._chunk.follow(float(num_prefilled))
+                    num_prefilling += 1
+                    begun = min(begun, request.first_chunk_at or now)
+        if num_prefilled > 0:
+            if num_left:  # the step's room for prompts was used up
+                self._chunk.follow(float(num_prefilled))
+            step_s = now - (begun if since is None else max(begun, since))
+            expected_s = self._chunk_s(num_prefilled, num_decoding)
+            share = self._prefill_share.setdefault(num_decoding.bit_length(), RunningMean(1.0))
+            share.follow(min(step_s / expected_s, 4 * share.value))
         if since is None or num_decoding == 0:
             return
         num_committed = sum(len(verdict.tokens) for verdict in result.verdicts)
@@ -166,19 +178,22 @@ class Forecast:
         cost = self.cost.profile.target
         return cost.seconds(round(num_decoding), num_decoding, round(num_decoding * num_context))
 
-    def prefill_s(self, num_tokens: float, num_decoding: int, step_s: float) -> float:
-        """Seconds in which so many prompt tokens are computed beside so many decoding requests."""
+    def prefill_s(self, num_tokens: float, num_decoding: int) -> float:
+        """Seconds in which so many prompt tokens are computed while so many requests decode."""
         num_tokens = max(1.0, num_tokens)
         chunk = min(max(1.0, self._chunk.value), float(self.chunk_tokens))
-        target = self.cost.profile.target
-        beside = step_s if num_decoding else target.delta + self.cost.profile.overhead_s
         full, rest = divmod(num_tokens, chunk)
-        seconds = 0.0
-        for tokens, count in ((chunk, full), (rest, 1.0)):
-            if tokens and count:
-                added = float(target.added_seconds(num_decoding, max(1, round(tokens))).sum())
-                seconds += count * (beside + target.rho + added)
-        return seconds * self.cost.correction("verifier")
+        seconds = full * self._chunk_s(chunk, num_decoding)
+        if rest >= 1.0:
+            seconds += self._chunk_s(rest, num_decoding)
+        bits = num_decoding.bit_length()
+        known = min(self._prefill_share, key=lambda other: abs(other - bits), default=None)
+        return seconds * (1.0 if known is None else self._prefill_share[known].value)
+
+    def _chunk_s(self, num_tokens: float, num_decoding: int) -> float:
+        """Predicted seconds of a step with so many prompt tokens beside the decoding ones."""
+        profile = self.cost.profile
+        return profile.target.seconds(num_decoding + 1, num_decoding + num_tokens, 0) + profile.overhead_s
 
     def schedule(
         self, running: Collection[Request], ahead: Sequence[Request], *, is_full: bool, drafts: bool
@@ -196,7 +211,7 @@ class Forecast:
         ends = [self._num_left(request) * tpot_s for request in running]
         free = max(0, places - len(running))
         if not ahead and free:
-            return Schedule(0.0, (), sorted(ends))
+            return Schedule(0.0, (), sorted(ends), places)
         heap = [0.0] * free + ends
         heapq.heapify(heap)
         starts = []
@@ -206,7 +221,7 @@ class Forecast:
             heapq.heappush(heap, start_s + self._num_left(request) * tpot_s)
         start_s = heap[0] if heap else 0.0
         later = (start + self._num_left(r) * tpot_s for start, r in zip(starts, ahead, strict=True))
-        return Schedule(start_s, starts, sorted([*ends, *later]))
+        return Schedule(start_s, starts, sorted([*ends, *later]), max(1, places))
 
     def predict(
         self,
@@ -215,6 +230,7 @@ class Forecast:
         schedule: Schedule,
         *,
         drafts: bool,
+        busy_s: float = 0.0,
         after_s: float = 0.0,
         more: int = 0,
     ) -> Prediction:
@@ -225,14 +241,14 @@ class Forecast:
             running: requests running now.
             schedule: of those running and waiting before it.
             drafts: whether drafters may draft for it.
+            busy_s: seconds until the target is done with the step under way.
             after_s, more: see above.
         """
         num_others = schedule.num_left(after_s) + more
         queue_s = max(0.0, schedule.start_s - after_s)
-        num_decoding = min(max(1, self.max_running), num_others + 1)
+        num_decoding = min(schedule.places, num_others + 1)
         drafts = drafts and submit.speculation.mode != "off"
         tpot_s = self.tpot_s(num_decoding, drafts=drafts, num_context=len(submit.prompt))
-        step_s, _ = self._step(max(1, num_decoding - 1), len(submit.prompt), drafts=drafts)
         share = 1.0 - min(1.0, self._cached_share.value)
         num_tokens = share * (len(submit.prompt) + len(submit.output))
         num_beside = min(num_others, len(running))
@@ -240,8 +256,8 @@ class Forecast:
             prefilling = [request for request in running if request.state in PREFILL]
             num_tokens += sum(request.num_tokens - request.num_computed for request in prefilling)
             num_beside -= len(prefilling)
-            queue_s = step_s / 2 if num_beside else 0.0  # the step under way
-        ttft_s = queue_s + self.prefill_s(num_tokens, max(0, num_beside), step_s)
+            queue_s = busy_s
+        ttft_s = queue_s + self.prefill_s(num_tokens, max(0, num_beside))
         num_after = max(0, submit.sampling.max_tokens - 1 - len(submit.output))
         return Prediction(
             ttft_ms=1e3 * ttft_s, tpot_ms=1e3 * tpot_s, e2e_ms=1e3 * (ttft_s + num_after * tpot_s)
@@ -249,7 +265,7 @@ class Forecast:
 
     def alone(self, submit: Submit, *, drafts: bool) -> Prediction:
         """The best that can be hoped for: nobody else served, and drafts that are worth their while."""
-        predicted = self.predict(submit, (), Schedule(0.0, (), ()), drafts=drafts)
+        predicted = self.predict(submit, (), Schedule(0.0, (), (), 1), drafts=drafts)
         if not drafts or submit.speculation.mode == "off":
             return predicted
         pace = self._paces.get(1)

@@ -47,7 +47,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             kind=request.kind,
             attained=_within(receipt.tpot_ms, request.objective.tpot_ms)
-            and _within(receipt.ttft_ms, request.objective.ttft_ms),
+            and _within(receipt.ttft_ms, request.objective.ttft_ms)
+            and _within(receipt.e2e_ms, request.objective.e2e_ms),
             num_output=receipt.num_output_tokens,
             ended_s=at,
             num_steps=receipt.num_steps,

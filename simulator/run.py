@@ -212,6 +212,8 @@ def _submit(request: SimRequest) -> Submit:
         objective=request.objective,
         tier=request.kind,
         priority=request.priority,
+        on_miss=request.on_miss,
+        downgrades=request.downgrades,
     )
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.arrivals import category_peaks, read_text, renewal_times, rescale, trace_times
 from benchmarks.objectives import NO_SLO_SPEC, Limit, Slo, SloSpec
 from benchmarks.prompts import adaserve_category
-from cluster.stream_messages import Objective
+from cluster.stream_messages import Objective, Terms
 from simulator.noise import key_of
 
 
@@ -31,6 +31,7 @@ class SimRequest:
         objective: in milliseconds.
         seed: of its text and of what drafters say of it.
         priority: smaller is served earlier.
+        on_miss, downgrades: what is done if it is predicted to miss its objective, as in `Submit`.
     """
 
     request_id: str
@@ -41,6 +42,8 @@ class SimRequest:
     objective: Objective
     seed: int
     priority: int = 0
+    on_miss: str = "serve"
+    downgrades: tuple[Terms, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +258,7 @@ def arrive(
                 arrival_s=time,
                 num_prompt=shape.num_prompt,
                 num_output=shape.num_output,
-                objective=Objective(tpot_ms=slo.tpot_ms, ttft_ms=slo.ttft_ms),
+                objective=Objective(tpot_ms=slo.tpot_ms, ttft_ms=slo.ttft_ms, e2e_ms=slo.e2e_ms),
                 seed=key_of(seed, index) >> 1,
             )
         )

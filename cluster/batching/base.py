@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cluster.cost_model import CostModel
 from cluster.requests import Request
@@ -54,6 +54,15 @@ class Admission:
 
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+
+
+@runtime_checkable
+class OrdersQueue(Protocol):
+    """A rule that does not admit by (priority, arrival), and says by what; admission predicts from it."""
+
+    def order(self, request: Request, context: BatchContext) -> tuple[float, ...]:
+        """Sorting key of a waiting request; smaller is admitted earlier."""
+        ...
 
 
 class BatchingRule(Protocol):

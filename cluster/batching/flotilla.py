@@ -70,6 +70,10 @@ class Flotilla:
             admitted.append(request)
         return Admission(admitted, preempted)
 
+    def order(self, request: Request, context: BatchContext) -> tuple[float, ...]:
+        """Least slack first, within a priority level (`OrdersQueue`)."""
+        return _order(request, context)
+
     def decode(
         self, ready: Sequence[Request], members: Collection[Request], context: BatchContext
     ) -> list[Request]:
