@@ -23,6 +23,7 @@ from deployments.openai_schema import ChatRequest, CompletionRequest, Generation
 from deployments.prompt_preparation import prompts_of
 from deployments.sampling_mapping import CellInfo
 from deployments.stop_strings import StopStrings
+from deployments.structured_outputs import ConstraintCheck
 from deployments.text_codec import TextCodec
 from deployments.tool_parsers import kind_for_template
 from deployments.tools import ToolUse
@@ -85,6 +86,7 @@ class ApiService:
         self._codec = codec
         self._tiers = dict(tiers or {})
         self._info: CellInfo | None = None
+        self._constraints = ConstraintCheck(codec)
         self.client = CellClients(cells or LocatedCell(cell.endpoint), give_up_after_s=give_up_after_s)
 
     async def describe(self) -> CellInfo:
@@ -164,6 +166,7 @@ class ApiService:
         seed = mapping.choose_seed(request)
         speculation = mapping.speculation(request, info)
         use = self.tool_use(request)
+        constraint = await self._constraints.resolve(request, use.constraint, info.vocab_size)
         prompts, prompt_field = await prompts_of(request, self._codec, info, use, self.tool_parser)
         bad_words = self._codec.bad_word_tokens(request.bad_words)
         is_best_of = mapping.chooses_best(request)
@@ -188,7 +191,7 @@ class ApiService:
                         eos_ids=self._codec.eos_ids,
                         info=info,
                         bad_words=bad_words,
-                        constraint=use.constraint,
+                        constraint=constraint,
                     ),
                     objective=contract.terms.objective,
                     tier=contract.terms.tier,

@@ -20,6 +20,7 @@ from deployments.schema_values import (
     StopStrings,
     TokenId,
 )
+from deployments.structured_outputs import StructuredFields
 from deployments.tools import MAX_TOOLS, Tool, ToolChoice
 
 #: OpenAI and vLLM fields this server has no use for, or not at every endpoint, with the values that ask for
@@ -137,7 +138,7 @@ class CommonFields(_Strict):
     )
 
 
-class GenerationRequest(CommonFields):
+class GenerationRequest(CommonFields, StructuredFields):
     """Fields that completions and chat share besides."""
 
     max_tokens: int | None = Field(None, ge=1, le=1 << 24)

@@ -43,6 +43,11 @@ class TextCodec:
         """The tokenizer in a Hugging Face directory."""
         return cls(_load_tokenizer(directory), _generation_eos(directory))
 
+    def tokenizer_json(self) -> str | None:
+        """The tokenizer in the format of `tokenizer.json`; None if it has no such form."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        return None if backend is None else str(backend.to_str())
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -15,8 +15,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: what `text` is.
         text: "json_schema": the schema as JSON; "regex": a regular expression that matches the whole answer;
-            "grammar": a Lark grammar as llguidance takes it; "choice": a JSON list of strings, one of
-            which is the answer; "json_object": empty.
+            "grammar": a grammar in Lark's notation, as llguidance takes it, or GBNF; "choice": a JSON list
+            of strings, one of which is the answer; "json_object": empty.
         compact: of the JSON kinds: no whitespace outside of strings. By default one space may follow each
             comma and colon.
     """

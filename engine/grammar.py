@@ -16,7 +16,7 @@ from threading import Lock, stack_size
 from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
@@ -66,7 +66,10 @@ def _source(constraint: Constraint) -> str:
         case "regex":
             return str(LLMatcher.grammar_from_regex(constraint.text))
         case "grammar":
-            return str(LLMatcher.grammar_from_lark(constraint.text))
+            try:
+                return str(grammar_from("grammar", constraint.text))  # Lark, or GBNF turned into it
+            except (ValueError, RecursionError) as error:
+                raise GrammarError(str(error)) from None
         case "choice":
             # A regular expression may begin and end with any character, and one of no characters is fine.
             quoted = "|".join(_quote(choice) for choice in json.loads(constraint.text))
@@ -89,10 +92,23 @@ def load_tokenizer(directory: Path, vocab_size: int) -> LLTokenizer:
         GrammarError: if there is no such file, or no token that ends an answer.
     """
     path = directory / "tokenizer.json"
-    if not path.is_file():
+    text = path.read_text(encoding="utf-8") if path.is_file() else None
+    return make_tokenizer(text, end_tokens(directory), vocab_size)
+
+
+def make_tokenizer(text: str | None, ends: list[int], vocab_size: int) -> LLTokenizer:
+    """The tokenizer whose `tokenizer.json` is `text`.
+
+    Args:
+        text: None if there is no such file.
+        ends: tokens that end an answer.
+        vocab_size: of the model; it may be above the tokenizer's.
+
+    Raises:
+        GrammarError: if llguidance cannot use it.
+    """
+    if text is None:
         raise GrammarError("this model has no tokenizer.json, which structured outputs need")
-    text = path.read_text(encoding="utf-8")
-    ends = end_tokens(directory)
     if not ends:
         raise GrammarError("this model has no end-of-sequence token, which structured outputs need")
     try:

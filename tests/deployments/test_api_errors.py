@@ -114,7 +114,7 @@ async def test_bad_field_is_named(
         (CHAT, {"messages": MESSAGES, "logprobs": 1}, "logprobs"),
         (CHAT, {"messages": MESSAGES, "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         (CHAT, {"messages": MESSAGES, "tools": [{}]}, "tools.0.type"),
-        (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"messages": MESSAGES, "response_format": {"type": "yaml"}}, "response_format.type"),
         (CHAT, {"messages": MESSAGES, "prompt": "hi"}, "prompt"),
         (CHAT, {"messages": [*MESSAGES, {"role": "system", "content": "late"}]}, "messages"),
         (CHAT, {"messages": [{"role": "user", "content": "long " * 300}]}, "messages"),

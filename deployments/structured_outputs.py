@@ -1,0 +1,215 @@
+"""Structured outputs: the fields that ask for them, and grammars compiled before the cell hears of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from deployments.errors import ApiError, bad_request
+from deployments.text_codec import TextCodec
+from engine.constraint import Constraint, ConstraintKind
+from engine.grammar import MAX_TEXT, GrammarError, Grammars, make_tokenizer
+
+#: Most alternatives of a choice.
+MAX_CHOICES = 1024
+
+Choices = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=4096)]], Field(min_length=1, max_length=MAX_CHOICES)
+]
+
+
+def _schema(value: Any) -> Any:
+    """A JSON schema, or the text of one, as text; one message for all forms."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise PydanticCustomError("schema_value", "{text}", {"text": f"is not JSON: {error}"}) from None
+    if not isinstance(value, dict | bool):
+        text = "must be a JSON schema: an object, or true or false"
+        raise PydanticCustomError("schema_type", "{text}", {"text": text})
+    return json.dumps(value)
+
+
+SchemaText = Annotated[str | None, BeforeValidator(_schema)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class JsonSchemaFormat(_Strict):
+    """OpenAI's wrapping of a JSON schema."""
+
+    name: str | None = Field(None, max_length=256, description="Accepted and not used.")
+    description: str | None = Field(None, description="Accepted and not used.")
+    schema_: SchemaText = Field(None, alias="schema", description="The JSON schema; any object if unset.")
+    strict: bool | None = Field(None, description="Accepted; an answer always keeps to the schema.")
+
+
+class ResponseFormat(_Strict):
+    """OpenAI's `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(_Strict):
+    """vLLM's `structured_outputs`: one of them."""
+
+    json_: SchemaText = Field(None, alias="json", description="A JSON schema, or the text of one.")
+    regex: str | None = Field(None, min_length=1, description="Matches the whole answer.")
+    choice: Choices | None = Field(None, description="One of these is the answer.")
+    grammar: str | None = Field(None, min_length=1, description="A Lark or GBNF grammar.")
+    json_object: bool | None = Field(None, description="Any JSON object.")
+    disable_any_whitespace: bool | None = Field(None, description="No whitespace between JSON's tokens.")
+
+
+class StructuredFields(_Strict):
+    """The fields of completions and chat that say what an answer must look like; one of them at most."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaText = Field(None, description="As `structured_outputs.json`.")
+    guided_regex: str | None = Field(None, min_length=1, description="As `structured_outputs.regex`.")
+    guided_choice: Choices | None = Field(None, description="As `structured_outputs.choice`.")
+    guided_grammar: str | None = Field(None, min_length=1, description="As `structured_outputs.grammar`.")
+
+
+def constraint_of(request: StructuredFields) -> tuple[Constraint, str] | None:
+    """What the answer must look like, and the field that says so; None for any text.
+
+    Raises:
+        ApiError: (400) if more than one field says something, or one says nothing.
+    """
+    found: dict[str, Constraint] = {}
+    wanted = request.response_format
+    if wanted is not None:
+        if wanted.type == "json_object":
+            found["response_format"] = Constraint(kind="json_object")
+        elif wanted.type == "json_schema":
+            if wanted.json_schema is None:
+                raise bad_request(
+                    "`response_format.json_schema` is required with the type json_schema.",
+                    "response_format.json_schema",
+                    "missing_required_parameter",
+                )
+            schema = wanted.json_schema.schema_
+            kind: ConstraintKind = "json_object" if schema is None else "json_schema"
+            found["response_format.json_schema"] = Constraint(kind=kind, text=schema or "")
+    if request.structured_outputs is not None:
+        found |= _structured(request.structured_outputs)
+    found |= _by_field(
+        "guided_",
+        request.guided_json,
+        request.guided_regex,
+        request.guided_choice,
+        request.guided_grammar,
+        compact=False,
+    )
+    if len(found) > 1:
+        first, second, *_ = found
+        raise bad_request(f"`{second}` and `{first}` both say what the answer is; give one of them.", second)
+    for field, constraint in found.items():
+        return constraint, field
+    return None
+
+
+def _structured(asked: StructuredOutputs) -> dict[str, Constraint]:
+    compact = bool(asked.disable_any_whitespace)
+    found = _by_field(
+        "structured_outputs.", asked.json_, asked.regex, asked.choice, asked.grammar, compact=compact
+    )
+    if asked.json_object:
+        found["structured_outputs.json_object"] = Constraint(kind="json_object", compact=compact)
+    if not found:
+        raise bad_request(
+            "`structured_outputs` needs one of json, regex, choice, grammar and json_object.",
+            "structured_outputs",
+        )
+    return found
+
+
+def _by_field(
+    prefix: str,
+    schema: str | None,
+    regex: str | None,
+    choice: list[str] | None,
+    grammar: str | None,
+    *,
+    compact: bool,
+) -> dict[str, Constraint]:
+    found: dict[str, Constraint] = {}
+    if schema is not None:
+        found[prefix + "json"] = Constraint(kind="json_schema", text=schema, compact=compact)
+    if regex is not None:
+        found[prefix + "regex"] = Constraint(kind="regex", text=regex)
+    if choice is not None:
+        found[prefix + "choice"] = Constraint(kind="choice", text=json.dumps(choice))
+    if grammar is not None:
+        found[prefix + "grammar"] = Constraint(kind="grammar", text=grammar)
+    return found
+
+
+class ConstraintCheck:
+    """Compiles what requests ask for before the cell hears of it: a step of the target should not wait."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        """Over the target's tokenizer, which is prepared with the first constraint."""
+        self._codec = codec
+        self._grammars: Grammars | None = None
+
+    async def resolve(
+        self, request: StructuredFields, forced: Constraint | None, vocab_size: int
+    ) -> Constraint | None:
+        """The constraint of a request.
+
+        Args:
+            request: its fields.
+            forced: what a tool call that must be made looks like, if one must.
+            vocab_size: of the target.
+
+        Raises:
+            ApiError: (400) with llguidance's message and the field at fault.
+        """
+        asked = constraint_of(request)
+        if asked is not None and forced is not None:
+            raise bad_request(
+                f"`{asked[1]}` and a `tool_choice` that forces a call both say what the answer is; give one.",
+                asked[1],
+            )
+        if forced is not None:
+            asked = forced, "tools"
+        if asked is None:
+            return None
+        constraint, field = asked
+        _check_combination(request, field)
+        if len(constraint.text) > MAX_TEXT:
+            raise bad_request(
+                f"`{field}` has {len(constraint.text)} characters; at most {MAX_TEXT} are taken.", field
+            )
+        if self._grammars is None:
+            text, ends = self._codec.tokenizer_json(), sorted(self._codec.eos_ids)
+            self._grammars = Grammars(partial(make_tokenizer, text, ends, vocab_size))
+        compiling = self._grammars.prepare(constraint)
+        try:
+            await asyncio.shield(asyncio.wrap_future(compiling))
+        except GrammarError as error:
+            raise ApiError(
+                400, f"`{field}` cannot be used: {error}", param=field, code="invalid_constraint"
+            ) from None
+        return constraint
+
+
+def _check_combination(request: Any, field: str) -> None:
+    """A grammar says which tokens are possible; others that say so could leave none."""
+    for name in ("ignore_eos", "allowed_token_ids", "bad_words"):
+        if getattr(request, name, None):
+            raise bad_request(f"`{name}` cannot be combined with `{field}`; leave one of them out.", name)
