@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cluster.config import PolicyConfig
 from cluster.forest import Forest
@@ -124,10 +125,10 @@ class Flotilla:
         capped = np.minimum(required, forest.depths + 1.0)
         chosen = slo_customized(forest, probability, capped, self._config.max_nodes, budget)
         num_context = sum(request.num_context for request in batch)
-        verify_s = cost.verify_seconds(n, int(chosen.sum()), num_context, drafted=True)
+        num_chosen = int(np.count_nonzero(chosen))
+        verify_s = cost.verify_seconds(n, num_chosen, num_context, drafted=True)
         # Drafting is spent already, but it belongs to the step whose tokens per second are maximised.
         base = context.draft_s + context.draft_overhead_s + verify_s
-        num_chosen = int(np.count_nonzero(chosen))
         added = cost.verify_added_seconds(num_chosen, forest.num_nodes - num_chosen, num_context / n)
         chosen = marginal_goodput(chosen, probability, base, added)
         return forest.chosen_nodes(chosen)
@@ -147,21 +148,26 @@ class Flotilla:
         load = drafter_load(batch)
         layer_s = {name: context.cost.draft_layer_seconds(name, 1, width) for name in load}
         cheap = self._cheap(layer_s, context)
-        is_cheap = np.array([request.drafter in cheap for request in batch])
-        rows = np.where(is_cheap, np.minimum(gain / PRECISION, 1.0), 1.0)
-        expected = n + np.concatenate([[0.0], np.cumsum((gain * worth).sum(axis=1))])
-        drafted = np.concatenate([[0.0], np.cumsum((rows * worth).sum(axis=1))])
+        rows: NDArray[np.float64] | NDArray[np.bool_] = worth
+        if cheap:
+            is_cheap = np.array([request.drafter in cheap for request in batch])
+            rows = worth * np.where(is_cheap, np.minimum(gain / PRECISION, 1.0), 1.0)
+        # By depth from 0, as plain numbers: one is looked at after the other.
+        expected = [float(n), *(n + (gain * worth).sum(axis=1).cumsum()).tolist()]
+        drafted = [0.0, *rows.sum(axis=1).cumsum().tolist()]
         best_depth, best = 0, n / (context.cost.verify_seconds(n, n, num_context) + context.plain_overhead_s)
         best *= 1.0 + GAIN_PER_REQUEST * n
         for depth in range(1, deepest + 1):
             if drafted[depth] == drafted[depth - 1]:
                 break
             draft_s = max(
-                context.cost.draft_seconds(name, count, width, depth, tokens)
-                for name, (count, tokens) in load.items()
+                [
+                    context.cost.draft_seconds(name, count, width, depth, tokens)
+                    for name, (count, tokens) in load.items()
+                ]
             )
             verify_s = context.cost.verify_seconds(n, n + round(drafted[depth]), num_context, drafted=True)
-            goodput = float(expected[depth]) / (draft_s + verify_s + context.draft_overhead_s)
+            goodput = expected[depth] / (draft_s + verify_s + context.draft_overhead_s)
             if goodput > best:
                 best_depth, best = depth, goodput
         return best_depth, best
