@@ -89,6 +89,11 @@ class ApiService:
         self._constraints = ConstraintCheck(codec)
         self.client = CellClients(cells or LocatedCell(cell.endpoint), give_up_after_s=give_up_after_s)
 
+    @property
+    def tiers(self) -> Mapping[str, TierConfig]:
+        """Service tiers by name."""
+        return self._tiers
+
     async def describe(self) -> CellInfo:
         """Ask the cell now; raises 503 if it does not answer or is not ready."""
         description = await _answer(self._cell.describe())

@@ -31,6 +31,7 @@ from deployments.openapi import body_schema
 from deployments.receipts import server_timing
 from deployments.responses_api import ResponsesView
 from deployments.responses_schema import ResponsesRequest, parse_responses, renamed
+from deployments.tiers_api import add_tier_routes
 from deployments.tokenize_api import add_tokenize_routes
 
 _log = logging.getLogger(__name__)
@@ -159,6 +160,7 @@ def create_app(
 
     if gatherer is not None or metrics is None:
         add_metric_routes(app, gatherer, service.prometheus)
+    add_tier_routes(app, service)
     add_debug_routes(app, service.decisions, service.timeline)
     add_admin_routes(app, pool, lambda request: read_body(request, max_body_bytes))
     _install_error_handlers(app)
