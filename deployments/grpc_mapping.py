@@ -19,6 +19,7 @@ from deployments.openai_schema import ChatRequest, CompletionRequest, Generation
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.sampling_mapping import CellInfo
 from deployments.text_codec import TextCodec
+from deployments.tool_parsers import Parsed
 from verifier.messages import TokenLogprobs
 
 #: Trailing metadata of a failed call: the HTTP API's error object, and when to come back.
@@ -54,9 +55,11 @@ _STATUS_CODES = {
 # -- requests ------------------------------------------------------------------------------------------
 
 
-def generation_request(message: pb.GenerateRequest) -> GenerationRequest:
+def generation_request(message: pb.GenerateRequest, *, stream: bool = False) -> GenerationRequest:
     """The request as the HTTP API would have read it; raises `ApiError` as that does."""
     body = _body(message)
+    if stream:
+        body["stream"] = True
     if "slo" in body:
         body["slo"] = _slo(body["slo"])
     given = [name for name in _PROMPT_FIELDS if name in body]
@@ -150,35 +153,51 @@ class ChoiceWriter:
 
     def whole(self, index: int, state: ChoiceState) -> pb.Choice:
         """A choice that is complete."""
-        choice = self._choice(index, state.echo + "".join(state.text), state.tokens, state.logprobs)
+        parsed = state.parse("".join(state.text), ends=True)
+        choice = self._choice(index, state.echo, parsed, state.tokens, state.logprobs)
         if self._with_token_ids:
             choice.prompt_token_ids.extend(state.prompt)
-        _end(choice, state.finish_reason, state.stop_reason)
+        self._add_logprobs(choice.prompt_logprobs, state.prompt[1:], state.prompt_logprobs)
+        _end(choice, state.shown_finish_reason(state.finish_reason), state.stop_reason)
         return choice
 
-    def delta(self, update: Update, state: ChoiceState) -> pb.Choice:
-        """What an update adds to a choice."""
-        text = update.text if state.started else state.echo + update.text
-        choice = self._choice(update.choice, text, update.tokens, update.logprobs)
+    def delta(self, update: Update, state: ChoiceState) -> pb.Choice | None:
+        """What an update adds to a choice; None if it is held back, as it may be part of a call."""
+        parsed = state.parse(update.text, ends=update.finish_reason is not None)
+        is_silent = not (parsed.content or parsed.calls or update.finish_reason is not None)
+        if is_silent and state.parser is not None and not (self._with_token_ids or self._with_logprobs):
+            return None
+        echo = "" if state.started else state.echo
+        choice = self._choice(update.choice, echo, parsed, update.tokens, update.logprobs)
         if self._with_token_ids and not state.started:
             choice.prompt_token_ids.extend(state.prompt)
         state.started = True
-        _end(choice, update.finish_reason, update.stop_reason)
+        _end(choice, state.shown_finish_reason(update.finish_reason), update.stop_reason)
         return choice
 
     def _choice(
-        self, index: int, text: str, tokens: Sequence[int], logprobs: Iterable[TokenLogprobs]
+        self,
+        index: int,
+        echo: str,
+        parsed: Parsed,
+        tokens: Sequence[int],
+        logprobs: Iterable[TokenLogprobs],
     ) -> pb.Choice:
-        choice = pb.Choice(index=index, text=text)
+        choice = pb.Choice(index=index, text=echo + parsed.content)
+        for call in parsed.calls:
+            choice.tool_calls.add(index=call.index, id=call.call_id, name=call.name, arguments=call.arguments)
         if self._with_token_ids:
             choice.token_ids.extend(tokens)
         if self._with_logprobs:
-            for token, entry in zip(tokens, logprobs, strict=False):
-                shown = choice.logprobs.add()
-                self._describe(shown, token, entry.logprob)
-                for other, value in zip(entry.top_ids, entry.top_logprobs, strict=True):
-                    self._describe(shown.top_logprobs.add(), other, value)
+            self._add_logprobs(choice.logprobs, tokens, logprobs)
         return choice
+
+    def _add_logprobs(self, shown: Any, tokens: Sequence[int], entries: Iterable[TokenLogprobs]) -> None:
+        for token, entry in zip(tokens, entries, strict=False):
+            one = shown.add()
+            self._describe(one, token, entry.logprob)
+            for other, value in zip(entry.top_ids, entry.top_logprobs, strict=True):
+                self._describe(one.top_logprobs.add(), other, value)
 
     def _describe(self, shown: pb.TokenLogprobs | pb.TokenLogprob, token: int, logprob: float) -> None:
         shown.token_id = token

@@ -73,7 +73,7 @@ class GenerationService:
             request_id=call.request_id,
             model=answer.model,
             created=answer.created,
-            choices=[answer.writer.whole(index, state) for index, state in enumerate(call.states)],
+            choices=[answer.writer.whole(index, state) for index, state in enumerate(call.kept())],
             usage=mapping.usage(_usage(call)),
             metrics=mapping.metrics(call.receipt()),
         )
@@ -82,18 +82,21 @@ class GenerationService:
         self, request: pb.GenerateRequest, metadata: Mapping[str, str]
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """An answer as it grows; close the generator to end the request. Raises `ApiError`."""
-        answer = await self._begin(request, metadata)
+        answer = await self._begin(request, metadata, stream=True)
         call = answer.call
         async with aclosing(translated(call)) as updates:
             async for update in updates:
                 if not (update.text or update.finish_reason is not None or call.shows_all):
                     continue  # its text is held back: it may be part of a stop string or of a character
+                choice = answer.writer.delta(update, call.states[update.choice])
+                if choice is None:
+                    continue
                 chunk = pb.GenerateChunk(
                     id=answer.call_id,
                     request_id=call.request_id,
                     model=answer.model,
                     created=answer.created,
-                    choice=answer.writer.delta(update, call.states[update.choice]),
+                    choice=choice,
                 )
                 if call.is_finished:
                     chunk.usage.CopyFrom(mapping.usage(_usage(call)))
@@ -160,11 +163,13 @@ class GenerationService:
 
     # -- parts -----------------------------------------------------------------------------------------
 
-    async def _begin(self, message: pb.GenerateRequest, metadata: Mapping[str, str]) -> _Answer:
+    async def _begin(
+        self, message: pb.GenerateRequest, metadata: Mapping[str, str], *, stream: bool = False
+    ) -> _Answer:
         request_id = clean_request_id(message.request_id or metadata.get(mapping.REQUEST_ID_KEY, ""))
         call_id = new_call_id(request_id, message.proxy_call_id if self._behind_proxy else None)
         try:
-            request = mapping.generation_request(message)
+            request = mapping.generation_request(message, stream=stream)
             headers = asked_by_headers(metadata)
             call = await self._service.begin(request, request_id, headers, call_id=call_id)
             model = (await self._service.info()).model

@@ -22,7 +22,7 @@ from deployments.grpc_server import make_server
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.proto.flotilla.v1 import generation_pb2_grpc as pb_grpc
 from tests.fakes.cell_stand_in import CellStandIn, eventually
-from tests.fakes.tiny_tokenizer import ANSWER
+from tests.fakes.tiny_tokenizer import ANSWER, codec, ids
 
 HI = pb.GenerateRequest(prompt="hi", max_tokens=100)
 
@@ -188,3 +188,31 @@ async def test_health_and_reflection(channel: grpc.aio.Channel, cell: CellStandI
     names = {service.name for service in listed.list_services_response.service}
     assert {"flotilla.v1.Generation", "grpc.health.v1.Health"} <= names
     assert described.file_descriptor_response.file_descriptor_proto
+
+
+async def test_best_of_and_prompt_logprobs_are_those_of_http(stub: Any, http: httpx.AsyncClient) -> None:
+    body = {"prompt": "hi there", "n": 1, "best_of": 3, "max_tokens": 9, "seed": 1}
+    whole = await stub.Generate(pb.GenerateRequest(**body))
+    over_http = (await http.post("/v1/completions", json=body)).json()
+    assert [choice.text for choice in whole.choices] == [choice["text"] for choice in over_http["choices"]]
+    assert whole.usage.completion_tokens == over_http["usage"]["completion_tokens"]
+    error = await failure(stub.GenerateStream(pb.GenerateRequest(**body)))
+    assert "cannot be streamed" in str(error.details())
+
+
+async def test_calls_of_tools_are_told_whole_and_streamed(stub: Any, cell: CellStandIn) -> None:
+    cell.max_tokens = 2048  # tools told in words are long
+    call = '<tool_call>\n{"name": "look_up", "arguments": {"word": "a"}}\n</tool_call>'
+    cell.script = lambda submit: [*ids("Well. " + call), *codec().eos_ids]
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+    message = pb.GenerateRequest(extra_body_json=json.dumps({"tools": [tool]}))
+    message.messages.add(role="user", content="What is a?")
+    whole = (await stub.Generate(message)).choices[0]
+    streamed = [chunk.choice async for chunk in stub.GenerateStream(message)]
+    assert whole.text == "".join(choice.text for choice in streamed)
+    assert "tool_call" not in whole.text
+    assert whole.finish_reason == streamed[-1].finish_reason == "tool_calls"
+    assert (whole.tool_calls[0].name, json.loads(whole.tool_calls[0].arguments)) == ("look_up", {"word": "a"})
+    news = [call for choice in streamed for call in choice.tool_calls]
+    assert "".join(call.arguments for call in news) == whole.tool_calls[0].arguments
+    assert news[0].name == "look_up"
