@@ -21,6 +21,10 @@ class Server:
     config: FlotillaConfig
 
     def post(self, path: str, body: object, **options: object) -> httpx.Response:
+    @property
+    def grpc_address(self) -> str:
+        return f"127.0.0.1:{self.config.grpc.port}"
+
         return httpx.post(f"{self.url}{path}", json=body, timeout=120, **options)  # type: ignore[arg-type]
 
     def complete(self, prompt: str, **fields: object) -> dict:  # type: ignore[type-arg]
@@ -41,6 +45,11 @@ def small_demo(**changes: object) -> FlotillaConfig:
 
 
 def start(config: FlotillaConfig) -> Iterator[Server]:
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
     """Serve `config` until the generator is closed; one server at a time, as Ray is one per machine."""
     from deployments.serving import running
 
@@ -53,4 +62,4 @@ def start(config: FlotillaConfig) -> Iterator[Server]:
 def server() -> Iterator[Server]:
     # AdaServe drafts in every step, also where a machine or poor drafters would make the default refrain:
     # these tests are about what speculation might change, so there must be some.
-    yield from start(small_demo(policy__name="adaserve"))
+    yield from start(small_demo(policy__name="adaserve", grpc__enabled=True, grpc__port=free_port()))

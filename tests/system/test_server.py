@@ -11,12 +11,17 @@ import time
 
 import httpx
 import psutil
+import grpc
 import pytest
 from openai import OpenAI
 
+from google.protobuf import json_format
 from benchmarks.lossless import LosslessOptions, run
 from tests.system.conftest import Server
+from benchmarks import grpc_cancel
 
+from cluster.metric_catalog import CATALOG, exposed_by
+from deployments.proto.flotilla.v1 import generation_pb2, generation_pb2_grpc
 pytestmark = pytest.mark.system
 
 PROMPT = "def read_lines(path):\n    "
@@ -172,8 +177,46 @@ def test_health_readiness_and_metrics(server: Server) -> None:
     text = httpx.get(f"{server.url}/metrics", timeout=10).text
     for name in ("flotilla_requests_total", "flotilla_time_per_output_token_seconds_bucket"):
         assert name in text
-    accepted = [line for line in text.splitlines() if line.startswith("flotilla_accepted_tokens_total")]
-    assert float(accepted[0].split()[-1]) > 0
+    assert value(server.url, "flotilla_accepted_tokens_total") > 0
+
+
+def test_one_scrape_has_every_metric_of_every_process_once(server: Server) -> None:
+    for number, tpot_ms in enumerate((0.2, 500)):
+        body = {"slo": {"tpot_ms": 500 if number else 5, "ttft_ms": tpot_ms, "e2e_ms": 60000}}
+        server.complete(f"def scraped_{number}(value):\n    ", **body)
+    text, families = scrape(server.url)
+    assert set(families) == set(CATALOG)
+    assert {name: family.type for name, family in families.items()} == {
+        name: metric.kind for name, metric in CATALOG.items()
+    }
+    own: dict[str, set[str]] = {"cell": set(), "front_end": set()}
+    for name, family in families.items():
+        seen = [(sample.name, *sorted(sample.labels.items())) for sample in family.samples]
+        assert len(seen) == len(set(seen)), f"{name} has a series twice"
+        if not name.startswith("flotilla_grpc_call"):
+            assert seen or name in SELDOM, f"{name} has no series"
+        for sample in family.samples:
+            for process in set(own) & set(sample.labels):
+                own[process].add(sample.labels[process])
+            if "gathered" not in CATALOG[name].processes:
+                assert len(set(own) & set(sample.labels)) == 1, f"{name}: whose is it?"
+    assert {process: len(ids) for process, ids in own.items()} == {"cell": 1, "front_end": 1}
+    assert value(server.url, "flotilla_slo_requests_total", objective="all", attained="true") > 0
+    missed = value(server.url, "flotilla_slo_requests_total", objective="ttft", attained="false")
+    assert missed == value(server.url, "flotilla_slo_violations_total", objective="ttft") > 0
+    if shutil.which("promtool"):
+        checked = subprocess.run(["promtool", "check", "metrics"], input=text.encode(), capture_output=True)
+        assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_each_process_can_be_scraped_by_itself(server: Server) -> None:
+    targets = httpx.get(f"{server.url}/metrics/targets", timeout=10).json()
+    kinds = [target["labels"]["__meta_flotilla_kind"] for target in targets]
+    assert sorted(kinds) == ["cell", "front_end"]
+    for kind, target in zip(kinds, targets, strict=True):
+        text = httpx.get(f"http://{target['targets'][0]}/metrics", timeout=10).text
+        names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+        assert names == {metric.name for metric in exposed_by(kind)}
 
 
 def test_a_client_that_goes_away_frees_its_request(server: Server) -> None:
@@ -192,6 +235,36 @@ def test_a_client_that_goes_away_frees_its_request(server: Server) -> None:
 def _workers(kind: str) -> list[int]:
     """Process ids of Ray workers of a class."""
     return [p.pid for p in psutil.process_iter(["cmdline"]) if kind in " ".join(p.info["cmdline"] or [])]
+
+
+def test_grpc_gives_what_http_gives(server: Server) -> None:
+    fields = {"temperature": 0.8, "seed": 7, "max_tokens": 24, "return_token_ids": True}
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        stub = generation_pb2_grpc.GenerationStub(channel)
+        for conversation in (False, True):
+            body = {"prompt": PROMPT}
+            if conversation:
+                body = {"messages": [{"role": "user", "content": "What does os.path.join do?"}]}  # type: ignore[dict-item]
+            path = "/v1/chat/completions" if conversation else "/v1/completions"
+            over_http = server.post(path, {**body, **fields}).json()
+            message = json_format.ParseDict({**body, **fields}, generation_pb2.GenerateRequest())
+            whole = stub.Generate(message)
+            chunks = list(stub.GenerateStream(message))
+            theirs, ours = over_http["choices"][0], whole.choices[0]
+            text = theirs["message"]["content"] if conversation else theirs["text"]
+            assert ours.text == text == "".join(chunk.choice.text for chunk in chunks)
+            assert list(ours.token_ids) == theirs["token_ids"]
+            assert ours.finish_reason == theirs["finish_reason"] == chunks[-1].choice.finish_reason
+            assert whole.metrics.seed == over_http["metrics"]["seed"] == 7
+            assert whole.usage.total_tokens == over_http["usage"]["total_tokens"]
+
+
+def test_requests_given_up_over_grpc_leave_the_cell(server: Server) -> None:
+    trials = asyncio.run(grpc_cancel.run_trials(server.grpc_address, grpc_cancel.cell_requests(), 18))
+    lost = [trial for trial in trials if trial.freed_ms is None]
+    assert not lost
+    assert {trial.status for trial in trials} == {"CANCELLED", "DEADLINE_EXCEEDED"}
+    assert all(trial.num_cancelled == 1 for trial in trials if trial.way == "Cancel")
 
 
 @pytest.mark.parametrize("kind", ["DrafterWorker", "VerifierWorker"])
