@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,11 +21,11 @@ class Server:
     model: str
     config: FlotillaConfig
 
-    def post(self, path: str, body: object, **options: object) -> httpx.Response:
     @property
     def grpc_address(self) -> str:
         return f"127.0.0.1:{self.config.grpc.port}"
 
+    def post(self, path: str, body: object, **options: object) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, timeout=120, **options)  # type: ignore[arg-type]
 
     def complete(self, prompt: str, **fields: object) -> dict:  # type: ignore[type-arg]
@@ -44,12 +45,12 @@ def small_demo(**changes: object) -> FlotillaConfig:
     return FlotillaConfig.model_validate(raw)
 
 
-def start(config: FlotillaConfig) -> Iterator[Server]:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
+def start(config: FlotillaConfig) -> Iterator[Server]:
     """Serve `config` until the generator is closed; one server at a time, as Ray is one per machine."""
     from deployments.serving import running
 
