@@ -201,7 +201,8 @@ class SchedulerCore:
                 self.totals.drafted_tokens += draft.tree.num_drafted
                 request.drafted(draft.tree)
         # Whoever got no tree (unknown to the drafter, or left out) is verified without one.
-        for request_id in outstanding.request_ids:
+        served = {draft.request_id for draft in result.drafts}
+        for request_id in [i for i in outstanding.request_ids if i not in served]:
             request = self._awaiting(request_id, result.call_id)
             if request is not None:
                 request.drafted(TokenTree.root_only(request.last_token))

@@ -162,5 +162,5 @@ def _most_heads(request: Request, drafter: DrafterState) -> int:
 def evaluating_s(result: VerifyResult) -> float:
     """Seconds that the target spent on its heads in one call."""
     verdicts = [*result.verdicts, *(prefill.verdict for prefill in result.prefills)]
-    proposals = (verdict.proposals for verdict in verdicts if verdict is not None)
-    return sum(one.seconds for one in proposals if one is not None)
+    proposals = [verdict.proposals for verdict in verdicts if verdict is not None]
+    return sum([one.seconds for one in proposals if one is not None], 0.0)

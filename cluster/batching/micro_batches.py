@@ -81,6 +81,10 @@ class MicroBatches:
         is complete is left alone until it is verified.
         """
         within = IN_ITERATION if self.count > 1 else IN_CALL
+        if not self._slow:  # all wait for each other
+            if not {request.state for request in of_batch}.isdisjoint(within):
+                return []
+            return [request for request in of_batch if request.state is State.READY]
         busy = {self._part_of(request) for request in of_batch if request.state in within}
         return [
             request
@@ -104,7 +108,10 @@ class MicroBatches:
         """The request's draft is in; its drafter took so long."""
         self._draft_s[request.request_id] = seconds
         latency_s = now - self._began.get(request.request_id, now)
-        self._latency.setdefault(request.drafter, RunningMean(latency_s)).follow(latency_s)
+        latency = self._latency.get(request.drafter)
+        if latency is None:
+            latency = self._latency[request.drafter] = RunningMean(latency_s)
+        latency.follow(latency_s)
         if self._is_ours and len(self._latency) > 1:
             self._compare(request.drafter)
 
@@ -118,14 +125,17 @@ class MicroBatches:
         drafting: list[Request] = []
         for index, of_batch in by_batch.items():
             by_part: dict[str, list[Request]] = {}
-            for request in of_batch:
-                by_part.setdefault(self._part_of(request), []).append(request)
+            if self._slow:
+                for request in of_batch:
+                    by_part.setdefault(self._part_of(request), []).append(request)
+            else:
+                by_part[""] = of_batch
             for of_part in by_part.values():
                 in_part = [request for request in of_part if request.state is State.DRAFTING]
                 waiting = [request for request in of_part if request.state is State.DRAFTED]
                 drafting += in_part
                 if waiting and not in_part:
-                    began = min(self._began.get(request.request_id, now) for request in waiting)
+                    began = min([self._began.get(request.request_id, now) for request in waiting])
                     parts.append((began, index, waiting))
         if not parts:
             return []
@@ -175,16 +185,16 @@ class MicroBatches:
             return None
         self.calls_by_count[self.count] += 1
         if sent.drafted:
-            num_rows = sum(map(len, sent.trees.values())) / len(sent.trees)
+            num_rows = sum([len(tree.token) for tree in sent.trees.values()]) / len(sent.trees)
             self._num_rows += SMOOTHING * (num_rows - self._num_rows)
-        began = min(self._began.pop(request_id, now) for request_id in sent.trees)
-        draft_s = max(self._draft_s.get(request_id, 0.0) for request_id in sent.trees)
+        began = min([self._began.pop(request_id, now) for request_id in sent.trees])
+        draft_s = max([self._draft_s.get(request_id, 0.0) for request_id in sent.trees])
         before, self._verified_at = self._verified_at, now
         if began >= now or began < self._undisturbed_since:
             return None
         iteration = Iteration(now - began, draft_s, now - max(began, before))
         if not sent.prefilling:
-            num_tokens = sum(len(verdict.tokens) for verdict in result.verdicts)
+            num_tokens = sum([len(verdict.tokens) for verdict in result.verdicts])
             self.rule.measured(iteration.slot_s, num_tokens, num_running)
         return iteration
 

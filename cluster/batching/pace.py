@@ -51,8 +51,8 @@ class Pace:
         self.decoded = REMEMBERED * self.decoded + len(trees)
         if not result.verdicts or not trees:
             return
-        self.num_rows.follow(sum(map(len, trees.values())) / len(trees))
-        num_committed = sum(len(verdict.tokens) for verdict in result.verdicts)
+        self.num_rows.follow(sum([len(tree.token) for tree in trees.values()]) / len(trees))
+        num_committed = sum([len(verdict.tokens) for verdict in result.verdicts])
         self.num_committed.follow(num_committed / len(result.verdicts))
 
     @property
