@@ -26,6 +26,14 @@ _COUNTERS = {
     "flotilla_preemptions_total": "preemptions",
     "flotilla_draft_timeouts_total": "draft_timeouts",
 }
+_TIMES = (
+    "flotilla_time_to_first_token_seconds",
+    "flotilla_time_per_output_token_seconds",
+    "flotilla_e2e_latency_seconds",
+    "flotilla_queue_time_seconds",
+    "flotilla_prefill_time_seconds",
+    "flotilla_decode_time_seconds",
+)
 
 
 class CellMetrics:
@@ -66,6 +74,8 @@ class CellMetrics:
         self.set.counter("flotilla_worker_restarts_total", "verifier")
         for tier in ("default", *config.tiers):
             self.set.counter("flotilla_requests_rejected_total", "queue_full", tier)
+            for name in _TIMES:
+                self.set.histogram(name, tier)
             self.set.counter("flotilla_goodput_requests_total", tier)
             self.set.counter("flotilla_goodput_tokens_total", tier)
             for decision in ("accepted", "downgraded", "rejected"):

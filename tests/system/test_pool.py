@@ -17,6 +17,7 @@ import pytest
 from cluster.config import FlotillaConfig
 from deployments.demo import demo_config
 from tests.system.conftest import Server, start
+from tests.system.scraping import value
 
 pytestmark = pytest.mark.system
 
@@ -67,13 +68,8 @@ def eventually(condition: Callable[[], bool], within_s: float = 40.0) -> None:
         time.sleep(0.1)
 
 
-def metric(server: Server, line: str) -> float:
-    found = [
-        one
-        for one in httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
-        if one.startswith(line)
-    ]
-    return float(found[0].split()[-1]) if found else 0.0
+def verified_by_small(server: Server) -> float:
+    return value(server.url, "flotilla_drafter_tokens_total", drafter="small", outcome="verified")
 
 
 @contextmanager
@@ -108,7 +104,6 @@ def load(server: Server, expected: list[str], drafter: str | None = None) -> Ite
 
 
 def test_a_killed_drafter_costs_no_request_and_drafts_again(server: Server, texts: list[str]) -> None:
-    drafted = 'flotilla_drafter_tokens_total{drafter="small",outcome="verified"}'
     with load(server, texts, "small"):
         eventually(lambda: drafters(server)["small"]["load"] > 0)
         before = drafters(server)["small"]
@@ -116,12 +111,12 @@ def test_a_killed_drafter_costs_no_request_and_drafts_again(server: Server, text
         eventually(lambda: drafters(server)["small"]["restarts"] > before["restarts"])
         eventually(lambda: drafters(server)["small"]["state"] == "ready")
         after = drafters(server)["small"]
-        verified = metric(server, drafted)
-        eventually(lambda: metric(server, drafted) > verified)
+        verified = verified_by_small(server)
+        eventually(lambda: verified_by_small(server) > verified)
     assert after["pid"] != before["pid"]
     assert 0.0 < after["recovery_s"] < 30.0
     print(f"a killed drafter was ready again after {after['recovery_s']:.2f} s")
-    assert metric(server, 'flotilla_worker_restarts_total{worker="small"}') == after["restarts"]
+    assert value(server.url, "flotilla_worker_restarts_total", worker="small") == after["restarts"]
 
 
 def test_a_drafter_that_hangs_is_left_behind_and_replaced(server: Server, texts: list[str]) -> None:

@@ -1,0 +1,166 @@
+"""What a cell exposes is what its requests' receipts say, counted here a second time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.cell_metrics import CellMetrics
+from cluster.events import Action, Cancelled, DraftDone, Emit, Reject, Verify, VerifyDone
+from cluster.request_accounts import RequestAccounts
+from cluster.stream_messages import Objective, Receipt
+from engine.sampling_params import SamplingParams
+from tests.cluster.simulated import submit
+from tests.cluster.test_core import World
+
+
+class MeasuredWorld(World):
+    """Counts as `cluster.cell` does, and keeps the receipts."""
+
+    def __init__(self, seed: int, policy: str, num_slots: int = 400) -> None:
+        self.metrics = CellMetrics()
+        self.accounts = RequestAccounts(self.metrics)
+        self.receipts: list[tuple[str, Receipt]] = []
+        super().__init__(seed, policy, num_slots=num_slots)
+        self.metrics.configured(self.config, "model")
+
+    def answer_one(self) -> bool:
+        before = list(self.answers)
+        more = super().answer_one()
+        for answer in before:
+            if not any(answer is other for other in self.answers):
+                if isinstance(answer, DraftDone):
+                    self.metrics.drafted(answer.drafter, answer.result)
+                elif isinstance(answer, VerifyDone):
+                    self.metrics.verified(answer.result, 0.003)
+        return more
+
+    def observe(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Verify(call):
+                    self.metrics.verify_sent(call, self.core)
+                case Emit(_, events):
+                    self.accounts.told(events, self.core)
+                    for event in events:
+                        if event.receipt is not None and event.finish_reason is not None:
+                            self.receipts.append((event.finish_reason, event.receipt))
+                case Reject(_, rejection):
+                    self.accounts.rejected(rejection)
+
+    def value(self, name: str, **labels: str) -> float:
+        """Sum of the samples with these labels."""
+        self.core.reflect()
+        text = self.metrics.render(self.core)
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+
+def objectives(number: int) -> Objective:
+    return Objective(ttft_ms=(None, 20.0, 200.0)[number % 3], tpot_ms=(2.0, 100.0)[number % 2])
+
+
+def test_objectives_goodput_and_violations_are_those_of_the_receipts() -> None:
+    world = MeasuredWorld(5, "adaserve")
+    for number in range(24):
+        request = submit(
+            number, world.rng, objective=objectives(number), tier=("gold", "default")[number % 2]
+        )
+        world.accounts.arrived(request)
+        world.send(request)
+    for _ in range(60):
+        world.answer_one()
+    world.lose("verifier")
+    world.start_target()
+    world.drain()
+    world.check_ends()
+    attained: Counter[str] = Counter()
+    missed: Counter[str] = Counter()
+    good_tokens = 0
+    for reason, receipt in world.receipts:
+        assert reason != "cancelled"
+        assert receipt.terms is not None
+        asked = receipt.terms.objective
+        outcomes = {
+            name: took <= bound
+            for name, took, bound in (
+                ("ttft", receipt.ttft_ms, asked.ttft_ms),
+                ("tpot", receipt.tpot_ms, asked.tpot_ms),
+            )
+            if took is not None and bound is not None
+        }
+        for name, met in outcomes.items():
+            (attained if met else missed)[name] += 1
+        if outcomes and all(outcomes.values()):
+            attained["all"] += 1
+            good_tokens += receipt.num_output_tokens
+    assert min(attained["ttft"], missed["ttft"], attained["tpot"], missed["tpot"]) > 0
+    for name in ("ttft", "tpot"):
+        got = world.value("flotilla_slo_requests_total", objective=name, attained="true")
+        assert got == attained[name]
+        assert world.value("flotilla_slo_violations_total", objective=name) == missed[name]
+    assert world.value("flotilla_goodput_requests_total") == attained["all"]
+    assert world.value("flotilla_goodput_tokens_total") == good_tokens
+    preempted = [receipt for _, receipt in world.receipts if receipt.num_preemptions]
+    assert preempted, "who ran when the target was lost"
+    assert all(0 < sum(receipt.preempted_ms) < receipt.e2e_ms for receipt in preempted)
+    assert all(sum(r.preempted_ms) == 0 for _, r in world.receipts if not r.num_preemptions)
+    assert world.value("flotilla_preemptions_total") == sum(r.num_preemptions for r in preempted)
+
+
+def test_tokens_depths_and_predictions_add_up() -> None:
+    world = MeasuredWorld(7, "fixed", num_slots=4000)
+    for number in range(16):
+        request = submit(number, world.rng, sampling=SamplingParams(temperature=0.0, max_tokens=40))
+        world.accounts.arrived(request)
+        world.send(request)
+        world.answer_one()
+    world.drain()
+    receipts = [receipt for _, receipt in world.receipts]
+    by_depth: Counter[int] = Counter()
+    for receipt in receipts:
+        by_depth.update(dict(enumerate(receipt.acceptance_by_depth, 1)))
+    assert len(by_depth) > 2
+    for depth, number in by_depth.items():
+        got = world.value("flotilla_drafter_depth_accepted_total", depth=str(depth))
+        assert got == number
+        assert world.value("flotilla_drafter_depth_trees_total", depth=str(depth)) >= number
+    accepted = sum(receipt.num_accepted for receipt in receipts)
+    verified = sum(receipt.num_verified for receipt in receipts)
+    assert world.value("flotilla_drafter_tokens_total", outcome="accepted") == accepted
+    assert world.value("flotilla_drafter_tokens_total", outcome="verified") == verified
+    assert world.value("flotilla_drafter_tokens_total", outcome="drafted") >= verified
+    assert world.value("flotilla_calibration_accepted_tokens_total") == accepted
+    judged = world.value("flotilla_calibration_tokens_total")
+    assert accepted < judged <= verified
+    assert 0 < world.value("flotilla_calibration_predicted_tokens_total") < judged
+    assert 0 < world.value("flotilla_calibration_squared_error_total") < judged
+    decoded = world.value("flotilla_batch_requests_sum", phase="decode")
+    assert world.value("flotilla_step_tokens_total", phase="decode") == verified + decoded
+    assert decoded == sum(receipt.num_steps - 1 for receipt in receipts), "the first token is prefill's"
+    assert world.value("flotilla_request_output_tokens_sum") == sum(r.num_output_tokens for r in receipts)
+    assert world.value("flotilla_requests_running") == 0
+
+
+def test_who_has_all_it_wants_did_not_give_up() -> None:
+    world = MeasuredWorld(9, "fixed")
+    for number, is_complete in enumerate((True, False)):
+        request = submit(number, world.rng, sampling=SamplingParams(temperature=0.0, max_tokens=60))
+        world.accounts.arrived(request)
+        world.send(request)
+        for _ in range(40):
+            if not world.output.get(request.request_id):
+                world.answer_one()
+        if is_complete:
+            world.accounts.completed(request.request_id)
+        world.handle(Cancelled(request.request_id))
+    world.drain()
+    assert world.value("flotilla_requests_total", finish_reason="stop") == 1
+    assert world.value("flotilla_requests_total", finish_reason="cancelled") == 1
+    assert world.value("flotilla_e2e_latency_seconds_count") == 1

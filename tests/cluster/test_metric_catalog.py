@@ -1,0 +1,90 @@
+"""The catalog keeps Prometheus' rules, and nothing outside it can be exposed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.metric_catalog import CATALOG, exposed_by
+from cluster.metric_set import MetricSet, UndeclaredMetric, merge
+from scripts.metric_reference import REFERENCE, reference
+
+
+def test_the_reference_is_up_to_date() -> None:
+    assert REFERENCE.read_text() == reference(), "run `make docs`"
+
+
+def test_names_follow_the_rules() -> None:
+    for name, metric in CATALOG.items():
+        assert re.fullmatch(r"flotilla(_[a-z0-9]+)+", name)
+        assert name.endswith("_total") == (metric.kind == "counter"), name
+        assert bool(metric.buckets) == (metric.kind == "histogram"), name
+        assert list(metric.buckets) == sorted(set(metric.buckets)), name
+        assert ("_seconds" in name) == (metric.unit == "seconds"), name
+        assert metric.help.endswith("."), name
+        assert not {"cell", "front_end", "le"} & set(metric.labels), f"{name}: added to every sample"
+
+
+def test_what_is_not_declared_cannot_be_counted() -> None:
+    metrics = MetricSet("cell")
+    with pytest.raises(UndeclaredMetric, match="metric_catalog"):
+        metrics.counter("flotilla_made_up_total")
+    with pytest.raises(UndeclaredMetric, match="it is a gauge"):
+        metrics.counter("flotilla_requests_running", "default")
+    with pytest.raises(UndeclaredMetric):
+        metrics.counter("flotilla_http_requests_total", "/", "GET", "200")  # a front end's
+    with pytest.raises(ValueError, match="label"):
+        metrics.counter("flotilla_requests_total", "stop")
+
+
+def touched(process: str, constant: dict[str, str]) -> str:
+    """The exposition of a process with a sample of every metric."""
+    metrics = MetricSet(process, constant)  # type: ignore[arg-type]
+    for metric in exposed_by(process):  # type: ignore[arg-type]
+        labels = ["x"] * len(metric.labels)
+        if metric.kind == "counter":
+            metrics.counter(metric.name, *labels).inc()
+        elif metric.kind == "gauge":
+            metrics.gauge(metric.name, *labels).set(2)
+        else:
+            metrics.histogram(metric.name, *labels).observe(0.5)
+    return metrics.render()
+
+
+def test_several_processes_are_one_exposition() -> None:
+    texts = [touched("cell", {"cell": name}) for name in ("one", "two")]
+    texts += [touched("front_end", {"front_end": "three"}), touched("gathered", {})]
+    merged = merge(texts)
+    headers = [line.split()[2] for line in merged.splitlines() if line.startswith("# TYPE")]
+    assert sorted(headers) == sorted(CATALOG)
+    samples = [line for text in texts for line in text.splitlines() if not line.startswith("#")]
+    assert sorted(line for line in merged.splitlines() if not line.startswith("#")) == sorted(samples)
+    of = {
+        family.name: {tuple(sorted(s.labels.items())) for s in family.samples}
+        for family in text_string_to_metric_families(merged)
+    }
+    assert {dict(labels)["cell"] for labels in of["flotilla_steps"]} == {"one", "two"}
+    assert len(of["flotilla_build_info"]) > 2
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_finds_nothing_wrong() -> None:
+    text = merge([touched("cell", {"cell": "one"}), touched("front_end", {"front_end": "two"})])
+    found = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+
+
+def test_totals_of_several_sources_add_up_and_never_fall() -> None:
+    class Source:
+        pass
+
+    metrics, one, two = MetricSet("cell"), Source(), Source()
+    for source, total in ((one, 5), (two, 3), (one, 7), (two, 3), (one, 6), (one, 8)):
+        metrics.grow(source, "flotilla_steps_total", total)
+    assert "flotilla_steps_total 11.0" in metrics.render()
