@@ -1,0 +1,216 @@
+"""Several cells behind one front end: losses, drains, refusals; every token once, every request answered."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from cluster.members import Member, State
+from cluster.stream_messages import Rejected, Submit
+from deployments.cell_clients import CellClients
+from deployments.pending_requests import CellLost, RequestRejected
+from engine.sampling_params import SamplingParams
+from tests.fakes.cell_stand_in import CellStandIn, eventually
+
+_ids = itertools.count()
+DRAINING = Rejected(request_id="", code="draining", message="the cell is being removed")
+FULL = Rejected(request_id="", code="queue_full", message="full", retry_after_s=2.0)
+
+
+class Listed:
+    """A directory whose entries the test writes."""
+
+    poll_s: float | None = 0.01
+
+    def __init__(self) -> None:
+        self.stand_ins: dict[str, CellStandIn] = {}
+        self.states: dict[str, State] = {}
+
+    async def cells(self) -> Sequence[Member]:
+        found = []
+        for name, stand_in in self.stand_ins.items():
+            host, port, token = await stand_in.endpoint()
+            state = self.states.get(name, "ready")
+            stats = {"running": float(len(stand_in._tasks))}
+            found.append(
+                Member(
+                    kind="cell",
+                    id=name,
+                    node=host,
+                    endpoint=(host, port, token.decode()),
+                    state=state,
+                    stats=stats,
+                )
+            )
+        return found
+
+    def add(self, name: str) -> CellStandIn:
+        made = self.stand_ins[name] = CellStandIn(lambda submit: list(range(100)))
+        made.pause_s = 0.005
+        return made
+
+    async def kill(self, name: str) -> None:
+        await self.stand_ins.pop(name).close()
+
+
+@pytest.fixture
+async def listed() -> AsyncIterator[Listed]:
+    made = Listed()
+    yield made
+    for name in list(made.stand_ins):
+        await made.kill(name)
+
+
+@pytest.fixture
+async def clients(listed: Listed) -> AsyncIterator[CellClients]:
+    made = CellClients(listed, give_up_after_s=0.6, silent_s=0.1)
+    made.connect()
+    yield made
+    await made.close()
+
+
+def submission(length: int = 60) -> Submit:
+    return Submit(
+        request_id=f"request-{next(_ids)}", prompt=[1, 2], sampling=SamplingParams(max_tokens=length)
+    )
+
+
+async def tokens_of(clients: CellClients, request: Submit) -> list[int]:
+    tokens: list[int] = []
+    async for event in clients.submit(request):
+        assert event.position == len(tokens)
+        assert event.request_id == request.request_id
+        tokens += event.tokens
+    return tokens
+
+
+async def connected(clients: CellClients, number: int) -> None:
+    await eventually(lambda: sum(one.is_open for one in clients._connections.values()) == number)
+
+
+async def test_requests_of_a_lost_cell_go_on_at_another(clients: CellClients, listed: Listed) -> None:
+    one, two = listed.add("one"), listed.add("two")
+    await connected(clients, 2)
+    tasks = [asyncio.create_task(tokens_of(clients, submission())) for _ in range(12)]
+    await eventually(lambda: len(one.submissions) > 2 and len(two.submissions) > 2)
+    await asyncio.sleep(0.02)
+    await listed.kill("one")
+    assert await asyncio.gather(*tasks) == [list(range(60))] * 12
+    moved = [sent for sent in two.submissions if sent.output]
+    assert moved, "nobody was moved in the midst of an answer"
+    assert all(sent.output == list(range(len(sent.output))) for sent in moved)
+
+
+async def test_a_cell_that_gives_requests_back_gets_none_any_more(
+    clients: CellClients, listed: Listed
+) -> None:
+    one, two = listed.add("one"), listed.add("two")
+    await connected(clients, 2)
+    one.reject = DRAINING
+    listed.states["one"] = "draining"
+    found = await asyncio.gather(*(tokens_of(clients, submission(9)) for _ in range(8)))
+    assert found == [list(range(9))] * 8
+    await asyncio.sleep(0.05)
+    refused = len(one.submissions)
+    assert await tokens_of(clients, submission(9)) == list(range(9))
+    assert len(one.submissions) == refused
+    assert len(two.submissions) >= 9
+
+
+async def test_what_a_lone_cell_gives_back_waits_for_another(clients: CellClients, listed: Listed) -> None:
+    one = listed.add("one")
+    await connected(clients, 1)
+    one.reject = DRAINING
+    task = asyncio.create_task(tokens_of(clients, submission(9)))
+    await eventually(lambda: len(one.submissions) > 1)
+    listed.add("two")
+    assert await task == list(range(9))
+    assert clients.num_streams == 0
+
+
+async def test_a_refusal_is_passed_on_only_after_all_have_refused(
+    clients: CellClients, listed: Listed
+) -> None:
+    one, two = listed.add("one"), listed.add("two")
+    await connected(clients, 2)
+    one.reject = FULL
+    found = await asyncio.gather(*(tokens_of(clients, submission(9)) for _ in range(6)))
+    assert found == [list(range(9))] * 6
+    two.reject = FULL
+    before = len(one.submissions) + len(two.submissions)
+    with pytest.raises(RequestRejected, match="full"):
+        await tokens_of(clients, submission(9))
+    assert len(one.submissions) + len(two.submissions) == before + 2
+
+
+async def test_what_is_wrong_with_a_request_is_told_by_the_first_cell(
+    clients: CellClients, listed: Listed
+) -> None:
+    stand_ins = [listed.add("one"), listed.add("two")]
+    await connected(clients, 2)
+    for stand_in in stand_ins:
+        stand_in.reject = Rejected(request_id="", code="prompt_too_long", message="too long")
+    with pytest.raises(RequestRejected, match="too long"):
+        await tokens_of(clients, submission(9))
+    assert sum(len(stand_in.submissions) for stand_in in stand_ins) == 1
+
+
+async def test_a_cell_that_starts_is_spared_while_others_serve(clients: CellClients, listed: Listed) -> None:
+    one, two = listed.add("one"), listed.add("two")
+    listed.states["two"] = "starting"
+    await connected(clients, 2)
+    await asyncio.gather(*(tokens_of(clients, submission(3)) for _ in range(6)))
+    assert (len(one.submissions), len(two.submissions)) == (6, 0)
+    listed.states["two"] = "ready"
+    await asyncio.sleep(0.05)
+    await asyncio.gather(*(tokens_of(clients, submission(3)) for _ in range(12)))
+    assert two.submissions
+
+
+async def test_a_cell_of_which_nothing_is_heard_is_left_if_there_are_others(
+    clients: CellClients, listed: Listed
+) -> None:
+    one = listed.add("one")
+    await connected(clients, 1)
+    one.starved = True
+    task = asyncio.create_task(tokens_of(clients, submission(9)))
+    await eventually(lambda: len(one.submissions) == 1)
+    listed.add("two")
+    await connected(clients, 2)
+    hung = listed.stand_ins.pop("one")
+    assert await asyncio.wait_for(task, 3) == list(range(9))
+    await hung.close()
+
+
+async def test_a_directory_that_forgot_all_cells_breaks_no_connection(
+    clients: CellClients, listed: Listed
+) -> None:
+    listed.add("one").pause_s = 0.02
+    await connected(clients, 1)
+    task = asyncio.create_task(tokens_of(clients, submission()))
+    known, listed.stand_ins = listed.stand_ins, {}
+    await asyncio.sleep(0.2)
+    assert await tokens_of(clients, submission(9)) == list(range(9))
+    listed.stand_ins = known
+    assert await task == list(range(60))
+    assert clients.num_resubmitted == 0
+
+
+async def test_cancelling_by_prefix_reaches_every_cell(clients: CellClients, listed: Listed) -> None:
+    stand_ins = [listed.add("one"), listed.add("two")]
+    await connected(clients, 2)
+    for stand_in in stand_ins:
+        stand_in.pause_s = 30.0
+    tasks = [asyncio.create_task(tokens_of(clients, submission())) for _ in range(6)]
+    await eventually(lambda: all(stand_in.submissions for stand_in in stand_ins))
+    assert await clients.cancel_matching("nobody-") == 0
+    assert await clients.cancel_matching("request-") == 6
+    assert await asyncio.gather(*tasks) == [[]] * 6
+
+
+async def test_no_cell_at_all_ends_in_time(clients: CellClients) -> None:
+    with pytest.raises(CellLost, match="did not come back"):
+        await tokens_of(clients, submission())
