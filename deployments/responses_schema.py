@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from deployments.errors import ApiError, bad_request
 from deployments.openai_schema import ChatRequest, CommonFields, validated
@@ -108,10 +109,19 @@ _REASONS = {
 }
 
 
+def _text_or_items(value: Any) -> Any:
+    """One message for both forms."""
+    if not isinstance(value, str | list):
+        raise PydanticCustomError("input_type", "must be a string or a list of items")
+    return value
+
+
 class ResponsesRequest(CommonFields):
     """Body of `/v1/responses`."""
 
-    input: str | list[Any] = Field(description="Text, or items: messages, calls, and what calls returned.")
+    input: Annotated[str | list[Any], BeforeValidator(_text_or_items)] = Field(
+        description="Text, or items: messages, calls, and what calls returned."
+    )
     instructions: str | None = Field(None, description="A system message in front of the input.")
     max_output_tokens: int | None = Field(None, ge=1, le=1 << 24)
     text: TextOptions | None = None

@@ -118,7 +118,7 @@ def message_text(value: Any) -> Any:
     texts = []
     for number, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
+        if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
             raise _fail(
                 "content_value",
                 f'part {number} must be {{"type": "text", "text": ...}}; this model reads text only',

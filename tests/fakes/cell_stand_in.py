@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from cluster.stream_messages import (
     Cancel,
     CancelMatching,
@@ -37,6 +39,7 @@ class CellStandIn:
         reject: answer submissions with this instead.
         starved: never send anything.
         away: refuse to be located.
+        score: log-probability of every token of an answer.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class CellStandIn:
         self.reject: Rejected | None = None
         self.starved = False
         self.away = False
+        self.score: Callable[[Submit], float] = lambda submit: -0.25
         self.ready = True
         self.finish_reason: str | None = None
         self._token = b"sesame"
@@ -154,15 +158,19 @@ class CellStandIn:
             await asyncio.sleep(self.pause_s)
             part = tokens[position : position + self.per_step]
             ends = position + len(part) >= len(tokens)
-            logprobs = [self.logprob(token, sampling.logprobs) for token in part]
+            score = self.score(submit)
+            logprobs = [self.logprob(token, sampling.logprobs, score) for token in part]
+            prompt_logprobs = [] if position else self._prompt_logprobs(submit)
             if ends:
                 event = self._last(submit.request_id, position, part, self.finish_reason or reason, logprobs)
+                event = msgspec.structs.replace(event, prompt_logprobs=prompt_logprobs)
             else:
                 event = TokenEvent(
                     request_id=submit.request_id,
                     position=position,
                     tokens=part,
                     logprobs=[entry for entry in logprobs if entry is not None],
+                    prompt_logprobs=prompt_logprobs,
                     drafter="small",
                     num_accepted=len(part) - 1,
                 )
@@ -177,12 +185,17 @@ class CellStandIn:
             if ends:
                 return
 
+    def _prompt_logprobs(self, submit: Submit) -> list[TokenLogprobs]:
+        wanted = submit.sampling.prompt_logprobs
+        entries = [self.logprob(token, wanted) for token in submit.prompt[1:]]
+        return [entry for entry in entries if entry is not None]
+
     @staticmethod
-    def logprob(token: int, alternatives: int | None) -> TokenLogprobs | None:
+    def logprob(token: int, alternatives: int | None, score: float = -0.25) -> TokenLogprobs | None:
         if alternatives is None:
             return None
         others = [token, *(other for other in range(40, 60) if other != token)][:alternatives]
-        return TokenLogprobs(-0.25, others, [-0.25 - index for index in range(len(others))])
+        return TokenLogprobs(score, others, [score - index for index in range(len(others))])
 
     def _last(
         self,
