@@ -143,7 +143,8 @@ class CellStandIn:
 
     @staticmethod
     def _fields(rejected: Rejected) -> dict[str, Any]:
-        return {"code": rejected.code, "message": rejected.message, "retry_after_s": rejected.retry_after_s}
+        names = ("code", "message", "retry_after_s", "predicted")
+        return {name: getattr(rejected, name) for name in names}
 
     async def _answer(self, writer: asyncio.StreamWriter, submit: Submit) -> None:
         sampling = submit.sampling
