@@ -1,4 +1,4 @@
-"""A front end's connections to all cells: routes requests, and moves them when their cell is lost or leaves."""
+"""A front end's connections to all cells: routes requests, moves them when their cell is lost or leaves."""
 
 from __future__ import annotations
 
@@ -174,7 +174,8 @@ class CellClients:
         pause, problem = _FIRST_PAUSE_S, "no cell is known"
         while True:
             try:
-                members = await asyncio.wait_for(self._source.cells(), ATTEMPT_TIMEOUT_S)
+                async with asyncio.timeout(ATTEMPT_TIMEOUT_S):
+                    members = await self._source.cells()
             except Exception as error:  # a remote call: anything may come out of it
                 problem = repr(error)
             else:
@@ -193,7 +194,8 @@ class CellClients:
                 pause = _FIRST_PAUSE_S
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait()
 
     def _follow(self, members: Sequence[Member]) -> None:
         """Connect to new cells, and take note of how the others are."""

@@ -87,8 +87,8 @@ class CellConnection:
         host, port, token = self.member.endpoint
         writer: asyncio.StreamWriter | None = None
         try:
-            opening = asyncio.open_connection(host, port)
-            reader, opened = await asyncio.wait_for(opening, ATTEMPT_TIMEOUT_S)
+            async with asyncio.timeout(ATTEMPT_TIMEOUT_S):
+                reader, opened = await asyncio.open_connection(host, port)
             writer = opened
             write_frame(opened, token.encode())
             self._writer, self.was_open = opened, True

@@ -92,16 +92,16 @@ class DirectoryClient:
 
     async def report(self) -> None:
         """Report once, now."""
-        answer = self._directory.report.remote(self._describe())
-        self._members = list(await asyncio.wait_for(answer, _CALL_TIMEOUT_S))
+        async with asyncio.timeout(_CALL_TIMEOUT_S):
+            self._members = list(await self._directory.report.remote(self._describe()))
 
     async def leave(self) -> None:
         """Report no longer, and say so."""
         if self._task is not None:
             self._task.cancel()
         with contextlib.suppress(Exception):  # it would notice the silence
-            leaving = self._directory.leave.remote(self._describe().id)
-            await asyncio.wait_for(leaving, _CALL_TIMEOUT_S)
+            async with asyncio.timeout(_CALL_TIMEOUT_S):
+                await self._directory.leave.remote(self._describe().id)
 
     async def _run(self) -> None:
         was_reached = True
