@@ -22,7 +22,7 @@ from deployments.cell_client import Endpoint
 from deployments.directory import DirectoryClient, ListedCells
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_replica import GrpcReplica
-from deployments.grpc_server import serve_in_thread
+from deployments.grpc_server import GrpcThread
 from deployments.grpc_service import GenerationService
 from deployments.listening import shared_listener
 from deployments.metric_gathering import Gatherer, serve_metrics
@@ -183,17 +183,26 @@ class FrontEnd(GrpcReplica):
 
     async def __del__(self) -> None:
         """Called by Ray Serve when the replica is removed: open streams end, new ones go elsewhere."""
-        if not hasattr(self, "_http") or self._is_draining or self._server is None:
+        if not hasattr(self, "_config") or self._is_draining:
+            return
+        timeout_s = self._config.scaling.cells.drain_timeout_s
+        if not hasattr(self, "_http") or self._server is None:
+            await self._drain_grpc(timeout_s)
             return
         self._is_draining = self._server.should_exit = True
-        await asyncio.to_thread(self._http.join, self._config.scaling.cells.drain_timeout_s)
+        await asyncio.gather(asyncio.to_thread(self._http.join, timeout_s), self._drain_grpc(timeout_s))
         await self._directory.leave()
 
     def _listen_grpc(self) -> None:
         """Serve gRPC from a thread likewise, or through Serve's proxy."""
+        self._grpc: GrpcThread | None = None
         if self._config.grpc.enabled and self._config.grpc.direct:
-            serve_in_thread(self._config.grpc, self._make_service)
-        self.grpc_service = GenerationService(self._service, behind_proxy=True)
+            self._grpc = GrpcThread(self._config.grpc, self._make_service, self._metrics)
+        self.grpc_service = GenerationService(self._service, self._metrics, behind_proxy=True)
+
+    async def _drain_grpc(self, timeout_s: float) -> None:
+        if (grpc := getattr(self, "_grpc", None)) is not None:
+            await grpc.drain(timeout_s)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""

@@ -20,6 +20,7 @@ from cluster.grpc_config import GrpcConfig
 from deployments import grpc_mapping as mapping
 from deployments.api_service import ApiService
 from deployments.errors import ApiError
+from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_service import HEALTH_NAME, SERVICE_NAME, GenerationService
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.proto.flotilla.v1 import generation_pb2_grpc as pb_grpc
@@ -107,13 +108,17 @@ async def _write(context: _Context, messages: AsyncGenerator[_Message, None]) ->
 
 
 def make_server(
-    config: GrpcConfig, service: ApiService, credentials: grpc.ServerCredentials | None = None
+    config: GrpcConfig,
+    service: ApiService,
+    metrics: FrontEndMetrics | None = None,
+    credentials: grpc.ServerCredentials | None = None,
 ) -> grpc.aio.Server:
     """A server for the running event loop, bound to its port but not started.
 
     Args:
         config: `host` and `port`; replicas of one node share the port, and the kernel spreads connections.
         service: what answers.
+        metrics: count the calls.
         credentials: serve with TLS.
 
     Raises:
@@ -131,7 +136,7 @@ def make_server(
             ("grpc.http2.min_ping_interval_without_data_ms", keepalive_ms // 2),
         ]
     )
-    servicer = GenerationServicer(GenerationService(service), config.default_deadline_s)
+    servicer = GenerationServicer(GenerationService(service, metrics), config.default_deadline_s)
     pb_grpc.add_GenerationServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     reflection.enable_server_reflection((SERVICE_NAME, HEALTH_NAME, reflection.SERVICE_NAME), server)
@@ -144,34 +149,48 @@ def make_server(
     return server
 
 
-def serve_in_thread(
-    config: GrpcConfig,
-    make_service: Callable[[], ApiService],
-    credentials: grpc.ServerCredentials | None = None,
-) -> None:
-    """Serve from a thread of this process until it ends; returns once the port is open.
+class GrpcThread:
+    """A server in a thread of this process, until it is drained or the process ends.
 
     Args:
         config: where.
-        make_service: called in the thread; the connection to the cell belongs to its event loop.
+        make_service: called in the thread; the connections to cells belong to its event loop.
+        metrics: count the calls.
         credentials: serve with TLS.
 
     Raises:
         RuntimeError: if the port cannot be had.
     """
-    started: concurrent.futures.Future[None] = concurrent.futures.Future()
 
-    async def serve() -> None:
-        try:
-            service = make_service()
-            service.client.connect()
-            server = make_server(config, service, credentials)
-            await server.start()
-            started.set_result(None)
-        except Exception as error:
-            started.set_exception(error)
-            raise
-        await server.wait_for_termination()
+    def __init__(
+        self,
+        config: GrpcConfig,
+        make_service: Callable[[], ApiService],
+        metrics: FrontEndMetrics | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
+        started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, grpc.aio.Server]]
+        started = concurrent.futures.Future()
 
-    threading.Thread(target=lambda: asyncio.run(serve()), name="grpc", daemon=True).start()
-    started.result(_START_TIMEOUT_S)
+        async def serve() -> None:
+            try:
+                service = make_service()
+                service.client.connect()
+                server = make_server(config, service, metrics, credentials)
+                await server.start()
+            except Exception as error:
+                started.set_exception(error)
+                return
+            started.set_result((asyncio.get_running_loop(), server))
+            await server.wait_for_termination()
+
+        threading.Thread(target=lambda: asyncio.run(serve()), name="grpc", daemon=True).start()
+        self._loop, self._server = started.result(_START_TIMEOUT_S)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new calls, and let those there are end within `timeout_s`; then they are cut off."""
+        if self._loop.is_running():
+            stopping = asyncio.run_coroutine_threadsafe(self._server.stop(timeout_s), self._loop)
+            # The loop ends with the server, so that the answer may never come.
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(asyncio.wrap_future(stopping), timeout_s + 1.0)

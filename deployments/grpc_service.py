@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from deployments.answering import Call, translated
 from deployments.api_service import ApiService
 from deployments.call_ids import clean_request_id, new_call_id
 from deployments.errors import ApiError, bad_request, internal, not_ready
+from deployments.front_end_metrics import FrontEndMetrics
 from deployments.objectives import ObjectiveError, asked_by_headers
 from deployments.openai_api import flotilla_version
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
@@ -52,17 +53,27 @@ class GenerationService:
 
     Args:
         service: the API.
+        metrics: count the calls.
         behind_proxy: requests come through a proxy of ours, which has named the calls.
     """
 
-    def __init__(self, service: ApiService, *, behind_proxy: bool = False) -> None:
+    def __init__(
+        self, service: ApiService, metrics: FrontEndMetrics | None = None, *, behind_proxy: bool = False
+    ) -> None:
         self._service = service
+        self._metrics = metrics or FrontEndMetrics()
         self._behind_proxy = behind_proxy
 
     # -- flotilla.v1.Generation ------------------------------------------------------------------------
 
     async def generate(self, request: pb.GenerateRequest, metadata: Mapping[str, str]) -> pb.GenerateResponse:
         """A whole answer; raises `ApiError`."""
+        with self._counted("Generate"):
+            return await self._generate(request, metadata)
+
+    async def _generate(
+        self, request: pb.GenerateRequest, metadata: Mapping[str, str]
+    ) -> pb.GenerateResponse:
         answer = await self._begin(request, metadata)
         call = answer.call
         async with aclosing(translated(call)) as updates:
@@ -82,6 +93,14 @@ class GenerationService:
         self, request: pb.GenerateRequest, metadata: Mapping[str, str]
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """An answer as it grows; close the generator to end the request. Raises `ApiError`."""
+        with self._counted("GenerateStream"):
+            async with aclosing(self._stream(request, metadata)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _stream(
+        self, request: pb.GenerateRequest, metadata: Mapping[str, str]
+    ) -> AsyncGenerator[pb.GenerateChunk, None]:
         answer = await self._begin(request, metadata, stream=True)
         call = answer.call
         async with aclosing(translated(call)) as updates:
@@ -107,10 +126,11 @@ class GenerationService:
         """End requests by their id; raises `ApiError` (503) if the cell cannot be told."""
         if not request.request_id:
             raise bad_request("`request_id` is empty; give the id of the request to end.", "request_id")
-        try:
-            number = await self._service.cancel(request.request_id)
-        except TimeoutError as error:
-            raise not_ready("The model does not answer, and may still work on the request.") from error
+        with self._counted("Cancel"):
+            try:
+                number = await self._service.cancel(request.request_id)
+            except TimeoutError as error:
+                raise not_ready("The model does not answer, and may still work on the request.") from error
         return pb.CancelResponse(num_cancelled=number)
 
     async def cancel_call(self, call_id: str) -> int:
@@ -160,6 +180,18 @@ class GenerationService:
         except ApiError:
             return _NOT_SERVING
         return _SERVING
+
+    @contextlib.contextmanager
+    def _counted(self, method: str) -> Iterator[None]:
+        with self._metrics.grpc_call(method) as ends_with:
+            try:
+                yield
+            except ApiError as error:
+                ends_with(mapping.status(error)[0].name)
+                raise
+            except (asyncio.CancelledError, GeneratorExit):
+                ends_with("CANCELLED")
+                raise
 
     # -- parts -----------------------------------------------------------------------------------------
 

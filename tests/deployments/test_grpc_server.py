@@ -17,8 +17,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from cluster.grpc_config import GrpcConfig
 from cluster.stream_messages import Rejected
 from deployments.api_service import ApiService
+from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_mapping import ERROR_KEY, RETRY_KEY
-from deployments.grpc_server import make_server
+from deployments.grpc_server import GrpcThread, make_server
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.proto.flotilla.v1 import generation_pb2_grpc as pb_grpc
 from tests.fakes.cell_stand_in import CellStandIn, eventually
@@ -216,3 +217,31 @@ async def test_calls_of_tools_are_told_whole_and_streamed(stub: Any, cell: CellS
     news = [call for choice in streamed for call in choice.tool_calls]
     assert "".join(call.arguments for call in news) == whole.tool_calls[0].arguments
     assert news[0].name == "look_up"
+
+
+async def test_a_drained_server_finishes_what_it_has_and_counts_it(
+    cell: CellStandIn, service: ApiService, free_port: int
+) -> None:
+    cell.pause_s = 0.02
+    made: list[ApiService] = []
+    metrics = FrontEndMetrics("one")
+
+    def make() -> ApiService:
+        made.append(ApiService(cell, codec()))
+        return made[-1]
+
+    config = GrpcConfig(enabled=True, port=free_port)
+    thread = await asyncio.to_thread(GrpcThread, config, make, metrics)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+        stub: Any = pb_grpc.GenerationStub(channel)
+        call = stub.GenerateStream(HI)
+        chunks = [await call.read()]
+        draining = asyncio.create_task(thread.drain(10.0))
+        while (chunk := await call.read()) is not grpc.aio.EOF:
+            chunks.append(chunk)
+        await draining
+        assert "".join(chunk.choice.text for chunk in chunks) == ANSWER
+        assert (await failure(stub.Generate(HI))).code() is grpc.StatusCode.UNAVAILABLE
+    assert (
+        'flotilla_grpc_calls_total{code="OK",front_end="one",method="GenerateStream"} 1.0' in metrics.render()
+    )
