@@ -16,6 +16,7 @@ from benchmarks import (
     cli_pipeline,
     cli_pool,
     cli_regret,
+    cli_scaling,
     cli_scheduler,
 )
 from benchmarks.arrivals import Arrivals
@@ -32,6 +33,7 @@ app.command()(cli_compare.selection)
 app.command()(cli_pipeline.pipeline)
 app.command()(cli_decomposition.decomposition)
 app.command()(cli_regret.regret)
+app.command()(cli_scaling.scaling)
 app.command()(cli_pool.pool)
 app.command()(cli_grpc.grpc_cancel)
 app.command()(cli_scheduler.scheduler)

@@ -276,6 +276,15 @@ class FlotillaConfig(StrictModel):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _administers_one_cell(self) -> FlotillaConfig:
+        if self.http.admin and self.scaling.cells.max > 1:
+            raise ValueError(
+                "http.admin changes the drafters of one cell, and scaling.cells.max allows several: switch it "
+                "off, or let scaling.drafters change the drafters of each"
+            )
+        return self
+
     @field_validator("drafters")
     @classmethod
     def _distinct(cls, drafters: tuple[DrafterConfig, ...]) -> tuple[DrafterConfig, ...]:

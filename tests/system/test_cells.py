@@ -1,0 +1,78 @@
+"""Two real cells behind one front end: one is killed in the midst of answers, and nobody notices by the text."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from ray import serve
+
+from cluster.config import FlotillaConfig
+from cluster.members import Member
+from deployments.application import APP_NAME
+from deployments.directory import DIRECTORY_NAME
+from tests.system.conftest import Server, start
+
+NUM_REQUESTS = 10
+
+
+@pytest.fixture(scope="module")
+def two_cells() -> Iterator[Server]:
+    config = {
+        "target": {"path": "zoo:target-8x384", "num_slots": 8192},
+        "drafters": [{"kind": "prompt_lookup", "name": "lookup"}],
+        "http": {"port": 0},
+        "scaling": {"cells": {"min": 2, "max": 2}},
+    }
+    yield from start(FlotillaConfig.model_validate(config))
+
+
+def cells() -> list[Member]:
+    """The cells that serve, by the directory."""
+    directory = serve.get_deployment_handle(DIRECTORY_NAME, APP_NAME)
+    members = directory.members.remote().result(timeout_s=30)
+    return [member for member in members if member.kind == "cell" and member.state == "ready"]
+
+
+async def answers(server: Server, pid_to_kill: int | None) -> list[list[int]]:
+    """The tokens of sampling requests sent at once; in their midst, a process may be killed."""
+    async with httpx.AsyncClient(timeout=120) as client:
+
+        async def ask(number: int) -> list[int]:
+            body = {
+                "model": server.model,
+                "prompt": f"def merge_{number}(left, right):\n",
+                "max_tokens": 160,
+                "min_tokens": 160,
+                "ignore_eos": True,
+                "temperature": 0.8,
+                "seed": number,
+                "return_token_ids": True,
+            }
+            response = await client.post(f"{server.url}/v1/completions", json=body)
+            assert response.status_code == 200, response.text
+            tokens: list[int] = response.json()["choices"][0]["token_ids"]
+            return tokens
+
+        tasks = [asyncio.create_task(ask(number)) for number in range(NUM_REQUESTS)]
+        if pid_to_kill is not None:
+            await asyncio.sleep(0.4)
+            assert not any(task.done() for task in tasks), "killed too late to show anything"
+            os.kill(pid_to_kill, signal.SIGKILL)
+        return await asyncio.gather(*tasks)
+
+
+def test_a_cell_killed_in_the_midst_of_answers_changes_no_text(two_cells: Server) -> None:
+    deadline = time.monotonic() + 60
+    while len(serving := cells()) < 2:
+        assert time.monotonic() < deadline, serving
+        time.sleep(0.1)
+    before = asyncio.run(answers(two_cells, None))
+    assert all(len(tokens) == 160 for tokens in before)
+    after = asyncio.run(answers(two_cells, int(serving[0].details["pid"])))
+    assert after == before
