@@ -15,6 +15,7 @@ from benchmarks.near_ties import TOLERANCE, Difference, audit, explain
 from benchmarks.receipts import ReceiptSummary, summarise_receipts
 from benchmarks.serve import SPECULATION_OFF, find_model
 from benchmarks.transformers_engine import Reference
+from deployments.structured_outputs import StructuredFields, constraint_of
 from engine.sampling_params import SamplingParams
 from zoo.registry import TARGET
 
@@ -26,6 +27,21 @@ PENALISED: dict[str, Any] = {
     "frequency_penalty": 0.2,
     "repetition_penalty": 1.1,
 }
+
+#: A schema with free and forced parts, arrays and alternatives.
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 24},
+        "kind": {"enum": ["question", "statement", "code"]},
+        "words": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 3},
+        "length": {"type": "integer", "minimum": 0, "maximum": 1000},
+        "is_long": {"type": "boolean"},
+    },
+    "required": ["title", "kind", "words", "length"],
+    "additionalProperties": False,
+}
+CONSTRAINED: dict[str, Any] = {**SAMPLED, "structured_outputs": {"json": SCHEMA}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +104,11 @@ class Suite:
 
     def params(self, mode: Mapping[str, Any], index: int) -> SamplingParams:
         """The sampling parameters of a request, as the server understands its body."""
-        return SamplingParams(**mode, seed=self.options.seed + index)
+        fields = dict(mode)
+        asked = {"structured_outputs": fields.pop("structured_outputs", None)}
+        found = constraint_of(StructuredFields.model_validate(asked))
+        constraint = None if found is None else found[0]
+        return SamplingParams(**fields, constraint=constraint, seed=self.options.seed + index)
 
     async def ask(self, mode: Mapping[str, Any], extra: Mapping[str, Any], title: str) -> LoadResult:
         """Send all requests of a variant; raises on the first that failed."""
@@ -248,6 +268,7 @@ async def run(options: LosslessOptions) -> dict[str, Any]:
         if options.sampling:
             await suite.sampled("sampled", SAMPLED)
             await suite.sampled("penalties", PENALISED)
+            await suite.sampled("JSON schema", CONSTRAINED)
     _print(suite.results, reference)
     unproven = sum(result.num_unproven for result in suite.results)
     outputs = sum(result.num_outputs for result in suite.results)
@@ -264,6 +285,7 @@ async def run(options: LosslessOptions) -> dict[str, Any]:
             "that drafts only where it pays can be replaced for the test (`flotilla serve --policy fixed`)."
             "[/yellow]"
         )
+    modes = {"sampled": SAMPLED, "penalties": PENALISED, "JSON schema": CONSTRAINED}
     return {
         "benchmark": "lossless",
         "environment": environment.describe(),
@@ -271,5 +293,5 @@ async def run(options: LosslessOptions) -> dict[str, Any]:
         "num_unproven": unproven,
         "without_accepted_drafts": [f"{result.mode}: {result.variant}" for result in idle],
         "results": [asdict(result) for result in suite.results],
-        "modes": msgspec.to_builtins({"sampled": SAMPLED, "penalties": PENALISED}),
+        "modes": msgspec.to_builtins(modes),
     }

@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from benchmarks.transformers_engine import Reference
+from engine.grammar import TokenMask
 from engine.sampling import Row, TokenHistory, decide, processed_logits
 from engine.sampling_params import SamplingParams
 
@@ -56,13 +57,38 @@ def first_difference(expected: Sequence[int], found: Sequence[int]) -> int:
 
 
 def rows_for(
-    params: SamplingParams, prompt: Sequence[int], output: Sequence[int], first: int = 0
+    params: SamplingParams,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    first: int = 0,
+    allowed: Sequence[TokenMask | None] | None = None,
 ) -> list[Row]:
-    """The decisions about `output` from position `first` on, and the one after its end."""
+    """The decisions about `output` from position `first` on, and the one after its end.
+
+    Args:
+        params: of the request.
+        prompt: before the output.
+        output: generated.
+        first: position of the first decision wanted.
+        allowed: what a grammar allows at every position, if there is one (`masks_for`).
+    """
     history = TokenHistory(prompt) if params.has_penalties else None
+    masks = allowed or [None] * (len(output) + 1)
     return [
-        Row(params, position, history, output[:position] if history is not None else ())
+        Row(params, position, history, output[:position] if history is not None else (), masks[position])
         for position in range(first, len(output) + 1)
+    ]
+
+
+def masks_for(
+    reference: Reference, params: SamplingParams, output: Sequence[int]
+) -> list[TokenMask | None] | None:
+    """What the grammar of a request with a constraint allows at every position of `output` and after it."""
+    if params.constraint is None:
+        return None
+    return [
+        reference.grammars.matcher(params.constraint, output[:position]).allowed()
+        for position in range(len(output) + 1)
     ]
 
 
@@ -92,12 +118,13 @@ def explain(
     other = found[position] if position < len(found) else -1
     gap, at_edge = math.inf, False
     if one >= 0 and other >= 0:
-        row = rows_for(params, prompt, common, position)
+        masks = masks_for(reference, params, common)
+        row = rows_for(params, prompt, common, position, masks)
         gap = score_gap(logits, row, (one, other))
         if not params.is_greedy and params.top_p < 1.0:
             for edge in (params.top_p - _EDGE, min(1.0, params.top_p + _EDGE)):
                 moved = msgspec.structs.replace(params, top_p=edge)
-                winner = int(decide(logits, rows_for(moved, prompt, common, position)).tokens[0])
+                winner = int(decide(logits, rows_for(moved, prompt, common, position, masks)).tokens[0])
                 settled = int(decide(logits, row).tokens[0])
                 at_edge |= {winner, settled} == {one, other}
     return Difference(
@@ -134,5 +161,6 @@ def audit(
     """
     body = list(output[:-1])
     logits = last_logits(reference, [*prompt, *body], len(output))
-    tokens: list[int] = decide(logits, rows_for(params, prompt, body)).tokens.tolist()
+    masks = masks_for(reference, params, body)
+    tokens: list[int] = decide(logits, rows_for(params, prompt, body, allowed=masks)).tokens.tolist()
     return tokens

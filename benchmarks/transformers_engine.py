@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from benchmarks.engine_under_test import RunResult, Task, until_end
 from benchmarks.prompts import Prompt
+from engine.grammar import Grammars
 
 
 class Reference:
@@ -28,6 +31,11 @@ class Reference:
         self.model: Any = load_model(path, dtype)
         end = self.model.generation_config.eos_token_id
         self.end_tokens: tuple[int, ...] = tuple(end) if isinstance(end, list) else (end,)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Grammars over its tokenizer."""
+        return Grammars.of_model(Path(self.path), self.model.config.vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The prompt's tokens, as a server would make them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import time
 
 import grpc
 import httpx
+import jsonschema
 import psutil
 import pytest
 from google.protobuf import json_format
@@ -130,6 +132,53 @@ def test_bad_input_is_a_4xx_that_names_the_field(
     assert field in f"{error['param']} {error['message']}"
     assert error["message"]
     assert error["type"]
+
+
+def test_structured_outputs_are_complete_and_the_same_without_speculation(server: Server) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 10},
+            "size": {"type": "integer", "minimum": 0, "maximum": 99},
+            "kind": {"enum": ["file", "folder"]},
+        },
+        "required": ["name", "size", "kind"],
+        "additionalProperties": False,
+    }
+    body = {
+        "model": server.model,
+        "messages": [{"role": "user", "content": "Describe a file."}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "file", "schema": schema}},
+        "n": 3,
+        "seed": 5,
+        "max_tokens": 60,
+        "logprobs": True,
+        "presence_penalty": 0.5,
+    }
+    answers = []
+    for speculation in ({"mode": "off"}, {"mode": "auto"}):
+        answer = server.post("/v1/chat/completions", {**body, "speculation": speculation}).json()
+        answers.append([choice["message"]["content"] for choice in answer["choices"]])
+        for choice in answer["choices"]:
+            assert choice["finish_reason"] == "stop"
+            jsonschema.validate(json.loads(choice["message"]["content"]), schema)
+    assert answers[0] == answers[1]
+    assert "grammar" in answer["metrics"]["drafters"]
+
+    cut = server.complete(PROMPT, max_tokens=3, structured_outputs={"json": schema})["choices"][0]
+    assert cut["finish_reason"] == "length"
+    chosen = server.complete(PROMPT, guided_choice=["return path", "pass"])["choices"][0]
+    assert chosen["text"] in ("return path", "pass")
+    digits = server.complete(PROMPT, guided_regex="[0-9]{4}-[0-9]{2}")["choices"][0]["text"]
+    assert re.fullmatch("[0-9]{4}-[0-9]{2}", digits)
+    stopped = server.complete(PROMPT, structured_outputs={"json": schema}, stop=[","])["choices"][0]
+    assert stopped["text"].startswith('{"name":')
+    assert "," not in stopped["text"]
+    refused = server.post(
+        "/v1/completions", {"model": server.model, "prompt": PROMPT, "guided_json": {"type": "strin"}}
+    )
+    assert refused.status_code == 400
+    assert "strin" in refused.json()["error"]["message"]
 
 
 def test_bad_json_is_a_400(server: Server) -> None:
