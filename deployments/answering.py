@@ -16,6 +16,7 @@ from deployments.errors import ApiError, from_rejection, internal, not_ready
 from deployments.generation import Update
 from deployments.openai_responses import ChatFormat, ChoiceState, CompletionFormat
 from deployments.receipts import ChoiceOutcome, metrics, usage
+from deployments.request_log import observed
 
 _log = logging.getLogger(__name__)
 
@@ -157,21 +158,23 @@ def _events(call: Call, update: Update) -> bytes:
 
 async def translated(call: Call) -> AsyncGenerator[Update, None]:
     """The call's updates, with every failure as an `ApiError`."""
-    try:
-        async with aclosing(call.updates) as updates:
-            async for update in updates:
-                if update.outcome is not None:
-                    call.outcomes[update.choice] = update.outcome
-                yield update
-    except RequestRejected as error:
-        raise from_rejection(error.rejected, call.prompt_field) from error
-    except CellLost as error:
-        raise not_ready(f"The model was lost while it worked on this request ({error}).") from error
-    except ApiError:
-        raise
-    except Exception as error:
-        _log.exception("request %s failed", call.request_id)
-        raise internal(call.request_id) from error
+    with observed(call) as request:
+        try:
+            async with aclosing(call.updates) as updates:
+                async for update in updates:
+                    if update.outcome is not None:
+                        call.outcomes[update.choice] = update.outcome
+                        request.finish_reasons[update.choice] = update.finish_reason or ""
+                    yield update
+        except RequestRejected as error:
+            raise from_rejection(error.rejected, call.prompt_field) from error
+        except CellLost as error:
+            raise not_ready(f"The model was lost while it worked on this request ({error}).") from error
+        except ApiError:
+            raise
+        except Exception as error:
+            _log.exception("request %s failed", call.request_id)
+            raise internal(call.request_id) from error
 
 
 def _event(body: dict[str, Any]) -> bytes:

@@ -12,6 +12,7 @@ from ray.util import get_node_ip_address
 
 from cluster.cell import Cell
 from cluster.config import FlotillaConfig
+from cluster.logs import configure_logs
 from cluster.members import REPORT_INTERVAL_S, Member
 from deployments.directory import DirectoryClient
 from deployments.metric_server import MetricServer
@@ -40,6 +41,7 @@ class CellReplica(Cell):
     async def __init__(self, config: FlotillaConfig, directory: DeploymentHandle) -> None:  # type: ignore[misc]
         super().__init__(config)
         self._id = serve.get_replica_context().replica_id.unique_id
+        configure_logs(config.log, {"cell": self._id})
         scaling = config.scaling.cells
         interval_s = _ALONE_INTERVAL_S if scaling.max == 1 else REPORT_INTERVAL_S
         self._metrics.set.constant["cell"] = self._id

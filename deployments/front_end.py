@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from cluster.config import FlotillaConfig
+from cluster.logs import configure_logs
 from cluster.members import Member
 from cluster.model_paths import model_directory
 from deployments.admin_api import Instances
@@ -28,7 +29,9 @@ from deployments.listening import shared_listener
 from deployments.metric_gathering import Gatherer, serve_metrics
 from deployments.metric_server import MetricServer
 from deployments.openai_api import create_app
+from deployments.request_log import log_fields
 from deployments.text_codec import TextCodec
+from deployments.tracing import trace_requests
 
 
 class CellHandle:
@@ -106,6 +109,8 @@ class FrontEnd(GrpcReplica):
         self._services: list[ApiService] = []
         self._is_draining = False
         self._server: uvicorn.Server | None = None
+        configure_logs(self._config.log, {"front_end": self._id}, log_fields)
+        self._tracer = trace_requests(self._config.telemetry, self._id)
         self._metrics = FrontEndMetrics(self._id, self._num_resubmitted)
         self._metric_server = MetricServer(
             self._metrics.set, get_node_ip_address(), refresh=self._metrics.refresh
