@@ -49,6 +49,7 @@ bench: $(RUNTIME) ## measure; ARGS="engine --json FILE" (the default is `engine`
 
 docs: $(RUNTIME) ## regenerate the documentation that is made from code
 	@PYTHONPATH=. $(BIN)/python scripts/config_reference.py
+	@PYTHONPATH=. $(BIN)/python scripts/compatibility_table.py
 	@PYTHONPATH=. $(BIN)/python scripts/metric_reference.py
 
 proto: $(DEV) ## generate the Python code of the gRPC service from its .proto

@@ -45,6 +45,24 @@ ACCEPTED: list[tuple[dict[str, Any], Constraint | None]] = [
 ]
 
 
+@pytest.mark.api(
+    "completions",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+@pytest.mark.api(
+    "chat.completions",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
 @pytest.mark.parametrize(("fields", "expected"), ACCEPTED)
 async def test_every_form_reaches_the_cell(
     http: httpx.AsyncClient, cell: CellStandIn, fields: dict[str, Any], expected: Constraint | None
@@ -90,6 +108,24 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+@pytest.mark.api(
+    "completions",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+@pytest.mark.api(
+    "chat.completions",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
 @pytest.mark.parametrize(("fields", "param", "says"), REFUSED)
 async def test_what_cannot_be_followed_is_refused_by_name(
     service: Any, cell: CellStandIn, fields: dict[str, Any], param: str, says: str
