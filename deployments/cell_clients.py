@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _REFUSED_PAUSE_S = 0.1
+# Queues are evened out so often, and only where the difference is worth the moving.
+_RELIEVE_PAUSE_S = 1.0
+_RELIEVE_ABOVE_S = 0.5
 
 
 class CellSource(Protocol):
@@ -69,6 +72,7 @@ class CellClients:
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._unreached_since: float | None = None
+        self._relieve_at = 0.0
         self._tickets: dict[int, asyncio.Future[int]] = {}
         self._next_ticket = 0
         self.num_resubmitted = 0
@@ -218,6 +222,29 @@ class CellClients:
             if now - connection.missing_since > self._silent_s:
                 _log.warning("cell %s has been silent; its requests are moved", cell)
                 connection.abort()
+
+        self._relieve(now)
+
+    def _relieve(self, now: float) -> None:
+        """Requests at the end of a long queue go to a cell that is predicted to begin them much earlier."""
+        if now < self._relieve_at:
+            return
+        self._relieve_at = now + _RELIEVE_PAUSE_S
+        loads = [
+            one.load() for one in self._connections.values() if one.is_open and one.member.state == "ready"
+        ]
+        if len(loads) < 2:
+            return
+        longest = max(loads, key=lambda load: load.queue_s)
+        shortest_s = min(load.queue_s for load in loads)
+        if longest.queue_s < _RELIEVE_ABOVE_S + 2 * shortest_s:
+            return
+        queued = [one for one in self._pending.values() if one.cell == longest.cell and not one.output]
+        share = (longest.queue_s - shortest_s) / longest.queue_s / len(loads)
+        for pending in reversed(queued[len(queued) - int(share * len(queued)) :]):
+            self._cancel(pending)
+            pending.withdrawn()
+            self._place(pending)
 
     def _opened(self, connection: CellConnection) -> None:
         self._unreached_since = None

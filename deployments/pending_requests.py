@@ -85,6 +85,12 @@ class Pending:
         self.refused_by.add(self.cell)
         self.cell = self.wire_id = ""
 
+    def withdrawn(self) -> None:
+        """It leaves a cell in whose queue it was."""
+        self.lives -= 1
+        self.refused_by = {self.cell}
+        self.cell = self.wire_id = ""
+
     def lost(self) -> None:
         """The connection to its cell ended."""
         self.cell = self.wire_id = ""

@@ -28,13 +28,14 @@ class Listed:
     def __init__(self) -> None:
         self.stand_ins: dict[str, CellStandIn] = {}
         self.states: dict[str, State] = {}
+        self.queues: dict[str, float] = {}
 
     async def cells(self) -> Sequence[Member]:
         found = []
         for name, stand_in in self.stand_ins.items():
             host, port, token = await stand_in.endpoint()
             state = self.states.get(name, "ready")
-            stats = {"running": float(len(stand_in._tasks))}
+            stats = {"running": float(len(stand_in._tasks)), "queue_s": self.queues.get(name, 0.0)}
             found.append(
                 Member(
                     kind="cell",
@@ -168,6 +169,26 @@ async def test_a_cell_that_starts_is_spared_while_others_serve(clients: CellClie
     await asyncio.sleep(0.05)
     await asyncio.gather(*(tokens_of(clients, submission(3)) for _ in range(12)))
     assert two.submissions
+
+
+async def test_a_cell_that_is_added_relieves_the_queues_of_others(
+    clients: CellClients, listed: Listed
+) -> None:
+    one = listed.add("one")
+    await connected(clients, 1)
+    one.starved, listed.queues["one"] = True, 4.0
+    tasks = [asyncio.create_task(tokens_of(clients, submission(9))) for _ in range(20)]
+    await eventually(lambda: len(one.submissions) == 20)
+    two = listed.add("two")
+    await eventually(lambda: len(two.submissions) == 10)
+    assert [sent.request_id.partition("~")[0] for sent in two.submissions] == [
+        sent.request_id for sent in reversed(one.submissions[10:])
+    ]
+    await eventually(lambda: set(one.cancels) == {sent.request_id for sent in one.submissions[10:]})
+    assert await asyncio.gather(*tasks[10:]) == [list(range(9))] * 10
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_a_cell_of_which_nothing_is_heard_is_left_if_there_are_others(

@@ -1,4 +1,4 @@
-"""Two real cells behind one front end: one is killed in the midst of answers, and nobody notices by the text."""
+"""Two real cells behind one front end: one is killed in the midst of answers, and no text shows it."""
 
 from __future__ import annotations
 
