@@ -204,6 +204,7 @@ class FrontEnd(GrpcReplica):
         if self._config.grpc.enabled and self._config.grpc.direct:
             self._grpc = GrpcThread(self._config.grpc, self._make_service, self._metrics)
         self.grpc_service = GenerationService(self._service, self._metrics, behind_proxy=True)
+        self.grpc_deadline_s = self._config.grpc.default_deadline_s
 
     async def _drain_grpc(self, timeout_s: float) -> None:
         if (grpc := getattr(self, "_grpc", None)) is not None:

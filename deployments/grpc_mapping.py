@@ -244,6 +244,16 @@ def metadata_of(context: Any) -> dict[str, str]:
     return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
+def deadline_exceeded(limit_s: float | None) -> ApiError:
+    """A 504 for a call that took longer than the server lets calls take."""
+    return ApiError(
+        504,
+        f"The request took longer than {limit_s:g} s, the server's `grpc.default_deadline_s`; ask for fewer "
+        "tokens, or set a longer deadline.",
+        code="deadline_exceeded",
+    )
+
+
 def status(error: ApiError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
     """Code, message and trailing metadata of a failed call."""
     fallback = grpc.StatusCode.INVALID_ARGUMENT if error.status < 500 else grpc.StatusCode.INTERNAL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -18,21 +19,26 @@ _Response = TypeVar("_Response")
 
 
 class GrpcReplica:
-    """Methods that Serve's proxy calls in a front end, by the names of the service's."""
+    """Methods that Serve's proxy calls in a front end, by the names of the service's.
+
+    Deadlines are the proxy's business; the longest is kept here too: no request outlives a lost proxy by more.
+    """
 
     grpc_service: GenerationService
+    grpc_deadline_s: float | None = None
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
         """A whole answer."""
         work = self.grpc_service.generate(request, mapping.metadata_of(grpc_context))
-        return await _answered(grpc_context, work, pb.GenerateResponse())
+        return await _answered(grpc_context, work, pb.GenerateResponse(), self.grpc_deadline_s)
 
     async def GenerateStream(
         self, request: pb.GenerateRequest, grpc_context: Any
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """An answer as it grows."""
         chunks = self.grpc_service.generate_stream(request, mapping.metadata_of(grpc_context))
-        async with aclosing(_streamed(grpc_context, chunks, pb.GenerateChunk())) as messages:
+        streamed = _streamed(grpc_context, chunks, pb.GenerateChunk(), self.grpc_deadline_s)
+        async with aclosing(streamed) as messages:
             async for message in messages:
                 yield message
 
@@ -70,25 +76,39 @@ class GrpcReplica:
                 yield message
 
 
-async def _answered(context: Any, work: Awaitable[_Response], nothing: _Response) -> _Response:
+async def _answered(
+    context: Any, work: Awaitable[_Response], nothing: _Response, limit_s: float | None = None
+) -> _Response:
     try:
-        return await work
+        async with asyncio.timeout(limit_s):
+            return await work
+    except TimeoutError:
+        _fail(context, mapping.deadline_exceeded(limit_s))
     except ApiError as error:
         _fail(context, error)
-        return nothing
+    return nothing
 
 
 async def _streamed(
-    context: Any, messages: AsyncGenerator[_Message, None], nothing: _Message
+    context: Any, messages: AsyncGenerator[_Message, None], nothing: _Message, limit_s: float | None = None
 ) -> AsyncGenerator[_Message, None]:
+    ends_at = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
     try:
         async with aclosing(messages):
-            async for message in messages:
+            while True:
+                try:
+                    # Not around the loop: it would also interrupt whoever takes the messages.
+                    async with asyncio.timeout_at(ends_at):
+                        message = await anext(messages)
+                except StopAsyncIteration:
+                    return
                 yield message
+    except TimeoutError:
+        _fail(context, mapping.deadline_exceeded(limit_s))
     except ApiError as error:
         _fail(context, error)
-        # The status travels with a message; this one, empty, the proxy keeps to itself (`grpc_proxy`).
-        yield nothing
+    # The status travels with a message; this one, empty, the proxy keeps to itself (`grpc_proxy`).
+    yield nothing
 
 
 def _fail(context: Any, error: ApiError) -> None:

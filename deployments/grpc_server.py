@@ -86,11 +86,7 @@ class GenerationServicer(pb_grpc.GenerationServicer, health_pb2_grpc.HealthServi
             async with asyncio.timeout(self._default_deadline_s if own is None else None):
                 yield
         except TimeoutError:
-            await context.abort(
-                grpc.StatusCode.DEADLINE_EXCEEDED,
-                f"The request took longer than {self._default_deadline_s:g} s, the server's "
-                "`grpc.default_deadline_s`; set a deadline of your own for more.",
-            )
+            await context.abort(*mapping.status(mapping.deadline_exceeded(self._default_deadline_s)))
 
 
 async def _answered(context: _Context, work: Awaitable[_Result]) -> _Result:
