@@ -50,6 +50,8 @@ def build_app(args: FlotillaConfig) -> serve.Application:
             ray_actor_options=actor,
             health_check_period_s=2,
             graceful_shutdown_timeout_s=1,
+            # It is called several times a second.
+            logging_config={"log_level": "WARNING", "enable_access_log": False},
         )
         .bind()
     )

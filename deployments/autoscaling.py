@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-import msgspec
 from ray.serve.config import AutoscalingContext
 
 from cluster.scaling_config import CellScalingConfig, FrontEndScalingConfig
@@ -18,13 +18,16 @@ METRICS_INTERVAL_S = 0.5
 LOOK_BACK_S = 2.0
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
     """What a policy remembers between two looks; times on the caller's clock, in seconds.
 
     Attributes:
         few_since: when there began to be too few. many_since: too many. None while there are not.
         changed_at: when the number was changed last.
     """
+
+    # Not a msgspec.Struct: Serve pickles policies by value into its controller, where those lose their fields.
 
     few_since: float | None = None
     many_since: float | None = None
@@ -104,7 +107,7 @@ def desired_cells(
     current = min(max(current, config.min), config.max)
     serving = [cell for cell in cells if cell.get("ready", 1.0) > 0.5]
     if len(serving) < current:  # some start, or are being replaced: what they will bear is not seen yet
-        return current, msgspec.structs.replace(memory, few_since=None, many_since=None)
+        return current, replace(memory, few_since=None, many_since=None)
     load = overload(serving, config)
     relieved = overload_with(serving, current - 1, config) if current > config.min else math.inf
     step = min(config.max_step, max(1, math.ceil(current * (min(load, 4.0) - 1.0))))
@@ -193,9 +196,9 @@ class CellPolicy:
             context.target_num_replicas,
             context.current_time or 0.0,
             self._config,
-            msgspec.convert(_own(context.policy_state), Memory),
+            _remembered(context.policy_state),
         )
-        return wanted, msgspec.to_builtins(memory)
+        return wanted, asdict(memory)
 
 
 class FrontEndPolicy:
@@ -218,14 +221,14 @@ class FrontEndPolicy:
             context.current_time or 0.0,
             self._least,
             self._config,
-            msgspec.convert(_own(context.policy_state), Memory),
+            _remembered(context.policy_state),
         )
-        return wanted, msgspec.to_builtins(memory)
+        return wanted, asdict(memory)
 
 
-def _own(state: Mapping[str, Any]) -> dict[str, Any]:
+def _remembered(state: Mapping[str, Any]) -> Memory:
     """Our part of the state; Serve keeps its own in it, too."""
-    return {name: state[name] for name in Memory.__struct_fields__ if name in state}
+    return Memory(**{part.name: state[part.name] for part in fields(Memory) if part.name in state})
 
 
 def cell_autoscaling(config: CellScalingConfig) -> dict[str, Any]:
