@@ -21,7 +21,7 @@ _Response = TypeVar("_Response")
 class GrpcReplica:
     """Methods that Serve's proxy calls in a front end, by the names of the service's.
 
-    Deadlines are the proxy's business; the longest is kept here too: no request outlives a lost proxy by more.
+    Deadlines are the proxy's business; the longest is kept here too, for requests that outlive their proxy.
     """
 
     grpc_service: GenerationService
