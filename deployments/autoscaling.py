@@ -27,7 +27,7 @@ class Memory:
         changed_at: when the number was changed last.
     """
 
-    # Not a msgspec.Struct: Serve pickles policies by value into its controller, where those lose their fields.
+    # Not a msgspec.Struct: Serve pickles policies by value, and those come out without their fields.
 
     few_since: float | None = None
     many_since: float | None = None

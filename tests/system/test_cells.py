@@ -27,7 +27,8 @@ def two_cells() -> Iterator[Server]:
         "target": {"path": "zoo:target-8x384", "num_slots": 8192},
         "drafters": [{"kind": "prompt_lookup", "name": "lookup"}],
         "http": {"port": 0},
-        "scaling": {"cells": {"min": 2, "max": 2}},
+        # Room for a third, so that Serve asks the policy; there is no time for one to be added.
+        "scaling": {"cells": {"min": 2, "max": 3, "upscale_delay_s": 3600}},
     }
     yield from start(FlotillaConfig.model_validate(config))
 
