@@ -40,11 +40,11 @@ def grow(
     width = plans[0].width
     n, deepest = len(plans), max(plan.depth for plan in plans)
     limit = np.array([plan.depth for plan in plans])
-    stop = np.array([plan.stop_logp for plan in plans])
-    least = np.array([plan.least_forward_logp for plan in plans])
-    weakest = max(plan.stop_token_logp for plan in plans)
-    stop_token = np.array([plan.stop_token_logp for plan in plans]) if weakest > -np.inf else None
-    has_stops = float(stop.max()) > -np.inf or float(least.max()) > -np.inf
+    # A draft ends where its best path falls below either.
+    stop = [max(plan.stop_logp, plan.least_forward_logp) for plan in plans]
+    stops_below = np.array(stop) if max(stop) > -np.inf else None
+    stop_token = [plan.stop_token_logp for plan in plans]
+    token_stops_below = np.array(stop_token) if max(stop_token) > -np.inf else None
     adaptive = AdaptiveDrafter(stop_rule) if stop_rule is not None else None
 
     token = np.empty((n, 1 + deepest * width), dtype=np.int32)
@@ -56,9 +56,10 @@ def grow(
     path: Float64 = np.zeros((n, 1))
     rows: Int64 = roots[:, None]
     layer, start, each = 0, 1, np.arange(n)[:, None]
-    while layer < deepest and active.any():
+    num_active = n
+    while layer < deepest and num_active:
         layer += 1
-        forwards.append(int(np.count_nonzero(active)))
+        forwards.append(num_active)
         own = table.logp[rows, :width] if width > 1 else table.logp[rows, :1]
         after = table.next[rows, :width]
         said = table.token[rows, :width]
@@ -69,12 +70,12 @@ def grow(
             parent[:, start : start + width] = above
         else:
             flat = children.reshape(n, -1)
-            order = np.argsort(-flat, axis=1, kind="stable")[:, :width]
+            order = (-flat).argsort(axis=1, kind="stable")[:, :width]
             path = flat[each, order]
             next_rows = after.reshape(n, -1)[each, order]
             chosen = said.reshape(n, -1)[each, order]
             said_logp = own.reshape(n, -1)[each, order]
-            parent[:, start : start + width] = start - width + order // width
+            parent[:, start : start + width] = order // width + (start - width)
         token[:, start : start + width] = chosen
         logp[:, start : start + width] = path
         depth += active
@@ -82,23 +83,24 @@ def grow(
             chances = np.exp(path)
             adaptive.correct(chances[active].ravel().tolist())
         active &= limit > layer
-        if has_stops:
-            best = path[:, 0]
-            active &= (best >= stop) & (best >= least)
-        if stop_token is not None:
+        if stops_below is not None:
+            active &= path[:, 0] >= stops_below
+        if token_stops_below is not None:
             # What is not extended has no children that could be among the best.
-            path = np.where(said_logp >= stop_token[:, None], path, -np.inf)
+            path = np.where(said_logp >= token_stops_below[:, None], path, -np.inf)
             active &= path.max(axis=1) > -np.inf
-        if adaptive is not None and active.any() and not adaptive.pays(chances[active].ravel().tolist()):
+        num_active = int(np.count_nonzero(active))
+        if adaptive is not None and num_active and not adaptive.pays(chances[active].ravel().tolist()):
             active[:] = False
+            num_active = 0
         rows, start = next_rows, start + width
     depths = np.zeros(start, dtype=np.int32)
-    depths[1:] = np.repeat(np.arange(1, layer + 1), width)
+    depths[1:] = np.arange(1, layer + 1).repeat(width)
     sizes = (1 + depth * width).tolist()
     trees = [
         TokenTree(token=t[:size], parent=p[:size], logp=v[:size], depth=depths[:size])
         for t, p, v, size in zip(token, parent, logp, sizes, strict=True)
     ]
-    if stop_token is not None and width > 1:
+    if token_stops_below is not None and width > 1:
         trees = [tree.subset(np.flatnonzero(tree.logp > -np.inf).astype(np.int32)) for tree in trees]
     return trees, forwards

@@ -47,16 +47,14 @@ class SimulatedDrafter:
         heard, items, unknown, caught_up = [], [], [], 0
         for item in call.items:
             held = self._held.get(item.request_id)
-            known = self._hear(item, held)
+            known, num_new = self._hear(item, held)
             if known is None:
                 unknown.append(item.request_id)
                 continue
-            caught_up += known.num_tokens - (held.num_tokens if held is not None and item.start else 0)
-            if held is not None and item.start:
-                held.num_tokens = known.num_tokens
-            else:
-                self._held[item.request_id] = held = known
-            heard.append(held)
+            if known is not held:
+                self._held[item.request_id] = known
+            caught_up += num_new
+            heard.append(known)
             items.append(item)
         plans = [self._fit(item.plan, held) for item, held in zip(items, heard, strict=True)]
         trees, forwards, rows = self._trees(items, heard, plans, call)
@@ -74,18 +72,18 @@ class SimulatedDrafter:
             num_forwards=max(1, len(forwards)),
         )
 
-    def _hear(self, item: DraftItem, held: _Heard | None) -> _Heard | None:
-        """The request as of this item; None if the drafter lacks what came before."""
+    def _hear(self, item: DraftItem, held: _Heard | None) -> tuple[_Heard | None, int]:
+        """The request as of this item and tokens new in it; None if the drafter lacks what came before."""
         if item.spec is not None:
             if item.request_id not in self._scripts:  # it ended while the call was on its way
-                return None
-            script = self._scripts[item.request_id]
+                return None, 0
+            script, num_tokens = self._scripts[item.request_id], len(item.spec.tokens)
             row = self._scripts.row(script, self.table)
-            return _Heard(row, item.spec.prompt_len, len(item.spec.tokens), script.num_output)
+            return _Heard(row, item.spec.prompt_len, num_tokens, script.num_output), num_tokens
         if held is None or item.start > held.num_tokens or item.request_id not in self._scripts:
-            return None
-        num_tokens = item.start + len(item.tokens)
-        return _Heard(held.row, held.prompt_len, num_tokens, held.max_output, held.scored)
+            return None, 0
+        before, held.num_tokens = held.num_tokens, item.start + len(item.tokens)
+        return held, held.num_tokens - before
 
     def _fit(self, plan: DraftPlan, held: _Heard) -> DraftPlan:
         left = held.prompt_len + held.max_output - held.num_tokens - 1
@@ -269,20 +267,21 @@ class SimulatedTarget:
         paths: list[list[int]] = [[] for _ in items]
         if total > len(items):
             size = np.array(sizes)
-            start = np.cumsum(size) - size
-            depth = np.concatenate([tree.depth for tree in trees]).astype(np.int64)
+            start = size.cumsum() - size
+            depth = np.concatenate([tree.depth for tree in trees], dtype=np.int64)
             # A node at depth d guesses the d-th token after the root.
             root = np.array([held.base + held.num_tokens - held.prompt_len - 1 for held in holds])
-            place = np.repeat(root, size) + depth
+            place = root.repeat(size) + depth
             np.minimum(place, len(self.scripts.text) - 1, out=place)
             token = np.concatenate([tree.token for tree in trees])
-            right = np.flatnonzero((token == self.scripts.text[place]) & (depth > 0))
-            owner = np.repeat(np.arange(len(items)), size)[right]
+            right = ((token == self.scripts.text[place]) & (depth > 0)).nonzero()[0]
+            owner = np.arange(len(items)).repeat(size)[right]
+            above = np.concatenate([tree.parent for tree in trees])[right].tolist()
             nodes, depths = (right - start[owner]).tolist(), depth[right].tolist()
-            for one, node, level in zip(owner.tolist(), nodes, depths, strict=True):
+            for one, node, level, parent in zip(owner.tolist(), nodes, depths, above, strict=True):
                 path = paths[one]
                 # A right token counts only below the accepted path.
-                if level == len(path) + 1 and int(trees[one].parent[node]) == (path[-1] if path else 0):
+                if level == len(path) + 1 and parent == (path[-1] if path else 0):
                     path.append(node)
         return [
             self._commit(item.request_id, held, path)
