@@ -280,8 +280,8 @@ class FlotillaConfig(StrictModel):
     def _administers_one_cell(self) -> FlotillaConfig:
         if self.http.admin and self.scaling.cells.max > 1:
             raise ValueError(
-                "http.admin changes the drafters of one cell, and scaling.cells.max allows several: switch it "
-                "off, or let scaling.drafters change the drafters of each"
+                "http.admin changes the drafters of one cell, and scaling.cells.max allows several: "
+                "switch it off, or let scaling.drafters change the drafters of each"
             )
         return self
 

@@ -40,11 +40,11 @@ class CellScalingConfig(StrictModel):
     downscale_delay_s: float = Field(
         default=60.0, ge=0, description="How long there must be too many before one is removed."
     )
-    max_step: int = Field(default=1, ge=1, description="Cells added at once; they are removed one by one.")
+    max_step: int = Field(default=1, ge=1, description="Cells added at once; removed is one at a time.")
     drain_timeout_s: float = Field(
         default=10.0,
         gt=0,
-        description="How long a cell that is removed goes on with what it runs, before other cells take over.",
+        description="How long a cell that is removed goes on with what it runs; then other cells take over.",
     )
 
     @model_validator(mode="after")
