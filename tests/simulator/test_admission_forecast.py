@@ -71,7 +71,7 @@ def configured(**changes: object) -> System:
 
 
 @pytest.mark.parametrize(
-    ("rate", "ttft_error", "tpot_error", "e2e_error"), [(4.0, 0.35, 0.25, 0.25), (20.0, 1.0, 0.4, 0.5)]
+    ("rate", "ttft_error", "tpot_error", "e2e_error"), [(4.0, 0.35, 0.25, 0.25), (20.0, 1.0, 0.6, 0.5)]
 )
 def test_predictions_come_true(rate: float, ttft_error: float, tpot_error: float, e2e_error: float) -> None:
     """Median relative errors, lightly loaded and behind a queue of seconds; docs/objectives.md has them."""
