@@ -105,14 +105,15 @@ class CellMetrics:
         """A call goes to the target."""
         num_decoded, num_prefilled = len(call.verify), len(call.prefill)
         sent = core.verify_calls.outstanding
-        num_prompt = sum(item.num_tokens for item in call.prefill)
+        num_prompt = sum(item.num_tokens for item in call.prefill) if num_prefilled else 0
         num_rows = sent.num_tokens if sent is not None else num_prompt
         self._prefill_share[call.call_id] = num_prompt / num_rows if num_rows else 0.0
-        self._decoded.observe(num_decoded)
-        self._prefilled.observe(num_prefilled)
-        self._decode_tokens.inc(num_rows - num_prompt)
-        self._prefill_tokens.inc(num_prompt)
+        if num_prefilled:
+            self._prefilled.observe(num_prefilled)
+            self._prefill_tokens.inc(num_prompt)
         if num_decoded:
+            self._decoded.observe(num_decoded)
+            self._decode_tokens.inc(num_rows - num_prompt)
             self._budget.inc(core.config.policy.verify_budget or core.cost.knee(num_decoded))
 
     def verified(self, result: VerifyResult, elapsed_s: float | None) -> None:

@@ -261,7 +261,7 @@ _STEPS = (
     ),
     _histogram(
         "flotilla_batch_requests",
-        "Requests in a verify call: those decoded, those prefilled.",
+        "Requests decoded, and prefilled, in a verify call that has any.",
         BATCH_BUCKETS,
         "phase",
         unit="requests",

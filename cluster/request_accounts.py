@@ -31,10 +31,14 @@ class RequestAccounts:
     def __init__(self, metrics: CellMetrics) -> None:
         self._metrics = metrics
         self._accounts: dict[str, _Account] = {}
+        # Those without a token yet; mostly none, so that a step's events need no look at each.
+        self._unstarted: set[str] = set()
 
     def arrived(self, submit: Submit) -> None:
         """A request was sent; one with the id of another is refused, and counts for nothing here."""
-        self._accounts.setdefault(submit.request_id, _Account(submit))
+        if submit.request_id not in self._accounts:
+            self._accounts[submit.request_id] = _Account(submit)
+            self._unstarted.add(submit.request_id)
 
     def completed(self, request_id: str) -> None:
         """Its front end has all it wants: that it is cancelled is its regular end."""
@@ -47,17 +51,21 @@ class RequestAccounts:
         account = self._accounts.get(rejection.request_id)
         if rejection.code != "duplicate_id":  # else it is the id of a request being served
             self._accounts.pop(rejection.request_id, None)
+            self._unstarted.discard(rejection.request_id)
         self._metrics.rejected(rejection.code, account.submit.tier if account is not None else "default")
 
     def told(self, events: list[TokenEvent], core: SchedulerCore) -> None:
         """These went to a front end."""
         for event in events:
+            reason = event.finish_reason
+            if reason is None and not self._unstarted:
+                continue
             account = self._accounts.get(event.request_id)
             if account is None:
                 continue
             if account.at_first is None:
+                self._unstarted.discard(event.request_id)
                 account.at_first = self._metrics.decode_times(core)
-            reason = event.finish_reason
             if reason is None:
                 continue
             del self._accounts[event.request_id]
