@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ray.serve.config import AutoscalingContext
@@ -106,14 +106,15 @@ def desired_cells(
     """
     current = min(max(current, config.min), config.max)
     serving = [cell for cell in cells if cell.get("ready", 1.0) > 0.5]
-    if len(serving) < current:  # some start, or are being replaced: what they will bear is not seen yet
-        return current, replace(memory, few_since=None, many_since=None)
+    # Some start, or are being replaced: what they will bear is not seen yet, so no more are added. They may
+    # wait for resources for ever, so they do not keep others from being removed.
+    is_complete = len(serving) >= current
     load = overload(serving, config)
     relieved = overload_with(serving, current - 1, config) if current > config.min else math.inf
     step = min(config.max_step, max(1, math.ceil(current * (min(load, 4.0) - 1.0))))
     return _decide(
         current,
-        more=min(config.max, current + step) if load > 1.0 else current,
+        more=min(config.max, current + step) if load > 1.0 and is_complete else current,
         fewer=current - 1 if load <= 1.0 and relieved < config.low_load else current,
         now=now,
         delays=(config.upscale_delay_s, config.downscale_delay_s),

@@ -157,6 +157,7 @@ def _start_ray(config: FlotillaConfig) -> None:
     # Reservations are about placement on a cluster; on one machine they must not keep it from starting.
     reserved = config.target.tensor_parallel * config.target.placement.num_cpus
     reserved += sum(drafter.replicas * drafter.placement.num_cpus for drafter in config.drafters)
+    reserved *= config.scaling.cells.max
     ray.init(
         num_cpus=max(os.cpu_count() or 1, math.ceil(reserved)),
         include_dashboard=False,

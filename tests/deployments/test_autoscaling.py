@@ -152,6 +152,13 @@ def test_a_spike_shorter_than_the_delay_changes_nothing() -> None:
     assert set(cells.run(lambda now: 900.0 if now % 10 < 1.0 else 50.0, 100)) == {1}
 
 
+def test_a_cell_that_never_starts_is_given_up_when_the_load_is_gone() -> None:
+    memory, wanted, idle = Memory(), 2, {"ready": 1.0, "max_running": 40.0}
+    for second in range(30):
+        wanted, memory = desired_cells([idle], wanted, float(second), CONFIG, memory)
+        assert wanted == (2 if second < CONFIG.downscale_delay_s else 1)
+
+
 def test_nothing_changes_while_a_cell_starts() -> None:
     busy = {"ready": 1.0, "running": 40.0, "queue_s": 9.0, "max_running": 40.0}
     for cells in ([busy], [busy, {**busy, "ready": 0.0}], []):
