@@ -24,6 +24,7 @@ from benchmarks import grpc_cancel
 from benchmarks.lossless import LosslessOptions, run
 from cluster.metric_catalog import CATALOG, exposed_by
 from deployments.proto.flotilla.v1 import generation_pb2, generation_pb2_grpc
+from tests.system import api_over_http
 from tests.system.conftest import Server
 from tests.system.scraping import scrape, value
 
@@ -187,43 +188,31 @@ def test_bad_json_is_a_400(server: Server) -> None:
     assert "JSON" in response.json()["error"]["message"]
 
 
-def test_hundreds_of_broken_bodies_leave_the_server_well(server: Server) -> None:
-    values = [None, -1, 1e99, "", "x", [], {}, [[]], True, {"a": 1}, "\x00", 10**30]
-    fields = [
-        "prompt",
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "n",
-        "stop",
-        "seed",
-        "logit_bias",
-        "slo",
-        "stream",
-    ]
-    fields += [
-        "logprobs",
-        "speculation",
-        "min_tokens",
-        "priority",
-        "echo",
-        "top_k",
-        "min_p",
-        "stop_token_ids",
-    ]
-    statuses: dict[int, int] = {}
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        for field in fields:
-            for value in values:
-                body = {"model": server.model, "prompt": "x", "max_tokens": 1, field: value}
-                content = json.dumps(body)
-                response = client.post("/v1/completions", content=content)
-                statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
-                assert response.status_code == 200 or 400 <= response.status_code < 500, (body, response.text)
-                if response.status_code != 200:
-                    assert response.json()["error"]["message"]
-    assert statuses[400] > 100
-    assert server.complete(PROMPT)["choices"][0]["text"]
+def test_a_thousand_bad_requests_leave_the_server_well(server: Server) -> None:
+    api_over_http.check_bad_requests(server)
+
+
+@pytest.mark.api("chat.completions", "tools", "tool_choice", "parallel_tool_calls")
+def test_forced_calls_keep_to_their_schemas(server: Server) -> None:
+    api_over_http.check_forced_calls(server)
+
+
+@pytest.mark.api("responses", "input", "stream", "text", "max_output_tokens", "temperature")
+def test_the_official_client_creates_responses(server: Server) -> None:
+    api_over_http.check_responses(server)
+
+
+@pytest.mark.api("completions", "prompt_logprobs", "echo", "logprobs", "max_tokens")
+def test_log_probabilities_of_prompts_are_those_of_outputs(server: Server) -> None:
+    api_over_http.check_prompt_logprobs(server)
+
+
+@pytest.mark.api("completions", "allowed_token_ids", "bad_words")
+@pytest.mark.api("tokenize", "prompt", "messages", "tools")
+@pytest.mark.api("detokenize", "tokens")
+def test_ruled_out_tokens_and_tokenization(server: Server) -> None:
+    api_over_http.check_ruled_out_tokens(server)
+    api_over_http.check_tokenize(server)
 
 
 def test_health_readiness_and_metrics(server: Server) -> None:
