@@ -164,7 +164,8 @@ class LoadClient:
             "stream_options": {"include_usage": True},
             **self._sampling,
         }
-        slo = {"tpot_ms": request.slo.tpot_ms, "ttft_ms": request.slo.ttft_ms}
+        asked = request.slo
+        slo = {"tpot_ms": asked.tpot_ms, "ttft_ms": asked.ttft_ms, "e2e_ms": asked.e2e_ms}
         slo = {name: value for name, value in slo.items() if value is not None}
         if self._send_slo and slo:
             body["slo"] = slo

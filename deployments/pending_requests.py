@@ -10,7 +10,7 @@ import msgspec
 from cluster.stream_messages import Rejected, Submit, TokenEvent
 
 #: Rejections that another cell need not share, and that pass by themselves.
-PASSING = frozenset({"queue_full", "not_ready", "draining"})
+PASSING = frozenset({"queue_full", "saturated", "not_ready", "draining"})
 
 
 class CellLost(Exception):

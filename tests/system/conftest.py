@@ -63,4 +63,7 @@ def start(config: FlotillaConfig) -> Iterator[Server]:
 def server() -> Iterator[Server]:
     # AdaServe drafts in every step, also where a machine or poor drafters would make the default refrain:
     # these tests are about what speculation might change, so there must be some.
-    yield from start(small_demo(policy__name="adaserve", grpc__enabled=True, grpc__port=free_port()))
+    tiers = {"strict": {"e2e_ms": 1.0, "downgrade_to": "bulk"}, "bulk": {"priority": 1}}
+    changes = {f"tiers__{name}": tier for name, tier in tiers.items()}
+    changes |= {"policy__name": "adaserve", "grpc__enabled": True, "grpc__port": free_port()}
+    yield from start(small_demo(**changes))
