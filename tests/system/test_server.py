@@ -24,7 +24,7 @@ from benchmarks import grpc_cancel
 from benchmarks.lossless import LosslessOptions, run
 from cluster.metric_catalog import CATALOG, exposed_by
 from deployments.proto.flotilla.v1 import generation_pb2, generation_pb2_grpc
-from tests.system import api_over_http
+from tests.system import api_over_http, objectives_over_http
 from tests.system.conftest import Server
 from tests.system.scraping import scrape, value
 
@@ -102,6 +102,12 @@ def test_every_response_carries_a_receipt(server: Server) -> None:
     assert speculation["mean_acceptance_length"] >= 1.0
     assert metrics["time_to_first_token_ms"] > 0
     assert set(metrics["drafters"]) <= {d.name for d in server.config.drafters}
+
+
+def test_objectives_are_predicted_kept_to_and_refused(server: Server) -> None:
+    objectives_over_http.check_headers_and_multiples(server)
+    objectives_over_http.check_downgrade(server)
+    objectives_over_http.check_refusals(server)
 
 
 def test_speculation_off_is_the_same_text_without_drafts(server: Server) -> None:
