@@ -222,6 +222,7 @@ def test_ruled_out_tokens_and_tokenization(server: Server) -> None:
 
 
 def test_health_readiness_and_metrics(server: Server) -> None:
+    server.complete(PROMPT)
     assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
     assert httpx.get(f"{server.url}/ready", timeout=10).status_code == 200
     text = httpx.get(f"{server.url}/metrics", timeout=10).text
