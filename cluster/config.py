@@ -84,7 +84,7 @@ class PolicyConfig(StrictModel):
         default=16, ge=1, description="Nodes one request may take in the SLO phase (n_max)."
     )
     miss_probability: float = Field(
-        default=0.1,
+        default=0.5,
         gt=0,
         lt=1,
         description="Chance of missing a TPOT objective that `flotilla` plans for; the smaller, the earlier "

@@ -113,3 +113,12 @@ def batch_limit(requests: Collection[Request], context: BatchContext) -> int:
             break
         limit = more
     return limit
+
+
+def awaits_drafts(verifying: Collection[Request], running: Collection[Request]) -> bool:
+    """Whether trees will follow soon and none is ready: prompts then join them in one forward.
+
+    A forward of prompts alone makes those whose drafts come meanwhile wait for all of it, and reads the
+    target's weights once more; a stall-free step has chunks beside decodes (Sarathi-Serve).
+    """
+    return not verifying and any(request.state is State.DRAFTING for request in running)

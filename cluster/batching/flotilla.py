@@ -6,20 +6,20 @@ turned around, and ordering by slack is least laxity first. Without objectives i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from cluster.admission import Room
 from cluster.batching.base import Admission, BatchContext, Chunk
-from cluster.batching.call_time import DECODE_PATIENCE_STEPS, CallTime, Sustained, alone_s
-from cluster.batching.common import IN_CALL, chunked, fill, make_room, tokens_left, tpot_s
+from cluster.batching.call_time import CallTime
+from cluster.batching.common import IN_CALL, awaits_drafts, chunked, fill, make_room, tokens_left, tpot_s
 from cluster.batching.slack import INFINITE, MARGIN, Pressure, ahead_s
 from cluster.requests import Request, State
 
 # Smaller chunks are not worth their place in a call.
 LEAST_CHUNK = 8
-# A prompt that got nothing for so many steps gets a chunk of this size whatever it costs the others.
-PREFILL_PATIENCE_STEPS = 32
-PATIENT_CHUNK = 32
+# A prompt that has waited for so many seconds is computed whatever it costs the others: no queue of prompts
+# forms, and short bursts are smoothed.
+PROMPT_PATIENCE_S = 0.3
 # Best-effort requests give way to one whose first token is due within so many steps.
 PREEMPT_STEPS = 4
 
@@ -32,32 +32,19 @@ class Flotilla:
     def admit(
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
     ) -> Admission:
-        """By slack, as long as the running TPOT objectives can be sustained beside the newcomer's.
+        """By slack while there is room. Nobody is kept waiting for the sake of those who run.
 
-        Who cannot be taken for that reason may be passed, until it has waited for `ageing_s`. A request
-        about to miss its first token is made room for at the cost of best-effort ones, each once.
+        A queue would make objectives that count from the first token look well kept. A request about to miss
+        its first token is made room for at the cost of best-effort ones, each once.
         """
         if not waiting or (len(running) >= context.max_running and not _has_deadline(waiting)):
             return Admission()
         if not _has_objective(running) and not _has_objective(waiting) and _same_priority(waiting):
             return fill(waiting, running, context)
         room = Room.beside(running, context.free_slots, context.max_running)
-        load = Sustained.of(running, len(waiting) - 1, context)
         admitted: list[Request] = []
         preempted: list[Request] = []
-
-        def sustainable(request: Request) -> bool:
-            return room.is_empty or request.first_token_at is not None or load.takes(request)
-
-        def aged(request: Request) -> bool:
-            return context.now - request.arrived >= context.ageing_s
-
-        candidates = [request for request in waiting if sustainable(request) or aged(request)]
-        for request in sorted(candidates, key=lambda r: _order(r, context)):
-            if not sustainable(request):
-                if aged(request):
-                    break  # nobody passes it any more, so room is made by those who end
-                continue
+        for request in sorted(waiting, key=lambda r: _order(r, context)):
             if not room.takes(request):
                 victims = _give_way(request, [r for r in running if r not in preempted], room, context)
                 if not victims:
@@ -66,7 +53,6 @@ class Flotilla:
                     room.give_back(victim)
                 preempted.extend(victims)
             room.take(request)
-            load.take(request)
             admitted.append(request)
         return Admission(admitted, preempted)
 
@@ -77,30 +63,8 @@ class Flotilla:
     def decode(
         self, ready: Sequence[Request], members: Collection[Request], context: BatchContext
     ) -> list[Request]:
-        """Everybody, unless that breaks an objective: then who has least slack, and others while they fit."""
-        drafted = [request for request in members if request.state is State.DRAFTED]
-        deciding = [*drafted, *ready]
-        if not ready or not _has_tpot(deciding):
-            return list(ready)
-        pressures = {request.request_id: Pressure.of(request, context) for request in deciding}
-
-        def iteration_s(call: CallTime) -> float:
-            return MARGIN * (context.beside_s + call.seconds())
-
-        everybody = CallTime.of(deciding, round(len(deciding) * context.num_rows), context)
-        if iteration_s(everybody) <= min(pressure.allowance_s for pressure in pressures.values()):
-            return list(ready)
-        call = CallTime.of(drafted, round(len(drafted) * context.num_rows), context)
-        limits = (pressures[request.request_id].limit_s(iteration_s(call)) for request in drafted)
-        limit_s = min(limits, default=INFINITE)
-        chosen: list[Request] = []
-        for is_patient, request in _by_pressure(ready, pressures, context):
-            call.add(request, context.num_rows)
-            if is_patient and iteration_s(call) > limit_s:
-                break
-            limit_s = min(limit_s, pressures[request.request_id].limit_s(iteration_s(call)))
-            chosen.append(request)
-        return chosen
+        """Everybody: a root is the cheapest token there is, and who sits out has to be served later."""
+        return list(ready)
 
     def verify(
         self, drafted: Sequence[Request], prefilling: Sequence[Request], running: Collection[Request]
@@ -116,11 +80,20 @@ class Flotilla:
         running: Collection[Request],
         context: BatchContext,
     ) -> list[Chunk]:
-        """Prompts by slack, as many tokens as no running request's TPOT objective is broken by."""
+        """Prompts by slack, as many tokens as no running request's TPOT objective is broken by.
+
+        Once a prompt has waited for `PROMPT_PATIENCE_S` there is no such limit, and beside drafting only what
+        fits into the time until the drafts are in.
+        """
         if not prefilling:
             return []
         ordered = sorted(prefilling, key=lambda r: _order(r, context))
-        limit_s = call_limit_s(verifying, num_rows, running, context)
+        if awaits_drafts(verifying, running):
+            limit_s = context.draft_left_s
+        elif any(context.now - request.arrived >= PROMPT_PATIENCE_S for request in prefilling):
+            limit_s = INFINITE
+        else:
+            limit_s = call_limit_s(verifying, num_rows, running, context)
         if limit_s == INFINITE:
             return chunked(ordered, context.chunk_tokens)
         time = CallTime.of(verifying, num_rows, context)
@@ -134,12 +107,6 @@ class Flotilla:
             time.add(request, tokens, is_chunk=True)
             chunks.append((request, tokens))
             budget -= tokens
-        if not chunks:
-            patience_s = PREFILL_PATIENCE_STEPS * context.step_s
-            for request in ordered:
-                last = request.arrived if request.last_served_at is None else request.last_served_at
-                if context.now - last >= patience_s:
-                    return chunked([request], min(PATIENT_CHUNK, context.chunk_tokens))
         return chunks
 
 
@@ -168,26 +135,6 @@ def call_limit_s(
                 until_s = context.draft_left_s
             limit_s = min(limit_s, max(until_s, context.draft_left_s))
     return limit_s
-
-
-def _by_pressure(
-    ready: Sequence[Request], pressures: Mapping[str, Pressure], context: BatchContext
-) -> list[tuple[bool, Request]]:
-    """Who has been left out for too long, then by allowance, then who decoded longest ago.
-
-    With each request whether it can be left out once more. Those without an objective, and those that
-    could not keep theirs even by themselves, come last.
-    """
-    shortest_s = alone_s(context)
-    patience_s = DECODE_PATIENCE_STEPS * context.step_s
-    keyed = []
-    for request in ready:
-        last = request.arrived if request.last_served_at is None else request.last_served_at
-        pressure = pressures[request.request_id]
-        allowance_s = pressure.allowance_s if pressure.limit_s(shortest_s) < INFINITE else INFINITE
-        keyed.append(((context.now - last < patience_s, allowance_s, last, request.order), request))
-    keyed.sort(key=lambda pair: pair[0])
-    return [(key[0], request) for key, request in keyed]
 
 
 def _order(request: Request, context: BatchContext) -> tuple[int, float, int]:

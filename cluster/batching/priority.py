@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from cluster.admission import Room
 from cluster.batching.base import Admission, BatchContext, Chunk
-from cluster.batching.common import IN_CALL, chunked, first_few, make_room, tpot_s
+from cluster.batching.common import IN_CALL, awaits_drafts, chunked, first_few, make_room, tpot_s
 from cluster.batching.sarathi import Sarathi
 from cluster.requests import Request
 
@@ -64,4 +64,6 @@ class Priority(Sarathi):
         context: BatchContext,
     ) -> list[Chunk]:
         """Chunks by urgency."""
+        if awaits_drafts(verifying, running):
+            return []
         return chunked(sorted(prefilling, key=_by_urgency), context.chunk_tokens)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from cluster.batching.base import Admission, BatchContext, Chunk
-from cluster.batching.common import chunked, fill
+from cluster.batching.common import awaits_drafts, chunked, fill
 from cluster.requests import Request
 
 
@@ -42,4 +42,6 @@ class Sarathi:
         context: BatchContext,
     ) -> list[Chunk]:
         """Chunks in the order of admission, up to the budget of prompt tokens."""
+        if awaits_drafts(verifying, running):
+            return []
         return chunked(prefilling, context.chunk_tokens)

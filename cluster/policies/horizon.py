@@ -8,7 +8,7 @@ from statistics import NormalDist
 from cluster.policies.base import DecodeRequest
 
 # An objective is met on time at whichever token the answer ends; so many tokens ahead it must hold again.
-HORIZON_TOKENS = 16
+HORIZON_TOKENS = 64
 
 
 def quantile(miss_probability: float) -> float:

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.admission import Room
 from cluster.batching.base import BatchContext
 from cluster.batching.common import tokens_left
-from cluster.batching.flotilla import LEAST_CHUNK
+from cluster.batching.flotilla import LEAST_CHUNK, PROMPT_PATIENCE_S
 from cluster.batching.registry import make_rule
 from cluster.batching.slack import MARGIN
 from cluster.requests import Request, State
@@ -44,7 +45,7 @@ def calls(draw: st.DrawFn) -> tuple[list[Request], Request, BatchContext]:
         chunk_tokens=draw(st.sampled_from([16, 64])), num_committed=draw(st.sampled_from([1.0, 2.5]))
     )
     verifying = [draw(requests_in(n, State.DRAFTED)) for n in range(draw(st.integers(1, 5)))]
-    prompt = request(9, State.PREFILLING, prompt=draw(st.integers(1, 100)), served_at=NOW - 0.01)
+    prompt = request(9, State.PREFILLING, prompt=draw(st.integers(1, 100)), arrived=NOW - 0.01)
     return verifying, prompt, limits
 
 
@@ -86,13 +87,22 @@ def test_a_deadline_that_cannot_be_met_any_more_gives_way_to_one_that_can() -> N
     assert ids(FLOTILLA.admit([late, due], [], context(max_running=1)).admitted) == ["r2"]
 
 
-def test_a_prompt_passed_over_for_long_gets_a_chunk_at_any_cost() -> None:
+def test_a_prompt_that_has_waited_is_computed_at_any_cost() -> None:
     verifying = [request(0, State.DRAFTED, tpot_ms=8.0, output=1, decoding_s=0.0)]
-    prompt = request(1, State.PREFILLING, prompt=100, served_at=NOW - 0.1)
+    prompt = request(1, State.PREFILLING, prompt=40, arrived=NOW - 0.01)
     limits = context(num_committed=1.0)
     assert FLOTILLA.prefill([prompt], verifying, 1, [*verifying, prompt], limits) == []
-    prompt.last_served_at = NOW - 5.0
-    assert FLOTILLA.prefill([prompt], verifying, 1, [*verifying, prompt], limits) == [(prompt, 32)]
+    prompt.arrived = NOW - PROMPT_PATIENCE_S
+    assert FLOTILLA.prefill([prompt], verifying, 1, [*verifying, prompt], limits) == [(prompt, 40)]
+
+
+@pytest.mark.parametrize("rule", ["flotilla", "sarathi", "priority"])
+def test_prompts_join_the_trees_rather_than_have_a_forward_before_them(rule: str) -> None:
+    drafting, prompt = request(0, State.DRAFTING), request(1, State.PREFILLING, prompt=40)
+    prefill = make_rule(rule).prefill
+    assert prefill([prompt], [], 0, [drafting, prompt], context()) == []
+    drafting.state = State.DRAFTED
+    assert prefill([prompt], [drafting], 2, [drafting, prompt], context()) == [(prompt, 40)]
 
 
 @settings(max_examples=100, deadline=None)
@@ -116,30 +126,23 @@ def test_without_objectives_it_is_sarathi(
         assert ours == sarathi.prefill(prefilling, verifying, len(verifying), members, limits)
 
 
-def test_lax_requests_sit_out_a_step_that_a_strict_one_needs_short() -> None:
-    # Six milliseconds and 0.7 for each request, times the margin: four fit into ten.
-    strict = [
-        request(n, State.READY, tpot_ms=10.0, output=10, decoding_s=0.09, served_at=NOW) for n in range(2)
-    ]
-    lax = [request(n, State.READY, tpot_ms=100.0, served_at=NOW - 0.01 - n / 1e3) for n in range(2, 10)]
-    limits = context(num_rows=1.0, num_committed=1.0)
-    decoding = FLOTILLA.decode([*lax, *strict], [*lax, *strict], limits)
-    assert set(ids(strict)) <= set(ids(decoding))
-    assert len(decoding) == 4
-    lax[0].last_served_at = NOW - 1.0
-    assert lax[0] in FLOTILLA.decode([*lax, *strict], [*lax, *strict], limits), "held back for too long"
-
-
-def test_a_newcomer_waits_while_it_would_break_the_objectives_of_those_running() -> None:
-    running = [request(n, State.READY, tpot_ms=10.0, output=10, decoding_s=0.09) for n in range(4)]
-    limits = context(num_rows=1.0, num_committed=1.0, max_running=40)
-    strict, lax = request(50, tpot_ms=10.0), request(51, tpot_ms=500.0)
-    assert FLOTILLA.admit([strict], running, limits).admitted == []
-    assert FLOTILLA.admit([strict], running[:3], limits).admitted == [strict]
-    crowd = [request(n, State.READY, tpot_ms=60.0) for n in range(16)]
-    assert FLOTILLA.admit([strict, lax], crowd, limits).admitted == [lax], "who fits may pass"
-    strict.arrived = NOW - 31.0
-    assert FLOTILLA.admit([strict, lax], crowd, limits).admitted == [], "but not for ever"
+@settings(max_examples=100, deadline=None)
+@given(cell=cells())
+def test_nobody_waits_for_the_sake_of_those_who_run(
+    cell: tuple[list[Request], list[Request], BatchContext],
+) -> None:
+    """The queue is the one that a lack of room makes, whatever the objectives; all who are ready decode."""
+    waiting, running, limits = cell
+    admission = FLOTILLA.admit(waiting, running, limits)
+    room = Room.beside(running, limits.free_slots, limits.max_running)
+    for victim in admission.preempted:
+        room.give_back(victim)
+    for member in admission.admitted:
+        room.take(member)
+    left = [member for member in waiting if member not in admission.admitted]
+    assert not left or not all(room.takes(member) for member in left)
+    ready = of_state(running, State.READY)
+    assert FLOTILLA.decode(ready, running, limits) == ready
 
 
 def test_best_effort_gives_way_once_to_a_first_token_about_to_be_late() -> None:
