@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ray import serve
 
 from benchmarks import environment, report
 from benchmarks.load_client import LoadClient, Outcome
-from benchmarks.objectives import Slo
+from benchmarks.objectives import NO_SLO, Slo
 from benchmarks.prompts import Prompt
 from benchmarks.workload import BenchRequest
 from cluster.config import FlotillaConfig
@@ -132,8 +132,9 @@ async def _measure(options: ScalingOptions, url: str) -> dict[str, Any]:
         client.model = (await client.models())[0]["id"]
         work = requests(options)
         reference = {}
-        for request in work:  # one cell, one request at a time
-            outcome = await client.send(request, extra={"seed": options.seed + request.index})
+        for request in work:  # one cell, one request at a time, without objectives that would add a cell
+            alone = replace(request, slo=NO_SLO)
+            outcome = await client.send(alone, extra={"seed": options.seed + request.index})
             if not outcome.is_ok:
                 raise RuntimeError(f"the one-cell run failed: {outcome.error}")
             reference[request.index] = outcome
