@@ -30,6 +30,8 @@ from verifier.messages import VerifyResult
 SMOOTHING = 0.1
 # What an estimate of overhead may always rise by, so that it can leave zero.
 LEAST_OVERHEAD_S = 2e-4
+# Verified trees are calibrated on when there are so many, or after so many steps.
+CALIBRATE_TREES, CALIBRATE_STEPS = 64, 8
 # Share of recent plans with a draft below which prompts are not read by drafters (SmartSpec), but for one
 # request in so many.
 LEAST_PROPOSING = 0.3
@@ -262,6 +264,8 @@ class StepPlanner:
         if self.may_read(request):
             calls = self.pool.explorer.final(request, now, is_busy=num_running >= EXPLORE_REQUESTS)
         self.pool.forget(request)
+        if num_running == 0:  # there may be no further step for long
+            self.calibrate()
         return [Draft(name, call) for name, call in calls]
 
     def view(self, request: Request, now: float, max_model_tokens: int) -> DecodeRequest:
@@ -307,17 +311,28 @@ class StepPlanner:
         self.pool.observe(outcomes)
 
     def reflect(self) -> None:
-        """Calibrate on what `learn` took in; work that can wait until the next calls are on their way."""
-        for trees, drafters, accepted_nodes in self._to_calibrate:
-            forest = Forest.of(trees)
-            on_path = np.zeros(forest.num_nodes, dtype=np.bool_)
-            on_path[forest.roots] = True
-            roots = forest.roots.tolist()
-            on_path[[r + node for r, nodes in zip(roots, accepted_nodes, strict=True) for node in nodes]] = (
-                True
-            )
-            self.calibration.observe(forest, drafters, on_path)
-        self._to_calibrate.clear()
+        """Work that can wait until the next calls are on their way: calibrating, several steps at once.
+
+        Most of it is as much for few trees as for many.
+        """
+        pending = self._to_calibrate
+        if len(pending) >= CALIBRATE_STEPS or sum([len(step[0]) for step in pending]) >= CALIBRATE_TREES:
+            self.calibrate()
+
+    def calibrate(self) -> None:
+        """Calibrate on all that `learn` took in."""
+        pending = self._to_calibrate
+        if not pending:
+            return
+        forest = Forest.of([tree for trees, _, _ in pending for tree in trees])
+        drafters = [name for _, names, _ in pending for name in names]
+        accepted_nodes = [nodes for _, _, of_step in pending for nodes in of_step]
+        on_path = np.zeros(forest.num_nodes, dtype=np.bool_)
+        on_path[forest.roots] = True
+        roots = forest.roots.tolist()
+        on_path[[r + node for r, nodes in zip(roots, accepted_nodes, strict=True) for node in nodes]] = True
+        self.calibration.observe(forest, drafters, on_path)
+        pending.clear()
 
     def measure_iteration(self, iteration: Iteration, result: VerifyResult) -> None:
         """Fold one whole iteration into t_spec, and what it took of the target's time into the overhead.
