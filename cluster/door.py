@@ -28,9 +28,9 @@ PROMISE_S = 1.0
 # Most points in time that are tried for one.
 MOST_TRIED = 64
 # Times told are stretched, by as much more after each that was too early and as much less after each that
-# was not: six of seven come true in the long run.
+# was not: six of seven come true in the long run. Until it is known, half as early as predicted.
 TOO_EARLY, IN_TIME = 2.0, 0.9
-MOST_STRETCH = 16.0
+FIRST_STRETCH, MOST_STRETCH = 2.0, 16.0
 
 
 class Cell(admission.CellState, Protocol):
@@ -80,7 +80,7 @@ class Door:
     cost: CostModel
     forecast: Forecast = field(init=False)
     _promised: list[Promise] = field(default_factory=list)
-    _stretch: float = 1.0
+    _stretch: float = FIRST_STRETCH
 
     def __post_init__(self) -> None:
         scheduler = self.config.scheduler
