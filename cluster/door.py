@@ -28,7 +28,7 @@ PROMISE_S = 1.0
 # Most points in time that are tried for one.
 MOST_TRIED = 64
 # Times told are stretched, by as much more after each that was too early and as much less after each that
-# was not: six of seven come true in the long run. Until it is known, half as early as predicted.
+# was not: six of seven come true in the long run. At first, twice as long.
 TOO_EARLY, IN_TIME = 2.0, 0.9
 FIRST_STRETCH, MOST_STRETCH = 2.0, 16.0
 
