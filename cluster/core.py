@@ -10,6 +10,7 @@ from cluster import admission
 from cluster.batching.batcher import Batcher
 from cluster.batching.common import arrival_order
 from cluster.batching.micro_batches import MicroBatches
+from cluster.commits import commit
 from cluster.config import FlotillaConfig
 from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN, CostModel
 from cluster.door import Door
@@ -33,7 +34,7 @@ from cluster.events import (
     VerifyDone,
     WorkerLost,
 )
-from cluster.forced_tokens import count, drafter_of
+from cluster.forced_tokens import count
 from cluster.planning import StepPlanner
 from cluster.policies.base import Policy
 from cluster.requests import Request, State, Trigger
@@ -261,18 +262,8 @@ class SchedulerCore:
             self._preempt(admission.victim(self.running.values(), now, self.planner.step_s))
 
     def _commit(self, request: Request, verdict: Verdict, now: float) -> None:
-        position = len(request.output)
-        request.commit(verdict, now)
+        event = commit(request, verdict, now)
         count(self.totals, verdict)
-        event = TokenEvent(
-            request_id=request.request_id,
-            position=position,
-            tokens=verdict.tokens,
-            logprobs=verdict.logprobs,
-            prompt_logprobs=request.prompt_logprobs if position == 0 else [],
-            drafter=drafter_of(request, verdict),
-            num_accepted=min(verdict.num_accepted + verdict.num_forced_accepted, len(verdict.tokens)),
-        )
         reason = "error" if verdict.error else request.finish_reason(self.max_model_tokens)
         if reason is not None:
             self._finish(request, reason, now, event)

@@ -104,6 +104,7 @@ class Request:
         heard: per drafter, how many tokens of the sequence it has been told.
         draft_call: id of the draft call waited for.
         tree: the candidate tree of this step; then, once selected, the draft tree.
+        candidates: the candidate tree until the step is committed, if the request asks for a trace.
         prompt_logprobs: of the prompt as far as it is prefilled; sent with the first output token.
         proposals: what the target's decoding heads proposed with its last verdict, if it was asked for them.
         micro_batch: index of the micro-batch it belongs to while running.
@@ -132,6 +133,7 @@ class Request:
     heard: dict[str, int] = field(default_factory=dict)
     draft_call: int = -1
     tree: TokenTree | None = None
+    candidates: TokenTree | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     proposals: Proposals | None = None
     micro_batch: int = 0
@@ -186,6 +188,8 @@ class Request:
     def drafted(self, tree: TokenTree) -> None:
         """Its candidate tree is here; the root alone when nothing was or could be drafted."""
         self.tree = tree
+        if self.submit.speculation.trace:
+            self.candidates = tree
         self.draft_call = -1
         self.advance(Trigger.DRAFT_DONE)
 
@@ -210,7 +214,7 @@ class Request:
         self.advance(Trigger.PREEMPTED)
         self.num_computed = 0
         self.opened = False
-        self.tree = self.proposals = None
+        self.tree = self.candidates = self.proposals = None
         self.prompt_logprobs = []
         self.draft_call = -1
         self.is_resuming = self.first_chunk_at is not None
@@ -228,7 +232,7 @@ class Request:
         self.num_computed = self.num_tokens - 1
         self.num_steps += 1
         self.min_gap = min(self.min_gap, verdict.min_gap)
-        tree, self.tree = self.tree, None
+        tree, self.tree, self.candidates = self.tree, None, None
         num_drafted = tree.num_drafted if tree is not None else 0
         self.num_verified += num_drafted
         self.num_accepted += verdict.num_accepted

@@ -57,11 +57,13 @@ class Speculation(msgspec.Struct, frozen=True):
         mode: "auto" lets the policy decide, "off" decodes without drafts.
         drafters: names it may use; empty allows all.
         max_tokens: most draft tokens verified per step; None leaves it to the policy.
+        trace: whether every step tells its token tree (`StepTrace`).
     """
 
     mode: str = "auto"
     drafters: tuple[str, ...] = ()
     max_tokens: int | None = None
+    trace: bool = False
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
@@ -155,6 +157,34 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     preempted_ms: tuple[float, float] = (0.0, 0.0)
 
 
+class StepTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """The token tree of one request's step: what was drafted, of that verified, and of that accepted.
+
+    Node 0 is the root, the last token before the step; `parents[i] < i` for every other node.
+
+    Attributes:
+        step: steps of the request that committed tokens, this one included.
+        elapsed_ms: since the request came to the cell, on the scheduler's clock.
+        drafter: who drafted the tree; empty if nobody drafted in time.
+        tokens: vocabulary ids, one per node.
+        parents: index of the parent of each node; -1 of the root.
+        logps: sum of the drafter's log-probabilities from the root to each node.
+        verified: nodes that the target verified, ascending; the root is one.
+        accepted: nodes whose tokens were committed, in their order, the root left out.
+        num_forced: how many of those, the last ones, the request's grammar added.
+    """
+
+    step: int
+    elapsed_ms: float
+    drafter: str
+    tokens: list[int]
+    parents: list[int]
+    logps: list[float]
+    verified: list[int]
+    accepted: list[int]
+    num_forced: int = 0
+
+
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Newly committed tokens of one request.
 
@@ -168,6 +198,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
         receipt: with the finish reason.
         drafter: who proposed the accepted tokens of this step; empty without speculation.
         num_accepted: how many of `tokens`, from the first, were drafted (the rest are the target's own).
+        trace: of the step, if the request asked for it.
     """
 
     request_id: str
@@ -179,6 +210,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
     receipt: Receipt | None = None
     drafter: str = ""
     num_accepted: int = 0
+    trace: StepTrace | None = None
 
 
 class TokenBatch(msgspec.Struct, frozen=True, tag="tokens"):

@@ -113,6 +113,7 @@ class Pending:
                 tokens=tokens,
                 logprobs=event.logprobs[repeated:],
                 num_accepted=max(0, event.num_accepted - repeated),
+                trace=None,
             )
         self.output.extend(tokens)
         self.is_promised, self.refused_at = True, None

@@ -1,0 +1,77 @@
+"""A verdict becomes a request's next tokens, and news for its front end."""
+
+from __future__ import annotations
+
+from cluster.forced_tokens import drafter_of
+from cluster.requests import Request
+from cluster.stream_messages import StepTrace, TokenEvent
+from engine.tree import TokenTree
+from verifier.messages import Verdict
+
+
+def commit(request: Request, verdict: Verdict, now: float) -> TokenEvent:
+    """Append the verdict's tokens to the request; what its front end is told."""
+    position = len(request.output)
+    # The trees are forgotten with the commit.
+    trace = step_trace(request, verdict, now) if request.submit.speculation.trace else None
+    request.commit(verdict, now)
+    return TokenEvent(
+        request_id=request.request_id,
+        position=position,
+        tokens=verdict.tokens,
+        logprobs=verdict.logprobs,
+        prompt_logprobs=request.prompt_logprobs if position == 0 else [],
+        drafter=drafter_of(request, verdict),
+        num_accepted=min(verdict.num_accepted + verdict.num_forced_accepted, len(verdict.tokens)),
+        trace=trace,
+    )
+
+
+def step_trace(request: Request, verdict: Verdict, now: float) -> StepTrace:
+    """The step that ends with the verdict, before it is committed."""
+    draft = request.tree if request.tree is not None else TokenTree.root_only(request.last_token)
+    candidates = request.candidates if request.candidates is not None else draft
+    places = _places(candidates, draft)
+    if places is None:  # cut from another tree: then only what was verified is known
+        candidates, places = draft, list(range(len(draft)))
+    tokens, parents = candidates.token.tolist(), candidates.parent.tolist()
+    logps = candidates.logp.tolist()
+    drafter = request.drafted_kind if candidates.num_drafted else ""
+    # A verdict is cut after a stop token or at the most tokens, its nodes are not.
+    accepted = [places[node] for node in verdict.nodes][: len(verdict.tokens)]
+    start = verdict.num_accepted
+    forced = verdict.tokens[start : start + verdict.num_forced_accepted]
+    for token in forced:
+        above = accepted[-1] if accepted else 0
+        accepted.append(len(tokens))
+        tokens.append(token)
+        parents.append(above)
+        logps.append(logps[above])  # nothing else was possible
+    return StepTrace(
+        step=request.num_steps + 1,
+        elapsed_ms=1e3 * (now - request.arrived),
+        drafter=drafter,
+        tokens=tokens,
+        parents=parents,
+        logps=logps,
+        verified=sorted({*places, *accepted}),
+        accepted=accepted,
+        num_forced=len(forced),
+    )
+
+
+def _places(candidates: TokenTree, draft: TokenTree) -> list[int] | None:
+    """Where each node of the draft tree is among the candidates it was cut from; None if it was not."""
+    if len(candidates) == len(draft):
+        return list(range(len(draft)))
+    child: dict[tuple[int, int], int] = {}
+    above = candidates.parent.tolist()
+    for node, token in enumerate(candidates.token.tolist()):
+        child.setdefault((above[node], token), node)
+    places: list[int] = []
+    for token, parent in zip(draft.token.tolist(), draft.parent.tolist(), strict=True):
+        place = child.get((-1 if parent < 0 else places[parent], token))
+        if place is None:
+            return None
+        places.append(place)
+    return places
