@@ -13,6 +13,7 @@ from benchmarks import (
     cli_compare,
     cli_decomposition,
     cli_grpc,
+    cli_overhead,
     cli_pipeline,
     cli_pool,
     cli_regret,
@@ -36,6 +37,7 @@ app.command()(cli_regret.regret)
 app.command()(cli_scaling.scaling)
 app.command()(cli_pool.pool)
 app.command()(cli_grpc.grpc_cancel)
+app.command()(cli_overhead.overhead)
 app.command()(cli_scheduler.scheduler)
 
 
