@@ -148,6 +148,9 @@ def _events(call: Call, update: Update) -> bytes:
         chunk = call.shape.chunk(update, state)
         if chunk is None:
             return events
+        if update.step is not None:
+            codec = call.shape.envelope.codec
+            chunk["flotilla"] = update.step.body(update.tokens, update.logprobs, codec)
         if call.includes_usage:
             chunk["usage"] = call.usage_so_far() if call.counts_tokens else None
         elif call.is_finished:

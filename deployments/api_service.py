@@ -225,7 +225,9 @@ class ApiService:
             prompt_field=prompt_field,
             includes_usage=request.includes_usage,
             counts_tokens=request.counts_tokens,
-            shows_all=bool(request.return_token_ids) or mapping.num_logprobs(request) is not None,
+            shows_all=bool(request.return_token_ids)
+            or mapping.num_logprobs(request) is not None
+            or speculation.trace,
             request_id=request_id,
             num_kept=(request.n or 1) if is_best_of else None,
         )

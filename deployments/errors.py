@@ -31,6 +31,7 @@ class ApiError(Exception):
         retry_after_s: when trying again may help.
         dropped_reason: why a request that is well formed was not served, in llm-d's terms.
         details: further fields of the error object.
+        headers: of the response, besides.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ApiError(Exception):
         retry_after_s: float | None = None,
         dropped_reason: str | None = None,
         details: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -52,6 +54,7 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
         self.dropped_reason = dropped_reason
         self.details = dict(details or {})
+        self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
@@ -68,7 +71,7 @@ class ApiError(Exception):
 
     def response(self, headers: Mapping[str, str] | None = None) -> Response:
         """The whole HTTP response."""
-        sent = dict(headers or {})
+        sent = {**self.headers, **(headers or {})}
         if self.retry_after_s is not None:
             # The header holds whole seconds; rounding down would invite a retry that is too early.
             sent["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
@@ -108,6 +111,16 @@ def not_ready(reason: str, retry_after_s: float = 2.0) -> ApiError:
     """A 503 for a cell that is starting, restarting or gone."""
     return ApiError(
         503, f"{reason} Try again in a moment.", code="service_unavailable", retry_after_s=retry_after_s
+    )
+
+
+def no_trace() -> ApiError:
+    """A 400 that says where the trace of a request can be had."""
+    return ApiError(
+        400,
+        "`speculation.trace` can be had here only in streams of /v1/completions and /v1/chat/completions.",
+        param="speculation.trace",
+        code="unsupported_parameter",
     )
 
 

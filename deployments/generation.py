@@ -14,6 +14,7 @@ from deployments.cell_clients import CellClients
 from deployments.detokenizer import Detokenizer
 from deployments.errors import ApiError, cancelled
 from deployments.receipts import ChoiceOutcome
+from deployments.step_traces import TracedStep
 from deployments.stop_strings import StopStrings
 from verifier.messages import TokenLogprobs
 
@@ -34,6 +35,7 @@ class Update:
         stop_reason: the stop string or stop token that ended it; None for the end-of-sequence token.
         outcome: with the finish reason.
         prompt_logprobs: of the prompt from its second token on, with the first tokens, if asked for.
+        step: the step of the tokens, if a trace was asked for.
     """
 
     choice: int
@@ -44,6 +46,7 @@ class Update:
     stop_reason: str | int | None = None
     outcome: ChoiceOutcome | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    step: TracedStep | None = None
 
 
 class TextAssembler:
@@ -54,6 +57,7 @@ class TextAssembler:
     Attributes:
         finish_reason: "stop" once a stop token or stop string was met.
         stop_reason: which.
+        pieces: the text that each of the tokens fed last added.
     """
 
     def __init__(
@@ -65,10 +69,12 @@ class TextAssembler:
         self._show_stop = show_stop
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
+        self.pieces: Sequence[str] = ()
 
     def feed(self, tokens: Sequence[int]) -> tuple[str, int]:
         """The new text, and how many of `tokens` belong to the choice."""
         pieces: list[str] = []
+        self.pieces = pieces
         for used, token in enumerate(tokens, 1):
             is_stop = token in self._stop_ids
             if not is_stop or self._show_stop:
@@ -114,14 +120,14 @@ async def generate(
             text, used = assembler.feed(event.tokens)
             num_tokens += used
             tokens, logprobs, receipt = event.tokens[:used], event.logprobs[:used], event.receipt
-            prompt_logprobs = event.prompt_logprobs
+            prompt_logprobs, step = event.prompt_logprobs, TracedStep.of(event, assembler.pieces)
             if assembler.finish_reason is None and event.finish_reason is None:
-                yield Update(choice, text, tokens, logprobs, prompt_logprobs=prompt_logprobs)
+                yield Update(choice, text, tokens, logprobs, prompt_logprobs=prompt_logprobs, step=step)
                 continue
             if event.finish_reason is None:
                 # The text is complete; show it now, and let the cell account for what it did.
-                yield Update(choice, text, tokens, logprobs, prompt_logprobs=prompt_logprobs)
-                text, tokens, logprobs, prompt_logprobs = "", [], [], []
+                yield Update(choice, text, tokens, logprobs, prompt_logprobs=prompt_logprobs, step=step)
+                text, tokens, logprobs, prompt_logprobs, step = "", [], [], [], None
                 client.cancel(request.request_id)
                 receipt = await _await_receipt(events)
             text += assembler.finish()
@@ -136,6 +142,7 @@ async def generate(
                     request, num_tokens, receipt if lives == 1 else None, receipt, arrived, first_at, last_at
                 ),
                 prompt_logprobs=prompt_logprobs,
+                step=step,
             )
             return
 
@@ -152,6 +159,7 @@ async def prompt_only(updates: AsyncGenerator[Update, None]) -> AsyncGenerator[U
                 logprobs=[],
                 finish_reason=None if update.finish_reason is None else "length",
                 stop_reason=None,
+                step=None,
                 outcome=None if outcome is None else replace(outcome, num_output_tokens=0),
             )
 

@@ -12,7 +12,7 @@ import msgspec
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from deployments.errors import ApiError, bad_request
+from deployments.errors import ApiError, bad_request, no_trace
 from deployments.generation import Update
 from deployments.openai_responses import ChoiceState
 from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest, parse
@@ -77,7 +77,10 @@ def generation_request(message: pb.GenerateRequest, *, stream: bool = False) -> 
             body["logprobs"], body["top_logprobs"] = True, body["logprobs"]
     elif "prompt_token_ids" in body:
         body["prompt"] = body.pop("prompt_token_ids")
-    return parse(msgspec.json.encode(body), request_type)
+    request = parse(msgspec.json.encode(body), request_type)
+    if request.wants_trace:
+        raise no_trace()
+    return request
 
 
 def _body(message: pb.GenerateRequest) -> dict[str, Any]:

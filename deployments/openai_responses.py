@@ -254,6 +254,7 @@ class ChatFormat:
         """See `ResponseFormat`. The role is sent by `role_chunk`."""
         delta = self._delta(update, state)
         shows_tokens = self.envelope.with_token_ids or self.envelope.num_logprobs is not None
+        shows_tokens = shows_tokens or update.step is not None
         if not delta and update.finish_reason is None and not shows_tokens:
             return None  # the parser of calls holds it back
         choice: dict[str, Any] = {

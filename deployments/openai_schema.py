@@ -89,6 +89,9 @@ class SpeculationFields(_Strict):
         None, max_length=64, description="Drafters it may use; all if unset."
     )
     max_tokens: int | None = Field(None, ge=0, le=1024, description="Most draft tokens verified per step.")
+    trace: bool | None = Field(
+        None, description="Every chunk of a stream tells the token tree of its step in `flotilla`."
+    )
 
 
 class StreamOptions(_Strict):
@@ -158,6 +161,11 @@ class GenerationRequest(CommonFields, StructuredFields):
     def includes_usage(self) -> bool:
         """Whether the stream ends with a usage chunk."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_trace(self) -> bool:
+        """Whether the token tree of every step is to be told."""
+        return bool(self.speculation and self.speculation.trace)
 
     @property
     def counts_tokens(self) -> bool:
@@ -240,6 +248,8 @@ def check_combination(request: GenerationRequest) -> None:
         raise bad_request("`truncate_prompt_tokens` must be -1, or 1 or more.", "truncate_prompt_tokens")
     if request.stream_options is not None and not request.stream:
         raise bad_request("`stream_options` needs `stream` to be true.", "stream_options")
+    if request.wants_trace and not request.stream:
+        raise bad_request("`speculation.trace` needs `stream` to be true.", "speculation.trace")
     if isinstance(request, ChatRequest):
         if request.top_logprobs is not None and not request.logprobs:
             raise bad_request("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")

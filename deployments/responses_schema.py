@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from deployments.errors import ApiError, bad_request
+from deployments.errors import ApiError, bad_request, no_trace
 from deployments.openai_schema import ChatRequest, CommonFields, validated
 from deployments.schema_values import MAX_LOGPROBS, MessageText
 from deployments.tools import MAX_TOOLS, NAME
@@ -156,6 +156,8 @@ def parse_responses(data: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest
             message = f"`{name}` is not supported here: {reason}."
             raise ApiError(400, message, param=name, code="unsupported_parameter")
     request = validated(dict(data), ResponsesRequest)
+    if request.speculation is not None and request.speculation.trace:
+        raise no_trace()
     chat: dict[str, Any] = {name: data[name] for name in CommonFields.model_fields if name in data}
     chat["messages"] = _messages(request, data["input"])
     for ours, theirs in _SAME.items():

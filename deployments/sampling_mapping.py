@@ -207,7 +207,10 @@ def speculation(request: GenerationRequest, info: CellInfo) -> Speculation:
                 "speculation.drafters",
             )
     return Speculation(
-        mode=asked.mode or "auto", drafters=tuple(asked.drafters or ()), max_tokens=asked.max_tokens
+        mode=asked.mode or "auto",
+        drafters=tuple(asked.drafters or ()),
+        max_tokens=asked.max_tokens,
+        trace=bool(asked.trace),
     )
 
 

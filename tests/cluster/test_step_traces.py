@@ -113,7 +113,9 @@ def test_nodes_of_a_cut_tree_are_found_among_the_candidates() -> None:
     request = traced_request()
     request.candidates = TREE
     request.tree = TREE.subset(np.array([0, 2, 4], dtype=np.int32))
-    trace = step_trace(request, Verdict(request_id="r", tokens=[20, 11, 5], num_accepted=2, nodes=[1, 2]), 1.5)
+    trace = step_trace(
+        request, Verdict(request_id="r", tokens=[20, 11, 5], num_accepted=2, nodes=[1, 2]), 1.5
+    )
     assert trace.tokens == [2, 10, 20, 11, 11, 12]
     assert trace.verified == [0, 2, 4]
     assert trace.accepted == [2, 4]

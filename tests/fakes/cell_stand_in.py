@@ -16,6 +16,7 @@ from cluster.stream_messages import (
     NumCancelled,
     Receipt,
     Rejected,
+    StepTrace,
     Submit,
     TokenBatch,
     TokenEvent,
@@ -175,6 +176,8 @@ class CellStandIn:
                     drafter="small",
                     num_accepted=len(part) - 1,
                 )
+            if submit.speculation.trace and part:
+                event = msgspec.structs.replace(event, trace=self._trace(submit, position, part, ends))
             position += len(part)
             self._send(writer, event)
             if self.lose_after and position >= self.lose_after[0]:
@@ -185,6 +188,21 @@ class CellStandIn:
                 return
             if ends:
                 return
+
+    def _trace(self, submit: Submit, position: int, part: list[int], ends: bool) -> StepTrace:
+        """A chain of what was accepted, and one candidate more that was not verified."""
+        num_accepted = 0 if ends else len(part) - 1
+        tokens = [submit.prompt[-1], *part[:num_accepted], 3]
+        return StepTrace(
+            step=position // self.per_step + 1,
+            elapsed_ms=5.0 + 2.0 * position,
+            drafter="small",
+            tokens=tokens,
+            parents=list(range(-1, len(tokens) - 1)),
+            logps=[-0.5 * node for node in range(len(tokens))],
+            verified=list(range(num_accepted + 1)),
+            accepted=list(range(1, num_accepted + 1)),
+        )
 
     def _prompt_logprobs(self, submit: Submit) -> list[TokenLogprobs]:
         wanted = submit.sampling.prompt_logprobs
