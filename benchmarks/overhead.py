@@ -1,4 +1,4 @@
-"""What the way to the client costs (`flotilla bench overhead`): HTTP and gRPC beside the token stream."""
+"""What the way to the client costs (`flotilla bench overhead`): HTTP and gRPC beside the token stream.
 
 One served system answers the same prompts three ways in turn. The cell's token stream is the engine alone:
 tokens as the scheduler commits them, on the connection that front ends use. HTTP and gRPC add the front end:
