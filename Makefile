@@ -47,10 +47,11 @@ format: $(DEV) ## rewrite the code in the project's format, and fix what the lin
 bench: $(RUNTIME) ## measure; ARGS="engine --json FILE" (the default is `engine`) or "serve --url URL"
 	@$(BIN)/flotilla bench $(or $(ARGS),engine)
 
-docs: $(RUNTIME) ## regenerate the documentation that is made from code
+docs: $(DEV) ## regenerate the documentation that is made from code
 	@PYTHONPATH=. $(BIN)/python scripts/config_reference.py
 	@PYTHONPATH=. $(BIN)/python scripts/compatibility_table.py
 	@PYTHONPATH=. $(BIN)/python scripts/metric_reference.py
+	@PYTHONPATH=. $(BIN)/python scripts/dashboards.py
 
 proto: $(DEV) ## generate the Python code of the gRPC service from its .proto
 	@$(BIN)/python scripts/generate_proto.py

@@ -8,6 +8,7 @@ from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
 from cluster.metric_catalog import CAUSES, OBJECTIVES
 from cluster.metric_set import MetricSet
+from cluster.placement import instance_names
 from cluster.selector_regret import estimated_regret
 from cluster.stream_messages import Receipt, Submit, Terms
 from cluster.violations import DecodeTimes, causes, missed
@@ -69,11 +70,18 @@ class CellMetrics:
         for kind in self._kinds:
             for outcome in ("drafted", "verified", "accepted"):
                 self.set.counter("flotilla_drafter_tokens_total", kind, outcome)
+            self.set.histogram("flotilla_draft_call_seconds", kind)
+        for drafter in config.drafters:
+            for name in instance_names(drafter.name, drafter.replicas):
+                self.set.counter("flotilla_worker_restarts_total", name)
         for objective in OBJECTIVES:
             self.set.histogram("flotilla_admission_prediction_ratio", objective)
         self.set.counter("flotilla_worker_restarts_total", "verifier")
         for tier in ("default", *config.tiers):
-            self.set.counter("flotilla_requests_rejected_total", "queue_full", tier)
+            for code in ("queue_full", "saturated", "slo_infeasible"):
+                self.set.counter("flotilla_requests_rejected_total", code, tier)
+            for reason in ("stop", "length", "cancelled", "error"):
+                self.set.counter("flotilla_requests_total", reason, tier)
             for name in _TIMES:
                 self.set.histogram(name, tier)
             self.set.counter("flotilla_goodput_requests_total", tier)
@@ -308,8 +316,8 @@ class CellMetrics:
         for kind in self._kinds:
             self.set.gauge("flotilla_drafters_ready", kind).set(ready[kind])
             self.set.gauge("flotilla_drafter_capacity", kind).set(capacity[kind])
-        for kind, price in prices.items():
-            self.set.gauge("flotilla_drafter_capacity_price", kind).set(price)
+        for kind in prices.keys() | self._kinds:
+            self.set.gauge("flotilla_drafter_capacity_price", kind).set(prices.get(kind, 0.0))
         self.set.gauge("flotilla_selector_regret").set(estimated_regret(core))
 
 

@@ -167,6 +167,30 @@ def timeline(
 
 
 @app.command()
+def dashboards(
+    out: Annotated[Path, typer.Option(help="Directory; gets dashboards/*.json and rules/*.yaml.")],
+    slo_target: Annotated[
+        float, typer.Option(help="Share of requests that are to attain objectives.")
+    ] = 0.95,
+    tier_target: Annotated[
+        list[str] | None, typer.Option(help="Another share for a tier, as in interactive=0.99.")
+    ] = None,
+    runbooks: Annotated[str, typer.Option(help="Where docs/runbooks can be read; alerts link to it.")] = (
+        "docs/runbooks"
+    ),
+) -> None:
+    """Write Grafana dashboards, Prometheus recording rules and alerts."""
+    from deployments.dashboards.command import DashboardsFailed, generated, parse_targets, write
+
+    try:
+        files = generated(parse_targets(slo_target, tier_target or ()), runbooks)
+        for path in write(out, files):
+            typer.echo(path)
+    except DashboardsFailed as error:
+        _fail(str(error))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     from importlib.metadata import version as installed

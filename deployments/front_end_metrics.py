@@ -12,6 +12,8 @@ from cluster.metric_set import MetricSet
 from deployments.request_context import RequestContext
 
 _NO_ROUTE = "unknown"
+#: Counted from zero on, so that a rate of calls is there before the first one.
+_GRPC_METHODS = ("Generate", "GenerateStream", "Cancel", "ListModels", "Describe")
 
 
 class FrontEndMetrics:
@@ -28,6 +30,8 @@ class FrontEndMetrics:
         self._num_resubmitted = num_resubmitted
         self.open = self.set.gauge("flotilla_http_requests_open")
         self.streams = self.set.gauge("flotilla_http_streams_open")
+        for method in _GRPC_METHODS:
+            self.set.counter("flotilla_grpc_calls_total", method, "OK")
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
         """An HTTP request was answered."""

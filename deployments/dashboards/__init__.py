@@ -1,0 +1,1 @@
+"""Grafana dashboards, recording rules and alerts, all made from the metric catalog."""

@@ -1,0 +1,208 @@
+"""Alerts: what is worth a page, what a ticket, and from which value on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from deployments.dashboards import recording as rec
+
+Severity = Literal["page", "ticket"]
+
+#: Fewer requests with objectives than this in the long window burn nothing worth waking anybody for.
+LEAST_REQUESTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A value and the threshold that it crosses; `compared` such as "> 0.9"."""
+
+    value: str
+    compared: str
+
+    @property
+    def expr(self) -> str:
+        """As PromQL."""
+        return f"{self.value} {self.compared}"
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One alert.
+
+    Attributes:
+        name: as it is shown; its runbook is named likewise.
+        severity: `page` wakes somebody, `ticket` waits for the morning.
+        conditions: which hold together, the first of them being the value that is shown.
+        on: labels by which further conditions are joined to the first.
+        lasting: how long they must hold.
+        summary: one line.
+        description: with values.
+        is_absence: the alert fires where the only condition's value has no series.
+    """
+
+    name: str
+    severity: Severity
+    conditions: tuple[Condition, ...]
+    summary: str
+    description: str
+    on: tuple[str, ...] = ()
+    lasting: str = ""
+    is_absence: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def expr(self) -> str:
+        """As PromQL."""
+        first, *others = self.conditions
+        if self.is_absence:
+            return f"absent({first.value})"
+        joint = f"\nand on ({', '.join(self.on)}) "
+        return first.expr + "".join(f"{joint}({other.expr})" for other in others)
+
+    @property
+    def runbook(self) -> str:
+        """File name of its page in docs/runbooks."""
+        return f"{self.name}.md"
+
+    def as_yaml(self, runbooks: str) -> dict[str, object]:
+        """As in a rule file; `runbooks` is where the pages are."""
+        rule: dict[str, object] = {"alert": self.name, "expr": self.expr}
+        if self.lasting:
+            rule["for"] = self.lasting
+        return {
+            **rule,
+            "labels": {"severity": self.severity, **self.labels},
+            "annotations": {
+                "summary": self.summary,
+                "description": self.description,
+                "runbook_url": f"{runbooks.rstrip('/')}/{self.runbook}",
+            },
+        }
+
+
+def _burn(severity: Severity, factor: float, long: str, short: str, spent: str) -> Alert:
+    return Alert(
+        f"FlotillaErrorBudgetBurn{long}",
+        severity,
+        (
+            Condition(rec.burn(long), f"> {factor:g}"),
+            Condition(rec.burn(short), f"> {factor:g}"),
+            Condition(rec.judged(long), f">= {LEAST_REQUESTS}"),
+        ),
+        summary="Tier {{ $labels.tier }} of {{ $labels.job }} misses its objectives too often.",
+        description=f"Over the last {long}, requests of tier {{{{ $labels.tier }}}} missed their objectives "
+        '{{ printf "%.1f" $value }} times as often as the target allows, and over the last '
+        f"{short} too (limit {factor:g}). So fast, {spent}.",
+        on=("job", "tier"),
+        labels={"window": long},
+    )
+
+
+ALERTS: tuple[Alert, ...] = (
+    _burn("page", 14.4, "1h", "5m", "2 % of a month's error budget go in an hour"),
+    _burn("page", 6, "6h", "30m", "5 % of a month's error budget go in six hours"),
+    _burn("ticket", 3, "1d", "2h", "10 % of a month's error budget go in a day"),
+    _burn("ticket", 1, "3d", "6h", "the error budget is spent before the month is over"),
+    Alert(
+        "FlotillaNoCellReady",
+        "page",
+        (Condition(rec.CELLS_READY, "< 1"),),
+        summary="No cell of {{ $labels.job }} serves.",
+        description="{{ $value }} cells are ready: every request waits or is refused.",
+        lasting="1m",
+    ),
+    Alert(
+        "FlotillaCellDown",
+        "ticket",
+        (Condition("min by (job, cell) (flotilla_ready)", "< 1"),),
+        summary="Cell {{ $labels.cell }} of {{ $labels.job }} has no target.",
+        description="The cell runs, but its target does not serve (flotilla_ready is {{ $value }}).",
+        lasting="3m",
+    ),
+    Alert(
+        "FlotillaNoDraftersReady",
+        "ticket",
+        (Condition("sum by (job, cell) (flotilla_drafters_ready)", "< 1"),),
+        summary="Cell {{ $labels.cell }} of {{ $labels.job }} has no drafter left.",
+        description="{{ $value }} drafters are alive: requests are decoded without speculation.",
+        lasting="2m",
+    ),
+    Alert(
+        "FlotillaRestartsFlapping",
+        "ticket",
+        (Condition("sum by (job, worker) (increase(flotilla_worker_restarts_total[15m]))", "> 3"),),
+        summary="Worker {{ $labels.worker }} of {{ $labels.job }} keeps failing.",
+        description='It was made again {{ printf "%.0f" $value }} times in 15 minutes.',
+    ),
+    Alert(
+        "FlotillaQueueSaturated",
+        "page",
+        (Condition(rec.QUEUE_REFUSALS, "> 0.05"),),
+        summary="Tier {{ $labels.tier }} of {{ $labels.job }} is refused for a full queue.",
+        description="{{ $value | humanizePercentage }} of its requests were refused with `queue_full` over "
+        "the last 5 minutes.",
+        lasting="5m",
+    ),
+    Alert(
+        "FlotillaKvPressure",
+        "ticket",
+        (Condition("min by (job, cell) (avg_over_time(flotilla_kv_cache_usage_ratio[10m]))", "> 0.95"),),
+        summary="The KV pool of cell {{ $labels.cell }} is full.",
+        description="{{ $value | humanizePercentage }} of its slots were in use over the last 10 minutes: "
+        "requests wait for memory or are preempted.",
+        lasting="5m",
+    ),
+    Alert(
+        "FlotillaCostModelDrift",
+        "ticket",
+        (Condition(rec.COST_MODEL_ERROR, "> 0.5"),),
+        summary="The cost model of {{ $labels.model }} in cell {{ $labels.cell }} is off.",
+        description="Its predictions of forward times are off by {{ $value | humanizePercentage }} of the "
+        "time they took, over the last 15 minutes.",
+        lasting="15m",
+    ),
+    Alert(
+        "FlotillaAcceptanceCollapse",
+        "ticket",
+        (
+            Condition(f"{rec.DRAFTER_ACCEPTANCE}15m / on (job, drafter) {rec.DRAFTER_ACCEPTANCE}1d", "< 0.5"),
+            Condition(
+                'sum by (job, drafter) (increase(flotilla_drafter_tokens_total{outcome="verified"}[15m]))',
+                ">= 1000",
+            ),
+        ),
+        summary="Tokens drafted by {{ $labels.drafter }} of {{ $labels.job }} are accepted far more seldom.",
+        description="Its acceptance over the last 15 minutes is {{ $value | humanizePercentage }} of that "
+        "over the last day.",
+        on=("job", "drafter"),
+        lasting="15m",
+    ),
+    Alert(
+        "FlotillaAdmissionMispredicts",
+        "ticket",
+        (Condition(rec.ADMISSION_MISPREDICTED, "> 0.25"),),
+        summary="Admission of {{ $labels.job }} predicts {{ $labels.objective }} badly.",
+        description="{{ $value | humanizePercentage }} of requests took more than twice the "
+        "{{ $labels.objective }} predicted at their admission, over the last 15 minutes.",
+        lasting="15m",
+    ),
+    Alert(
+        "FlotillaMemberNotScraped",
+        "ticket",
+        (Condition("max by (job, kind, member) (flotilla_member_scraped)", "< 1"),),
+        summary="{{ $labels.kind }} {{ $labels.member }} of {{ $labels.job }} does not tell its metrics.",
+        description="It reports to the directory but did not answer a scrape within 3 s, for 5 minutes.",
+        lasting="5m",
+    ),
+    Alert(
+        "FlotillaScrapeAbsent",
+        "page",
+        (Condition("flotilla_build_info", ""),),
+        summary="Prometheus has no metrics of Flotilla.",
+        description="No front end has been scraped for 5 minutes: it is down, or Prometheus does not reach "
+        "it; no other alert can fire.",
+        lasting="5m",
+        is_absence=True,
+    ),
+)

@@ -1,0 +1,151 @@
+"""Recording rules: attainment, error-budget burn and health, by the windows that alerts look at.
+
+Attainment is of requests with objectives, by tier: `objective="all"` of `flotilla_slo_requests_total`. The
+burn rate is the share that missed over the share that may miss (The Site Reliability Workbook, chapter 5): at
+1 the budget of a month lasts a month. A tier without requests in a window has no series for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
+#: Groups of windows that are computed as often.
+_INTERVALS = {"30s": ("5m", "30m", "1h", "2h"), "2m": ("6h", "1d", "3d")}
+#: The fastest page is for 14.4 times the sustainable rate, which a budget above 1/14.4 can never burn at.
+FASTEST = 14.4
+LEAST_TARGET = 0.94
+
+
+@dataclass(frozen=True, slots=True)
+class SloTargets:
+    """Shares of requests that are to attain their objectives.
+
+    Attributes:
+        default: of tiers that are not named.
+        tiers: of others.
+
+    Raises:
+        ValueError: if one is out of range.
+    """
+
+    default: float = 0.95
+    tiers: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, target in {"default": self.default, **self.tiers}.items():
+            if not LEAST_TARGET <= target < 1.0:
+                raise ValueError(
+                    f"the target of tier `{name}` is {target:g}: it must be at least {LEAST_TARGET:g} and "
+                    f"below 1, since with a larger error budget no burn of {FASTEST:g} times it is possible"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingRule:
+    """A series that Prometheus computes from others."""
+
+    record: str
+    expr: str
+
+    def as_yaml(self) -> dict[str, object]:
+        """As in a rule file."""
+        return {"record": self.record, "expr": self.expr}
+
+
+@dataclass(frozen=True, slots=True)
+class RuleGroup:
+    """Rules computed together, in order."""
+
+    name: str
+    rules: tuple[RecordingRule, ...]
+    interval: str = "30s"
+
+
+def attainment(window: str) -> str:
+    """Name of the recorded attainment of a window."""
+    return f"flotilla:slo_attainment:ratio_rate{window}"
+
+
+def burn(window: str) -> str:
+    """Name of the recorded burn rate of a window."""
+    return f"flotilla:slo_burn:ratio_rate{window}"
+
+
+def judged(window: str) -> str:
+    """Name of the recorded number of requests that had objectives in a window."""
+    return f"flotilla:slo_requests:increase{window}"
+
+
+TARGET = "flotilla:slo_target:ratio"
+DRAFTER_ACCEPTANCE = "flotilla:drafter_acceptance:ratio_rate"
+QUEUE_REFUSALS = "flotilla:queue_refusals:ratio_rate5m"
+COST_MODEL_ERROR = "flotilla:cost_model_error:ratio_rate15m"
+ADMISSION_MISPREDICTED = "flotilla:admission_mispredicted:ratio_rate15m"
+CELLS_READY = "flotilla:cells_ready:sum"
+
+
+def target_group(targets: SloTargets) -> RuleGroup:
+    """The targets as series, by tier."""
+    parts = [
+        f'{target:g} * group by (job, tier) (flotilla_slo_requests_total{{tier="{tier}"}})'
+        for tier, target in targets.tiers.items()
+    ]
+    parts.append(f"{targets.default:g} * group by (job, tier) (flotilla_slo_requests_total)")
+    return RuleGroup("flotilla-slo-target", (RecordingRule(TARGET, "\nor ".join(parts)),))
+
+
+def recording_groups() -> list[RuleGroup]:
+    """All other groups."""
+    groups = [
+        RuleGroup(
+            f"flotilla-slo-{index}", tuple(rule for window in windows for rule in _slo(window)), interval
+        )
+        for index, (interval, windows) in enumerate(_INTERVALS.items(), start=1)
+    ]
+    return [*groups, RuleGroup("flotilla-health", _health())]
+
+
+def _slo(window: str) -> list[RecordingRule]:
+    name = "flotilla_slo_requests_total"
+    kept = f'sum by (job, tier) (rate({name}{{objective="all", attained="true"}}[{window}]))'
+    every = f'sum by (job, tier) (rate({name}{{objective="all"}}[{window}]))'
+    # The tier of a request may be one that has never been attained, and has no such series.
+    ratio = f"({kept} or 0 * {every})\n/ ({every} > 0)"
+    return [
+        RecordingRule(attainment(window), ratio),
+        RecordingRule(judged(window), f'sum by (job, tier) (increase({name}{{objective="all"}}[{window}]))'),
+        RecordingRule(burn(window), f"(1 - {attainment(window)})\n/ on (job, tier) (1 - {TARGET})"),
+    ]
+
+
+def _health() -> tuple[RecordingRule, ...]:
+    tokens = "flotilla_drafter_tokens_total"
+    rules = [RecordingRule(CELLS_READY, _cells_ready())]
+    for window in ("15m", "1d"):
+        accepted, verified = (
+            f'sum by (job, drafter) (rate({tokens}{{outcome="{outcome}"}}[{window}]))'
+            for outcome in ("accepted", "verified")
+        )
+        rules.append(RecordingRule(f"{DRAFTER_ACCEPTANCE}{window}", f"{accepted}\n/ ({verified} > 0)"))
+    refused = 'sum by (job, tier) (rate(flotilla_requests_rejected_total{code="queue_full"}[5m]))'
+    asked = "sum by (job, tier) (rate(flotilla_admission_decisions_total[5m]))"
+    error, actual = (
+        f"sum by (job, cell, model) (rate(flotilla_cost_model_{part}_seconds_total[15m]))"
+        for part in ("absolute_error", "actual")
+    )
+    ratio = "flotilla_admission_prediction_ratio"
+    within = f'sum by (job, objective) (rate({ratio}_bucket{{le="2.0"}}[15m]))'
+    judged_all = f"sum by (job, objective) (rate({ratio}_count[15m]))"
+    rules += [
+        RecordingRule(QUEUE_REFUSALS, f"{refused}\n/ ({asked} > 0)"),
+        RecordingRule(COST_MODEL_ERROR, f"{error}\n/ ({actual} > 0)"),
+        RecordingRule(ADMISSION_MISPREDICTED, f"1 - {within}\n/ ({judged_all} > 0)"),
+    ]
+    return tuple(rules)
+
+
+def _cells_ready() -> str:
+    # Where no cell is left, its front ends still tell that there is a system.
+    return "sum by (job) (flotilla_ready)\nor 0 * sum by (job) (flotilla_http_requests_open)"
