@@ -21,7 +21,7 @@ READ_AGAIN = 6
 # A request that may get fewer tokens than this is not prepared for another drafter.
 LEAST_REMAINING = 16
 # A request that its selector would leave where it is is asked about again after so many steps.
-ASK_AGAIN_STEPS = 4
+ASK_AGAIN_STEPS = 8
 # Below this share of right guesses among the recent ones, one request in so many is prepared for.
 LEAST_HITS = 0.2
 PROBE_REQUESTS = 8

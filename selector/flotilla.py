@@ -25,7 +25,7 @@ from selector.team import BatchCosts, ShareCosts, Team, TeamSearch
 
 # A request's drafter is reconsidered every so many verify steps; in a long one, of which much is known, after
 # one step in so many, but at least this often. A joint matching comes no more often than the first of these.
-RECONSIDER_STEPS = 6
+RECONSIDER_STEPS = 8
 RECONSIDER_SHARE = 64
 MOST_RECONSIDER_STEPS = 64
 # Who drafts together is looked at again after so many slots, and when requests are this many more or fewer.

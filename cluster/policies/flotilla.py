@@ -55,6 +55,8 @@ class Flotilla:
         self._next_probe = 0
         self._rest_until = 0
         self._rest_requests = 0
+        # What a batch needs is worked out once for drafting and selection.
+        self._needed: tuple[list[DecodeRequest], float, Float64] = ([], 0.0, np.zeros(0))
         # Seconds of a step besides what was predicted of it (prompts, above all), and what was predicted.
         self._unseen_s = self._predicted_s = self._drafting_s = 0.0
 
@@ -147,8 +149,13 @@ class Flotilla:
 
     def _needs(self, batch: Sequence[DecodeRequest], context: StepContext) -> Float64:
         """What each request is to get from this step, by `triage.needs`."""
+        before, step_s, found = self._needed
+        if step_s == context.step_s and before == batch:
+            return found
         beside_s = context.draft_overhead_s + self._drafting_s + self._unseen_s
-        return needs(batch, context, self._z, self._config.max_depth, beside_s)
+        found = needs(batch, context, self._z, self._config.max_depth, beside_s)
+        self._needed = (list(batch), context.step_s, found)
+        return found
 
     def _follow(self, predicted_s: float, context: StepContext) -> None:
         """Compare steps with what was predicted of them; both are means over the recent ones."""
