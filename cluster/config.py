@@ -11,9 +11,11 @@ from pydantic import Field, field_validator, model_validator
 from cluster.admission_config import AdmissionConfig
 from cluster.drafter_config import DrafterConfig
 from cluster.grpc_config import GrpcConfig
+from cluster.http_config import HttpConfig as HttpConfig
 from cluster.observability_config import LogConfig, MetricsConfig, TelemetryConfig
 from cluster.placement_config import StrictModel, TargetPlacementConfig
 from cluster.scaling_config import ScalingConfig
+from cluster.security_config import SecurityConfig
 from cluster.tier_config import TierConfig, check_tiers
 
 
@@ -47,6 +49,11 @@ class TargetConfig(StrictModel):
         default="auto",
         description="How the model writes calls of tools: `hermes` (`<tool_call>{...}</tool_call>`), `json` "
         "(an object with `name` and `parameters`, as Llama 3), `auto` as its chat template shows.",
+    )
+    trust_remote_code: bool = Field(
+        default=False,
+        description="Run Python code that comes with the target's directory, as its own user and unchecked "
+        "(docs/security.md).",
     )
     placement: TargetPlacementConfig = Field(
         default=TargetPlacementConfig(), description="Where each rank runs."
@@ -185,23 +192,6 @@ class SchedulerConfig(StrictModel):
     )
 
 
-class HttpConfig(StrictModel):
-    """Where the API listens."""
-
-    host: str = Field(default="127.0.0.1", description="Loopback unless told otherwise.")
-    port: int = Field(default=8000, ge=0, le=65535, description="0 takes any free port.")
-    direct: bool = Field(
-        default=True,
-        description="Front ends listen on the port themselves; off puts Ray Serve's HTTP proxy in between.",
-    )
-    front_ends: int = Field(default=1, ge=1, description="Front-end replicas.")
-    max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Larger bodies get a 413.")
-    admin: bool = Field(
-        default=False,
-        description="`/admin` changes the pool of drafters; it answers to clients on the same machine only.",
-    )
-
-
 class DebugConfig(StrictModel):
     """A record of what was decided in each step; costs nothing while off."""
 
@@ -235,6 +225,7 @@ class FlotillaConfig(StrictModel):
     )
     tiers: dict[str, TierConfig] = Field(default_factory=dict, description="Objectives by tier name.")
     http: HttpConfig = Field(default=HttpConfig(), description="Where the API listens.")
+    security: SecurityConfig = Field(default=SecurityConfig(), description="Who may use it.")
     metrics: MetricsConfig = Field(default=MetricsConfig(), description="Where Prometheus scrapes.")
     log: LogConfig = Field(default=LogConfig(), description="What is logged, and how.")
     telemetry: TelemetryConfig = Field(default=TelemetryConfig(), description="Traces of requests.")
@@ -274,6 +265,15 @@ class FlotillaConfig(StrictModel):
                     f"drafter `{drafter.name}` names the heads {drafter.path}, and the target runs "
                     f"{self.target.heads}: one set of heads per target"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _encrypts_all_or_nothing(self) -> FlotillaConfig:
+        if self.http.tls_certificate is not None and self.grpc.enabled and not self.grpc.direct:
+            raise ValueError(
+                "Ray Serve's gRPC proxy cannot serve with TLS, and http.tls_certificate asks for it: "
+                "set grpc.direct: true"
+            )
         return self
 
     @model_validator(mode="after")

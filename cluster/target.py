@@ -51,6 +51,7 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
         runner=config.runner,
         attention=config.attention,
         tensor_parallel=(rank.rank, rank.world_size) if rank is not None and sharded else None,
+        trust_remote_code=config.trust_remote_code,
     )
     heads = None
     if config.heads is not None:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from cluster.drafter_config import DrafterConfig
 from cluster.pool_errors import DrafterFailed, NotServing, PoolError, UnknownDrafter
 from deployments.errors import ApiError, bad_request, from_validation, not_ready
+from deployments.key_gate import grant_of
 
 #: Every instance as of `cluster.lifecycle.Lifecycle.drafters`.
 Instances = list[dict[str, Any]]
@@ -73,7 +74,9 @@ def add_admin_routes(app: FastAPI, pool: PoolControl | None, read: Read) -> None
                 "a configuration that has `http: {admin: true}`.",
                 code="admin_disabled",
             )
-        _check_local(request)
+        grant = grant_of(request.scope)
+        if grant is None or grant.key is None:
+            _check_local(request)
         return pool
 
     @app.get("/admin/drafters")
@@ -118,7 +121,7 @@ def add_admin_routes(app: FastAPI, pool: PoolControl | None, read: Read) -> None
 
 
 def _check_local(request: Request) -> None:
-    """Nobody but people on this machine: there is no other authentication.
+    """Without API keys nobody but people on this machine: there is no other authentication.
 
     A page in a browser on this machine is somebody else: it is known by the name it resolves to loopback,
     and can send no JSON to another origin without being asked (`_json_body`).
@@ -133,8 +136,9 @@ def _check_local(request: Request) -> None:
     if not is_local or forwarded or named.lower() not in _LOCAL_NAMES:
         raise ApiError(
             403,
-            "`/admin` answers only to clients on the server's own machine, by a loopback address and without "
-            "a proxy. Log in there, or forward the port (`ssh -L`, `kubectl port-forward`).",
+            "Without API keys `/admin` answers only to clients on the server's own machine, by a loopback "
+            "address and without a proxy. Log in there, or forward the port (`ssh -L`, "
+            "`kubectl port-forward`).",
             code="admin_not_local",
         )
 

@@ -11,6 +11,8 @@ from typing import Any
 import aiohttp
 from rich.console import Console
 
+from deployments.api_keys import client_headers
+
 _HELP = "[dim]/new starts over, /quit leaves[/]"
 
 
@@ -50,7 +52,8 @@ async def _chat(options: ChatOptions, console: Console) -> int:
     start = [{"role": "system", "content": options.system}] if options.system else []
     messages = list(start)
     console.print(_HELP)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=10)) as session:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+    async with aiohttp.ClientSession(timeout=timeout, headers=client_headers()) as session:
         if options.model is None:
             # Other servers insist on a model; ours would not.
             options = ChatOptions(**{**vars(options), "model": await _first_model(session, options.url)})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from deployments.drafters_command import app as drafters_app
+from deployments.keys_command import app as keys_app
 
 if TYPE_CHECKING:
     from cluster.config import FlotillaConfig
@@ -131,6 +132,7 @@ def zoo(context: typer.Context) -> None:
 
 
 app.add_typer(drafters_app, name="drafters")
+app.add_typer(keys_app, name="keys")
 
 
 @app.command()

@@ -11,6 +11,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from deployments.api_keys import client_headers
+
 app = typer.Typer(help="See and change the drafters of a running server.", no_args_is_help=True)
 
 UrlOption = Annotated[str, typer.Option(help="The server, which must have `http: {admin: true}`.")]
@@ -91,7 +93,7 @@ def remove(
 def _call(url: str, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """The server's answer; ends the command with its message if it refuses."""
     data = None if body is None else json.dumps(body).encode()
-    headers = {} if data is None else {"Content-Type": "application/json"}
+    headers = client_headers() | ({} if data is None else {"Content-Type": "application/json"})
     request = urllib.request.Request(
         f"{url.rstrip('/')}/admin/drafters{path}", data=data, headers=headers, method=method
     )

@@ -107,6 +107,16 @@ def body_too_large(limit: int) -> ApiError:
     )
 
 
+def body_too_slow(within_s: float | None) -> ApiError:
+    """A 408 that says where the limit is set."""
+    return ApiError(
+        408,
+        f"The request body did not come within {within_s:g} s, the server's `http.read_timeout_s`.",
+        code="request_timeout",
+        headers={"Connection": "close"},
+    )
+
+
 def not_ready(reason: str, retry_after_s: float = 2.0) -> ApiError:
     """A 503 for a cell that is starting, restarting or gone."""
     return ApiError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -19,12 +20,15 @@ from cluster.members import Member
 from cluster.model_paths import model_directory
 from deployments.admin_api import Instances
 from deployments.api_service import ApiService
+from deployments.authentication import Authenticator
 from deployments.cell_client import Endpoint
 from deployments.directory import DirectoryClient, ListedCells
+from deployments.exposure import exposure_warnings, grpc_credentials, num_front_ends
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_replica import GrpcReplica
 from deployments.grpc_server import GrpcThread
 from deployments.grpc_service import GenerationService
+from deployments.http_limits import server_config
 from deployments.listening import shared_listener
 from deployments.metric_gathering import Gatherer, serve_metrics
 from deployments.metric_server import MetricServer
@@ -32,6 +36,8 @@ from deployments.openai_api import create_app
 from deployments.request_log import log_fields
 from deployments.text_codec import TextCodec
 from deployments.tracing import trace_requests
+
+_log = logging.getLogger(__name__)
 
 
 class CellHandle:
@@ -104,7 +110,8 @@ class FrontEnd(GrpcReplica):
     def __init__(self, config: dict[str, Any], cell: DeploymentHandle, directory: DeploymentHandle) -> None:
         self._config = FlotillaConfig.model_validate(config)
         self._cell = cell
-        self._codec = TextCodec.load(model_directory(self._config.target.path))
+        target = self._config.target
+        self._codec = TextCodec.load(model_directory(target.path), trust_remote_code=target.trust_remote_code)
         self._id = serve.get_replica_context().replica_id.unique_id
         self._services: list[ApiService] = []
         self._is_draining = False
@@ -117,6 +124,13 @@ class FrontEnd(GrpcReplica):
         )
         self._directory = DirectoryClient(directory, self.member)
         self._directory.start()
+        self._authenticator = Authenticator(
+            self._config.security,
+            max_open=self._config.http.max_open_requests,
+            replicas=lambda: num_front_ends(self._directory.members),
+        )
+        for warning in exposure_warnings(self._config, wants_keys=self._authenticator.wants_keys):
+            _log.warning("%s", warning)
         self._gatherer = Gatherer(self._metrics, lambda: self._directory.members)
         self._service = self._make_service()
         if self._config.http.direct:
@@ -165,6 +179,9 @@ class FrontEnd(GrpcReplica):
             pool=self._pool(),
             metrics=self._metrics,
             gatherer=self._gatherer if self._config.metrics.port is None else None,
+            authenticator=self._authenticator,
+            read_timeout_s=self._config.http.read_timeout_s,
+            request_timeout_s=self._config.http.request_timeout_s,
         )
 
     def _pool(self) -> PoolHandle | None:
@@ -180,9 +197,7 @@ class FrontEnd(GrpcReplica):
         # Not the service that Serve's own loop uses: tokens put into a queue of another thread's loop are
         # seen only when that loop happens to wake, which uvicorn's does every 100 ms.
         app = self._make_app(self._make_service())
-        server = self._server = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=75)
-        )
+        server = self._server = uvicorn.Server(server_config(app, http))
         self._http = threading.Thread(target=server.run, args=([listener],), name="http", daemon=True)
         self._http.start()
 
@@ -202,8 +217,16 @@ class FrontEnd(GrpcReplica):
         """Serve gRPC from a thread likewise, or through Serve's proxy."""
         self._grpc: GrpcThread | None = None
         if self._config.grpc.enabled and self._config.grpc.direct:
-            self._grpc = GrpcThread(self._config.grpc, self._make_service, self._metrics)
-        self.grpc_service = GenerationService(self._service, self._metrics, behind_proxy=True)
+            self._grpc = GrpcThread(
+                self._config.grpc,
+                self._make_service,
+                self._metrics,
+                grpc_credentials(self._config.http),
+                self._authenticator,
+            )
+        self.grpc_service = GenerationService(
+            self._service, self._metrics, behind_proxy=True, authenticator=self._authenticator
+        )
         self.grpc_deadline_s = self._config.grpc.default_deadline_s
 
     async def _drain_grpc(self, timeout_s: float) -> None:

@@ -91,7 +91,7 @@ def _body(message: pb.GenerateRequest) -> dict[str, Any]:
         return body
     try:
         extra = json.loads(message.extra_body_json)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise bad_request(f"`extra_body_json` is not valid JSON: {error}.", "extra_body_json") from None
     if not isinstance(extra, dict):
         raise bad_request("`extra_body_json` must be a JSON object.", "extra_body_json")

@@ -44,7 +44,11 @@ class GrpcReplica:
 
     async def Cancel(self, request: pb.CancelRequest, grpc_context: Any) -> pb.CancelResponse:
         """End requests by their id."""
-        return await _answered(grpc_context, self.grpc_service.cancel(request), pb.CancelResponse())
+        return await _answered(
+            grpc_context,
+            self.grpc_service.cancel(request, mapping.metadata_of(grpc_context)),
+            pb.CancelResponse(),
+        )
 
     async def cancel_call(self, call_id: str) -> int:
         """End one call, which the proxy found abandoned; how many choices were running."""
@@ -52,11 +56,17 @@ class GrpcReplica:
 
     async def ListModels(self, request: pb.ListModelsRequest, grpc_context: Any) -> pb.ListModelsResponse:
         """The models served."""
-        return await _answered(grpc_context, self.grpc_service.list_models(), pb.ListModelsResponse())
+        return await _answered(
+            grpc_context,
+            self.grpc_service.list_models(mapping.metadata_of(grpc_context)),
+            pb.ListModelsResponse(),
+        )
 
     async def Describe(self, request: pb.DescribeRequest, grpc_context: Any) -> pb.DescribeResponse:
         """What the server is."""
-        return await _answered(grpc_context, self.grpc_service.describe(), pb.DescribeResponse())
+        return await _answered(
+            grpc_context, self.grpc_service.describe(mapping.metadata_of(grpc_context)), pb.DescribeResponse()
+        )
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, grpc_context: Any

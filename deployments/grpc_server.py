@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from cluster.grpc_config import GrpcConfig
 from deployments import grpc_mapping as mapping
 from deployments.api_service import ApiService
+from deployments.authentication import Authenticator
 from deployments.errors import ApiError
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_service import HEALTH_NAME, SERVICE_NAME, GenerationService
@@ -58,15 +59,15 @@ class GenerationServicer(pb_grpc.GenerationServicer, health_pb2_grpc.HealthServi
 
     async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
         """End requests by their id."""
-        return await _answered(context, self._service.cancel(request))
+        return await _answered(context, self._service.cancel(request, mapping.metadata_of(context)))
 
     async def ListModels(self, request: pb.ListModelsRequest, context: _Context) -> pb.ListModelsResponse:
         """The models served."""
-        return await _answered(context, self._service.list_models())
+        return await _answered(context, self._service.list_models(mapping.metadata_of(context)))
 
     async def Describe(self, request: pb.DescribeRequest, context: _Context) -> pb.DescribeResponse:
         """What the server is."""
-        return await _answered(context, self._service.describe())
+        return await _answered(context, self._service.describe(mapping.metadata_of(context)))
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: _Context
@@ -108,6 +109,7 @@ def make_server(
     service: ApiService,
     metrics: FrontEndMetrics | None = None,
     credentials: grpc.ServerCredentials | None = None,
+    authenticator: Authenticator | None = None,
 ) -> grpc.aio.Server:
     """A server for the running event loop, bound to its port but not started.
 
@@ -116,6 +118,7 @@ def make_server(
         service: what answers.
         metrics: count the calls.
         credentials: serve with TLS.
+        authenticator: who is let in; everybody if None.
 
     Raises:
         RuntimeError: if the port cannot be had.
@@ -132,7 +135,8 @@ def make_server(
             ("grpc.http2.min_ping_interval_without_data_ms", keepalive_ms // 2),
         ]
     )
-    servicer = GenerationServicer(GenerationService(service, metrics), config.default_deadline_s)
+    generation = GenerationService(service, metrics, authenticator=authenticator)
+    servicer = GenerationServicer(generation, config.default_deadline_s)
     pb_grpc.add_GenerationServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     reflection.enable_server_reflection((SERVICE_NAME, HEALTH_NAME, reflection.SERVICE_NAME), server)
@@ -153,6 +157,7 @@ class GrpcThread:
         make_service: called in the thread; the connections to cells belong to its event loop.
         metrics: count the calls.
         credentials: serve with TLS.
+        authenticator: who is let in; everybody if None.
 
     Raises:
         RuntimeError: if the port cannot be had.
@@ -164,6 +169,7 @@ class GrpcThread:
         make_service: Callable[[], ApiService],
         metrics: FrontEndMetrics | None = None,
         credentials: grpc.ServerCredentials | None = None,
+        authenticator: Authenticator | None = None,
     ) -> None:
         started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, grpc.aio.Server]]
         started = concurrent.futures.Future()
@@ -172,7 +178,7 @@ class GrpcThread:
             try:
                 service = make_service()
                 service.client.connect()
-                server = make_server(config, service, metrics, credentials)
+                server = make_server(config, service, metrics, credentials, authenticator)
                 await server.start()
             except Exception as error:
                 started.set_exception(error)

@@ -7,8 +7,9 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from grpc_health.v1 import health_pb2
@@ -16,6 +17,7 @@ from grpc_health.v1 import health_pb2
 from deployments import grpc_mapping as mapping
 from deployments.answering import Call, translated
 from deployments.api_service import ApiService
+from deployments.authentication import Authenticator, Grant
 from deployments.call_ids import clean_request_id, new_call_id
 from deployments.errors import ApiError, bad_request, internal, not_ready
 from deployments.front_end_metrics import FrontEndMetrics
@@ -55,12 +57,19 @@ class GenerationService:
         service: the API.
         metrics: count the calls.
         behind_proxy: requests come through a proxy of ours, which has named the calls.
+        authenticator: who is let in, by the metadata `authorization`; everybody if None.
     """
 
     def __init__(
-        self, service: ApiService, metrics: FrontEndMetrics | None = None, *, behind_proxy: bool = False
+        self,
+        service: ApiService,
+        metrics: FrontEndMetrics | None = None,
+        *,
+        behind_proxy: bool = False,
+        authenticator: Authenticator | None = None,
     ) -> None:
         self._service = service
+        self._authenticator = authenticator or Authenticator(environment={})
         self._metrics = metrics or FrontEndMetrics()
         self._behind_proxy = behind_proxy
 
@@ -68,13 +77,13 @@ class GenerationService:
 
     async def generate(self, request: pb.GenerateRequest, metadata: Mapping[str, str]) -> pb.GenerateResponse:
         """A whole answer; raises `ApiError`."""
-        with self._counted("Generate"):
-            return await self._generate(request, metadata)
+        with self._counted("Generate"), self._admitted(metadata, limited=True) as grant:
+            return await self._generate(request, metadata, grant)
 
     async def _generate(
-        self, request: pb.GenerateRequest, metadata: Mapping[str, str]
+        self, request: pb.GenerateRequest, metadata: Mapping[str, str], grant: Grant
     ) -> pb.GenerateResponse:
-        answer = await self._begin(request, metadata)
+        answer = await self._begin(request, metadata, grant)
         call = answer.call
         async with aclosing(translated(call)) as updates:
             async for update in updates:
@@ -93,15 +102,15 @@ class GenerationService:
         self, request: pb.GenerateRequest, metadata: Mapping[str, str]
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """An answer as it grows; close the generator to end the request. Raises `ApiError`."""
-        with self._counted("GenerateStream"):
-            async with aclosing(self._stream(request, metadata)) as chunks:
+        with self._counted("GenerateStream"), self._admitted(metadata, limited=True) as grant:
+            async with aclosing(self._stream(request, metadata, grant)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
     async def _stream(
-        self, request: pb.GenerateRequest, metadata: Mapping[str, str]
+        self, request: pb.GenerateRequest, metadata: Mapping[str, str], grant: Grant
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
-        answer = await self._begin(request, metadata, stream=True)
+        answer = await self._begin(request, metadata, grant, stream=True)
         call = answer.call
         async with aclosing(translated(call)) as updates:
             async for update in updates:
@@ -122,13 +131,15 @@ class GenerationService:
                     chunk.metrics.CopyFrom(mapping.metrics(call.receipt()))
                 yield chunk
 
-    async def cancel(self, request: pb.CancelRequest) -> pb.CancelResponse:
-        """End requests by their id; raises `ApiError` (503) if the cell cannot be told."""
+    async def cancel(
+        self, request: pb.CancelRequest, metadata: Mapping[str, str] = MappingProxyType({})
+    ) -> pb.CancelResponse:
+        """End requests of the same key by their id; raises `ApiError` (503) if the cell cannot be told."""
         if not request.request_id:
             raise bad_request("`request_id` is empty; give the id of the request to end.", "request_id")
-        with self._counted("Cancel"):
+        with self._counted("Cancel"), self._admitted(metadata) as grant:
             try:
-                number = await self._service.cancel(request.request_id)
+                number = await self._service.cancel(self._named(grant, request.request_id))
             except TimeoutError as error:
                 raise not_ready("The model does not answer, and may still work on the request.") from error
         return pb.CancelResponse(num_cancelled=number)
@@ -137,13 +148,15 @@ class GenerationService:
         """End one call; how many of its choices were running. Raises `TimeoutError`."""
         return await self._service.cancel_call(call_id)
 
-    async def list_models(self) -> pb.ListModelsResponse:
+    async def list_models(self, metadata: Mapping[str, str] = MappingProxyType({})) -> pb.ListModelsResponse:
         """The one served model."""
-        return pb.ListModelsResponse(models=[mapping.model(await self._service.info())])
+        with self._admitted(metadata):
+            return pb.ListModelsResponse(models=[mapping.model(await self._service.info())])
 
-    async def describe(self) -> pb.DescribeResponse:
+    async def describe(self, metadata: Mapping[str, str] = MappingProxyType({})) -> pb.DescribeResponse:
         """What the server is; it answers also while it is not ready, but then without the model."""
-        response = pb.DescribeResponse(version=flotilla_version())
+        with self._admitted(metadata):
+            response = pb.DescribeResponse(version=flotilla_version())
         with contextlib.suppress(ApiError):
             response.model.CopyFrom(mapping.model(await self._service.describe()))
             response.ready = True
@@ -195,16 +208,27 @@ class GenerationService:
 
     # -- parts -----------------------------------------------------------------------------------------
 
+    def _admitted(
+        self, metadata: Mapping[str, str], *, limited: bool = False
+    ) -> AbstractContextManager[Grant]:
+        return self._authenticator.admitted(metadata.get("authorization"), "api", limited=limited)
+
+    def _named(self, grant: Grant, request_id: str) -> str:
+        # Serve's proxy knows no keys, and names calls by their request id alone.
+        return request_id if self._behind_proxy else grant.named(request_id)
+
     async def _begin(
-        self, message: pb.GenerateRequest, metadata: Mapping[str, str], *, stream: bool = False
+        self, message: pb.GenerateRequest, metadata: Mapping[str, str], grant: Grant, *, stream: bool = False
     ) -> _Answer:
         request_id = clean_request_id(message.request_id or metadata.get(mapping.REQUEST_ID_KEY, ""))
-        call_id = new_call_id(request_id, message.proxy_call_id if self._behind_proxy else None)
+        name = self._named(grant, request_id)
+        call_id = new_call_id(name, message.proxy_call_id if self._behind_proxy else None)
         try:
             request = mapping.generation_request(message, stream=stream)
             headers = asked_by_headers(metadata)
             call = await self._service.begin(request, request_id, headers, call_id=call_id)
-            model = (await self._service.info()).model
+            info = await self._service.info()
+            grant.take(call, request, info)
         except ObjectiveError as error:
             raise bad_request(error.message, error.place) from None
         except ApiError:
@@ -217,7 +241,7 @@ class GenerationService:
             with_token_ids=bool(request.return_token_ids),
             with_logprobs=num_logprobs(request) is not None,
         )
-        return _Answer(call, call_id, model, int(time.time()), writer)
+        return _Answer(call, call_id, info.model, int(time.time()), writer)
 
 
 def _usage(call: Call) -> dict[str, object]:

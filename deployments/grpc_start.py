@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from typing import Any
 
@@ -36,9 +37,15 @@ def shown_address(config: GrpcConfig) -> str:
     return f"[{host}]:{config.port}" if ":" in host else f"{host}:{config.port}"
 
 
-def await_grpc(address: str, within_s: float = 60.0) -> None:
-    """Wait until the service says that it serves; raises `StartError` if it does not in time."""
+def await_grpc(address: str, within_s: float = 60.0, *, has_tls: bool = False) -> None:
+    """Wait until the service says that it serves; raises `StartError` if it does not in time.
+
+    With TLS, until it shows its certificate: that need not name the address by which it is asked here.
+    """
     deadline = time.monotonic() + within_s
+    if has_tls:
+        _await_certificate(address, deadline)
+        return
     with grpc.insecure_channel(address) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)  # its methods have no types
         while True:
@@ -52,3 +59,15 @@ def await_grpc(address: str, within_s: float = 60.0) -> None:
             if time.monotonic() > deadline:
                 raise StartError(f"gRPC on {address} does not answer: {reason}")
             time.sleep(_POLL_S)
+
+
+def _await_certificate(address: str, deadline: float) -> None:
+    host, _, port = address.rpartition(":")
+    while True:
+        try:
+            ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=5)
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise StartError(f"gRPC on {address} does not answer with TLS: {error}") from None
+        time.sleep(_POLL_S)

@@ -20,10 +20,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.admin_api import PoolControl, add_admin_routes
 from deployments.answering import Call, answer, stream
 from deployments.api_service import ApiService
-from deployments.call_ids import clean_request_id
+from deployments.authentication import Authenticator
+from deployments.call_ids import clean_request_id, new_call_id
 from deployments.debug_api import add_debug_routes
-from deployments.errors import ApiError, bad_request, body_too_large, internal, model_not_found
+from deployments.errors import ApiError, bad_request, body_too_large, body_too_slow, internal, model_not_found
 from deployments.front_end_metrics import FrontEndMetrics, RequestObserver
+from deployments.http_limits import RequestTimeout
+from deployments.key_gate import KeyGate, grant_of
 from deployments.metric_gathering import Gatherer, add_metric_routes
 from deployments.objectives import Asked, ObjectiveError, asked_by_headers
 from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest, json_object, parse
@@ -48,6 +51,9 @@ def create_app(
     pool: PoolControl | None = None,
     metrics: FrontEndMetrics | None = None,
     gatherer: Gatherer | None = None,
+    authenticator: Authenticator | None = None,
+    read_timeout_s: float | None = None,
+    request_timeout_s: float | None = None,
 ) -> FastAPI:
     """The application of one front end.
 
@@ -59,6 +65,9 @@ def create_app(
         metrics: where requests are counted.
         gatherer: what `/metrics` answers; None without `metrics` answers with those of the only cell, with
             `metrics` leaves the route out (it is on a port of its own).
+        authenticator: who is let in; everybody if None.
+        read_timeout_s: how long a request's body may take to come; any time if None.
+        request_timeout_s: how long a request may take; any time if None.
     """
     started = int(time.time())
 
@@ -72,8 +81,11 @@ def create_app(
         title="Flotilla", version=flotilla_version(), lifespan=lifespan, docs_url=None, redoc_url=None
     )
 
+    async def body_of(request: Request) -> bytes:
+        return await read_body(request, max_body_bytes, read_timeout_s)
+
     async def generate(request: Request, request_type: type[GenerationRequest]) -> Response:
-        return await respond(request, parse(await read_body(request, max_body_bytes), request_type))
+        return await respond(request, parse(await body_of(request), request_type))
 
     async def respond(
         request: Request,
@@ -83,7 +95,12 @@ def create_app(
     ) -> Response:
         if parsed.request_id is not None and "x-request-id" not in request.headers:
             request.state.request_id = clean_request_id(parsed.request_id)
-        call = await service.begin(parsed, request.state.request_id, named_in(request.headers))
+        grant = grant_of(request.scope)
+        request_id = request.state.request_id
+        call_id = new_call_id(request_id if grant is None else grant.named(request_id))
+        call = await service.begin(parsed, request_id, named_in(request.headers), call_id=call_id)
+        if grant is not None:
+            grant.take(call, parsed, await service.info())
         if not parsed.stream:
             body = await unless_disconnected(request, answer(call))
             timing = {"Server-Timing": server_timing(call.receipt())}
@@ -108,14 +125,14 @@ def create_app(
     @app.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
     async def responses(request: Request) -> Response:
         """Answer an input; nothing is stored."""
-        asked, chat = parse_responses(json_object(await read_body(request, max_body_bytes)))
+        asked, chat = parse_responses(json_object(await body_of(request)))
         view = ResponsesView(asked)
         try:
             return await respond(request, chat, view.answer, view.stream)
         except ApiError as error:
             raise renamed(error) from None
 
-    add_tokenize_routes(app, service, lambda request: read_body(request, max_body_bytes))
+    add_tokenize_routes(app, service, body_of)
 
     async def model_card() -> dict[str, Any]:
         info = await service.info()
@@ -162,8 +179,11 @@ def create_app(
         add_metric_routes(app, gatherer, service.prometheus)
     add_tier_routes(app, service)
     add_debug_routes(app, service.decisions, service.timeline)
-    add_admin_routes(app, pool, lambda request: read_body(request, max_body_bytes))
+    add_admin_routes(app, pool, body_of)
     _install_error_handlers(app)
+    app.add_middleware(RequestTimeout, limit_s=request_timeout_s)
+    if authenticator is not None:
+        app.add_middleware(KeyGate, authenticator=authenticator)
     app.add_middleware(RequestIds, sends=sends_request_id)
     app.add_middleware(RequestObserver, metrics=metrics)
     return app
@@ -185,16 +205,20 @@ def flotilla_version() -> str:
         return "0+checkout"
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The request's body; raises 413 as soon as it is known to be above `limit` bytes."""
+async def read_body(request: Request, limit: int, within_s: float | None = None) -> bytes:
+    """The request's body; raises 413 once it is known to be above `limit` bytes, 408 if it is late."""
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:
         raise body_too_large(limit)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise body_too_large(limit)
+    try:
+        async with asyncio.timeout(within_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise body_too_large(limit)
+    except TimeoutError:
+        raise body_too_slow(within_s) from None
     return bytes(body)
 
 

@@ -10,7 +10,10 @@ from cluster.model_paths import model_directory
 from cluster.placement import plan_cell
 from cluster.policies.registry import make_policy
 from cluster.profile_file import ProfileError, load_profile
+from deployments.exposure import check_certificate, exposure_warnings
+from deployments.key_store import KeyStore
 from engine.heads_config import UnsuitableHeads, check_target, read_description
+from engine.trusted_files import UntrustedModel, check_files
 
 
 class StartError(Exception):
@@ -21,7 +24,8 @@ def check(config: FlotillaConfig) -> list[str]:
     """Warnings that do not keep the configuration from being served.
 
     Raises:
-        StartError: for a model that is missing, decoding heads of another target, a cost profile that is
+        StartError: for a model that is missing or in a format that is not trusted, keys or certificates that
+            cannot be read, decoding heads of another target, a cost profile that is
             missing or of other models, an unknown policy, placements that contradict each other, or a port
             that is taken.
     """
@@ -42,11 +46,28 @@ def check(config: FlotillaConfig) -> list[str]:
             check_target(described, model_directory(config.target.path))
         except (FileNotFoundError, KeyError, UnsuitableHeads) as error:
             raise StartError(str(error.args[0])) from None
-    warnings = _check_profile(config)
+    try:
+        for path in paths:
+            check_files(model_directory(path), trust_remote_code=_is_trusted(config, path))
+        check_certificate(config.http)
+        wants_keys = not KeyStore(config.security).is_empty
+    except (UntrustedModel, ValueError) as error:
+        raise StartError(str(error)) from None
+    warnings = exposure_warnings(config, wants_keys=wants_keys)
+    if config.security.require_keys and not wants_keys:
+        raise StartError(
+            "security.require_keys is set and there are no API keys: make one with `flotilla keys create` "
+            "and set `security.keys_file`, or set FLOTILLA_API_KEY"
+        )
+    warnings += _check_profile(config)
     _check_port(config.http.host, config.http.port, "choose another with --port, or 0 for any free one")
     if config.grpc.enabled:
         _check_port(config.grpc.host, config.grpc.port, "choose another `grpc.port`, or 0 for any free one")
     return warnings
+
+
+def _is_trusted(config: FlotillaConfig, path: str) -> bool:
+    return path == config.target.path and config.target.trust_remote_code
 
 
 def _check_port(host: str, port: int, remedy: str) -> None:

@@ -87,7 +87,12 @@ def log_fields() -> dict[str, Any]:
     request = current_request()
     if request is None or not request.request_id:
         return {}
-    return {"request_id": request.request_id, **({"tier": request.tier} if request.tier else {})}
+    key = getattr(request.state.get("grant"), "key", None)
+    return {
+        "request_id": request.request_id,
+        **({"tier": request.tier} if request.tier else {}),
+        **({"key": key.name} if key is not None else {}),
+    }
 
 
 @contextmanager

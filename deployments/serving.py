@@ -10,6 +10,7 @@ import os
 import shlex
 import signal
 import socket
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -29,6 +30,7 @@ from rich.console import Console
 
 from cluster.config import FlotillaConfig
 from deployments import preflight
+from deployments.api_keys import wants_keys, with_environment_key
 from deployments.application import APP_NAME, CELL_NAME, WORKER_ENVIRONMENT, build_app
 from deployments.grpc_start import await_grpc, grpc_options, shown_address
 from deployments.preflight import StartError
@@ -101,6 +103,7 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
     grpc_port = config.grpc.port or _free_port(config.grpc.host)
     config = config.model_copy(
         update={
+            "security": with_environment_key(config.security),
             "http": config.http.model_copy(update={"port": port}),
             "grpc": config.grpc.model_copy(update={"port": grpc_port}),
         }
@@ -126,11 +129,11 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
         _await_cell(startup)
         startup.enter("HTTP")
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-        url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
+        url = f"{config.http.scheme}://{f'[{shown}]' if ':' in shown else shown}:{port}"
         _await_http(url)
         if config.grpc.enabled:
             startup.enter("gRPC")
-            await_grpc(shown_address(config.grpc))
+            await_grpc(shown_address(config.grpc), has_tls=config.http.tls_certificate is not None)
             console.print(f"gRPC on [bold]{shown_address(config.grpc)}[/]", highlight=False)
     console.print(f"[dim]ready after {startup.seconds:.0f} s[/]")
     return url
@@ -138,10 +141,16 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
 
 def _proxied_http(config: FlotillaConfig) -> dict[str, Any]:
     """Serve's HTTP proxy; it always runs beside its gRPC proxy, out of the way if nobody is to use it."""
-    host, port = config.http.host, config.http.port
-    if config.http.direct:
-        host, port = "127.0.0.1", _free_port("127.0.0.1")
-    return {"host": host, "port": port, "request_timeout_s": None}
+    http = config.http
+    if http.direct:
+        return {"host": "127.0.0.1", "port": _free_port("127.0.0.1"), "request_timeout_s": None}
+    tls = {"ssl_certfile": http.tls_certificate, "ssl_keyfile": http.tls_key}
+    return {
+        "host": http.host,
+        "port": http.port,
+        "request_timeout_s": None,
+        **{name: str(path) for name, path in tls.items() if path is not None},
+    }
 
 
 def _start_ray(config: FlotillaConfig) -> None:
@@ -189,12 +198,19 @@ def _await_http(url: str, within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while True:
         try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=10):
+            with urllib.request.urlopen(f"{url}/ready", timeout=10, context=_unverified()):
                 return
         except (OSError, urllib.error.URLError) as error:
             if time.monotonic() > deadline:
                 raise StartError(f"{url}/ready does not answer: {error}") from error
             time.sleep(_POLL_S)
+
+
+def _unverified() -> ssl.SSLContext:
+    """Takes any certificate: this asks our own server, by an address that its certificate need not name."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def _free_port(host: str) -> int:
@@ -232,9 +248,10 @@ def _print_welcome(console: Console, config: FlotillaConfig, url: str) -> None:
         f"policy {config.policy.name}, on [bold]{url}[/]\nTry:\n",
         soft_wrap=True,
     )
+    key = ' -H "Authorization: Bearer $FLOTILLA_API_KEY"' if wants_keys(config.security) else ""
     # Not through rich's wrapping: the line is there to be copied.
     print(
-        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}\n",
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n",
         flush=True,
     )
     console.print("[dim]or `flotilla chat`; Ctrl-C stops[/]")

@@ -39,9 +39,10 @@ class TextCodec:
         self._bytes = _token_bytes(tokenizer)
 
     @classmethod
-    def load(cls, directory: Path) -> TextCodec:
-        """The tokenizer in a Hugging Face directory."""
-        return cls(_load_tokenizer(directory), _generation_eos(directory))
+    def load(cls, directory: Path, *, trust_remote_code: bool = False) -> TextCodec:
+        """The tokenizer in a Hugging Face directory; code that comes with it runs only if it is trusted."""
+        tokenizer = _load_tokenizer(directory, trust_remote_code=trust_remote_code)
+        return cls(tokenizer, _generation_eos(directory))
 
     def tokenizer_json(self) -> str | None:
         """The tokenizer in the format of `tokenizer.json`; None if it has no such form."""
@@ -151,7 +152,7 @@ class TextCodec:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _load_tokenizer(directory: Path) -> Any:
+def _load_tokenizer(directory: Path, *, trust_remote_code: bool) -> Any:
     """The tokenizer, by the generic class if that is its own: AutoTokenizer loads torch, 2 s and 200 MB."""
     try:
         name = json.loads((directory / "tokenizer_config.json").read_text()).get("tokenizer_class")
@@ -163,7 +164,10 @@ def _load_tokenizer(directory: Path) -> Any:
         return PreTrainedTokenizerFast.from_pretrained(str(directory))
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(directory))
+    # Said outright: by default Transformers asks at the terminal whether to run it.
+    return AutoTokenizer.from_pretrained(
+        str(directory), local_files_only=True, trust_remote_code=trust_remote_code
+    )
 
 
 def _token_bytes(tokenizer: Any) -> list[bytes] | None:

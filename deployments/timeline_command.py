@@ -9,6 +9,8 @@ from pathlib import Path
 
 import typer
 
+from deployments.api_keys import client_headers
+
 _TIMEOUT_S = 60.0
 
 
@@ -22,8 +24,9 @@ def fetch_timeline(url: str, output: Path) -> None:
     Raises:
         TimelineFailed: the server is not there, keeps none, or the file cannot be written.
     """
+    request = urllib.request.Request(f"{url.rstrip('/')}/debug/timeline", headers=client_headers())
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/debug/timeline", timeout=_TIMEOUT_S) as answer:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
             trace = answer.read()
     except urllib.error.HTTPError as error:
         raise TimelineFailed(_message(error)) from None

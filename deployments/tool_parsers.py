@@ -267,7 +267,7 @@ def _calls_in(text: str, names: Collection[str], fields: tuple[str, ...]) -> lis
     """The calls that a text consists of; None if it is anything else."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     calls = [_call(item, names, fields) for item in (value if isinstance(value, list) else [value])]
     found = [call for call in calls if call is not None]

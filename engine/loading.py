@@ -19,6 +19,7 @@ from engine.process import tune_process
 from engine.runner import ModelRunner
 from engine.self_test import check_runner
 from engine.tensor_parallel import check_divisible, sharding
+from engine.trusted_files import UntrustedModel, check_files
 from engine.warm_up import warm_up
 
 __all__ = ["UnsupportedModel", "load_runner"]
@@ -39,8 +40,9 @@ def load_runner(
     max_tokens: int | None = None,
     device: str = "cpu",
     self_test: bool = True,
+    trust_remote_code: bool = False,
 ) -> ModelRunner:
-    """Load a local Hugging Face model directory: safetensors weights, no code from the directory.
+    """Load a local Hugging Face model directory: safetensors weights, no code from it unless that is trusted.
 
     Sets up the process (see `engine.process.tune_process`). With tensor parallelism all ranks call this at
     the same time, after `engine.tensor_parallel.join`.
@@ -56,6 +58,7 @@ def load_runner(
         max_tokens: longest sequence, at most the configuration's, which is the default.
         device: where the model runs.
         self_test: compare with the plain Transformers forward before returning.
+        trust_remote_code: run Python code that the directory names.
 
     Raises:
         FileNotFoundError: if there is no model in `path`.
@@ -66,9 +69,15 @@ def load_runner(
         raise FileNotFoundError(f"no model in {directory}: config.json is missing")
     if dtype not in _DTYPES:
         raise UnsupportedModel(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype!r}")
+    try:
+        check_files(directory, trust_remote_code=trust_remote_code)
+    except UntrustedModel as error:
+        raise UnsupportedModel(str(error)) from None
     tune_process()
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=trust_remote_code
+        )
     except (ValueError, KeyError) as error:
         raise UnsupportedModel(f"cannot read the configuration in {directory}: {error}") from error
     rank, world_size = tensor_parallel or (0, 1)
@@ -80,7 +89,7 @@ def load_runner(
     lean = obstacle is None and runner != "hf"
     # The lean runner shards while it converts; Transformers shards while it loads.
     extra = sharding(world_size) if world_size > 1 and not lean else {}
-    model = _load_model(directory, _DTYPES[dtype], extra)
+    model = _load_model(directory, _DTYPES[dtype], extra, trust_remote_code=trust_remote_code)
     if not extra:
         model = model.to(device)
     loaded: ModelRunner
@@ -99,7 +108,9 @@ def load_runner(
     return loaded
 
 
-def _load_model(directory: Path, dtype: torch.dtype, extra: dict[str, Any]) -> PreTrainedModel:
+def _load_model(
+    directory: Path, dtype: torch.dtype, extra: dict[str, Any], *, trust_remote_code: bool
+) -> PreTrainedModel:
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -109,7 +120,7 @@ def _load_model(directory: Path, dtype: torch.dtype, extra: dict[str, Any]) -> P
             attn_implementation="eager",
             use_safetensors=True,
             local_files_only=True,
-            trust_remote_code=False,
+            trust_remote_code=trust_remote_code,
             **extra,
         )
     except (OSError, ValueError, KeyError) as error:

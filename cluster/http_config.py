@@ -1,0 +1,69 @@
+"""Configuration of the HTTP API: where it listens, TLS, and what clients may take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, field_validator, model_validator
+
+from cluster.placement_config import StrictModel
+
+
+class HttpConfig(StrictModel):
+    """Where the API listens."""
+
+    host: str = Field(default="127.0.0.1", description="Loopback unless told otherwise.")
+    port: int = Field(default=8000, ge=0, le=65535, description="0 takes any free port.")
+    direct: bool = Field(
+        default=True,
+        description="Front ends listen on the port themselves; off puts Ray Serve's HTTP proxy in between.",
+    )
+    front_ends: int = Field(default=1, ge=1, description="Front-end replicas.")
+    max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Larger bodies get a 413.")
+    admin: bool = Field(
+        default=False,
+        description="`/admin` changes the pool of drafters; it answers to clients on the same machine only.",
+    )
+    max_open_requests: int = Field(
+        default=1024,
+        ge=1,
+        description="Requests for text open at once in one front end, streams and gRPC included; more get a "
+        "429.",
+    )
+    request_timeout_s: float | None = Field(
+        default=600.0, gt=0, description="Requests end after so long; never if null."
+    )
+    read_timeout_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="A client must have sent its headers after so long, and its body after as long again.",
+    )
+    write_timeout_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="A client that leaves 64 KiB of its answer unread for so long is hung up on (only while "
+        "front ends listen, as the one for headers).",
+    )
+    tls_certificate: Path | None = Field(
+        default=None,
+        description="PEM file with the certificate and those between it and the root; HTTPS, and gRPC over "
+        "TLS, if set.",
+    )
+    tls_key: Path | None = Field(default=None, description="PEM file with its private key.")
+
+    @field_validator("tls_certificate", "tls_key")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        # Ray's workers have another working directory than who wrote the configuration.
+        return None if path is None else path.absolute()
+
+    @model_validator(mode="after")
+    def _has_both(self) -> HttpConfig:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key come together: set both, or neither")
+        return self
+
+    @property
+    def scheme(self) -> str:
+        """Of the API's URL."""
+        return "http" if self.tls_certificate is None else "https"

@@ -1,0 +1,87 @@
+"""Every HTTP request passes here first: its key, and what the key allows."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cluster.security_config import Permission
+from deployments.authentication import Authenticator, Grant, unauthenticated
+from deployments.errors import ApiError
+
+#: Open to everybody who can connect: they tell nothing but whether the server works, or are but a page.
+OPEN_PATHS = frozenset(("/health", "/ready", "/console", "/console/"))
+_PAGE_FILES = (".html", ".js", ".css", ".svg", ".png", ".ico", ".woff2")
+
+_PREFIXES: tuple[tuple[str, Permission], ...] = (
+    ("/metrics", "metrics"),
+    ("/debug", "debug"),
+    ("/admin", "admin"),
+)
+
+
+def permission_for(path: str) -> Permission | None:
+    """What a key must allow to reach a path; None for those open to everybody."""
+    if path in OPEN_PATHS or (path.startswith("/console/") and path.endswith(_PAGE_FILES)):
+        return None
+    for prefix, permission in _PREFIXES:
+        if path == prefix or path.startswith(f"{prefix}/"):
+            return permission
+    return "api"
+
+
+def grant_of(scope: Scope) -> Grant | None:
+    """What the request was let in by; None where nobody asked."""
+    grant: Grant | None = scope.get("state", {}).get("grant")
+    return grant
+
+
+class KeyGate:
+    """Answers 401, 403 and 429 itself; what it lets in finds its grant in the scope's state."""
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+        self._app = app
+        self._authenticator = authenticator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        # A proxy's prefix is no part of the route.
+        permission = permission_for(scope["path"].removeprefix(scope.get("root_path", "")))
+        if permission is None:
+            await self._app(scope, receive, send)
+            return
+        is_limited = permission == "api" and scope["method"] == "POST"
+        with ExitStack() as stack:
+            try:
+                grant = stack.enter_context(
+                    self._authenticator.admitted(_authorization(scope), permission, limited=is_limited)
+                )
+            except ApiError as error:
+                await error.response()(scope, receive, send)
+                return
+            scope.setdefault("state", {})["grant"] = grant
+            await self._app(scope, receive, _telling(grant, send) if is_limited and grant.key else send)
+
+
+def _telling(grant: Grant, send: Send) -> Send:
+    """Also sends what remains of the key's limits once the response starts."""
+
+    async def send_with_limits(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            limits = ((name.encode(), value.encode()) for name, value in grant.headers().items())
+            message["headers"] = [*message.get("headers", ()), *limits]
+        await send(message)
+
+    return send_with_limits
+
+
+def _authorization(scope: Scope) -> str | None:
+    """The header; raises 401 for several, of which it is unclear who reads which."""
+    found = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(found) > 1:
+        raise unauthenticated()
+    return found[0].decode("latin-1") if found else None

@@ -1,0 +1,135 @@
+"""`flotilla keys`: make API keys, and see those of a keys file (docs/security.md)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+app = typer.Typer(help="Make API keys, and see those of a keys file.", no_args_is_help=True)
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="For people; must differ among the keys of a file.")],
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", help="Keys file the hash is added to; printed as YAML if unset."),
+    ] = None,
+    permission: Annotated[
+        list[str] | None, typer.Option(help="api, metrics, debug or admin; api if unset. May be repeated.")
+    ] = None,
+    tier: Annotated[
+        list[str] | None, typer.Option(help="Service tier it may ask for; all if unset. May be repeated.")
+    ] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Requests per minute.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Tokens per minute.")] = None,
+    max_concurrent: Annotated[int | None, typer.Option(min=1, help="Requests open at once.")] = None,
+) -> None:
+    """Make a key, and print it: once, to standard output; only its hash is kept."""
+    from deployments.api_keys import hash_key, new_key
+
+    key = new_key()
+    limits = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "max_concurrent": max_concurrent,
+    }
+    entry: dict[str, Any] = {"name": name, "hash": hash_key(key)}
+    entry |= {"permissions": permission} if permission else {}
+    entry |= {"tiers": tier} if tier else {}
+    entry |= {"limits": {k: v for k, v in limits.items() if v is not None}} if any(limits.values()) else {}
+    text = _added(file, entry)
+    if file is None:
+        typer.echo(f"# For security.keys_file:\n{text}", err=True)
+    else:
+        _write(file, text)
+        typer.echo(f"Its hash is in {file}. This is the key; it is not kept anywhere:", err=True)
+    typer.echo(key)
+
+
+@app.command("hash")
+def hash_command() -> None:
+    """Print the hash of a key of yours, read from standard input."""
+    import sys
+
+    from deployments.api_keys import WeakKey, hash_key
+
+    # Not an argument: those end up in the shell's history, and anybody on the machine sees them.
+    key = typer.prompt("Key", hide_input=True) if sys.stdin.isatty() else sys.stdin.readline().strip()
+    try:
+        typer.echo(hash_key(key))
+    except WeakKey as error:
+        _fail(str(error))
+
+
+@app.command("list")
+def list_keys(
+    file: Annotated[Path, typer.Argument(help="A keys file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """The keys of a file: names, permissions, tiers and limits."""
+    import json
+
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from cluster.security_config import KeysFile
+
+    try:
+        keys = KeysFile.load(file).keys
+    except ValueError as error:
+        _fail(str(error))
+    if as_json:
+        typer.echo(json.dumps([key.model_dump(exclude={"hash"}) for key in keys], indent=1))
+        return
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("key", "permissions", "tiers", "requests/min", "tokens/min", "at once"):
+        table.add_column(heading)
+    for key in keys:
+        limits = key.limits
+        numbers = (limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrent)
+        tiers = "all" if key.tiers is None else ", ".join(key.tiers)
+        shown = ("-" if number is None else str(number) for number in numbers)
+        table.add_row(key.name, ", ".join(key.permissions), tiers, *shown)
+    Console(highlight=False).print(table)
+
+
+def _added(file: Path | None, entry: dict[str, Any]) -> str:
+    """The text of a keys file with one more key; exits 2 if that would be wrong."""
+    import yaml
+
+    from cluster.security_config import KeysFile
+
+    keys: list[Any] = []
+    try:
+        if file is not None and file.exists():
+            keys = [key.model_dump(mode="json", exclude_defaults=True) for key in KeysFile.load(file).keys]
+        checked = KeysFile.model_validate({"keys": [*keys, entry]})
+    except ValueError as error:
+        wrong = getattr(error, "errors", None)
+        reasons = [f"{'.'.join(map(str, one['loc'][2:]))}: {one['msg']}" for one in wrong()] if wrong else []
+        _fail("; ".join(reasons) or str(error))
+    data = [key.model_dump(mode="json", exclude_defaults=True) for key in checked.keys]
+    return str(yaml.safe_dump({"keys": data}, sort_keys=False))
+
+
+def _write(file: Path, text: str) -> None:
+    """Replace the file at once, so that a server that reads it meanwhile finds it whole."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
+    try:
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as opened:
+            opened.write(text)
+        beside.replace(file)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        _fail(f"cannot write {file}: {error.strerror}")
+
+
+def _fail(message: str) -> NoReturn:
+    typer.secho(f"flotilla: {message}", err=True, fg=typer.colors.RED)
+    raise typer.Exit(2)
