@@ -22,6 +22,7 @@ from deployments.admin_api import Instances
 from deployments.api_service import ApiService
 from deployments.authentication import Authenticator
 from deployments.cell_client import Endpoint
+from deployments.console import ConsoleState
 from deployments.directory import DirectoryClient, ListedCells
 from deployments.exposure import exposure_warnings, grpc_credentials, num_front_ends
 from deployments.front_end_metrics import FrontEndMetrics
@@ -182,6 +183,12 @@ class FrontEnd(GrpcReplica):
             authenticator=self._authenticator,
             read_timeout_s=self._config.http.read_timeout_s,
             request_timeout_s=self._config.http.request_timeout_s,
+            console=ConsoleState(
+                service,
+                self._gatherer.exposition,
+                lambda: self._directory.members,
+                PoolHandle(self._cell).drafters,
+            ),
         )
 
     def _pool(self) -> PoolHandle | None:

@@ -22,6 +22,7 @@ from deployments.answering import Call, answer, stream
 from deployments.api_service import ApiService
 from deployments.authentication import Authenticator
 from deployments.call_ids import clean_request_id, new_call_id
+from deployments.console import ConsoleState, add_console_routes
 from deployments.debug_api import add_debug_routes
 from deployments.errors import ApiError, bad_request, body_too_large, body_too_slow, internal, model_not_found
 from deployments.front_end_metrics import FrontEndMetrics, RequestObserver
@@ -51,6 +52,7 @@ def create_app(
     pool: PoolControl | None = None,
     metrics: FrontEndMetrics | None = None,
     gatherer: Gatherer | None = None,
+    console: ConsoleState | None = None,
     authenticator: Authenticator | None = None,
     read_timeout_s: float | None = None,
     request_timeout_s: float | None = None,
@@ -65,6 +67,7 @@ def create_app(
         metrics: where requests are counted.
         gatherer: what `/metrics` answers; None without `metrics` answers with those of the only cell, with
             `metrics` leaves the route out (it is on a port of its own).
+        console: what `/console` shows of the system; None shows what the service knows.
         authenticator: who is let in; everybody if None.
         read_timeout_s: how long a request's body may take to come; any time if None.
         request_timeout_s: how long a request may take; any time if None.
@@ -178,6 +181,7 @@ def create_app(
     if gatherer is not None or metrics is None:
         add_metric_routes(app, gatherer, service.prometheus)
     add_tier_routes(app, service)
+    add_console_routes(app, console or ConsoleState(service))
     add_debug_routes(app, service.decisions, service.timeline)
     add_admin_routes(app, pool, body_of)
     _install_error_handlers(app)

@@ -1,0 +1,74 @@
+// The server, as the page talks to it: JSON, server-sent events, and the key, which is only ever in memory.
+
+let key = "";
+
+export function useKey(value) {
+  key = value;
+}
+
+export class ApiError extends Error {
+  constructor(status, message, param) {
+    super(message);
+    this.status = status;
+    this.param = param;
+  }
+}
+
+const at = (path) => new URL(path, document.baseURI);
+
+function headers(extra = {}) {
+  return key === "" ? extra : { ...extra, Authorization: `Bearer ${key}` };
+}
+
+async function failure(response) {
+  let error = {};
+  try {
+    error = (await response.json()).error ?? {};
+  } catch {
+    // Not ours: a proxy's page, say. The status tells.
+  }
+  return new ApiError(response.status, error.message ?? `The server answered ${response.status}.`, error.param);
+}
+
+export async function getState(signal) {
+  const response = await fetch(at("/console/state"), { headers: headers(), cache: "no-store", signal });
+  if (!response.ok) throw await failure(response);
+  return response.json();
+}
+
+/** Chunks of a streamed answer, parsed; ends after [DONE], throws ApiError for an error event. */
+export async function* streamed(path, body, signal) {
+  const response = await fetch(at(path), {
+    method: "POST",
+    headers: headers({ "Content-Type": "application/json" }),
+    body: JSON.stringify(body),
+    signal,
+  });
+  if (!response.ok) throw await failure(response);
+  for await (const data of events(response.body)) {
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ApiError(200, chunk.error.message, chunk.error.param);
+    yield chunk;
+  }
+  throw new ApiError(200, "The answer ended early: the connection to the server was lost.");
+}
+
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        const line = part.split("\n").find((one) => one.startsWith("data:"));
+        if (line !== undefined) yield line.slice(5).trimStart();
+      }
+    }
+  } finally {
+    await reader.cancel().catch(() => {});
+  }
+}

@@ -1,0 +1,225 @@
+// The page: a form, an answer as it comes, and the state of the system every second.
+
+import { Answer, AnswerView, showAcceptance, showFigures, showLegend } from "./answer.js";
+import { ApiError, getState, streamed, useKey } from "./api.js";
+import { showPace } from "./charts.js";
+import { byId, el, knowDrafters, show } from "./dom.js";
+import { showHealth } from "./health.js";
+import { TreeView } from "./tree.js";
+
+const POLL_MS = 1000;
+const form = byId("form");
+const dialog = byId("key-dialog");
+let answer = new Answer({ tpot_ms: null, ttft_ms: null });
+let running = null; // AbortController of the answer that comes
+let drafters = [];
+let wantsKey = false;
+
+const tree = new TreeView((index) => text.mark(index));
+const text = new AnswerView((index) => tree.show(index));
+
+// -- the request ----------------------------------------------------------------------------------
+
+const SAMPLING = ["max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
+  "frequency_penalty", "repetition_penalty", "seed"];
+
+function request(fields) {
+  const given = (name) => (fields.get(name)?.trim() ? Number(fields.get(name)) : null);
+  const body = { stream: true, stream_options: { include_usage: true }, speculation: { trace: true } };
+  for (const name of SAMPLING) if (given(name) !== null) body[name] = given(name);
+  if (fields.get("stop")) body.stop = [fields.get("stop")];
+  if (fields.get("tier")) body.service_tier = fields.get("tier");
+  const objective = { tpot_ms: given("tpot_ms"), ttft_ms: given("ttft_ms") };
+  const slo = Object.entries(objective).filter(([, value]) => value !== null);
+  if (slo.length) body.slo = Object.fromEntries(slo);
+  const chosen = fields.getAll("drafter");
+  if (!chosen.length && drafters.length) body.speculation.mode = "off";
+  else if (chosen.length < drafters.length) body.speculation.drafters = chosen;
+  if (given("draft_tokens") !== null) body.speculation.max_tokens = given("draft_tokens");
+  if (fields.get("mode") === "chat") {
+    return ["/v1/chat/completions", { ...body, logprobs: true, messages: [{ role: "user", content: fields.get("prompt") }] }, objective];
+  }
+  return ["/v1/completions", { ...body, logprobs: 0, prompt: fields.get("prompt") }, objective];
+}
+
+async function send() {
+  if (running || !form.reportValidity()) return;
+  const [path, body, objective] = request(new FormData(form));
+  answer = new Answer(objective);
+  running = new AbortController();
+  text.clear();
+  tree.clear(answer.steps);
+  tell("");
+  redraw();
+  byId("send").disabled = true;
+  byId("stop").disabled = false;
+  byId("answer").setAttribute("aria-busy", "true");
+  byId("answer-status").textContent = "waiting for the first token";
+  try {
+    for await (const chunk of streamed(path, body, running.signal)) take(chunk);
+    byId("answer-status").textContent = `done: ${answer.tokens.length} tokens in ${answer.steps.length} steps`
+      + (answer.receipt ? `, seed ${answer.receipt.seed}` : "");
+  } catch (error) {
+    if (error.name === "AbortError") byId("answer-status").textContent = "stopped";
+    else {
+      byId("answer-status").textContent = "";
+      refuse(error);
+    }
+  } finally {
+    running = null;
+    byId("send").disabled = false;
+    byId("stop").disabled = true;
+    byId("answer").removeAttribute("aria-busy");
+    redraw();
+  }
+}
+
+function take(chunk) {
+  const choice = chunk.choices[0];
+  const said = choice?.delta?.content ?? choice?.text ?? "";
+  let told = "";
+  if (chunk.flotilla) {
+    const tokens = answer.add(chunk.flotilla);
+    text.append(tokens);
+    told = tokens.map((token) => token.text).join("");
+    tree.grown();
+    byId("answer-status").textContent = `step ${answer.steps.length}`;
+  }
+  if (said.length > told.length) text.appendText(said.slice(told.length));
+  if (chunk.metrics) {
+    answer.receipt = chunk.metrics;
+    const { tpot_ms, ttft_ms } = chunk.metrics.slo; // a tier may have objectives of its own
+    answer.objective = { tpot_ms, ttft_ms };
+  }
+  later();
+}
+
+// Many steps may come within one frame; each is drawn at most once.
+let isDue = false;
+function later() {
+  if (isDue) return;
+  isDue = true;
+  requestAnimationFrame(() => {
+    isDue = false;
+    redraw();
+  });
+}
+
+function redraw() {
+  showLegend(answer, drafters);
+  showFigures(answer);
+  showPace(answer);
+  showAcceptance(answer);
+}
+
+// -- errors and the key ---------------------------------------------------------------------------
+
+function tell(message) {
+  const box = byId("error");
+  box.hidden = message === "";
+  box.textContent = message;
+}
+
+function refuse(error) {
+  if (error instanceof ApiError) {
+    if (error.status === 401) askForKey();
+    tell(error.message);
+    const field = form.elements[error.param?.split(".").at(-1)];
+    if (field instanceof HTMLElement) field.focus();
+  } else {
+    tell("The server cannot be reached.");
+  }
+}
+
+function askForKey() {
+  wantsKey = true;
+  byId("key-button").hidden = false;
+  if (!dialog.open) dialog.showModal();
+}
+
+byId("key-form").addEventListener("submit", () => {
+  useKey(byId("key").value);
+  byId("key").value = "";
+  wantsKey = false;
+  tell("");
+  poll();
+});
+byId("key-cancel").addEventListener("click", () => dialog.close());
+byId("key-button").addEventListener("click", askForKey);
+
+// -- the state ------------------------------------------------------------------------------------
+
+function connection(word, kind) {
+  const place = byId("connection");
+  show(place, el("span", { class: `dot ${kind}`, "aria-hidden": "true" }), document.createTextNode(` ${word}`));
+}
+
+function offer(state) {
+  const isNew = state.drafters.some((name) => !drafters.includes(name)) || drafters.some((name) => !state.drafters.includes(name));
+  if (isNew) {
+    const off = new Set([...form.querySelectorAll("[name=drafter]:not(:checked)")].map((box) => box.value));
+    drafters = state.drafters;
+    knowDrafters(drafters);
+    byId("drafters").replaceChildren(...drafters.map((name) => {
+      const box = el("input", { type: "checkbox", name: "drafter", value: name });
+      box.checked = !off.has(name);
+      return el("label", { class: "chip" }, box, el("span", {}, name));
+    }));
+    showLegend(answer, drafters);
+  }
+  const tiers = byId("tier");
+  const names = state.tiers.map((tier) => tier.id).filter((name) => name !== "default");
+  if ([...tiers.options].slice(1).map((option) => option.value).join() !== names.join()) {
+    tiers.replaceChildren(tiers.options[0], ...names.map((name) => el("option", { value: name }, name)));
+  }
+}
+
+let heard = 0;
+async function poll() {
+  if (document.visibilityState === "hidden" || (wantsKey && dialog.open)) return;
+  try {
+    const state = await getState(AbortSignal.timeout(5000));
+    heard = Date.now();
+    connection("live", "good");
+    offer(state);
+    showHealth(state);
+  } catch (error) {
+    if (error.status === 401) {
+      connection("needs a key", "warn");
+      if (!wantsKey) askForKey();
+    } else connection(error.status ? error.message : "server not reachable", "bad");
+  }
+  byId("health-age").textContent = heard ? `at ${new Date(heard).toLocaleTimeString()}` : "";
+}
+
+async function keepPolling() {
+  for (;;) {
+    await poll();
+    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+  }
+}
+
+// -- start ----------------------------------------------------------------------------------------
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  send();
+});
+form.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    send();
+  }
+});
+for (const box of form.querySelectorAll("[name=mode]")) {
+  box.addEventListener("change", () => {
+    byId("prompt-label").textContent = box.value === "chat" ? "Message" : "Prompt";
+  });
+}
+byId("stop").addEventListener("click", () => running?.abort());
+new ResizeObserver(() => showPace(answer)).observe(byId("pace"));
+document.addEventListener("visibilitychange", () => poll());
+
+tree.clear(answer.steps);
+redraw();
+keepPolling();
