@@ -88,11 +88,13 @@ class Cell:
         self.profile, self.options = profile, options
         self.clock: EventClock[Event | SimRequest | _Ended] = EventClock()
         cost = CostModel(options.believed or profile.cost_profile())
-        self.core = SchedulerCore(system.config, make_policy(system.config.policy), cost)
         model = options.acceptance or load_fitted()[profile.acceptance]
         self.scripts = Scripts(model, VOCAB_SIZE)
         self.target = SimulatedTarget(self.scripts, profile.cost, profile.num_slots)
         self.drafters: dict[str, SimulatedDrafter] = {}
+        config = system.config.policy
+        made = system.policy and system.policy(config, self.scripts, self.drafters)
+        self.core = SchedulerCore(system.config, made or make_policy(config), cost)
         self.receipts: dict[str, tuple[float, Receipt]] = {}
         self.num_rejected = 0
         self.machine = Machine(collocated=profile.collocated)

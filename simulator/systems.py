@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from cluster.batching.registry import BATCHING_RULES
 from cluster.config import FlotillaConfig, PolicyConfig, SchedulerConfig, TargetConfig
+from cluster.policies.base import Policy
 from cluster.policies.registry import POLICIES
+from simulator.scripts import Scripts
+from simulator.workers import SimulatedDrafter
 
 # What the papers call systems. vLLM before its V1 engine prefills whole prompts first; the others cut them
 # into chunks that join the decodes. AdaServe runs on FlexFlow Serve; how that batches prefills, its papers
@@ -26,6 +30,9 @@ _SPEC = re.compile(r"vllm-spec-(\d+)|fixed-(\d+)")
 _UNBOUNDED = 1 << 20
 
 
+SimulatedPolicy = Callable[[PolicyConfig, Scripts, Mapping[str, SimulatedDrafter]], Policy]
+
+
 @dataclass(frozen=True, slots=True)
 class System:
     """Something that serves.
@@ -33,10 +40,13 @@ class System:
     Attributes:
         name: in tables.
         config: of its scheduler.
+        policy: makes the policy, for those that only the simulator can run: it tells them the texts and the
+            drafters. None makes the policy that the configuration names.
     """
 
     name: str
     config: FlotillaConfig
+    policy: SimulatedPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
