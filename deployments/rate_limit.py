@@ -83,7 +83,7 @@ class Refusal:
 class KeyLimiter:
     """The limits of one key in one front end, which has an equal share of them.
 
-    Shares are exact for rates. Of requests open at once a front end always allows one, so that
+    Shares of rates are exact, but for the full bucket with which a front end joins. Of requests open at once a front end always allows one, so that
     with more front ends than `max_concurrent` there may be as many as front ends.
 
     Args:
