@@ -11,6 +11,7 @@ import typer
 
 from benchmarks import (
     cli_compare,
+    cli_dashboards,
     cli_decomposition,
     cli_grpc,
     cli_overhead,
@@ -37,6 +38,7 @@ app.command()(cli_regret.regret)
 app.command()(cli_scaling.scaling)
 app.command()(cli_pool.pool)
 app.command()(cli_grpc.grpc_cancel)
+app.command()(cli_dashboards.dashboards)
 app.command()(cli_overhead.overhead)
 app.command()(cli_scheduler.scheduler)
 

@@ -13,7 +13,7 @@ from deployments.request_context import RequestContext
 
 _NO_ROUTE = "unknown"
 #: Counted from zero on, so that a rate of calls is there before the first one.
-_GRPC_METHODS = ("Generate", "GenerateStream", "Cancel", "ListModels", "Describe")
+_GRPC_METHODS = ("Generate", "GenerateStream", "Cancel")
 
 
 class FrontEndMetrics:
@@ -32,6 +32,7 @@ class FrontEndMetrics:
         self.streams = self.set.gauge("flotilla_http_streams_open")
         for method in _GRPC_METHODS:
             self.set.counter("flotilla_grpc_calls_total", method, "OK")
+            self.set.histogram("flotilla_grpc_call_duration_seconds", method)
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
         """An HTTP request was answered."""

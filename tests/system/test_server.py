@@ -24,14 +24,11 @@ from benchmarks import grpc_cancel
 from benchmarks.lossless import LosslessOptions, run
 from cluster.metric_catalog import CATALOG, exposed_by
 from deployments.proto.flotilla.v1 import generation_pb2, generation_pb2_grpc
-from tests.system import api_over_http, objectives_over_http
+from tests.system import api_over_http, console_in_browser, objectives_over_http
 from tests.system.conftest import Server
 from tests.system.scraping import scrape, value
 
 pytestmark = pytest.mark.system
-
-#: Metrics without a series until something happens that not every run has.
-SELDOM = {"flotilla_drafter_capacity_price"}
 
 PROMPT = "def read_lines(path):\n    "
 
@@ -244,8 +241,7 @@ def test_one_scrape_has_every_metric_of_every_process_once(server: Server) -> No
     for name, family in families.items():
         seen = [(sample.name, *sorted(sample.labels.items())) for sample in family.samples]
         assert len(seen) == len(set(seen)), f"{name} has a series twice"
-        if not name.startswith("flotilla_grpc_call"):
-            assert seen or name in SELDOM, f"{name} has no series"
+        assert seen, f"{name} has no series"
         for sample in family.samples:
             for process in set(own) & set(sample.labels):
                 own[process].add(sample.labels[process])
@@ -268,6 +264,14 @@ def test_each_process_can_be_scraped_by_itself(server: Server) -> None:
         text = httpx.get(f"http://{target['targets'][0]}/metrics", timeout=10).text
         names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
         assert names == {metric.name for metric in exposed_by(kind)}
+
+
+def test_traces_hold_the_accepted_paths_and_change_no_text(server: Server) -> None:
+    console_in_browser.check_traces(server)
+
+
+def test_the_console_shows_answers_and_cells_in_a_browser(server: Server) -> None:
+    console_in_browser.check_page(server)
 
 
 def test_a_client_that_goes_away_frees_its_request(server: Server) -> None:

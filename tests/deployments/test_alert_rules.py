@@ -1,0 +1,301 @@
+"""Alerts in synthetic incidents: each fires, each resolves, none fires in good times (by promtool)."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deployments.dashboards.alerts import ALERTS
+from deployments.dashboards.recording import SloTargets
+from deployments.dashboards.rule_files import rule_files
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not on the PATH (Debian: apt install prometheus)"
+)
+
+FILES = rule_files(SloTargets(tiers={"strict": 0.99}), "https://wiki.example")
+#: Values of a series in phases: how many steps, and by how much a counter grows or what a gauge is in each.
+Phases = list[tuple[int, float | None]]
+Series = dict[str, str]
+
+
+def counter(phases: Phases) -> str:
+    """promtool's notation of a counter that grows by so much in each step."""
+    total, parts = 0.0, []
+    for steps, growth in phases:
+        assert growth is not None
+        parts.append(f"{total + growth:g}+{growth:g}x{steps - 1}")
+        total += growth * steps
+    return " ".join(parts)
+
+
+def gauge(phases: Phases) -> str:
+    """promtool's notation of a gauge; None is no sample."""
+    return " ".join(f"_x{steps}" if at is None else f"{at:g}+0x{steps - 1}" for steps, at in phases)
+
+
+def judged(phases: list[tuple[int, float]], per_step: float = 100.0, tier: str = "chat") -> Series:
+    """Requests of a tier, of which in each phase such a share misses its objectives."""
+    name = f'flotilla_slo_requests_total{{job="f", cell="a", objective="all", tier="{tier}", attained='
+    return {
+        f'{name}"true"}}': counter([(steps, per_step * (1 - missed)) for steps, missed in phases]),
+        f'{name}"false"}}': counter([(steps, per_step * missed) for steps, missed in phases]),
+    }
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Series, and when the alert fires, in minutes from the start.
+
+    At the first of `quiet_at` all is well and no alert fires at all; at the others, this one does not: those
+    with longer windows remember the incident for longer.
+    """
+
+    alert: str
+    series: Series
+    fires_at: int
+    quiet_at: tuple[int, ...]
+    step: int = 1
+
+
+def drafter(outcome: str) -> str:
+    return f'flotilla_drafter_tokens_total{{job="f", cell="a", drafter="small", outcome="{outcome}"}}'
+
+
+def cost(part: str) -> str:
+    return f'flotilla_cost_model_{part}_seconds_total{{job="f", cell="a", model="target"}}'
+
+
+ADMITTED = 'flotilla_admission_decisions_total{job="f", cell="a", tier="chat", decision='
+REFUSED = 'flotilla_requests_rejected_total{job="f", cell="a", tier="chat", code="queue_full"}'
+RATIO = 'flotilla_admission_prediction_ratio_{part}{{job="f", cell="a", objective="ttft"{le}}}'
+WITHIN, EVERY = RATIO.format(part="bucket", le=', le="2.0"'), RATIO.format(part="count", le="")
+
+INCIDENTS = [
+    # Ten minutes into it the hour is not spoiled yet; ten minutes after it the five minutes are clean again.
+    Incident("FlotillaErrorBudgetBurn1h", judged([(60, 0.01), (60, 0.9), (60, 0.01)]), 118, (59, 70, 131)),
+    Incident(
+        "FlotillaErrorBudgetBurn6h", judged([(72, 0.01), (66, 0.4), (18, 0.01)]), 680, (355, 400, 740), step=5
+    ),
+    Incident(
+        "FlotillaErrorBudgetBurn1d",
+        judged([(144, 0.01), (144, 0.2), (36, 0.01)]),
+        2860,
+        (1430, 1700, 3080),
+        step=10,
+    ),
+    Incident(
+        "FlotillaErrorBudgetBurn3d",
+        judged([(216, 0.01), (144, 0.08), (36, 0.01)]),
+        7180,
+        (4300, 4600, 7800),
+        step=20,
+    ),
+    Incident(
+        "FlotillaNoCellReady",
+        {
+            'flotilla_ready{job="f", cell="a"}': gauge([(10, 1), (15, None), (10, 1)]),
+            'flotilla_http_requests_open{job="f", front_end="x"}': gauge([(35, 3)]),
+        },
+        20,
+        (9, 30),
+    ),
+    Incident(
+        "FlotillaCellDown",
+        {
+            'flotilla_ready{job="f", cell="a"}': gauge([(10, 1), (10, 0), (10, 1)]),
+            'flotilla_ready{job="f", cell="b"}': gauge([(30, 1)]),
+        },
+        15,
+        (9, 12, 25),
+    ),
+    Incident(
+        "FlotillaNoDraftersReady",
+        {
+            'flotilla_drafters_ready{job="f", cell="a", drafter="small"}': gauge([(10, 2), (10, 0), (10, 1)]),
+            'flotilla_drafters_ready{job="f", cell="a", drafter="lookup"}': gauge([(5, 1), (25, 0)]),
+        },
+        14,
+        (9, 25),
+    ),
+    Incident(
+        "FlotillaRestartsFlapping",
+        {
+            'flotilla_worker_restarts_total{job="f", cell="a", worker="small"}': counter(
+                [(30, 0), (10, 1), (30, 0)]
+            )
+        },
+        39,
+        (29, 32, 60),
+    ),
+    Incident(
+        "FlotillaQueueSaturated",
+        {
+            f'{ADMITTED}"accepted"}}': counter([(20, 50), (20, 50), (20, 50)]),
+            f'{ADMITTED}"rejected"}}': counter([(20, 1), (20, 50), (20, 0)]),
+            REFUSED: counter([(20, 1), (20, 50), (20, 0)]),
+        },
+        35,
+        (19, 22, 50),
+    ),
+    Incident(
+        "FlotillaKvPressure",
+        {'flotilla_kv_cache_usage_ratio{job="f", cell="a"}': gauge([(20, 0.9), (30, 1), (20, 0.5)])},
+        45,
+        (19, 25, 60),
+    ),
+    Incident(
+        "FlotillaCostModelDrift",
+        {
+            cost("absolute_error"): counter([(30, 1), (40, 8), (40, 1)]),
+            cost("actual"): counter([(110, 10)]),
+        },
+        65,
+        (29, 40, 100),
+    ),
+    Incident(
+        "FlotillaAcceptanceCollapse",
+        {
+            drafter("verified"): counter([(120, 5000)]),
+            drafter("accepted"): counter([(80, 3000), (12, 500), (28, 3000)]),
+        },
+        455,
+        (395, 410, 520),
+        step=5,
+    ),
+    Incident(
+        "FlotillaAdmissionMispredicts",
+        {WITHIN: counter([(30, 9), (40, 4), (40, 10)]), EVERY: counter([(110, 10)])},
+        65,
+        (29, 35, 100),
+    ),
+    Incident(
+        "FlotillaMemberNotScraped",
+        {'flotilla_member_scraped{job="f", kind="cell", member="a"}': gauge([(10, 1), (10, 0), (10, 1)])},
+        18,
+        (9, 13, 25),
+    ),
+    Incident(
+        "FlotillaScrapeAbsent",
+        {
+            'flotilla_build_info{job="f", cell="a", version="1", python="3"}': gauge(
+                [(10, 1), (20, None), (10, 1)]
+            )
+        },
+        25,
+        (9, 14, 35),
+    ),
+]
+
+
+def firing(alert: str = "") -> str:
+    chosen = f'alertname="{alert}", ' if alert else ""
+    return f'count(ALERTS{{{chosen}alertstate="firing"}}) or vector(0)'
+
+
+def expect(expr: str, minute: int, value: float) -> dict[str, object]:
+    samples = [{"labels": "{}", "value": value}]
+    return {"expr": expr, "eval_time": f"{minute}m", "exp_samples": samples}
+
+
+def run_promtool(
+    tmp_path: Path, test: dict[str, object], step: int = 1, *, is_about_slo: bool = True
+) -> None:
+    order = []
+    for name, text in FILES.items():
+        groups = yaml.safe_load(text)["groups"]
+        # Most of promtool's time goes into the windows of attainment.
+        kept = [group for group in groups if is_about_slo or not group["name"].startswith("flotilla-slo")]
+        (tmp_path / name).write_text(yaml.safe_dump({"groups": kept}))
+        order += [group["name"] for group in kept]
+    document = {
+        "rule_files": list(FILES),
+        "evaluation_interval": f"{step}m",
+        "group_eval_order": order,
+        "tests": [{"interval": f"{step}m", **test}],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    done = subprocess.run(
+        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def listed(series: Series) -> list[dict[str, str]]:
+    told = 'flotilla_build_info{job="f", cell="other", version="1", python="3"}'
+    alive = {} if any(name.startswith("flotilla_build_info") for name in series) else {told: "1+0x2000"}
+    return [{"series": name, "values": values} for name, values in {**alive, **series}.items()]
+
+
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.alert)
+def test_an_alert_fires_in_its_incident_and_resolves(incident: Incident, tmp_path: Path) -> None:
+    before, *others = incident.quiet_at
+    expected = [expect(firing(), before, 0)]
+    expected += [expect(firing(incident.alert), minute, 0) for minute in others]
+    expected.append(expect(firing(incident.alert), incident.fires_at, 1))
+    test = {"input_series": listed(incident.series), "promql_expr_test": expected}
+    run_promtool(tmp_path, test, incident.step, is_about_slo="Burn" in incident.alert)
+
+
+def test_every_alert_has_an_incident() -> None:
+    assert [incident.alert for incident in INCIDENTS] == [alert.name for alert in ALERTS]
+
+
+def test_a_target_of_its_own_makes_a_tier_stricter(tmp_path: Path) -> None:
+    """30 % missed is 6 times what 0.95 allows, and 30 times what 0.99 does."""
+    strict, chat = judged([(90, 0.3)], tier="strict"), judged([(90, 0.3)])
+    tiers = [
+        expect(
+            'count(ALERTS{alertname="FlotillaErrorBudgetBurn1h", tier="strict", alertstate="firing"})', 80, 1
+        ),
+        expect(firing("FlotillaErrorBudgetBurn1h"), 80, 1),
+    ]
+    run_promtool(tmp_path, {"input_series": listed({**strict, **chat}), "promql_expr_test": tiers})
+
+
+def test_a_tier_that_is_never_attained_burns_too(tmp_path: Path) -> None:
+    """It has no series with `attained="true"` if nobody configured it."""
+    series = {name: values for name, values in judged([(90, 1.0)]).items() if "false" in name}
+    expected = [expect(firing("FlotillaErrorBudgetBurn1h"), 80, 1)]
+    run_promtool(tmp_path, {"input_series": listed(series), "promql_expr_test": expected})
+
+
+def test_a_few_missed_requests_wake_nobody(tmp_path: Path) -> None:
+    """Eight requests in two hours, all missed; and a tier without any."""
+    few = judged([(120, 1.0)], per_step=8 / 120)
+    none = judged([(120, 0.0)], per_step=0.0, tier="idle")
+    expected = [expect(firing(), minute, 0) for minute in (61, 90, 119)]
+    run_promtool(tmp_path, {"input_series": listed({**few, **none}), "promql_expr_test": expected})
+
+
+def test_annotations_name_the_values(tmp_path: Path) -> None:
+    incident = next(one for one in INCIDENTS if one.alert == "FlotillaQueueSaturated")
+    annotations = {
+        "summary": "Tier chat of f is refused for a full queue.",
+        "description": "50% of its requests were refused with `queue_full` over the last 5 minutes.",
+        "runbook_url": "https://wiki.example/FlotillaQueueSaturated.md",
+    }
+    alert = {
+        "exp_labels": {"severity": "page", "job": "f", "tier": "chat"},
+        "exp_annotations": annotations,
+    }
+    expected = {"eval_time": "35m", "alertname": incident.alert, "exp_alerts": [alert]}
+    run_promtool(tmp_path, {"input_series": listed(incident.series), "alert_rule_test": [expected]})
+
+
+def test_promtool_finds_nothing_wrong(tmp_path: Path) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    found = subprocess.run(
+        ["promtool", "check", "rules", "--lint=all", "--lint-fatal", *FILES],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
