@@ -126,6 +126,12 @@ def simulate(context: typer.Context) -> None:
 
 
 @app.command(**_FORWARD)
+def reproduce(context: typer.Context) -> None:
+    """The papers' figures in the simulator, and what came of their claims."""
+    _forward(context, "simulator.reproduction.cli", "reproduce")
+
+
+@app.command(**_FORWARD)
 def zoo(context: typer.Context) -> None:
     """Train, measure and inspect the embedded demo models."""
     _forward(context, "zoo.cli", "zoo")
