@@ -126,6 +126,12 @@ def simulate(context: typer.Context) -> None:
 
 
 @app.command(**_FORWARD)
+def plan(context: typer.Context) -> None:
+    """Cells, GPUs and a Helm values file for a request rate and its objectives, from the simulator."""
+    _forward(context, "simulator.plan_cli", "plan")
+
+
+@app.command(**_FORWARD)
 def reproduce(context: typer.Context) -> None:
     """The papers' figures in the simulator, and what came of their claims."""
     _forward(context, "simulator.reproduction.cli", "reproduce")

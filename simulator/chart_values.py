@@ -1,0 +1,96 @@
+"""A plan as values of the Helm chart (helm/flotilla): configuration of the cells, and the pods they need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.objectives import Slo, SloSpec
+from simulator.hardware import HardwareProfile
+from simulator.sizing import Load, Sizing
+from simulator.workloads import MIX
+
+# What NVIDIA's device plugin calls the accelerators of the profiles (label `nvidia.com/gpu.product`).
+_PRODUCTS = {
+    "A100-80G": "NVIDIA-A100-SXM4-80GB",
+    "H100": "NVIDIA-H100-80GB-HBM3",
+    "H200": "NVIDIA-H200",
+    "V100": "Tesla-V100-SXM2-32GB",
+}
+_HARDWARE = re.compile(r"(\d+)x (.+)")
+_CPUS_PER_GPU, _MEMORY_PER_GPU_GIB = 4, 64
+
+
+def gpus(profile: HardwareProfile) -> tuple[int, int, str]:
+    """GPUs of a cell's target, those of its drafters beside it, and what they are.
+
+    Raises:
+        ValueError: if the profile's hardware is not `NUMBERx NAME`.
+    """
+    found = _HARDWARE.fullmatch(profile.hardware)
+    if found is None:
+        raise ValueError(f"profile {profile.name}: hardware `{profile.hardware}` is not NUMBERx NAME")
+    return int(found[1]), 0 if profile.collocated else len(profile.drafters), found[2]
+
+
+def tiers(profile: HardwareProfile, load: Load) -> dict[str, dict[str, float]]:
+    """A service tier for every class, with its objectives in milliseconds."""
+    baseline = Slo(tpot_ms=1e3 * profile.baseline_s())
+    found = {}
+    for kind in load.mix or MIX:
+        spec: SloSpec = load.slos.get(kind, load.slos.get("*", MIX[kind].slo))
+        slo = spec.resolve(baseline)
+        limits = {"tpot_ms": slo.tpot_ms, "ttft_ms": slo.ttft_ms, "e2e_ms": slo.e2e_ms}
+        found[kind] = {name: round(value, 1) for name, value in limits.items() if value is not None}
+    return found
+
+
+def values(profile: HardwareProfile, load: Load, sizing: Sizing, target: float) -> dict[str, Any]:
+    """Values for so many cells; where models and images are, their owner must fill in.
+
+    Raises:
+        ValueError: without any cell, or as of `gpus`.
+    """
+    if not sizing.num_cells:
+        raise ValueError("no number of cells attains the target, so there is nothing to install")
+    of_target, of_drafters, kind = gpus(profile)
+    model = profile.target.partition(",")[0]
+    placement: Mapping[str, Any] = {"collocate": "target"} if profile.collocated else {"num_gpus": 1}
+    per_cell = of_target + of_drafters
+    resources = {"cpu": str(_CPUS_PER_GPU * per_cell), "memory": f"{_MEMORY_PER_GPU_GIB * per_cell}Gi"}
+    return {
+        "config": {
+            "target": {
+                "path": f"/models/{model}",
+                "dtype": "bfloat16",
+                "tensor_parallel": of_target,
+                "num_slots": profile.num_slots,
+                "placement": {"num_cpus": 1, "num_gpus": 1},
+            },
+            "drafters": [
+                {
+                    "kind": "model",
+                    "name": name,
+                    "path": f"/models/{drafter.model}",
+                    "dtype": "bfloat16",
+                    "placement": dict(placement),
+                }
+                for name, drafter in profile.drafters.items()
+            ],
+            "tiers": tiers(profile, load),
+            "scaling": {
+                "cells": {"min": sizing.num_cells, "max": sizing.num_cells, "target_attainment": target}
+            },
+        },
+        "models": {"source": "pvc", "pvc": {"claimName": "models"}},
+        "workerGroups": [
+            {
+                "name": "cell",
+                "minReplicas": sizing.num_cells,
+                "maxReplicas": sizing.num_cells,
+                "gpu": {"count": per_cell, "type": _PRODUCTS.get(kind, kind)},
+                "resources": {"requests": dict(resources), "limits": dict(resources)},
+            }
+        ],
+    }

@@ -1,0 +1,82 @@
+"""Sizing: the search for the highest rate, and the plan as values of the chart."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from benchmarks.objectives import Limit, SloSpec
+from cluster.config import FlotillaConfig
+from simulator import chart_values, hardware, systems
+from simulator.plan_cli import app
+from simulator.sizing import LEAST_RATE, PRECISION, Load, Sizing, highest_rate, least_attainment, size
+
+IMPOSSIBLE = {"*": SloSpec(tpot=Limit(0.01))}
+
+
+@given(limit=st.floats(LEAST_RATE, 2000.0))
+def test_the_highest_rate_is_found_to_the_precision(limit: float) -> None:
+    asked = []
+
+    def attains(rate: float) -> bool:
+        asked.append(rate)
+        return rate <= limit
+
+    found = highest_rate(attains, LEAST_RATE)
+    assert found <= limit <= found * (1.0 + PRECISION) * (1.0 + 1e-9)
+    assert len(asked) <= 24
+
+
+def test_where_nothing_attains_there_is_no_rate() -> None:
+    assert highest_rate(lambda _: False, LEAST_RATE) == 0.0
+
+
+def an_impossible_load() -> tuple[hardware.HardwareProfile, Load, Sizing]:
+    profile, load = hardware.load("llama-8b-h200"), Load(slos=IMPOSSIBLE)
+    return profile, load, size(profile, systems.parse("flotilla"), load, 1.0, seconds=1.0, seeds=(0,))
+
+
+def test_an_objective_out_of_reach_needs_no_number_of_cells() -> None:
+    profile, load, sizing = an_impossible_load()
+    assert (sizing.cell_rate, sizing.num_cells) == (0.0, 0)
+    assert least_attainment(sizing.at_capacity) == 0.0
+    with pytest.raises(ValueError, match="nothing to install"):
+        chart_values.values(profile, load, sizing, 0.95)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"rate": 0.0}, {"target": 1.5}, {"headroom": 1.0}, {"num_spare": -1}], ids=str
+)
+def test_values_out_of_range_are_refused(changed: dict[str, float]) -> None:
+    profile = hardware.load("llama-8b-h200")
+    arguments = {"rate": 1.0} | changed
+    with pytest.raises(ValueError, match="rate must be above 0"):
+        size(profile, systems.parse("flotilla"), Load(), **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", hardware.names())
+def test_values_hold_a_configuration_that_loads_and_pods_that_suffice(name: str) -> None:
+    profile, load = hardware.load(name), Load(slos={"chat": SloSpec(tpot=Limit(2.0, relative=True))})
+    sizing = Sizing(cell_rate=3.0, at_capacity=None, num_cells=5, num_spare=1, tried=())  # type: ignore[arg-type]
+    values = yaml.safe_load(yaml.safe_dump(chart_values.values(profile, load, sizing, 0.9)))
+    config = FlotillaConfig.model_validate(values["config"])
+    assert config.scaling.cells.min == config.scaling.cells.max == 5
+    assert config.tiers["chat"].tpot_ms == pytest.approx(2e3 * profile.baseline_s(), abs=0.1)
+    needed = config.target.tensor_parallel * config.target.placement.num_gpus
+    needed += sum(drafter.replicas * drafter.placement.num_gpus for drafter in config.drafters)
+    (group,) = values["workerGroups"]
+    assert group["gpu"]["count"] == needed
+    assert group["minReplicas"] == group["maxReplicas"] == 5
+
+
+def test_the_command_says_why_there_is_no_plan_and_names_an_unknown_class() -> None:
+    runner = CliRunner()
+    told = runner.invoke(app, ["--rate", "1", "--profile", "llama-8b-h200", "--slo", "*:tpot=0.01"])
+    assert told.exit_code == 2
+    assert "does not keep 95%" in told.output
+    told = runner.invoke(app, ["--rate", "1", "--mix", "poems=1"])
+    assert told.exit_code == 2
+    assert "poems" in told.output
