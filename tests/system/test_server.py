@@ -24,6 +24,7 @@ from benchmarks import grpc_cancel
 from benchmarks.lossless import LosslessOptions, run
 from cluster.metric_catalog import CATALOG, exposed_by
 from deployments.proto.flotilla.v1 import generation_pb2, generation_pb2_grpc
+from tests.browser import needs_chromium
 from tests.system import api_over_http, console_in_browser, objectives_over_http
 from tests.system.conftest import Server
 from tests.system.scraping import scrape, value
@@ -270,6 +271,7 @@ def test_traces_hold_the_accepted_paths_and_change_no_text(server: Server) -> No
     console_in_browser.check_traces(server)
 
 
+@needs_chromium
 def test_the_console_shows_answers_and_cells_in_a_browser(server: Server) -> None:
     console_in_browser.check_page(server)
 
