@@ -1,0 +1,189 @@
+"""`flotilla reproduce`: specs that refer to what exists, checks of claims, results kept, the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from simulator.reproduction import report
+from simulator.reproduction.cache import Store
+from simulator.reproduction.claims import CHECKS, Results, verdict
+from simulator.reproduction.cli import FIGURES, choose
+from simulator.reproduction.runner import Point, Scope, points, reproduce
+from simulator.reproduction.setting import Setting, figures_of, profile_of, requests_of, run, system_of
+from simulator.reproduction.spec import SPEEDUP, Claim, Figure
+
+SMALL = Setting(profile="llama-8b-a100", num_output=24, seconds=3.0)
+TINY = Figure(
+    name="tiny",
+    title="A small figure",
+    axis="requests/s",
+    points={2.0: {"rate": 2.0}, 6.0: {"rate": 6.0}},
+    series={"plain": {"system": "sarathi"}, "chains": {"system": "fixed-2"}},
+    base=SMALL,
+    metrics=("attainment", SPEEDUP),
+    claims=(Claim("chains are faster", "yes", "never below", SPEEDUP, ("chains",), limit=1.0),),
+    reference="plain",
+)
+SCOPE = Scope(seeds=(1, 2))
+
+
+@pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
+def test_every_claim_refers_to_what_the_figure_has(figure: Figure) -> None:
+    known = {"attainment", "violations", "goodput", "throughput", "step goodput", "tokens per step", SPEEDUP}
+    assert set(figure.metrics) <= known
+    assert figure.claims
+    assert SPEEDUP not in figure.metrics or figure.reference in figure.series
+    for claim in figure.claims:
+        assert claim.kind in CHECKS
+        assert claim.metric in known
+        assert claim.series
+        assert set(claim.series) | set(claim.against) <= figure.series.keys()
+        assert set(claim.at) <= figure.points.keys()
+
+
+@pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
+def test_every_series_can_be_run_at_every_point(figure: Figure) -> None:
+    for point in points(figure, Scope(seeds=(1,), quick=True)):
+        system_of(point.setting)
+        assert profile_of(point.setting).drafters
+        assert requests_of(msgspec.structs.replace(point.setting, seconds=1.0), profile_of(point.setting), 1)
+
+
+def test_a_seed_determines_a_run() -> None:
+    first, again = (figures_of(run(SMALL, 1)) for _ in range(2))
+    assert first == again
+    assert first != figures_of(run(SMALL, 2))
+
+
+def test_systems_get_the_same_requests() -> None:
+    held = [
+        requests_of(setting, profile_of(setting), 3)
+        for setting in (SMALL, msgspec.structs.replace(SMALL, system="vllm"))
+    ]
+    assert held[0] == held[1]
+
+
+def test_what_was_interrupted_goes_on(tmp_path: Path) -> None:
+    whole = reproduce([TINY], SCOPE, Store(tmp_path / "whole"))["tiny"].runs
+    ended: list[Point] = []
+    told: list[tuple[int, int]] = []
+
+    def stop_after_three(point: Point) -> None:
+        ended.append(point)
+        if len(ended) == 3:
+            raise KeyboardInterrupt
+
+    store = Store(tmp_path / "parts")
+    with pytest.raises(KeyboardInterrupt):
+        reproduce([TINY], SCOPE, store, done=stop_after_three)
+    rest = reproduce([TINY], SCOPE, store, started=lambda *counts: told.append(counts), done=ended.append)
+    assert told == [(8, 3)]
+    assert len(ended) == 8
+    assert rest["tiny"].runs == whole
+
+
+def test_what_the_result_depends_on_is_in_the_key(tmp_path: Path) -> None:
+    store, recorded = Store(tmp_path), Store(tmp_path, tmp_path)
+    traced = msgspec.structs.replace(SMALL, traced=True)
+    keys = {
+        store.key(SMALL, 1),
+        store.key(SMALL, 2),
+        store.key(msgspec.structs.replace(SMALL, rate=9.0), 1),
+        store.key(traced, 1),
+        recorded.key(traced, 1),
+    }
+    assert len(keys) == 5
+    assert recorded.key(SMALL, 1) == store.key(SMALL, 1)
+
+
+def test_a_broken_file_is_run_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put("k", {"attainment": 1.0})
+    assert store.get("k") == {"attainment": 1.0}
+    (tmp_path / "k.json").write_text('{"attain')
+    assert store.get("k") is None
+
+
+def test_the_report_of_a_small_figure(tmp_path: Path) -> None:
+    results = reproduce([TINY], SCOPE, Store(tmp_path / "cache"), processes=2)
+    path = report.write(results, SCOPE, "flotilla reproduce tiny", tmp_path / "report")
+    text = path.read_text()
+    assert "| chains are faster | yes | yes | least" in text
+    assert "(tiny.png)" in text
+    assert "| plain | 1.00 ± 0.00 | 1.00 ± 0.00 |" in text  # its speedup over itself
+    assert 2_000 < (tmp_path / "report" / "tiny.png").stat().st_size < 100_000
+
+
+def _of(kind: str, limit: float = 0.0, **values: list[float]) -> bool | None:
+    """Whether a claim about a, against the others, holds for values at 1, 2, ... of the axis."""
+    count = len(values["a"])
+    figure = _figure(values.keys(), count)
+    runs = {
+        (label, float(at)): [{"attainment": held[at]}]
+        for label, held in values.items()
+        for at in range(count)
+    }
+    against = tuple(label for label in values if label != "a")
+    series = tuple(values) if kind == "order" else ("a",)
+    claim = Claim("", "", kind, "attainment", series, against, limit=limit)
+    return verdict(Results(figure, runs), claim).holds
+
+
+def _figure(labels: Iterable[str], count: int) -> Figure:
+    return Figure(
+        name="f",
+        title="f",
+        axis="x",
+        points={float(at): {} for at in range(count)},
+        series={label: {} for label in labels},
+        base=SMALL,
+        metrics=("attainment",),
+    )
+
+
+def test_checks_of_claims() -> None:
+    assert _of("above", a=[5, 5], b=[4, 5], c=[1, 1])
+    assert not _of("above", a=[5, 5], b=[4, 6], c=[1, 1])
+    assert _of("above", 1.0, a=[5, 5], b=[4, 6], c=[1, 1])
+    assert _of("ratio", 2.0, a=[4, 1], b=[4, 3], c=[8, 2])
+    assert not _of("ratio", 2.1, a=[4, 1], b=[4, 3], c=[8, 2])
+    assert not _of("every ratio", 2.0, a=[4, 1], b=[4, 3])
+    assert _of("every ratio", 1.0, a=[4, 0], b=[4, 0])
+    assert _of("gain", 2.0, a=[3, 8], b=[3, 4], c=[1, 2])
+    assert _of("falls below", 1.0, a=[1.2, 1.1, 0.9])
+    assert not _of("falls below", 1.0, a=[0.9, 0.8])
+    assert not _of("falls below", 1.0, a=[1.3, 1.1])
+    assert _of("never below", 1.0, a=[1.0, 2.0])
+    assert _of("declines", 0.1, a=[10.0, 20.0, 8.0])
+    assert not _of("declines", 0.1, a=[10.0, 9.5])
+    assert _of("constant", 0.1, a=[10.0, 9.1])
+    assert not _of("constant", 0.1, a=[10.0, 8.9])
+    assert _of("single peak", a=[1, 3, 2, 1])
+    assert not _of("single peak", a=[1, 3, 1, 2])
+    assert _of("single peak", a=[3, 2, 1])
+    assert _of("inner peak", 1.5, a=[1, 2, 1])
+    assert not _of("inner peak", 1.5, a=[1, 2, 3])
+    assert _of("order", a=[1], b=[2], c=[2])
+    assert not _of("order", a=[1], b=[3], c=[2])
+
+
+def test_a_claim_about_points_that_were_not_run_is_left_open() -> None:
+    results = Results(TINY, {("plain", 2.0): [{"latency": 5.0}]})
+    assert verdict(results, TINY.claims[0]).holds is None
+
+
+def test_the_oracle_drafts_what_is_accepted_and_no_more() -> None:
+    held = run(msgspec.structs.replace(SMALL, system="oracle"), 1)
+    assert held.all.acceptance == 1.0
+    assert held.all.accepted_per_step > 1.5
+
+
+def test_figures_are_chosen_by_the_beginning_of_their_names() -> None:
+    assert [figure.name for figure in choose(["spin"])] == ["spin-10", "spin-11", "spin-13"]
+    assert choose(["all"]) == list(FIGURES.values())
+    with pytest.raises(ValueError, match=r"no figure 'fig7'.*adaserve-8-9"):
+        choose(["fig7"])
