@@ -38,6 +38,7 @@ from cluster.forced_tokens import count
 from cluster.planning import StepPlanner
 from cluster.policies.base import Policy
 from cluster.requests import Request, State, Trigger
+from cluster.sharing import sharing_of
 from cluster.stream_messages import Rejected, TokenEvent
 from cluster.verify_calls import VerifyCalls
 from engine.tree import TokenTree
@@ -54,6 +55,7 @@ class SchedulerCore:
         self.config = config
         self.cost = cost
         self.pool = DrafterPool(cost, config.policy.max_depth, config.selector)
+        self.pool.costs.sharing = sharing_of(config)
         self.planner = StepPlanner(policy, cost, self.pool, config.scheduler.draft_ahead or 0)
         self.batcher = Batcher(config.scheduler, cost, self.pool)
         self.micro_batches = MicroBatches(config.scheduler, cost, config.policy.max_depth)

@@ -100,7 +100,7 @@ class StepPlanner:
         self._draft_ahead = draft_ahead
         # A policy that never rests drafts whether it pays or not.
         pool.may_decline = isinstance(policy, Rests)
-        pool.switching.most_at_once = pool.costs.drafters_at_once = max(1, draft_ahead)
+        pool.switching.most_at_once = max(1, draft_ahead)
         self.cost = cost
         self.pool = pool
         self.calibration = Calibration(cost.kinds)

@@ -9,6 +9,7 @@ from cluster.cost_model import CostModel
 from cluster.drafter_state import DrafterState
 from cluster.requests import Request
 from selector.protocol import DrafterView, PoolView, RequestView
+from selector.sharing import Sharing
 
 # Weight of the newest reading in the running mean of seconds per token; of shorter ones the time is mostly
 # that of the call itself.
@@ -27,12 +28,12 @@ class MeasuredCosts:
     Attributes:
         cost: the model.
         keeping: kinds that keep keys and values.
-        drafters_at_once: drafters that compute at the same time, on the cores the target leaves over.
+        sharing: which kinds compute on the same processors.
     """
 
     cost: CostModel
     keeping: set[str] = field(default_factory=set)
-    drafters_at_once: int = 1
+    sharing: Sharing = field(default_factory=Sharing)
     _token_s: dict[str, float] = field(default_factory=dict)
 
     def verify_s(self, num_context: int) -> float:

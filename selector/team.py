@@ -1,9 +1,10 @@
 """Which kinds draft for a batch: drafters that share processors are worth less together than each alone.
 
 SPIN gives every drafter devices of its own, so the goodput of a request on a drafter does not depend on who
-else drafts. Where drafters share a processor it does: each layer of each drafter has a part that does not
-depend on its size, so a batch spread over four drafters drafts four times as long as on one. The team is
-found by forward selection, which adds a kind while the whole step then brings more tokens per second.
+else drafts. Where drafters share processors (`selector.sharing`) it does: each layer of each drafter has a
+part that does not depend on its size, so a batch spread over four drafters drafts four times as long as on
+one. The team is found by forward selection, which adds a kind while the whole step then brings more tokens
+per second.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selector.protocol import StepCosts
+from selector.sharing import Sharing
 
 Float64 = NDArray[np.float64]
 
@@ -29,8 +31,8 @@ class BatchCosts(Protocol):
     """`StepCosts` that also know what a step of a whole batch takes."""
 
     @property
-    def drafters_at_once(self) -> int:
-        """Drafters that can compute at the same time; further ones wait for these."""
+    def sharing(self) -> Sharing:
+        """Which kinds compute on the same processors."""
         ...
 
     def step_s(self, num_requests: int, depth: int, num_context: int) -> float:
@@ -101,13 +103,13 @@ class TeamSearch:
         rate = of_team[np.arange(n), choice]
         served = rate >= 0.0
         counts: dict[str, int] = {}
-        reading_s = 0.0
+        reading_s: dict[str, float] = {}
         for place, column in enumerate(columns):
             mine = served & (choice == place)
             count = int(mine.sum())
             if count:
                 counts[self._kinds[column]] = count
-                reading_s += float(self._reading_s[mine, column].sum())
+                reading_s[self._kinds[column]] = float(self._reading_s[mine, column].sum())
         if not counts:
             return plain
         powers = np.clip(rate, 0.0, None)[:, None] ** np.arange(1, self._max_depth + 1)
@@ -135,13 +137,13 @@ class TeamSearch:
         stays = self.evaluate(current)
         return stays if stays.depth and team.goodput <= (1.0 + LEAST_CHANGE) * stays.goodput else team
 
-    def _drafting_s(self, counts: Mapping[str, int], depth: int, reading_s: float) -> float:
+    def _drafting_s(self, counts: Mapping[str, int], depth: int, reading_s: Mapping[str, float]) -> float:
         n = self._num_requests
-        calls = [
-            self._costs.draft_s(kind, count, depth, self._num_context * count // n)
+        calls_s = {
+            kind: self._costs.draft_s(kind, count, depth, self._num_context * count // n)
             for kind, count in counts.items()
-        ]
-        return max(max(calls), (sum(calls) + reading_s) / self._costs.drafters_at_once)
+        }
+        return self._costs.sharing.seconds(calls_s, reading_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +177,7 @@ class ShareCosts:
         """See `StepCosts`: what a layer more takes for all that the kind serves, by request."""
         count = max(1, self.team.counts.get(kind, 1))
         deep, flat = (self.batch.draft_s(kind, count, depth, count * num_context) for depth in (4, 2))
-        at_once = max(1, min(self.batch.drafters_at_once, len(self.team.counts)))
-        return (deep - flat) / 2 / count / at_once
+        return (deep - flat) / 2 / count / self.batch.sharing.num_at_once(self.team.counts)
 
     def rebuild_s(self, kind: str, num_tokens: int) -> float:
         """See `StepCosts`."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selector.sharing import Sharing
 from selector.team import BatchCosts, ShareCosts, Team, TeamSearch
 
 KINDS = ("a", "b", "c")
@@ -21,6 +22,10 @@ class Costs:
     fixed_s: float = 3e-4
     request_s: float = 3e-5
     drafters_at_once: int = 1
+
+    @property
+    def sharing(self) -> Sharing:
+        return Sharing(at_once={"": self.drafters_at_once})
 
     def step_s(self, num_requests: int, depth: int, num_context: int) -> float:
         return 3e-3 + 1.2e-4 * num_requests * (1 + depth)
