@@ -50,8 +50,9 @@ def generated(targets: SloTargets | None = None, runbooks: str = RUNBOOKS) -> di
             f"{error.name} is not installed: `pip install flotilla[dashboards]`; the dashboards and rules "
             "with the usual targets lie in helm/flotilla"
         ) from None
-    files = {f"dashboards/{name}": text for name, text in dashboard_files().items()}
-    rules = rule_files(targets or SloTargets(), runbooks)
+    targets = targets or SloTargets()
+    files = {f"dashboards/{name}": text for name, text in dashboard_files(targets.default).items()}
+    rules = rule_files(targets, runbooks)
     return files | {f"rules/{name}": text for name, text in rules.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -14,13 +14,12 @@ from grafana_foundation_sdk.models import heatmap as heatmaps
 
 from deployments.dashboards.capacity import CAPACITY
 from deployments.dashboards.members import CLUSTER
-from deployments.dashboards.overview import OVERVIEW
+from deployments.dashboards.overview import overview
 from deployments.dashboards.spec import COLUMNS, Board, Panel
 from deployments.dashboards.speculation import SPECULATION
 from deployments.dashboards.steps import STEPS
-from deployments.dashboards.tiers import TIER_BOARD
+from deployments.dashboards.tiers import tier_board
 
-BOARDS: tuple[Board, ...] = (OVERVIEW, TIER_BOARD, SPECULATION, STEPS, CAPACITY, CLUSTER)
 TAG = "flotilla"
 _SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
@@ -36,9 +35,14 @@ _Builder: TypeAlias = timeseries.Panel | stat.Panel | heatmap.Panel
 _Maker: TypeAlias = Callable[[Panel], _Builder]
 
 
-def dashboard_files() -> dict[str, str]:
-    """Contents by file name."""
-    return {f"{board.uid}.json": to_json(board) for board in BOARDS}
+def boards(target: float) -> tuple[Board, ...]:
+    """All dashboards, for a share of requests that are to attain their objectives."""
+    return (overview(target), tier_board(target), SPECULATION, STEPS, CAPACITY, CLUSTER)
+
+
+def dashboard_files(target: float) -> dict[str, str]:
+    """Contents by file name; see `boards`."""
+    return {f"{board.uid}.json": to_json(board) for board in boards(target)}
 
 
 def to_json(board: Board) -> str:
@@ -208,9 +212,3 @@ def _alert_annotation() -> dashboard.AnnotationQuery:
         .title_format("{{alertname}}")
         .text_format("{{tier}}")
     )
-
-
-def as_data(text: str) -> dict[str, Any]:
-    """A dashboard's JSON as data."""
-    data: dict[str, Any] = json.loads(text)
-    return data

@@ -283,6 +283,9 @@ def test_the_command_writes_rules_for_targets_of_ones_own(tmp_path: Path) -> Non
     urls = {alert["annotations"]["runbook_url"] for alert in alerts}
     assert "https://wiki.example/runbooks/FlotillaNoCellReady.md" in urls
     assert len(urls) == len(alerts)
+    tiers = json.loads((tmp_path / "dashboards/flotilla-tiers.json").read_text())
+    steps = tiers["panels"][1]["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    assert [step["value"] for step in steps] == [None, 0.97]
 
 
 @pytest.mark.parametrize(
