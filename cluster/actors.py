@@ -10,6 +10,8 @@ import gc
 import logging
 import os
 import socket
+import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +52,13 @@ class DrafterWorker:
 
     def where(self) -> Whereabouts:
         """The node and the process it runs in."""
+        return _whereabouts()
+
+    def prepare(self) -> Whereabouts:
+        """Import what a model drafter needs, in time that nobody else uses, and say where it is."""
+        importing = threading.Thread(target=_import_models)
+        importing.start()
+        importing.join()
         return _whereabouts()
 
     def load(
@@ -151,6 +160,18 @@ def spawn(worker: type[Any], options: dict[str, Any]) -> Any:
         .options(max_restarts=0, max_task_retries=0, runtime_env={"env_vars": WORKER_ENV}, **options)
         .remote()
     )
+
+
+def _import_models() -> None:
+    """Import torch, Transformers and the runners at the lowest priority there is.
+
+    Only this thread gets it, and ends with it: what a process gave up of its own priority it may not take
+    back without privileges.
+    """
+    if sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    import drafters.model_drafter  # noqa: F401
+    import engine.loading  # noqa: F401
 
 
 def _whereabouts() -> Whereabouts:

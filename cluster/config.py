@@ -72,6 +72,13 @@ class PoolConfig(StrictModel):
         description="A drafter that has been silent for so many times `scheduler.draft_timeout_ms` while an "
         "answer is owed is killed and replaced.",
     )
+    standby: int = Field(
+        default=1,
+        ge=0,
+        le=8,
+        description="Processes kept in reserve that have imported torch and hold no model, to replace a lost "
+        "model drafter with; about 300 MB each. 0 is none.",
+    )
 
 
 class PolicyConfig(StrictModel):

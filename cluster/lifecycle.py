@@ -180,6 +180,7 @@ class Lifecycle:
         if life.state == "loading":  # else it was lost since, and is being made anew
             life.state = "ready"
             self._shell.handle(event)
+        self._workers.standby.fill()
 
     # Losses
 
@@ -247,6 +248,7 @@ class Lifecycle:
                 life.heard_at = time.monotonic()
                 _log.warning("%s is ready again %.2f s after its loss", life.name, life.recovery_s)
                 self._shell.handle(ready)
+                self._workers.standby.fill()
                 return
 
     # Parts

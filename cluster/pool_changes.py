@@ -141,6 +141,7 @@ class PoolChanges:
         life.state, life.heard_at = "ready", time.monotonic()
         _log.warning("drafter %s was added; its costs: %s", life.name, life.costs)
         self._shell.handle(ready)
+        self._workers.standby.fill()
 
     async def _learn_cost(self, life: Life, ready: DrafterReady) -> str:
         """Costs of a kind not seen before: from the file, measured if the cell is idle, else estimated."""

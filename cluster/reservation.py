@@ -167,6 +167,11 @@ class Reservations:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(seat.group, seat.index)
         return options
 
+    async def node_of(self, name: str) -> str:
+        """Id of the node that the worker's bundle is on; empty if it has none."""
+        seat = self._seats.get(name)
+        return "" if seat is None else await asyncio.to_thread(_node_of, seat)
+
     async def has_place(self, name: str) -> bool:
         """Whether the worker's bundle is on a living node, or it needs none."""
         seat = self._seats.get(name)
@@ -191,8 +196,12 @@ async def _is_placed(seat: _Seat) -> bool:
 
 
 def _look_up(seat: _Seat) -> bool:
-    node_id = placement_group_table(seat.group)["bundles_to_node_id"].get(seat.index, "")
+    node_id = _node_of(seat)
     return any(node["Alive"] and node["NodeID"] == node_id for node in ray.nodes())
+
+
+def _node_of(seat: _Seat) -> str:
+    return str(placement_group_table(seat.group)["bundles_to_node_id"].get(seat.index, ""))
 
 
 def _give_up(group: Any) -> None:

@@ -23,6 +23,7 @@ from cluster.pool_drafter import build_pool_drafter
 from cluster.profile_fit import fit_cost
 from cluster.rank import Rank
 from cluster.reservation import Reservations
+from cluster.standby import Standby
 from cluster.step_client import StepClient
 from engine.heads_config import UnsuitableHeads
 
@@ -81,6 +82,7 @@ class WorkerSet:
         self._token = token
         self._listener = listener
         self._reservations = Reservations()
+        self.standby = Standby(config.pool.standby)
         self.workers: dict[str, Worker] = {}
 
     # Resources
@@ -151,7 +153,12 @@ class WorkerSet:
             drafter = build_pool_drafter(config, target.vocab_size, target.max_tokens, path)
             worker.steps.append(InPlaceDrafter(drafter, lambda data: self._listener.drafted(name, data)))
             return DrafterReady(name, drafter.capabilities, config.max_requests, kind=config.name)
-        worker.actors.append(spawn(DrafterWorker, self._reservations.options(name, config.placement)))
+        actor = await self.standby.take(config, await self._reservations.node_of(name))
+        if actor is None:
+            actor = spawn(DrafterWorker, self._reservations.options(name, config.placement))
+        else:
+            _log.info("a process in reserve becomes %s", name)
+        worker.actors.append(actor)
         async with self._placing(worker, [name]):
             address, capabilities = await worker.actors[0].load.remote(
                 config, target.vocab_size, target.max_tokens, self._config.target.path, self._token
@@ -165,6 +172,7 @@ class WorkerSet:
                 _once(lambda: self._listener.lost(name)),
             )
         )
+        self.standby.beside(config, worker.where[0])
         return DrafterReady(name, capabilities, config.max_requests, kind=config.name)
 
     async def measure_target(self) -> LinearCost:
@@ -201,6 +209,7 @@ class WorkerSet:
 
     def kill_all(self) -> None:
         """End every process, when the cell itself ends."""
+        self.standby.kill()
         for worker in self.workers.values():
             self._kill(worker)
 

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -23,6 +23,8 @@ pytestmark = pytest.mark.system
 
 PROMPTS = [f"def function_{number}(value):\n    " for number in range(3)]
 TOKENS = 32
+# Bytes of a process that has imported torch: more than this, and of one that has not, less.
+WITH_TORCH = 250 << 20
 
 
 def pool_config() -> FlotillaConfig:
@@ -117,6 +119,37 @@ def test_a_killed_drafter_costs_no_request_and_drafts_again(server: Server, text
     assert 0.0 < after["recovery_s"] < 30.0
     print(f"a killed drafter was ready again after {after['recovery_s']:.2f} s")
     assert value(server.url, "flotilla_worker_restarts_total", worker="small") == after["restarts"]
+
+
+def processes_in_reserve(server: Server) -> list[int]:
+    """Workers for drafters that are no drafter, have nothing to do and have imported torch, by process id."""
+    serving = {one["pid"] for one in drafters(server).values()}
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            is_idle = child.pid not in serving and "".join(child.cmdline()).strip() == "ray::DrafterWorker"
+            if is_idle and child.memory_info().rss > WITH_TORCH:
+                found.append(child.pid)
+    return found
+
+
+def test_a_process_in_reserve_becomes_the_lost_drafter(server: Server, texts: list[str]) -> None:
+    # They are made in time that nobody else uses, of which a busy machine has little.
+    eventually(lambda: len(processes_in_reserve(server)) == 1, within_s=120.0)
+    (reserve,) = processes_in_reserve(server)
+    with load(server, texts, "small"):
+        eventually(lambda: drafters(server)["small"]["load"] > 0)
+        before = drafters(server)["small"]
+        os.kill(before["pid"], signal.SIGKILL)
+        eventually(lambda: drafters(server)["small"]["restarts"] > before["restarts"])
+        eventually(lambda: drafters(server)["small"]["state"] == "ready")
+        after = drafters(server)["small"]
+        assert after["pid"] == reserve
+        print(f"with a process in reserve it was ready again after {after['recovery_s']:.2f} s")
+        verified = verified_by_small(server)
+        eventually(lambda: verified_by_small(server) > verified)
+    eventually(lambda: len(processes_in_reserve(server)) == 1, within_s=120.0)
+    assert processes_in_reserve(server) != [reserve]
 
 
 def test_a_drafter_that_hangs_is_left_behind_and_replaced(server: Server, texts: list[str]) -> None:
