@@ -94,6 +94,15 @@ class HeadsConfig(PooledConfig):
     )
     max_requests: int = Field(default=256, ge=1, description="Requests an instance serves at once.")
 
+    @model_validator(mode="after")
+    def _runs_with_the_target(self) -> HeadsConfig:
+        if self.placement != PlacementConfig():
+            raise ValueError(
+                f"`placement` of decoding heads (drafter `{self.name}`) cannot be chosen: they run in the "
+                "target's process; leave it out, and set target.placement"
+            )
+        return self
+
 
 DrafterConfig = Annotated[
     ModelDrafterConfig | PromptLookupConfig | SuffixAutomatonConfig | HeadsConfig,

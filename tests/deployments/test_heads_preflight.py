@@ -30,3 +30,13 @@ def test_heads_of_another_target_or_of_none_are_refused_with_the_reason() -> Non
         check(config(TARGET, f"zoo:{TARGET}"))
     with pytest.raises(StartError, match="unknown model 'nonesuch'"):
         check(config(TARGET, "zoo:nonesuch"))
+
+
+@pytest.mark.parametrize("placement", [{"num_gpus": 1}, {"collocate": "target"}, {"labels": {"role": "a"}}])
+def test_a_place_of_their_own_is_refused(placement: dict[str, object]) -> None:
+    """Configurations without one, as those written by the program itself, are taken."""
+    raw = config(TARGET, f"zoo:{HEADS}").model_dump()
+    assert FlotillaConfig.model_validate(raw).drafters[0].kind == "heads"
+    raw["drafters"][0]["placement"] |= placement
+    with pytest.raises(ValueError, match="`heads`\\) cannot be chosen: they run in the target's process"):
+        FlotillaConfig.model_validate(raw)
