@@ -8,9 +8,13 @@ from collections.abc import Sequence
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.cell_metrics import CellMetrics
+from cluster.config import FlotillaConfig, TargetConfig
+from cluster.drafter_config import ModelDrafterConfig
 from cluster.events import Action, Cancelled, DraftDone, Emit, Reject, Verify, VerifyDone
+from cluster.placement import instance_names
 from cluster.request_accounts import RequestAccounts
 from cluster.stream_messages import Objective, Receipt
+from cluster.tier_config import TierConfig
 from engine.sampling_params import SamplingParams
 from tests.cluster.simulated import submit
 from tests.cluster.test_core import World
@@ -167,3 +171,26 @@ def test_who_has_all_it_wants_did_not_give_up() -> None:
     assert world.value("flotilla_requests_total", finish_reason="stop") == 1
     assert world.value("flotilla_requests_total", finish_reason="cancelled") == 1
     assert world.value("flotilla_e2e_latency_seconds_count") == 1
+
+
+def test_what_alerts_wait_for_is_there_before_it_happens() -> None:
+    """A counter that appears with its first increment has no rate for it, and its panel nothing to show."""
+    metrics = CellMetrics()
+    drafter = ModelDrafterConfig(name="small", path="zoo:drafter", replicas=2)
+    target = TargetConfig(path="zoo:target")
+    metrics.configured(
+        FlotillaConfig(target=target, drafters=(drafter,), tiers={"bulk": TierConfig(priority=1)}), "model"
+    )
+    series = {
+        (family.name, *(value for _, value in sorted(sample.labels.items())))
+        for family in text_string_to_metric_families(metrics.set.render())
+        for sample in family.samples
+        if sample.value == 0.0
+    }
+    workers = {name[1] for name in series if name[0] == "flotilla_worker_restarts"}
+    assert workers == {"verifier", *instance_names("small", 2)}
+    for tier in ("default", "bulk"):
+        for code in ("queue_full", "saturated", "slo_infeasible"):
+            assert ("flotilla_requests_rejected", code, tier) in series
+        for reason in ("stop", "length", "cancelled", "error"):
+            assert ("flotilla_requests", reason, tier) in series

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -299,3 +300,18 @@ def test_promtool_finds_nothing_wrong(tmp_path: Path) -> None:
         timeout=30,
     )
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_the_documented_routes_are_accepted_and_name_alerts(tmp_path: Path) -> None:
+    if shutil.which("amtool") is None:
+        pytest.skip("amtool is not on the PATH (Debian: apt install prometheus-alertmanager)")
+    document = (Path(__file__).resolve().parents[2] / "docs" / "dashboards.md").read_text()
+    (text,) = re.findall(r"```yaml\n(route:.*?)```", document, flags=re.DOTALL)
+    path = tmp_path / "alertmanager.yml"
+    path.write_text(text)
+    found = subprocess.run(["amtool", "check-config", str(path)], capture_output=True, text=True, timeout=30)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert set(re.findall(r'alertname="(\w+)"', text)) <= {alert.name for alert in ALERTS}
+    labels = ["severity=page", "alertname=FlotillaNoCellReady", "job=f"]
+    routed = ["amtool", "config", "routes", "test", f"--config.file={path}", "--verify.receivers=pager"]
+    assert subprocess.run([*routed, *labels], capture_output=True, timeout=30).returncode == 0
