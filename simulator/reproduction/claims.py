@@ -53,6 +53,9 @@ class Results:
         return found
 
 
+# Below so many per cent of violations nothing is divided: it would be a handful of requests.
+LEAST = 1.0
+_TOO_FEW = "under 1 % under either: too few to compare"
 Check = Callable[[Results, Claim, list[Value]], Verdict]
 
 
@@ -83,28 +86,29 @@ def _above(results: Results, claim: Claim, at: list[Value]) -> Verdict:
 
 def _ratio(results: Results, claim: Claim, at: list[Value]) -> Verdict:
     """The best of `against` by the first of `series`, of a metric where less is better, at its largest."""
-    best, where = 0.0, "no violations to compare"
-    for value in at:
-        other = min(results.mean(claim.metric, label, value) for label in claim.against)
-        held = results.mean(claim.metric, claim.series[0], value)
-        if other == 0.0:
-            continue
-        ratio = other / held if held > 0.0 else float("inf")
-        if ratio > best:
-            best, where = ratio, f"{_number(other)} against {_number(held)} at {value}"
-    return Verdict(best >= claim.limit, f"{_times(best)}: {where}")
+    ratios = {value: found for value in at if (found := _divided(results, claim, value)) is not None}
+    if not ratios:
+        return Verdict(None, _TOO_FEW)
+    value = max(ratios, key=lambda value: ratios[value][0])
+    return Verdict(ratios[value][0] >= claim.limit, ratios[value][1])
 
 
 def _every_ratio(results: Results, claim: Claim, at: list[Value]) -> Verdict:
     """As `ratio`, but at every value."""
-    parts, holds = [], True
-    for value in at:
-        other = min(results.mean(claim.metric, label, value) for label in claim.against)
-        held = results.mean(claim.metric, claim.series[0], value)
-        ratio = (other / held) if held > 0.0 else (float("inf") if other > 0.0 else 1.0)
-        holds = holds and ratio >= claim.limit
-        parts.append(f"{_times(ratio)} at {value} ({_number(other)} against {_number(held)})")
-    return Verdict(holds, ", ".join(parts))
+    ratios = [found for value in at if (found := _divided(results, claim, value)) is not None]
+    if not ratios:
+        return Verdict(None, _TOO_FEW)
+    return Verdict(all(ratio >= claim.limit for ratio, _ in ratios), ", ".join(text for _, text in ratios))
+
+
+def _divided(results: Results, claim: Claim, value: Value) -> tuple[float, str] | None:
+    """The least of `against` by the first of `series`; None where both are too small to compare."""
+    other = min(results.mean(claim.metric, label, value) for label in claim.against)
+    held = results.mean(claim.metric, claim.series[0], value)
+    if max(held, other) < LEAST:
+        return None
+    ratio = other / held if held > 0.0 else float("inf")
+    return ratio, f"{_times(ratio)} at {value} ({_number(other)} against {_number(held)})"
 
 
 def _gain(results: Results, claim: Claim, at: list[Value]) -> Verdict:

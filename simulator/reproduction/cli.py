@@ -45,6 +45,7 @@ def run(
     ] = None,
     cache: Annotated[Path, typer.Option(help="Folder of results; what is in it is not run again.")] = _CACHE,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    stored: Annotated[bool, typer.Option("--stored", help="Run nothing; report what there is.")] = False,
     show: Annotated[bool, typer.Option("--list", help="List the figures and end.")] = False,
 ) -> None:
     """Run the papers' figures in the simulator, check their claims; it goes on where it was interrupted."""
@@ -55,9 +56,8 @@ def run(
         return
     try:
         chosen = choose(figures)
-        scope = Scope(
-            _seeds(seeds, quick=quick), quick, tuple(_value(v) for v in values.split(",") if v), data
-        )
+        wanted = tuple(_value(text) for text in values.split(",") if text)
+        scope = Scope(_seeds(seeds, quick=quick), quick, wanted, data, stored)
     except ValueError as error:
         typer.secho(f"flotilla: {error}", err=True, fg=typer.colors.RED)
         raise typer.Exit(2) from None
@@ -92,7 +92,9 @@ def run(
             for metric in held.figure.metrics:
                 console.print(Markdown(report.numbers_table(held, metric)))
         return
-    command = " ".join(["flotilla reproduce", *figures, *(["--quick"] if quick else [])])
+    options = [("--seeds", seeds), ("--values", values), ("--data", "FOLDER" if data else "")]
+    given = [f"{name} {value}" for name, value in options if value]
+    command = " ".join(["flotilla reproduce", *figures, *(["--quick"] if quick else []), *given])
     path = report.write(results, scope, command, out)
     console.print(f"Wrote {path}")
 

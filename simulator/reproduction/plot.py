@@ -26,7 +26,7 @@ _MARKS = "os^vD*Px<>"
 def draw(results: Results, path: Path) -> None:
     """Write a PNG; intervals over seeds as bars."""
     figure = results.figure
-    with mpl.rc_context({**STYLE, "savefig.dpi": 90, "font.size": 9}):
+    with mpl.rc_context({**STYLE, "savefig.dpi": 80, "font.size": 9}):
         canvas = Canvas(figsize=(4.6 * len(figure.metrics) + 1.6, 3.4))
         panels = canvas.subplots(1, len(figure.metrics), squeeze=False)[0]
         for panel, metric in zip(panels, figure.metrics, strict=True):

@@ -34,6 +34,9 @@ def write(results: Mapping[str, Results], scope: Scope, command: str, folder: Pa
     folder.mkdir(parents=True, exist_ok=True)
     parts = [_head(results, scope, command)]
     for name, held in results.items():
+        if not held.runs:
+            parts.append(f"## {held.figure.title}\n\nNot run: `flotilla reproduce {name}`.\n")
+            continue
         draw(held, folder / f"{name}.png")
         parts.append(_section(held))
     parts.append(_NOT_SIMULATED)

@@ -22,12 +22,14 @@ class Scope:
         quick: shorter arrivals.
         values: of the axis; all if empty.
         data: folder of recorded data, if there is one.
+        stored: nothing is run; what the store lacks in any seed is left out.
     """
 
     seeds: tuple[int, ...] = (1, 2, 3)
     quick: bool = False
     values: tuple[Value, ...] = ()
     data: Path | None = None
+    stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ def reproduce(
             missing[key] = point
         else:
             held[key] = found
+    if scope.stored:
+        missing.clear()
     if started is not None:
         started(len(held) + len(missing), len(held))
     for key, figures_here in _run_all(missing, scope, processes):
@@ -94,9 +98,10 @@ def reproduce(
     for figure in figures:
         runs: dict[tuple[str, Value], list[dict[str, float]]] = {}
         for point, key in of_point:
-            if point.figure == figure.name:
+            if point.figure == figure.name and key in held:
                 runs.setdefault((point.label, point.value), []).append(held[key])
-        results[figure.name] = Results(figure, runs)
+        whole = {place: of_seeds for place, of_seeds in runs.items() if len(of_seeds) == len(scope.seeds)}
+        results[figure.name] = Results(figure, whole)
     return results
 
 

@@ -152,7 +152,9 @@ def test_checks_of_claims() -> None:
     assert _of("ratio", 2.0, a=[4, 1], b=[4, 3], c=[8, 2])
     assert not _of("ratio", 2.1, a=[4, 1], b=[4, 3], c=[8, 2])
     assert not _of("every ratio", 2.0, a=[4, 1], b=[4, 3])
-    assert _of("every ratio", 1.0, a=[4, 0], b=[4, 0])
+    assert _of("every ratio", 1.0, a=[4, 0.1], b=[4, 0.2])  # too few to compare
+    assert _of("every ratio", 2.0, a=[2, 0.1], b=[4, 0.0]) is True
+    assert _of("ratio", 1.0, a=[0.5], b=[0.9]) is None
     assert _of("gain", 2.0, a=[3, 8], b=[3, 4], c=[1, 2])
     assert _of("falls below", 1.0, a=[1.2, 1.1, 0.9])
     assert not _of("falls below", 1.0, a=[0.9, 0.8])
