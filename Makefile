@@ -49,6 +49,7 @@ bench: $(RUNTIME) ## measure; ARGS="engine --json FILE" (the default is `engine`
 
 docs: $(DEV) ## regenerate the documentation that is made from code
 	@PYTHONPATH=. $(BIN)/python scripts/config_reference.py
+	@PYTHONPATH=. $(BIN)/python scripts/chart_reference.py
 	@PYTHONPATH=. $(BIN)/python scripts/compatibility_table.py
 	@PYTHONPATH=. $(BIN)/python scripts/metric_reference.py
 	@PYTHONPATH=. $(BIN)/python scripts/dashboards.py
@@ -78,5 +79,5 @@ $(RUNTIME): pyproject.toml scripts/install_torch.sh | $(BIN)/python
 $(DEV): pyproject.toml scripts/install_torch.sh | $(BIN)/python
 	@TORCH='$(TORCH)' scripts/install_torch.sh $(BIN)/python
 	@echo "Installing Flotilla and the developers' tools (a few minutes the first time)"
-	@$(PIP) install -qq --editable '.[dev]'
+	@$(PIP) install -qq --editable '.[dev,dev-kubernetes]'
 	@touch $(RUNTIME) $@

@@ -46,6 +46,11 @@ class CellScalingConfig(StrictModel):
         gt=0,
         description="How long a cell that is removed goes on with what it runs; then other cells take over.",
     )
+    await_ready: bool = Field(
+        default=False,
+        description="The first cell counts as started only once it serves, too: on Kubernetes, where traffic "
+        "moves to a new cluster as soon as Ray Serve calls its application running.",
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> CellScalingConfig:

@@ -54,6 +54,11 @@ class CellReplica(Cell):
         if scaling.max > 1:
             while self.state != "ready" and not self._failure and self._others_serve():
                 await asyncio.sleep(_POLL_S)
+        if scaling.await_ready:
+            while self.state != "ready" and not self._failure:
+                await asyncio.sleep(_POLL_S)
+            if self._failure:
+                raise RuntimeError(self._failure)
 
     def member(self) -> Member:
         """The cell as the directory shall know it."""

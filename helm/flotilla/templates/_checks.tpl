@@ -1,0 +1,107 @@
+{{/* What a schema of single values cannot see: rules of the operator, and values that contradict each other. */}}
+{{- define "flotilla.checks" -}}
+{{- $name := include "flotilla.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "the name %q must begin with a letter and hold lower-case letters, digits and `-`: choose another release name, or set fullnameOverride" $name) -}}
+{{- end -}}
+
+{{- $gpus := 0 -}}{{- $names := dict -}}
+{{- range $index, $group := .Values.workerGroups -}}
+{{- $where := printf "workerGroups[%d] (%s)" $index $group.name -}}
+{{- if hasKey $names $group.name -}}{{- fail (printf "%s: another group has that name" $where) -}}{{- end -}}
+{{- $_ := set $names $group.name true -}}
+{{- $min := int $group.minReplicas -}}{{- $max := int $group.maxReplicas -}}
+{{- $replicas := int (ternary $group.replicas $group.minReplicas (hasKey $group "replicas")) -}}
+{{- if gt $min $max -}}{{- fail (printf "%s: minReplicas %d is above maxReplicas %d" $where $min $max) -}}{{- end -}}
+{{- if or (lt $replicas $min) (gt $replicas $max) -}}
+{{- fail (printf "%s: replicas %d is not between minReplicas %d and maxReplicas %d" $where $replicas $min $max) -}}
+{{- end -}}
+{{- range $key := list "num-cpus" "num-gpus" "memory" "resources" "labels" -}}
+{{- if hasKey (default (dict) $group.rayStartParams) $key -}}
+{{- if eq $key "labels" -}}{{- fail (printf "%s: rayStartParams.labels is refused by the operator; use rayLabels" $where) -}}{{- end -}}
+{{- if and (eq $key "resources") $group.rayResources -}}{{- fail (printf "%s: rayStartParams.resources and rayResources are both set" $where) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $budget := default (dict) $group.podDisruptionBudget -}}
+{{- if and (hasKey $budget "minAvailable") (hasKey $budget "maxUnavailable") -}}
+{{- fail (printf "%s: podDisruptionBudget has minAvailable or maxUnavailable, never both" $where) -}}
+{{- end -}}
+{{- $gpus = add $gpus (mul $max (int (dig "gpu" "count" 0 $group))) -}}
+{{- end -}}
+
+{{- $target := .Values.config.target -}}
+{{- $needed := mulf (default 1 $target.tensor_parallel) (dig "placement" "num_gpus" 0 $target) -}}
+{{- range .Values.config.drafters -}}
+{{- if ne (dig "placement" "collocate" "anywhere" .) "target" -}}
+{{- $needed = addf $needed (mulf (default 1 .replicas) (dig "placement" "num_gpus" 0 .)) -}}
+{{- end -}}
+{{- end -}}
+{{- $cells := dig "scaling" "cells" "max" 1 .Values.config -}}
+{{- if gt (mulf $needed $cells) (float64 $gpus) -}}
+{{- fail (printf "config asks for %v GPUs (%v for each of at most %v cells), and workerGroups have at most %d (maxReplicas times gpu.count)" (mulf $needed $cells) $needed $cells $gpus) -}}
+{{- end -}}
+
+{{- if dig "http" "direct" false .Values.config -}}
+{{- fail "config.http.direct must be false: on Kubernetes requests arrive through Ray Serve's proxies, whose health the operator watches" -}}
+{{- end -}}
+{{- range $key := list "tls_certificate" "tls_key" -}}
+{{- if dig "http" $key "" $.Values.config -}}
+{{- fail (printf "config.http.%s has no effect behind Ray Serve's proxy: let ingress or httpRoute end TLS" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (dig "http" "port" 8000 .Values.config | int | ne 8000) -}}
+{{- fail "config.http.port is 8000 in pods; set service.port" -}}
+{{- end -}}
+{{- if dig "metrics" "port" nil .Values.config -}}
+{{- fail "config.metrics.port must be unset: Prometheus scrapes /metrics through the head's proxy" -}}
+{{- end -}}
+{{- if dig "http" "admin" false .Values.config -}}
+{{- fail "config.http.admin answers to clients on the same machine only, and there are none in a pod" -}}
+{{- end -}}
+
+{{- with .Values.models -}}
+{{- if and (eq .source "pvc") (not .pvc.claimName) -}}{{- fail "models.pvc.claimName is required with models.source pvc" -}}{{- end -}}
+{{- if and (eq .source "download") (not .download) -}}{{- fail "models.download is empty, and models.source says download" -}}{{- end -}}
+{{- if and .download (ne .source "download") -}}{{- fail (printf "models.download is set, and models.source is %s" .source) -}}{{- end -}}
+{{- if and (eq .source "none") (hasPrefix (printf "%s/" .mountPath) $target.path) -}}
+{{- fail (printf "config.target.path %s lies below models.mountPath, and models.source is none: set it to pvc or download" $target.path) -}}
+{{- end -}}
+{{- end -}}
+
+{{- with .Values.apiKeys -}}
+{{- if and .enabled (not .existingSecret) (not .keys) -}}{{- fail "apiKeys.enabled needs apiKeys.existingSecret or apiKeys.keys" -}}{{- end -}}
+{{- if and .existingSecret .keys -}}{{- fail "apiKeys.existingSecret and apiKeys.keys are both set; keys come from one of them" -}}{{- end -}}
+{{- if and .keys (not .enabled) -}}{{- fail "apiKeys.keys is set, and apiKeys.enabled is false: nobody would be asked for a key" -}}{{- end -}}
+{{- if and .enabled $.Values.monitoring.podMonitor.enabled (not .client.secretName) -}}
+{{- fail "apiKeys.client.secretName is required with monitoring.podMonitor: /metrics asks for a key, too" -}}
+{{- end -}}
+{{- end -}}
+{{- if dig "security" "keys_file" "" .Values.config -}}{{- fail "config.security.keys_file is set by apiKeys" -}}{{- end -}}
+
+{{- with .Values.gcsFaultTolerance -}}
+{{- if and .enabled (not .redisAddress) -}}{{- fail "gcsFaultTolerance.redisAddress is required with gcsFaultTolerance.enabled" -}}{{- end -}}
+{{- if and .enabled (hasKey $.Values.head.rayStartParams "redis-password") -}}
+{{- fail "head.rayStartParams.redis-password is refused by the operator; use gcsFaultTolerance.redisPassword" -}}
+{{- end -}}
+{{- if .enabled -}}
+{{- range concat $.Values.pods.env $.Values.head.env -}}
+{{- if has .name (list "REDIS_PASSWORD" "RAY_REDIS_ADDRESS" "RAY_external_storage_namespace") -}}
+{{- fail (printf "%s in env is refused by the operator; use gcsFaultTolerance" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey .Values.head.rayStartParams "labels" -}}{{- fail "head.rayStartParams.labels is refused by the operator" -}}{{- end -}}
+
+{{- with .Values.upgrade -}}
+{{- if eq .type "NewClusterWithIncrementalUpgrade" -}}
+{{- if not .incremental.gatewayClassName -}}{{- fail "upgrade.incremental.gatewayClassName is required with upgrade.type NewClusterWithIncrementalUpgrade" -}}{{- end -}}
+{{- if not $.Values.autoscaler.enabled -}}{{- fail "upgrade.type NewClusterWithIncrementalUpgrade needs autoscaler.enabled" -}}{{- end -}}
+{{- if gt (int .incremental.stepSizePercent) (int .incremental.maxSurgePercent) -}}
+{{- fail (printf "upgrade.incremental.stepSizePercent %v is above maxSurgePercent %v" .incremental.stepSizePercent .incremental.maxSurgePercent) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}{{- fail "httpRoute.parentRefs is required with httpRoute.enabled" -}}{{- end -}}
+{{- if and .Values.ingress.tlsSecretName (not .Values.ingress.host) -}}{{- fail "ingress.host is required with ingress.tlsSecretName" -}}{{- end -}}
+{{- end }}

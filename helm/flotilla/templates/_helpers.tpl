@@ -1,0 +1,47 @@
+{{- define "flotilla.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 47 | trimSuffix "-" -}}
+{{- end }}
+
+{{/* Name of the RayService: at most 47 characters, so that what the operator appends fits into 63. */}}
+{{- define "flotilla.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else -}}
+{{- $name := include "flotilla.name" . -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 47 | trimSuffix "-" -}}
+{{- end -}}
+{{- end }}
+
+{{/* Labels of objects; never of pods, where the chart's version would make a second cluster. */}}
+{{- define "flotilla.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/name: {{ include "flotilla.name" . }}
+{{ include "flotilla.selectorLabels" . }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Labels of pods, the same from version to version. `name` is the operator's. */}}
+{{- define "flotilla.selectorLabels" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/part-of: flotilla
+{{- end }}
+
+{{- define "flotilla.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag }}
+{{- end -}}
+{{- end }}
+
+{{- define "flotilla.serveService" -}}
+{{ include "flotilla.fullname" . }}-serve-svc
+{{- end }}
+
+{{- define "flotilla.keysSecret" -}}
+{{- default (printf "%s-keys" (include "flotilla.fullname" .)) .Values.apiKeys.existingSecret -}}
+{{- end }}

@@ -1,0 +1,202 @@
+{{/* Environment of every container with Flotilla's code. The root file system is read-only: caches go to /tmp. */}}
+{{- define "flotilla.env" -}}
+- {name: HOME, value: /tmp}
+- {name: XDG_CACHE_HOME, value: /tmp/cache}
+- {name: HF_HOME, value: /tmp/huggingface}
+- {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+{{- if eq .Values.rayAuthentication "disabled" }}
+- {name: RAY_AUTH_MODE, value: disabled}
+{{- end }}
+{{- end }}
+
+{{/* Fetches models before Ray starts; what is there already is not fetched again. */}}
+{{- define "flotilla.downloads" -}}
+{{- $root := . -}}
+{{- range $index, $model := .Values.models.download }}
+- name: download-{{ $index }}
+  image: {{ include "flotilla.image" $root }}
+  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  command: [hf, download, {{ $model.repository | quote }}, --revision, {{ $model.revision | quote }}, --local-dir, {{ printf "%s/%s" $root.Values.models.mountPath $model.directory | quote }}, --include, "*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+  env:
+    {{- include "flotilla.env" $root | nindent 4 }}
+    {{- with $root.Values.models.hubToken }}
+    {{- if .secretName }}
+    - name: HF_TOKEN
+      valueFrom: {secretKeyRef: {name: {{ .secretName }}, key: {{ .key }}}}
+    {{- end }}
+    {{- end }}
+  resources:
+    requests: {cpu: 500m, memory: 1Gi}
+    limits: {cpu: "2", memory: 4Gi}
+  securityContext:
+    {{- toYaml $root.Values.pods.containerSecurityContext | nindent 4 }}
+  volumeMounts:
+    - {name: models, mountPath: {{ $root.Values.models.mountPath }}}
+    - {name: tmp, mountPath: /tmp}
+{{- end }}
+{{- end }}
+
+{{/*
+A pod template, of the head or of a group. Takes `root`, `group` (its values), `name` and `isHead`. Nothing in it may depend on
+the version of the chart or on the contents of Secrets.
+*/}}
+{{- define "flotilla.podTemplate" -}}
+{{- $root := .root -}}{{- $group := .group -}}{{- $values := $root.Values -}}
+{{- $gpu := default (dict) $group.gpu -}}
+{{- $gpuCount := default 0 $gpu.count | int -}}
+{{- $gpuResource := default "nvidia.com/gpu" $gpu.resourceName -}}
+{{- $groupLabels := dict "flotilla/group" .name "app.kubernetes.io/instance" $root.Release.Name -}}
+metadata:
+  labels:
+    {{- include "flotilla.selectorLabels" $root | nindent 4 }}
+    flotilla/group: {{ .name }}
+    {{- with $values.pods.labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with $values.pods.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- /* Ray's autoscaler v2 replaces pods; the operator refuses another policy. */}}
+  restartPolicy: Never
+  {{- /* The autoscaler, beside the head, calls the API server; nobody else does. */}}
+  {{- if not (and .isHead $values.autoscaler.enabled) }}
+  automountServiceAccountToken: false
+  {{- end }}
+  enableServiceLinks: false
+  {{- with $group.serviceAccountName }}
+  serviceAccountName: {{ . }}
+  {{- end }}
+  {{- with $values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- range . }}
+    - name: {{ . }}
+    {{- end }}
+  {{- end }}
+  {{- with $group.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with $group.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- /* Open streams may end within scaling.cells.drain_timeout_s. */}}
+  terminationGracePeriodSeconds: {{ default (add 30 (dig "scaling" "cells" "drain_timeout_s" 10 $values.config | int)) $group.terminationGracePeriodSeconds }}
+  {{- $selector := deepCopy (default (dict) $group.nodeSelector) }}
+  {{- if $gpu.type }}
+  {{- $_ := set $selector (default "nvidia.com/gpu.product" $gpu.productLabel) $gpu.type }}
+  {{- end }}
+  {{- with $selector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- $tolerations := default (list) $group.tolerations }}
+  {{- if gt $gpuCount 0 }}
+  {{- $tolerations = append $tolerations (dict "key" $gpuResource "operator" "Exists" "effect" "NoSchedule") }}
+  {{- end }}
+  {{- with $tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $group.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $group.topologySpreadConstraints }}
+  topologySpreadConstraints:
+    {{- range . }}
+    {{- $spread := mergeOverwrite (dict "maxSkew" 1 "whenUnsatisfiable" "ScheduleAnyway" "labelSelector" (dict "matchLabels" $groupLabels)) . }}
+    - {{- toYaml $spread | nindent 6 }}
+    {{- end }}
+  {{- end }}
+  securityContext:
+    {{- toYaml $values.pods.securityContext | nindent 4 }}
+  {{- if eq $values.models.source "download" }}
+  initContainers:
+    {{- include "flotilla.downloads" $root | nindent 4 }}
+  {{- end }}
+  containers:
+    - name: {{ ternary "ray-head" "ray-worker" .isHead }}
+      image: {{ include "flotilla.image" $root }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      {{- if .isHead }}
+      ports:
+        - {name: gcs, containerPort: 6379}
+        - {name: dashboard, containerPort: 8265}
+        - {name: client, containerPort: 10001}
+        - {name: serve, containerPort: 8000}
+        {{- if dig "grpc" "enabled" false $values.config }}
+        - {name: grpc, containerPort: 9000}
+        {{- end }}
+      {{- else }}
+      ports:
+        - {name: serve, containerPort: 8000}
+        {{- if dig "grpc" "enabled" false $values.config }}
+        - {name: grpc, containerPort: 9000}
+        {{- end }}
+      {{- end }}
+      env:
+        {{- include "flotilla.env" $root | nindent 8 }}
+        - {name: HF_HUB_OFFLINE, value: "1"}
+        {{- with $values.pods.env }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+        {{- with $group.env }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- $resources := deepCopy $group.resources }}
+      {{- if gt $gpuCount 0 }}
+      {{- range $kind := list "requests" "limits" }}
+      {{- $_ := set $resources $kind (mergeOverwrite (dict) (default (dict) (get $resources $kind)) (dict $gpuResource $gpuCount)) }}
+      {{- end }}
+      {{- end }}
+      resources:
+        {{- toYaml $resources | nindent 8 }}
+      {{- range $probe := list "startupProbe" "readinessProbe" "livenessProbe" }}
+      {{- with get (default (dict) $group.probes) $probe }}
+      {{ $probe }}:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- end }}
+      securityContext:
+        {{- toYaml $values.pods.containerSecurityContext | nindent 8 }}
+      volumeMounts:
+        - {name: tmp, mountPath: /tmp}
+        {{- if ne $values.models.source "none" }}
+        - name: models
+          mountPath: {{ $values.models.mountPath }}
+          readOnly: true
+          {{- if and (eq $values.models.source "pvc") $values.models.pvc.subPath }}
+          subPath: {{ $values.models.pvc.subPath }}
+          {{- end }}
+        {{- end }}
+        {{- if $values.apiKeys.enabled }}
+        - {name: api-keys, mountPath: /etc/flotilla/keys, readOnly: true}
+        {{- end }}
+        {{- with $values.pods.volumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+        {{- with $group.volumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+  volumes:
+    - name: tmp
+      emptyDir: {sizeLimit: {{ $values.pods.tmpSizeLimit }}}
+    {{- if eq $values.models.source "pvc" }}
+    - name: models
+      persistentVolumeClaim: {claimName: {{ $values.models.pvc.claimName }}, readOnly: true}
+    {{- else if eq $values.models.source "download" }}
+    - name: models
+      emptyDir: {sizeLimit: {{ $values.models.downloadSizeLimit }}}
+    {{- end }}
+    {{- if $values.apiKeys.enabled }}
+    - name: api-keys
+      secret: {secretName: {{ include "flotilla.keysSecret" $root }}, defaultMode: 288}
+    {{- end }}
+    {{- with $values.pods.volumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- with $group.volumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end }}

@@ -1,0 +1,112 @@
+"""Renders the chart by Helm's own engine, in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+helm = pytest.importorskip("helm_python", reason="pip install -e '.[dev-kubernetes]'")
+
+CHART = Path(__file__).resolve().parents[2] / "helm" / "flotilla"
+SCENARIOS = sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").glob("*-values.yaml"))
+
+Object = dict[str, Any]
+
+
+@cache
+def chart() -> Any:
+    return helm.Chart.load(CHART)
+
+
+def scenario(name: str) -> Object:
+    return dict(yaml.safe_load((CHART / "ci" / f"{name}-values.yaml").read_text()))
+
+
+def files(
+    values: Mapping[str, Any] | None = None, *, name: str = "demo", loaded: Any = None
+) -> dict[str, str]:
+    """Rendered text by template."""
+    return dict((loaded or chart()).render(dict(values or {}), name=name, namespace="serving"))
+
+
+def objects(
+    values: Mapping[str, Any] | None = None, *, name: str = "demo", loaded: Any = None
+) -> list[Object]:
+    rendered = files(values, name=name, loaded=loaded)
+    return [
+        found
+        for path, text in rendered.items()
+        if not path.endswith("NOTES.txt") and text.strip()
+        for found in parsed(text)
+        if found
+    ]
+
+
+@cache
+def parsed(text: str) -> list[Object]:
+    """The objects of a text; to be read only. By libyaml: dashboards are long."""
+    return list(yaml.load_all(text, Loader=yaml.CSafeLoader))
+
+
+def of_kind(kind: str, values: Mapping[str, Any] | None = None, **options: Any) -> list[Object]:
+    return [found for found in objects(values, **options) if found["kind"] == kind]
+
+
+def ray_service(values: Mapping[str, Any] | None = None, **options: Any) -> Object:
+    (found,) = of_kind("RayService", values, **options)
+    return found
+
+
+def cluster(values: Mapping[str, Any] | None = None, **options: Any) -> Object:
+    return dict(ray_service(values, **options)["spec"]["rayClusterConfig"])
+
+
+def serve_config(values: Mapping[str, Any] | None = None) -> Object:
+    return dict(yaml.safe_load(ray_service(values)["spec"]["serveConfigV2"]))
+
+
+def flotilla_args(values: Mapping[str, Any] | None = None) -> Object:
+    return dict(serve_config(values)["applications"][0]["args"])
+
+
+def templates(ray_cluster: Object) -> Iterator[tuple[str, Object]]:
+    """Pod templates, by group."""
+    yield "head", ray_cluster["headGroupSpec"]["template"]
+    for group in ray_cluster["workerGroupSpecs"]:
+        yield group["groupName"], group["template"]
+
+
+def worker(values: Mapping[str, Any] | None = None) -> Object:
+    """Pod spec of the first group."""
+    return dict(cluster(values)["workerGroupSpecs"][0]["template"]["spec"])
+
+
+def container(values: Mapping[str, Any] | None = None) -> Object:
+    return dict(worker(values)["containers"][0])
+
+
+def notes(values: Mapping[str, Any] | None = None) -> str:
+    return next(text for path, text in files(values).items() if path.endswith("NOTES.txt"))
+
+
+def merged(*parts: Mapping[str, Any]) -> Object:
+    """Deeply merged, as Helm merges values files."""
+    result: Object = {}
+    for part in parts:
+        for key, value in part.items():
+            both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+            result[key] = merged(result[key], value) if both else value
+    return json.loads(json.dumps(result))
+
+
+def group(**changes: Any) -> Object:
+    """Values of one worker group that is valid, with changes; None removes a field."""
+    resources = {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}
+    found = {"name": "cpu", "minReplicas": 1, "maxReplicas": 2, "resources": resources, **changes}
+    return {"workerGroups": [{key: value for key, value in found.items() if value is not None}]}

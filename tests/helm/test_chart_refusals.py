@@ -1,0 +1,250 @@
+"""Values that are wrong are refused before anything reaches a cluster, by a message that names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.helm.rendered_chart import files, group, helm, merged
+
+GPU_GROUP = group(gpu={"count": 1})
+ZEROES = "0" * 40
+HASH = f"hmac-sha256:{'0' * 32}:{'0' * 64}"
+
+
+def resources(**changes: Any) -> dict[str, Any]:
+    return {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}, **changes}
+
+
+#: By name: values, and what the message must say.
+REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "an unknown value": ({"replicaCount": 2}, ("replicaCount",)),
+    "an unknown value within a section": ({"service": {"prot": 80}}, ("/service", "prot")),
+    "a name above 47 characters": ({"fullnameOverride": "a" * 48}, ("/fullnameOverride", "47")),
+    "a name that begins with a digit": ({"fullnameOverride": "1a"}, ("/fullnameOverride",)),
+    # -- configuration
+    "a configuration without target": ({"config": {"target": None}}, ("/config", "target")),
+    "an unknown field of the configuration": ({"config": {"polcy": {}}}, ("/config", "polcy")),
+    "an unknown field deep in it": (
+        {"config": {"target": {"tensor_paralel": 2}}},
+        ("/config/target", "tensor_paralel"),
+    ),
+    "a number out of its bounds": (
+        {"config": {"target": {"tensor_parallel": 0}}},
+        ("/config/target/tensor_parallel",),
+    ),
+    "a dtype that there is not": ({"config": {"target": {"dtype": "int4"}}}, ("/config/target/dtype",)),
+    "a drafter of no kind": ({"config": {"drafters": [{"kind": "eagle"}]}}, ("/config/drafters/0",)),
+    "text in place of a number": (
+        {"config": {"policy": {"max_depth": "deep"}}},
+        ("/config/policy/max_depth",),
+    ),
+    "front ends that listen themselves": (
+        {"config": {"http": {"direct": True}}},
+        ("config.http.direct", "false"),
+    ),
+    "another port of pods": ({"config": {"http": {"port": 80}}}, ("config.http.port", "service.port")),
+    "a port of metrics": ({"config": {"metrics": {"port": 9100}}}, ("config.metrics.port",)),
+    "administration over HTTP": ({"config": {"http": {"admin": True}}}, ("config.http.admin",)),
+    "TLS in pods": (
+        {"config": {"http": {"tls_certificate": "/c"}}},
+        ("config.http.tls_certificate", "ingress"),
+    ),
+    "a keys file beside apiKeys": (
+        {"config": {"security": {"keys_file": "/k"}}},
+        ("config.security.keys_file", "apiKeys"),
+    ),
+    "more GPUs than the groups have": (
+        {"config": {"target": {"tensor_parallel": 4, "placement": {"num_gpus": 1}}}, **GPU_GROUP},
+        ("4 GPUs", "at most 2"),
+    ),
+    "more cells than fit": (
+        {"config": {"target": {"placement": {"num_gpus": 1}}, "scaling": {"cells": {"max": 3}}}, **GPU_GROUP},
+        ("3 GPUs", "3 cells"),
+    ),
+    # -- image
+    "no tag": ({"image": {"tag": None}}, ("/image", "tag")),
+    "the tag latest": ({"image": {"tag": "latest"}}, ("/image/tag",)),
+    "a digest that is none": ({"image": {"digest": "sha256:abc"}}, ("/image/digest",)),
+    "a pull policy that there is not": ({"image": {"pullPolicy": "Sometimes"}}, ("/image/pullPolicy",)),
+    "a Ray that is too old": ({"rayVersion": "1.13.0"}, ("/rayVersion",)),
+    "an authentication that there is not": ({"rayAuthentication": "none"}, ("/rayAuthentication",)),
+    # -- worker groups
+    "no worker group": ({"workerGroups": []}, ("/workerGroups",)),
+    "a group without a name": (group(name=None), ("/workerGroups/0", "name")),
+    "a group without resources": (group(resources=None), ("/workerGroups/0", "resources")),
+    "a group's resources without limits": (
+        group(resources={"requests": {}}),
+        ("/workerGroups/0/resources", "limits"),
+    ),
+    "a group's name with capitals": (group(name="GPU"), ("/workerGroups/0/name",)),
+    "two groups of one name": (
+        {"workerGroups": [*group()["workerGroups"], *group()["workerGroups"]]},
+        ("workerGroups[1]", "cpu"),
+    ),
+    "minReplicas above maxReplicas": (
+        group(minReplicas=3),
+        ("workerGroups[0]", "minReplicas 3", "maxReplicas 2"),
+    ),
+    "replicas above maxReplicas": (group(replicas=3), ("replicas 3", "maxReplicas 2")),
+    "replicas below minReplicas": (group(replicas=0), ("replicas 0", "minReplicas 1")),
+    "negative replicas": (group(minReplicas=-1), ("/workerGroups/0/minReplicas",)),
+    "a quantity that is none": (
+        group(resources=resources(limits={"memory": "4 GB"})),
+        ("/resources/limits/memory",),
+    ),
+    "half a GPU of a pod": (group(gpu={"count": 0.5}), ("/workerGroups/0/gpu/count",)),
+    "a toleration of no effect": (group(tolerations=[{"effect": "Never"}]), ("/tolerations/0/effect",)),
+    "a topology spread without key": (group(topologySpreadConstraints=[{"maxSkew": 1}]), ("topologyKey",)),
+    "an empty disruption budget": (group(podDisruptionBudget={}), ("/podDisruptionBudget",)),
+    "a disruption budget of both kinds": (
+        group(podDisruptionBudget={"minAvailable": 1, "maxUnavailable": 1}),
+        ("podDisruptionBudget", "minAvailable", "maxUnavailable"),
+    ),
+    "labels among the start parameters": (
+        group(rayStartParams={"labels": "a=b"}),
+        ("rayStartParams.labels", "rayLabels"),
+    ),
+    "Ray resources given twice": (
+        group(rayStartParams={"resources": "{}"}, rayResources={"verifier": 1}),
+        ("rayStartParams.resources", "rayResources"),
+    ),
+    "Ray's own resources among rayResources": (group(rayResources={"GPU": 1}), ("/rayResources", "GPU")),
+    "Ray's own labels among rayLabels": (
+        group(rayLabels={"ray.io/node-id": "a"}),
+        ("/rayLabels", "ray.io/node-id"),
+    ),
+    "a volume named as one of ours": (
+        group(volumes=[{"name": "models"}]),
+        ("/workerGroups/0/volumes/0/name",),
+    ),
+    "a probe of an unknown field": (
+        group(probes={"readinessProbe": {"period": 3}}),
+        ("/probes/readinessProbe", "period"),
+    ),
+    # -- what would make a second cluster at the next upgrade
+    "the chart's label on pods": (
+        {"pods": {"labels": {"helm.sh/chart": "a"}}},
+        ("/pods/labels", "helm.sh/chart"),
+    ),
+    "a checksum on pods": (
+        {"pods": {"annotations": {"checksum/config": "a"}}},
+        ("/pods/annotations", "checksum/config"),
+    ),
+    "an object store that Ray refuses": ({"pods": {"objectStoreMemory": 1}}, ("/pods/objectStoreMemory",)),
+    # -- models and keys
+    "a source of models that there is not": ({"models": {"source": "s3"}}, ("/models/source",)),
+    "a volume without claim": ({"models": {"source": "pvc"}}, ("models.pvc.claimName",)),
+    "a download of nothing": ({"models": {"source": "download"}}, ("models.download",)),
+    "a download without a commit": (
+        {
+            "models": {
+                "source": "download",
+                "download": [{"repository": "a/b", "directory": "a", "revision": "main"}],
+            }
+        },
+        ("/models/download/0/revision",),
+    ),
+    "a download that is not asked for": (
+        {"models": {"download": [{"repository": "a/b", "directory": "a", "revision": ZEROES}]}},
+        ("models.download", "none"),
+    ),
+    "a model on a volume that is not mounted": (
+        {"config": {"target": {"path": "/models/a"}}},
+        ("config.target.path", "/models/a", "models.source"),
+    ),
+    "keys from nowhere": ({"apiKeys": {"enabled": True}}, ("apiKeys.existingSecret", "apiKeys.keys")),
+    "keys from two places": (
+        {"apiKeys": {"enabled": True, "existingSecret": "a", "keys": [{"name": "a", "hash": HASH}]}},
+        ("apiKeys.existingSecret", "apiKeys.keys"),
+    ),
+    "keys that nobody is asked for": (
+        {"apiKeys": {"keys": [{"name": "a", "hash": HASH}]}},
+        ("apiKeys.enabled",),
+    ),
+    "a key in place of its hash": (
+        {"apiKeys": {"enabled": True, "keys": [{"name": "a", "hash": "sk-1"}]}},
+        ("/apiKeys/keys/0/hash",),
+    ),
+    "a monitor without key": (
+        {
+            "apiKeys": {"enabled": True, "existingSecret": "a"},
+            "monitoring": {"podMonitor": {"enabled": True}},
+        },
+        ("apiKeys.client.secretName",),
+    ),
+    # -- the rest
+    "a service of no type": ({"service": {"type": "External"}}, ("/service/type",)),
+    "a port that there is not": ({"service": {"port": 70000}}, ("/service/port",)),
+    "an autoscaler of no speed": ({"autoscaler": {"upscalingMode": "Fast"}}, ("/autoscaler/upscalingMode",)),
+    "Redis without address": ({"gcsFaultTolerance": {"enabled": True}}, ("gcsFaultTolerance.redisAddress",)),
+    "an address without port": (
+        {"gcsFaultTolerance": {"redisAddress": "redis"}},
+        ("/gcsFaultTolerance/redisAddress",),
+    ),
+    "Redis in the environment, too": (
+        {
+            "gcsFaultTolerance": {"enabled": True, "redisAddress": "redis:6379"},
+            "pods": {"env": [{"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}]},
+        },
+        ("RAY_REDIS_ADDRESS", "gcsFaultTolerance"),
+    ),
+    "Redis' password among the start parameters": (
+        {
+            "gcsFaultTolerance": {"enabled": True, "redisAddress": "redis:6379"},
+            "head": {"rayStartParams": {"redis-password": "a"}},
+        },
+        ("head.rayStartParams.redis-password",),
+    ),
+    "an upgrade of no type": ({"upgrade": {"type": "Rolling"}}, ("/upgrade/type",)),
+    "an incremental upgrade without gateway": (
+        {"upgrade": {"type": "NewClusterWithIncrementalUpgrade"}},
+        ("upgrade.incremental.gatewayClassName",),
+    ),
+    "an incremental upgrade without autoscaler": (
+        {
+            "upgrade": {"type": "NewClusterWithIncrementalUpgrade", "incremental": {"gatewayClassName": "a"}},
+            "autoscaler": {"enabled": False},
+        },
+        ("upgrade.type", "autoscaler.enabled"),
+    ),
+    "steps above the surge": (
+        {
+            "upgrade": {
+                "type": "NewClusterWithIncrementalUpgrade",
+                "incremental": {"gatewayClassName": "a", "stepSizePercent": 50, "maxSurgePercent": 20},
+            }
+        },
+        ("stepSizePercent 50", "maxSurgePercent 20"),
+    ),
+    "a share above 100": ({"upgrade": {"incremental": {"maxSurgePercent": 120}}}, ("/maxSurgePercent",)),
+    "a route to nowhere": ({"httpRoute": {"enabled": True}}, ("httpRoute.parentRefs",)),
+    "a certificate of no host": ({"ingress": {"tlsSecretName": "a"}}, ("ingress.host",)),
+    "an interval of no unit": (
+        {"monitoring": {"podMonitor": {"interval": "15"}}},
+        ("/monitoring/podMonitor/interval",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_by_name(name: str) -> None:
+    values, named = REFUSED[name]
+    with pytest.raises(helm.HelmError) as refusal:
+        files(values)
+    # Paths are JSON pointers, in which `/` within a name is `~1`.
+    message = str(refusal.value).replace("~1", "/")
+    for part in named:
+        assert part in message
+
+
+@pytest.mark.parametrize("release", ["1demo", "2024"])
+def test_a_release_that_makes_no_name_is_refused(release: str) -> None:
+    with pytest.raises(helm.HelmError, match="must begin with a letter"):
+        files(name=release)
+
+
+def test_what_is_refused_is_refused_for_that_alone() -> None:
+    assert files(GPU_GROUP)
+    assert files(merged(group(), {"fullnameOverride": "a" * 47}))

@@ -1,0 +1,439 @@
+"""What single values do: one behaviour each."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.security_config import KeysFile
+from tests.helm.rendered_chart import (
+    cluster,
+    container,
+    flotilla_args,
+    group,
+    merged,
+    notes,
+    objects,
+    of_kind,
+    ray_service,
+    serve_config,
+    templates,
+    worker,
+)
+
+HASH = f"hmac-sha256:{'0' * 32}:{'0' * 64}"
+KEYS = {"apiKeys": {"enabled": True, "existingSecret": "keys", "client": {"secretName": "client"}}}
+
+
+def first_group(values: dict[str, Any]) -> dict[str, Any]:
+    return dict(cluster(values)["workerGroupSpecs"][0])
+
+
+def env(values: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {variable["name"]: variable.get("value") for variable in container(values)["env"]}
+
+
+# -- names ---------------------------------------------------------------------------------------------
+
+
+def test_the_release_names_the_service() -> None:
+    assert ray_service(name="prod")["metadata"]["name"] == "prod-flotilla"
+
+
+def test_a_release_called_flotilla_is_not_named_twice() -> None:
+    assert ray_service(name="flotilla")["metadata"]["name"] == "flotilla"
+
+
+def test_the_whole_name_may_be_given() -> None:
+    assert ray_service({"fullnameOverride": "llm"})["metadata"]["name"] == "llm"
+
+
+# -- configuration -------------------------------------------------------------------------------------
+
+
+def test_front_ends_are_behind_serves_proxy() -> None:
+    http = flotilla_args()["http"]
+    assert (http["host"], http["port"], http["direct"]) == ("0.0.0.0", 8000, False)
+
+
+def test_the_proxy_is_on_every_node() -> None:
+    assert serve_config()["proxy_location"] == "EveryNode"
+
+
+def test_a_cluster_takes_traffic_only_once_it_serves() -> None:
+    assert flotilla_args()["scaling"]["cells"]["await_ready"] is True
+
+
+@pytest.mark.parametrize("slots", [1_000_000, 1_048_576, 10_000_000, 123_456_789])
+def test_large_numbers_stay_integers(slots: int) -> None:
+    found = flotilla_args({"config": {"target": {"num_slots": slots}}})["target"]["num_slots"]
+    assert (found, type(found)) == (slots, int)
+
+
+def test_numbers_with_a_fraction_stay_as_they_are() -> None:
+    assert flotilla_args({"config": {"policy": {"miss_probability": 0.1}}})["policy"] == {
+        "miss_probability": 0.1
+    }
+
+
+def test_text_that_looks_like_a_number_stays_text() -> None:
+    assert flotilla_args({"config": {"target": {"served_name": "1e3"}}})["target"]["served_name"] == "1e3"
+
+
+def test_tiers_are_passed_on() -> None:
+    tiers = {"fast": {"tpot_ms": "1.2x", "downgrade_to": "slow"}, "slow": {"priority": 1}}
+    assert flotilla_args({"config": {"tiers": tiers}})["tiers"] == tiers
+
+
+def test_no_grpc_unless_asked_for() -> None:
+    assert "grpc_options" not in serve_config()
+    assert not of_kind("Service")
+
+
+def test_grpc_has_a_service_of_its_own() -> None:
+    (service,) = of_kind("Service", {"config": {"grpc": {"enabled": True}}})
+    assert service["spec"]["ports"][0]["port"] == 9000
+    assert service["spec"]["selector"]["ray.io/serve"] == "true"
+
+
+# -- image and models ----------------------------------------------------------------------------------
+
+
+def test_a_digest_wins_over_the_tag() -> None:
+    digest = f"sha256:{'a' * 64}"
+    assert container({"image": {"digest": digest}})["image"] == f"flotilla@{digest}"
+
+
+def test_every_pod_has_the_same_image() -> None:
+    images = {one["image"] for _, pod in templates(cluster()) for one in pod["spec"]["containers"]}
+    assert images == {"flotilla:0.1.0"}
+
+
+def test_registries_credentials_are_named() -> None:
+    assert worker({"image": {"pullSecrets": ["a"]}})["imagePullSecrets"] == [{"name": "a"}]
+
+
+def test_a_volume_with_models_is_mounted_read_only() -> None:
+    values = {"models": {"source": "pvc", "pvc": {"claimName": "weights", "subPath": "a"}}}
+    mounts = {mount["name"]: mount for mount in container(values)["volumeMounts"]}
+    assert mounts["models"] == {"name": "models", "mountPath": "/models", "readOnly": True, "subPath": "a"}
+
+
+DOWNLOAD = {
+    "models": {
+        "source": "download",
+        "download": [{"repository": "a/b", "revision": "1" * 40, "directory": "target"}],
+        "hubToken": {"secretName": "hub"},
+    }
+}
+
+
+def test_models_are_downloaded_before_ray_starts() -> None:
+    (download,) = worker(DOWNLOAD)["initContainers"]
+    command = download["command"]
+    assert command[:3] == ["hf", "download", "a/b"]
+    assert command[command.index("--revision") + 1] == "1" * 40
+    assert command[command.index("--local-dir") + 1] == "/models/target"
+
+
+def test_only_trusted_formats_are_downloaded() -> None:
+    (download,) = worker(DOWNLOAD)["initContainers"]
+    patterns = download["command"][download["command"].index("--include") + 1 :]
+    assert "*.safetensors" in patterns
+    assert not {"*", "*.bin", "*.pt", "*.py"} & set(patterns)
+
+
+def test_only_the_download_sees_the_hubs_token() -> None:
+    (download,) = worker(DOWNLOAD)["initContainers"]
+    assert any(variable["name"] == "HF_TOKEN" for variable in download["env"])
+    assert "HF_TOKEN" not in env(DOWNLOAD)
+
+
+def test_the_head_has_the_models_too() -> None:
+    values = {"models": {"source": "pvc", "pvc": {"claimName": "weights"}}}
+    head = dict(templates(cluster(values)))["head"]
+    assert any(volume["name"] == "models" for volume in head["spec"]["volumes"])
+
+
+def test_nothing_is_fetched_while_serving() -> None:
+    assert env()["HF_HUB_OFFLINE"] == "1"
+
+
+# -- API keys ------------------------------------------------------------------------------------------
+
+
+def test_keys_are_mounted_as_a_directory_so_that_they_can_change() -> None:
+    (mount,) = [mount for mount in container(KEYS)["volumeMounts"] if mount["name"] == "api-keys"]
+    assert "subPath" not in mount
+    security = flotilla_args(KEYS)["security"]
+    assert security == {"keys_file": f"{mount['mountPath']}/keys.yaml", "require_keys": True}
+
+
+def test_keys_in_the_values_become_a_file_that_flotilla_reads(tmp_path: Any) -> None:
+    keys = [{"name": "team-a", "hash": HASH, "tiers": ["batch"], "limits": {"requests_per_minute": 60}}]
+    (secret,) = of_kind("Secret", {"apiKeys": {"enabled": True, "keys": keys}})
+    written = tmp_path / "keys.yaml"
+    written.write_text(secret["stringData"]["keys.yaml"])
+    (loaded,) = KeysFile.load(written).keys
+    assert (loaded.name, loaded.tiers, loaded.limits.requests_per_minute) == ("team-a", ("batch",), 60)
+
+
+def test_a_secret_of_ones_own_is_not_made_again() -> None:
+    assert not of_kind("Secret", KEYS)
+
+
+def test_no_key_in_the_configuration() -> None:
+    text = json.dumps(ray_service({"apiKeys": {"enabled": True, "keys": [{"name": "a", "hash": HASH}]}}))
+    assert HASH not in text
+
+
+def test_helm_test_and_prometheus_bring_a_key() -> None:
+    values = merged(KEYS, {"monitoring": {"podMonitor": {"enabled": True}}})
+    (pod,) = of_kind("Pod", values)
+    (key,) = [one for one in pod["spec"]["containers"][0]["env"] if one["name"] == "API_KEY"]
+    assert key["valueFrom"]["secretKeyRef"] == {"name": "client", "key": "api-key"}
+    endpoint = of_kind("PodMonitor", values)[0]["spec"]["podMetricsEndpoints"][0]
+    assert endpoint["authorization"]["credentials"] == {"name": "client", "key": "api-key"}
+
+
+# -- worker groups -------------------------------------------------------------------------------------
+
+
+def test_gpus_are_requested_and_limited_alike() -> None:
+    resources = container(group(gpu={"count": 2}))["resources"]
+    assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"] == 2
+
+
+def test_a_type_of_gpu_selects_nodes() -> None:
+    assert worker(group(gpu={"count": 1, "type": "NVIDIA-L4"}))["nodeSelector"] == {
+        "nvidia.com/gpu.product": "NVIDIA-L4"
+    }
+
+
+def test_gpus_of_another_maker() -> None:
+    values = group(gpu={"count": 1, "resourceName": "amd.com/gpu"})
+    assert container(values)["resources"]["limits"]["amd.com/gpu"] == 1
+    assert worker(values)["tolerations"][0]["key"] == "amd.com/gpu"
+
+
+def test_pods_with_gpus_tolerate_the_taint_of_their_nodes() -> None:
+    tolerations = worker(group(gpu={"count": 1}))["tolerations"]
+    assert tolerations == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+
+
+def test_pods_without_gpus_tolerate_nothing() -> None:
+    assert "tolerations" not in worker(group())
+
+
+def test_spread_is_counted_within_the_group() -> None:
+    (spread,) = worker(group(topologySpreadConstraints=[{"topologyKey": "zone"}]))[
+        "topologySpreadConstraints"
+    ]
+    assert spread["labelSelector"]["matchLabels"]["flotilla/group"] == "cpu"
+    assert (spread["maxSkew"], spread["whenUnsatisfiable"]) == (1, "ScheduleAnyway")
+
+
+def test_ray_resources_survive_the_shell() -> None:
+    quoted = first_group(group(rayResources={"verifier": 4}))["rayStartParams"]["resources"]
+    assert json.loads(json.loads(quoted)) == {"verifier": 4}
+
+
+def test_ray_labels_are_a_field_of_the_group() -> None:
+    assert first_group(group(rayLabels={"role": "drafter"}))["labels"] == {"role": "drafter"}
+
+
+def test_a_group_may_start_empty() -> None:
+    found = first_group(group(minReplicas=0))
+    assert (found["replicas"], found["minReplicas"]) == (0, 0)
+
+
+def test_a_group_has_time_to_drain() -> None:
+    values = merged(group(), {"config": {"scaling": {"cells": {"drain_timeout_s": 60}}}})
+    assert worker(values)["terminationGracePeriodSeconds"] == 90
+
+
+def test_environment_of_all_pods_comes_before_that_of_the_group() -> None:
+    one = {"pods": {"env": [{"name": "A", "value": "1"}]}}
+    names = list(env(merged(one, group(env=[{"name": "B", "value": "2"}]))))
+    assert names[-2:] == ["A", "B"]
+
+
+def test_the_operators_probes_stand_unless_replaced() -> None:
+    assert "readinessProbe" not in container(group())
+    probe = {"exec": {"command": ["true"]}}
+    assert container(group(probes={"readinessProbe": probe}))["readinessProbe"] == probe
+
+
+# -- cluster -------------------------------------------------------------------------------------------
+
+
+def test_the_autoscaler_is_the_second_version() -> None:
+    found = cluster()
+    assert found["enableInTreeAutoscaling"] is True
+    assert found["autoscalerOptions"]["version"] == "v2"
+
+
+def test_without_autoscaler_nobody_has_a_service_accounts_token() -> None:
+    pods = [pod["spec"] for _, pod in templates(cluster({"autoscaler": {"enabled": False}}))]
+    assert [pod["automountServiceAccountToken"] for pod in pods] == [False, False]
+
+
+def test_with_it_only_the_head_has() -> None:
+    tokens = {name: pod["spec"].get("automountServiceAccountToken") for name, pod in templates(cluster())}
+    assert tokens == {"head": None, "cpu": False}
+
+
+def test_pods_are_never_restarted_in_place() -> None:
+    assert {pod["spec"]["restartPolicy"] for _, pod in templates(cluster())} == {"Never"}
+
+
+def test_ray_asks_for_a_token() -> None:
+    assert cluster()["authOptions"] == {"mode": "token"}
+
+
+def test_older_operators_need_rays_authentication_off() -> None:
+    values = {"rayAuthentication": "disabled"}
+    assert "authOptions" not in cluster(values)
+    assert env(values)["RAY_AUTH_MODE"] == "disabled"
+
+
+def test_redis_password_comes_from_its_secret() -> None:
+    values = {
+        "gcsFaultTolerance": {
+            "enabled": True,
+            "redisAddress": "redis:6379",
+            "redisPassword": {"secretName": "r"},
+        }
+    }
+    options = cluster(values)["gcsFaultToleranceOptions"]
+    assert options["redisAddress"] == "redis:6379"
+    assert options["redisPassword"]["valueFrom"]["secretKeyRef"] == {"name": "r", "key": "password"}
+
+
+def test_no_redis_unless_asked_for() -> None:
+    assert "gcsFaultToleranceOptions" not in cluster()
+
+
+def test_incremental_upgrades_are_configured() -> None:
+    strategy = {"type": "NewClusterWithIncrementalUpgrade", "incremental": {"gatewayClassName": "istio"}}
+    found = ray_service({"upgrade": strategy})["spec"]["upgradeStrategy"]
+    options = {
+        "gatewayClassName": "istio",
+        "stepSizePercent": 25,
+        "intervalSeconds": 30,
+        "maxSurgePercent": 100,
+    }
+    assert found == {"type": strategy["type"], "clusterUpgradeOptions": options}
+
+
+def test_an_old_cluster_may_stay_no_time_at_all() -> None:
+    assert (
+        ray_service({"upgrade": {"deletionDelaySeconds": 0}})["spec"]["rayClusterDeletionDelaySeconds"] == 0
+    )
+    assert "rayClusterDeletionDelaySeconds" not in ray_service()["spec"]
+
+
+# -- around it -----------------------------------------------------------------------------------------
+
+
+def test_the_service_is_what_routes_point_to() -> None:
+    values = {"ingress": {"enabled": True, "host": "a.b"}, "service": {"port": 80}}
+    values |= {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}
+    service = ray_service(values)["spec"]["serveService"]
+    (ingress,) = of_kind("Ingress", values)
+    backend = ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
+    (route,) = of_kind("HTTPRoute", values)
+    (port,) = service["spec"]["ports"]
+    expected = {"name": service["metadata"]["name"], "port": port["port"]}
+    assert {"name": backend["name"], "port": backend["port"]["number"]} == expected
+    assert route["spec"]["rules"][0]["backendRefs"] == [expected]
+    assert (port["name"], port["targetPort"]) == ("serve", 8000)
+
+
+def test_an_ingress_ends_tls() -> None:
+    (ingress,) = of_kind("Ingress", {"ingress": {"enabled": True, "host": "a.b", "tlsSecretName": "cert"}})
+    assert ingress["spec"]["tls"] == [{"hosts": ["a.b"], "secretName": "cert"}]
+
+
+def test_requests_may_be_kept_from_the_head() -> None:
+    assert ray_service({"service": {"excludeHead": True}})["spec"]["excludeHeadPodFromServeSvc"] is True
+
+
+def test_the_network_is_closed_but_to_the_operator_and_themselves() -> None:
+    (policy,) = of_kind("NetworkPolicy", {"networkPolicy": {"enabled": True}})
+    sources = [source for rule in policy["spec"]["ingress"] for source in rule["from"]]
+    assert len(sources) == 2
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+
+
+def test_clients_reach_the_api_only() -> None:
+    clients = [{"namespaceSelector": {"matchLabels": {"team": "a"}}}]
+    (policy,) = of_kind("NetworkPolicy", {"networkPolicy": {"enabled": True, "clients": clients}})
+    (rule,) = [rule for rule in policy["spec"]["ingress"] if rule["from"] == clients]
+    assert [port["port"] for port in rule["ports"]] == [8000]
+
+
+def test_the_network_policy_and_the_budgets_are_about_the_pods() -> None:
+    values = merged(group(podDisruptionBudget={"maxUnavailable": 1}), {"networkPolicy": {"enabled": True}})
+    labels = {name: pod["metadata"]["labels"] for name, pod in templates(cluster(values))}
+    (policy,) = of_kind("NetworkPolicy", values)
+    selected = policy["spec"]["podSelector"]["matchLabels"].items()
+    assert all(selected <= found.items() for found in labels.values())
+    budgets = of_kind("PodDisruptionBudget", values)
+    for name, budget in zip(("head", "cpu"), budgets, strict=True):
+        assert budget["spec"]["selector"]["matchLabels"].items() <= labels[name].items()
+
+
+def test_flotillas_metrics_are_scraped_once() -> None:
+    monitor = of_kind("PodMonitor", {"monitoring": {"podMonitor": {"enabled": True}}})[0]
+    assert monitor["spec"]["selector"]["matchLabels"]["ray.io/node-type"] == "head"
+    assert [one["path"] for one in monitor["spec"]["podMetricsEndpoints"]] == ["/metrics"]
+
+
+def test_prometheus_finds_what_carries_its_label() -> None:
+    labels = {"release": "prometheus"}
+    on = {"enabled": True, "labels": labels}
+    found = objects({"monitoring": {"podMonitor": on, "rules": on}})
+    monitored = [each for each in found if each["kind"] in ("PodMonitor", "PrometheusRule")]
+    assert len(monitored) >= 3
+    assert all(labels.items() <= each["metadata"]["labels"].items() for each in monitored)
+
+
+def test_dashboards_carry_grafanas_label() -> None:
+    found = of_kind("ConfigMap", {"monitoring": {"dashboards": {"enabled": True, "namespace": "grafana"}}})
+    assert found
+    for each in found:
+        assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert each["metadata"]["namespace"] == "grafana"
+
+
+def test_prometheus_templates_in_alerts_survive_helm() -> None:
+    rules = of_kind("PrometheusRule", {"monitoring": {"rules": {"enabled": True}}})
+    assert "{{" in yaml.safe_dump(rules)
+
+
+def test_helm_test_is_a_hook() -> None:
+    (pod,) = of_kind("Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    compile(pod["spec"]["containers"][0]["args"][0], "first_token.py", "exec")
+
+
+def test_more_manifests_are_templates() -> None:
+    manifest = "{apiVersion: v1, kind: ConfigMap, metadata: {name: '{{ .Release.Name }}-x'}}"
+    (found,) = of_kind("ConfigMap", {"extraManifests": [manifest]})
+    assert found["metadata"]["name"] == "demo-x"
+
+
+def test_notes_say_how_to_reach_it() -> None:
+    text = notes()
+    assert "port-forward svc/demo-flotilla-serve-svc 8000:8000" in text
+    assert "curl http://127.0.0.1:8000/v1/completions" in text
+
+
+def test_notes_warn_of_an_open_service() -> None:
+    assert "Warning" in notes()
+    assert "Warning" not in notes(KEYS)
+    assert "Authorization: Bearer" in notes(KEYS)
