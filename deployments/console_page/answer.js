@@ -1,5 +1,6 @@
 // One answer: its steps and accounts, its text token by token, and who proposed what.
 
+import { bar } from "./charts.js";
 import { byId, colour, el, milliseconds, number, percent, visible } from "./dom.js";
 
 /** What is known of an answer while it comes. Times are the cell's, in milliseconds. */
@@ -189,10 +190,10 @@ export function showAcceptance(answer) {
     (name, place) => el(place === 5 ? "td" : "th", place === 5 ? {} : { scope: "col" }, name)));
   const lines = [...answer.drafted].map(([name, of]) => {
     const share = of.verified ? of.accepted / of.verified : 0;
-    const bar = el("meter", { class: colour(name), min: 0, max: 1, value: share, "aria-label": `${name}: accepted share` });
+    const shown = bar(share, colour(name), `${name}: share accepted`);
     return el("tr", {}, el("th", { scope: "row" }, el("span", { class: `swatch ${colour(name)}` }), name),
       ...[of.steps, of.candidates, of.verified, of.accepted].map((value) => el("td", {}, String(value))),
-      el("td", { class: "wide" }, bar, ` ${percent(share)}`));
+      el("td", { class: "wide" }, shown, ` ${percent(share)}`));
   });
   box.replaceChildren(el("div", { class: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...lines))));
 }

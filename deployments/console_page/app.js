@@ -83,7 +83,7 @@ function take(chunk) {
     text.append(tokens);
     told = tokens.map((token) => token.text).join("");
     tree.grown();
-    byId("answer-status").textContent = `step ${answer.steps.length}`;
+    if (answer.steps.length === 1) byId("answer-status").textContent = "answering"; // announced once
   }
   if (said.length > told.length) text.appendText(said.slice(told.length));
   if (chunk.metrics) {

@@ -62,3 +62,11 @@ export function sparkline(values, label) {
   return svg("svg", { class: "sparkline", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, preserveAspectRatio: "none" },
     svg("path", { class: "line", d: path(points) }));
 }
+
+/** A share, 0 to 1, as a bar in the colour of `tint`. */
+export function bar(share, tint, label) {
+  return svg("svg", { class: `bar ${tint}`, viewBox: "0 0 100 8", preserveAspectRatio: "none", role: "meter",
+    "aria-label": label, "aria-valuemin": 0, "aria-valuemax": 1, "aria-valuenow": share.toFixed(3) },
+    svg("rect", { class: "whole", width: 100, height: 8 }),
+    svg("rect", { class: "part", width: (100 * Math.min(1, share)).toFixed(2), height: 8 }));
+}

@@ -1,6 +1,6 @@
 // Cells, drafters and objectives as they are now.
 
-import { sparkline } from "./charts.js";
+import { bar, sparkline } from "./charts.js";
 import { byId, colour, el, milliseconds, number, percent, show } from "./dom.js";
 
 const KEPT = 60;
@@ -25,8 +25,8 @@ function cellCard(cell) {
       figure("TPOT predicted", milliseconds(1e3 * (cell.tpot_s ?? 0))),
       figure("On time now", cell.objectives ? percent(cell.attainment) : "–")),
     el("div", { class: "pair" },
-      el("label", {}, `KV cache ${percent(use)} of ${number(cell.kv_slots, 0)} tokens`,
-        el("meter", { min: 0, max: 1, low: 0.8, high: 0.95, optimum: 0, value: use })),
+      el("div", {}, el("span", { class: "hint" }, `KV cache ${percent(use)} of ${number(cell.kv_slots, 0)} tokens`),
+        bar(use, use < 0.8 ? "good" : use < 0.95 ? "warn" : "bad", "share of the KV cache in use")),
       el("div", {}, el("span", { class: "hint" }, `${number(cell.tokens_per_s, 0)} tokens/s`),
         sparkline(rates.get(cell.id), "tokens per second, last minute"))));
 }
@@ -65,8 +65,8 @@ function tierRows(state) {
   if (!state.attainment.length) return [el("p", { class: "empty" }, "No finished request had objectives.")];
   return state.attainment.map(({ tier, attained, missed }) => {
     const share = attained / (attained + missed);
-    return el("label", { class: "tier" },
-      el("span", {}, tier), el("meter", { min: 0, max: 1, low: 0.9, high: 0.99, optimum: 1, value: share }),
+    return el("div", { class: "tier" },
+      el("span", {}, tier), bar(share, share >= 0.99 ? "good" : share >= 0.9 ? "warn" : "bad", `${tier}: share attained`),
       el("span", {}, `${percent(share)} of ${number(attained + missed, 0)}`));
   });
 }
