@@ -13,8 +13,11 @@ import hmac
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from cluster.security_config import KeyConfig, SecurityConfig
+if TYPE_CHECKING:
+    # Commands that only send a key need not wait for pydantic.
+    from cluster.security_config import KeyConfig, SecurityConfig
 
 #: Environment variable with a key: the server's only one, or the one that `flotilla` commands send.
 KEY_VARIABLE = "FLOTILLA_API_KEY"

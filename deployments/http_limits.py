@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 else:
     from uvicorn.protocols.http.auto import AutoHTTPProtocol as HttpProtocol
 
-_TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_LAST_WORDS = b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_TIMED_OUT = b"HTTP/1.1 408 Request Timeout" + _LAST_WORDS
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large" + _LAST_WORDS
+
+#: uvicorn's parser takes headers of any length.
+MOST_HEADER_BYTES = 1 << 16
 
 
 def request_timeout(limit_s: float) -> ApiError:
@@ -79,6 +84,7 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
     class TimedProtocol(HttpProtocol):
         """One connection."""
 
+        _num_header_bytes = 0
         _read_timer: asyncio.TimerHandle | None = None
         _write_timer: asyncio.TimerHandle | None = None
 
@@ -90,11 +96,17 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
         def data_received(self, data: bytes) -> None:
             """Bytes came: headers are complete as soon as there is another request cycle."""
             before = self.cycle
+            are_headers = self._is_idle() or not self.cycle.more_body
             if self._read_timer is None and self._is_idle():
                 self._await_headers()
             super().data_received(data)
             if self.cycle is not before:
+                self._num_header_bytes = 0
                 self._stop_reading()
+            elif are_headers:
+                self._num_header_bytes += len(data)
+                if self._num_header_bytes > MOST_HEADER_BYTES:
+                    self._hang_up(_TOO_LARGE)
 
         def connection_lost(self, exc: Exception | None) -> None:
             """The connection ended."""
@@ -120,8 +132,13 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
 
         def _read_timed_out(self) -> None:
             self._read_timer = None
-            if self._is_idle():  # else it would come in the midst of an answer
-                self.transport.write(_TIMED_OUT)
+            self._hang_up(_TIMED_OUT)
+
+        def _hang_up(self, last_words: bytes) -> None:
+            if not self._is_idle():
+                self.transport.abort()  # words would come in the midst of an answer
+            elif not self.transport.is_closing():
+                self.transport.write(last_words)
                 self.transport.close()
 
         def _stop_reading(self) -> None:

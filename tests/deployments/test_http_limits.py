@@ -95,6 +95,19 @@ async def test_who_sends_too_slowly_is_hung_up_on(
             assert (await client.get("/health")).status_code == 200
 
 
+LONG_HEADERS = b"GET /health HTTP/1.1\r\n" + b"".join(b"X-%d: y\r\n" % n for n in range(9000))
+
+
+async def test_headers_have_an_end(service: ApiService, cell: CellStandIn) -> None:
+    cell.starved = True
+    body = b'{"prompt": "hi"}'
+    async with serving(service, LIMITS.model_copy(update={"read_timeout_s": 30.0})) as port:
+        assert (await told(port, LONG_HEADERS)).startswith(b"HTTP/1.1 431 ")
+        # Of a request that is sent while another is answered, likewise; nobody could read a status there.
+        assert await told(port, post(len(body)) + body, LONG_HEADERS, pause_s=0.05) == b""
+        await eventually(lambda: len(cell.cancels) == 1)
+
+
 async def test_a_connection_in_use_is_kept(service: ApiService, cell: CellStandIn) -> None:
     """The limit is for headers: neither a slow answer nor a pause between requests ends a connection."""
     cell.pause_s = 0.06
