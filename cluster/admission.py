@@ -16,6 +16,20 @@ from cluster.stream_messages import Rejected, Submit
 SLOT_MARGIN = 40
 # Slots of growth set aside per running request before another is admitted.
 GROWTH_RESERVE = 16
+#: Why requests are refused: every code there is.
+CODES = frozenset(
+    {
+        "queue_full",
+        "saturated",
+        "not_ready",
+        "draining",
+        "slo_infeasible",
+        "prompt_too_long",
+        "empty_prompt",
+        "bad_token",
+        "duplicate_id",
+    }
+)
 
 
 class CellState(Protocol):
@@ -26,6 +40,7 @@ class CellState(Protocol):
     requests: dict[str, Request]
     waiting: list[Request]
     verifier: VerifierReady | None
+    limits: VerifierReady | None
     is_draining: bool
 
     @property
@@ -44,9 +59,9 @@ def check(submit: Submit, cell: CellState) -> Rejected | None:
         return _reject(submit, "not_ready", "the target model is starting", retry_after_s=5.0)
     if not submit.prompt:
         return _reject(submit, "empty_prompt", "the prompt has no tokens")
-    if cell.verifier is not None:
-        if max(submit.prompt) >= cell.verifier.vocab_size or min(submit.prompt) < 0:
-            message = f"prompt token ids must be in 0..{cell.verifier.vocab_size - 1}"
+    if cell.limits is not None:
+        if max(submit.prompt) >= cell.limits.vocab_size or min(submit.prompt) < 0:
+            message = f"prompt token ids must be in 0..{cell.limits.vocab_size - 1}"
             return _reject(submit, "bad_token", message)
         if len(submit.prompt) >= cell.max_model_tokens:
             message = (

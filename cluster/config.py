@@ -167,7 +167,7 @@ class SchedulerConfig(StrictModel):
         default="flotilla", description="Who is admitted, decodes and is prefilled; see cluster/batching."
     )
     max_running: int = Field(default=64, ge=1, description="Requests decoded at once.")
-    max_waiting: int = Field(default=256, ge=0, description="Requests queued before 429.")
+    max_waiting: int = Field(default=256, ge=1, description="Requests queued before 429.")
     prefill_chunk: int = Field(
         default=128,
         ge=8,

@@ -14,6 +14,7 @@ from cluster.commits import commit
 from cluster.config import FlotillaConfig
 from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN, CostModel
 from cluster.door import Door
+from cluster.draft_checks import checked
 from cluster.drafter_pool import DrafterPool
 from cluster.events import (
     Action,
@@ -63,6 +64,8 @@ class SchedulerCore:
         self.waiting: list[Request] = []
         self.running: dict[str, Request] = {}
         self.verifier: VerifierReady | None = None
+        # Of the target, also while it is made again: what comes meanwhile is judged by them.
+        self.limits: VerifierReady | None = None
         self.free_slots = 0
         self.is_draining = False
         self.totals = self.planner.totals
@@ -95,7 +98,8 @@ class SchedulerCore:
             case CellDraining(with_running):
                 self._drain(with_running, now)
             case VerifierReady(num_slots=num_slots):
-                self.verifier, self.free_slots = event, num_slots
+                self.verifier = self.limits = event
+                self.free_slots = num_slots
             case WorkerLost(name):
                 self._worker_lost(name)
             case Tick():
@@ -125,9 +129,9 @@ class SchedulerCore:
     @property
     def max_model_tokens(self) -> int:
         """Longest sequence served: the model's window, or what the KV pool holds if that is less."""
-        if self.verifier is None:
+        if self.limits is None:
             return 0
-        return min(self.verifier.max_tokens, self.verifier.num_slots - admission.SLOT_MARGIN)
+        return min(self.limits.max_tokens, self.limits.num_slots - admission.SLOT_MARGIN)
 
     @property
     def is_idle(self) -> bool:
@@ -188,10 +192,11 @@ class SchedulerCore:
     # Answers
 
     def _draft_done(self, event: DraftDone, now: float) -> None:
-        result = event.result
-        outstanding = self.pool.answered(event.drafter, result, now)
-        if outstanding is None:
+        outstanding = self.pool.outstanding(event.drafter, event.result.call_id)
+        if outstanding is None or self.limits is None:
             return
+        result = checked(event, outstanding, self.requests, self.limits.vocab_size, self.max_model_tokens)
+        self.pool.answered(event.drafter, result, now)
         self.totals.draft_forward_s += result.forward_seconds
         if outstanding.predicted_s > 0.0:
             self.cost.observe(event.drafter, outstanding.predicted_s, result.seconds, outstanding.depth)

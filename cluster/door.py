@@ -150,10 +150,9 @@ class Door:
 
     def _refuse(
         self, submit: Submit, asked: Terms, predicted: Prediction, cell: Cell, now: float
-    ) -> Rejected:
+    ) -> Admitted | Rejected:
         candidates = [asked, *(submit.downgrades if submit.on_miss == "downgrade" else ())]
-        drafts = bool(cell.pool.drafters)
-        alone = self.forecast.alone(submit, drafts=drafts)
+        alone = self.forecast.alone(submit, drafts=bool(cell.pool.drafters))
         hoped = [terms for terms in candidates if not self._missed(terms.objective, alone)]
         if not hoped:
             message = (
@@ -163,6 +162,8 @@ class Door:
             return Rejected(
                 request_id=submit.request_id, code="slo_infeasible", message=message, predicted=alone
             )
+        if not cell.requests:  # there is no load that could fall: only serving it tells
+            return Admitted(_on(submit, hoped[0]), predicted)
         retry_after_s = min(self._met_after_s(submit, terms, cell, now) for terms in hoped)
         retry_after_s = self._promise(retry_after_s, submit, tuple(hoped), now)
         return Rejected(

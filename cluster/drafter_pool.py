@@ -331,6 +331,11 @@ class DrafterPool:
             return False
         return request.num_tokens - request.heard.get(drafter.name, 0) <= READ_WITH_DRAFT
 
+    def outstanding(self, name: str, call_id: int) -> OutstandingDraft | None:
+        """The call, if it is not answered."""
+        drafter = self.drafters.get(name)
+        return None if drafter is None else drafter.outstanding.get(call_id)
+
     def answered(self, name: str, result: DraftResult, now: float) -> OutstandingDraft | None:
         """Take an answer in: scores feed the estimates. None if the call is not known (any more)."""
         drafter = self.drafters.get(name)

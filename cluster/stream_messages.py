@@ -224,7 +224,7 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag="rejected"):
 
     Attributes:
         request_id: the request.
-        code: "queue_full", "saturated", "slo_infeasible", "prompt_too_long", "draining" or "duplicate_id".
+        code: one of `cluster.admission.CODES`.
         message: for people.
         retry_after_s: when to come back, if that helps.
         predicted: what was predicted for it, if that is why.

@@ -76,7 +76,9 @@ class Pending:
                 )
                 self.events.put_nowait(end)
                 return None
-        return msgspec.structs.replace(request, request_id=self.wire_id, output=self.output)
+        # Who was admitted once is not refused for an objective because its cell was lost.
+        on_miss = "serve" if self.is_promised else request.on_miss
+        return msgspec.structs.replace(request, request_id=self.wire_id, output=self.output, on_miss=on_miss)
 
     def refused(self) -> None:
         """The cell did not take it, or gave it back."""
