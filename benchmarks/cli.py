@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks import (
+    cli_chaos,
     cli_compare,
     cli_dashboards,
     cli_decomposition,
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 
 app.add_typer(vllm_app, name="vllm")
+app.command()(cli_chaos.chaos)
 app.command()(cli_compare.compare)
 app.command()(cli_compare.selection)
 app.command()(cli_pipeline.pipeline)

@@ -1,0 +1,89 @@
+"""The fault search over the scheduler core: nothing in the real one, every fault in broken ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import chaos
+from benchmarks.chaos_schedule import FAULTS, Schedule, drawn, names_of
+from benchmarks.chaos_world import ChaosWorld
+from cluster.core import SchedulerCore
+from deployments.cli import app
+from tests.chaos.broken_cores import BROKEN, EndsTwice, LeaksSlots, LosesToken
+
+NUM_SCHEDULES = 80
+# Every fault shows within so many schedules.
+MOST_TRIED = 120
+
+
+def test_random_schedules_lose_nothing() -> None:
+    happened, failures = chaos.search(range(NUM_SCHEDULES))
+    for failure in failures[:1]:
+        short = chaos.shortened(failure)
+        pytest.fail(f"{len(failures)} failed; {short.kind}: {short.message}\n\n{short.schedule.script()}")
+    # A search that tries nothing finds nothing.
+    for name in ("preemptions", "deferred", "draft timeouts", "corrupt drafts", "resubmissions", "tokens"):
+        assert happened[name] >= 5, name
+    for name in ("targets lost", "drafters lost", "schedulers lost", "cells drained", "policy changes"):
+        assert happened[name] >= 5, name
+    tried = {name for seed in range(NUM_SCHEDULES) for name in names_of(drawn(seed).operations)}
+    assert tried >= FAULTS.keys()
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda core: core.__name__)
+def test_every_fault_is_found(broken: type[SchedulerCore]) -> None:
+    for seed in range(MOST_TRIED):
+        _, failure = chaos.attempt(drawn(seed), broken)
+        if failure is not None:
+            break
+    assert failure is not None, f"{broken.__name__} was not found"
+    _, real = chaos.attempt(failure.schedule)
+    assert real is None, "the fault is not the broken core's"
+
+
+@pytest.mark.parametrize("broken", [LosesToken, LeaksSlots, EndsTwice], ids=lambda core: core.__name__)
+def test_what_fails_becomes_short(broken: type[SchedulerCore]) -> None:
+    _, failures = chaos.search(range(10), broken)
+    failure = max(failures, key=lambda one: len(one.schedule.operations))
+    assert len(failure.schedule.operations) > 50
+    short = chaos.shortened(failure, broken)
+    assert len(short.schedule.operations) <= 5
+    _, again = chaos.attempt(short.schedule, broken)
+    assert again is not None
+    assert again.kind == failure.kind
+
+
+def test_a_schedule_repeats_exactly() -> None:
+    schedule = drawn(17)
+    assert ChaosWorld.run(schedule) == ChaosWorld.run(schedule)
+
+
+def test_the_script_of_a_schedule_is_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Schedule] = []
+    monkeypatch.setattr(ChaosWorld, "run", ran.append)
+    for seed in range(20):
+        exec(drawn(seed).script(), {})
+    assert ran == [drawn(seed) for seed in range(20)]
+
+
+def test_the_command_reports_figures(tmp_path: Path) -> None:
+    file = tmp_path / "chaos.json"
+    command = ["bench", "chaos", "--schedules", "6", "--processes", "1", "--json", str(file)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "6 schedules" in result.output
+    record = json.loads(file.read_text())
+    assert (record["schedules"], record["failed"], record["failures"]) == (6, 0, [])
+    assert record["happened"]["requests"] > 6
+
+
+def test_the_command_prints_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ChaosWorld.run
+    monkeypatch.setattr(ChaosWorld, "run", lambda schedule, *_: run(schedule, BROKEN[0]))
+    result = CliRunner().invoke(app, ["bench", "chaos", "--schedules", "6", "--processes", "1"])
+    assert result.exit_code == 1
+    assert "ChaosWorld.run(Schedule(settings, operations))" in result.output
