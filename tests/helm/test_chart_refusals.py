@@ -36,6 +36,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "a dtype that there is not": ({"config": {"target": {"dtype": "int4"}}}, ("/config/target/dtype",)),
     "a drafter of no kind": ({"config": {"drafters": [{"kind": "eagle"}]}}, ("/config/drafters/0",)),
+    "a model that Ray may start on the head": (
+        {"config": {"drafters": [{"kind": "model", "name": "small", "path": "zoo:a"}]}},
+        ("config.drafters[0]", "small", "placement"),
+    ),
     "text in place of a number": (
         {"config": {"policy": {"max_depth": "deep"}}},
         ("/config/policy/max_depth",),

@@ -31,7 +31,12 @@
 
 {{- $target := .Values.config.target -}}
 {{- $needed := mulf (default 1 $target.tensor_parallel) (dig "placement" "num_gpus" 0 $target) -}}
-{{- range .Values.config.drafters -}}
+{{- range $index, $drafter := .Values.config.drafters -}}
+{{- $placement := default (dict) .placement -}}
+{{- $reserves := or $placement.num_cpus $placement.num_gpus $placement.resources $placement.labels (eq (default "anywhere" $placement.collocate) "target") -}}
+{{- if and (eq .kind "model") (not $reserves) -}}
+{{- fail (printf "config.drafters[%d] (%s) reserves nothing, so Ray may start it on the head: set its placement" $index .name) -}}
+{{- end -}}
 {{- if ne (dig "placement" "collocate" "anywhere" .) "target" -}}
 {{- $needed = addf $needed (mulf (default 1 .replicas) (dig "placement" "num_gpus" 0 .)) -}}
 {{- end -}}

@@ -1,0 +1,118 @@
+"""What is made around the RayService: routes, policies, budgets, monitoring, notes."""
+
+from __future__ import annotations
+
+import yaml
+
+from tests.helm.rendered_chart import (
+    cluster,
+    group,
+    merged,
+    notes,
+    objects,
+    of_kind,
+    ray_service,
+    templates,
+)
+
+KEYS = {"apiKeys": {"enabled": True, "existingSecret": "keys", "client": {"secretName": "client"}}}
+
+
+def test_the_service_is_what_routes_point_to() -> None:
+    values = {"ingress": {"enabled": True, "host": "a.b"}, "service": {"port": 80}}
+    values |= {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}
+    service = ray_service(values)["spec"]["serveService"]
+    (ingress,) = of_kind("Ingress", values)
+    backend = ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
+    (route,) = of_kind("HTTPRoute", values)
+    (port,) = service["spec"]["ports"]
+    expected = {"name": service["metadata"]["name"], "port": port["port"]}
+    assert {"name": backend["name"], "port": backend["port"]["number"]} == expected
+    assert route["spec"]["rules"][0]["backendRefs"] == [expected]
+    assert (port["name"], port["targetPort"]) == ("serve", 8000)
+
+
+def test_an_ingress_ends_tls() -> None:
+    (ingress,) = of_kind("Ingress", {"ingress": {"enabled": True, "host": "a.b", "tlsSecretName": "cert"}})
+    assert ingress["spec"]["tls"] == [{"hosts": ["a.b"], "secretName": "cert"}]
+
+
+def test_requests_may_be_kept_from_the_head() -> None:
+    assert ray_service({"service": {"excludeHead": True}})["spec"]["excludeHeadPodFromServeSvc"] is True
+
+
+def test_the_network_is_closed_but_to_the_operator_and_themselves() -> None:
+    (policy,) = of_kind("NetworkPolicy", {"networkPolicy": {"enabled": True}})
+    sources = [source for rule in policy["spec"]["ingress"] for source in rule["from"]]
+    assert len(sources) == 2
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+
+
+def test_clients_reach_the_api_only() -> None:
+    clients = [{"namespaceSelector": {"matchLabels": {"team": "a"}}}]
+    (policy,) = of_kind("NetworkPolicy", {"networkPolicy": {"enabled": True, "clients": clients}})
+    (rule,) = [rule for rule in policy["spec"]["ingress"] if rule["from"] == clients]
+    assert [port["port"] for port in rule["ports"]] == [8000]
+
+
+def test_the_network_policy_and_the_budgets_are_about_the_pods() -> None:
+    values = merged(group(podDisruptionBudget={"maxUnavailable": 1}), {"networkPolicy": {"enabled": True}})
+    labels = {name: pod["metadata"]["labels"] for name, pod in templates(cluster(values))}
+    (policy,) = of_kind("NetworkPolicy", values)
+    selected = policy["spec"]["podSelector"]["matchLabels"].items()
+    assert all(selected <= found.items() for found in labels.values())
+    budgets = of_kind("PodDisruptionBudget", values)
+    for name, budget in zip(("head", "cpu"), budgets, strict=True):
+        assert budget["spec"]["selector"]["matchLabels"].items() <= labels[name].items()
+
+
+def test_flotillas_metrics_are_scraped_once() -> None:
+    monitor = of_kind("PodMonitor", {"monitoring": {"podMonitor": {"enabled": True}}})[0]
+    assert monitor["spec"]["selector"]["matchLabels"]["ray.io/node-type"] == "head"
+    assert [one["path"] for one in monitor["spec"]["podMetricsEndpoints"]] == ["/metrics"]
+
+
+def test_prometheus_finds_what_carries_its_label() -> None:
+    labels = {"release": "prometheus"}
+    on = {"enabled": True, "labels": labels}
+    found = objects({"monitoring": {"podMonitor": on, "rules": on}})
+    monitored = [each for each in found if each["kind"] in ("PodMonitor", "PrometheusRule")]
+    assert len(monitored) >= 3
+    assert all(labels.items() <= each["metadata"]["labels"].items() for each in monitored)
+
+
+def test_dashboards_carry_grafanas_label() -> None:
+    found = of_kind("ConfigMap", {"monitoring": {"dashboards": {"enabled": True, "namespace": "grafana"}}})
+    assert found
+    for each in found:
+        assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert each["metadata"]["namespace"] == "grafana"
+
+
+def test_prometheus_templates_in_alerts_survive_helm() -> None:
+    rules = of_kind("PrometheusRule", {"monitoring": {"rules": {"enabled": True}}})
+    assert "{{" in yaml.safe_dump(rules)
+
+
+def test_helm_test_is_a_hook() -> None:
+    (pod,) = of_kind("Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    compile(pod["spec"]["containers"][0]["args"][0], "first_token.py", "exec")
+
+
+def test_more_manifests_are_templates() -> None:
+    manifest = "{apiVersion: v1, kind: ConfigMap, metadata: {name: '{{ .Release.Name }}-x'}}"
+    (found,) = of_kind("ConfigMap", {"extraManifests": [manifest]})
+    assert found["metadata"]["name"] == "demo-x"
+
+
+def test_notes_say_how_to_reach_it() -> None:
+    text = notes()
+    assert "port-forward svc/demo-flotilla-serve-svc 8000:8000" in text
+    assert "curl http://127.0.0.1:8000/v1/completions" in text
+
+
+def test_notes_warn_of_an_open_service() -> None:
+    assert "Warning" in notes()
+    assert "Warning" not in notes(KEYS)
+    assert "Authorization: Bearer" in notes(KEYS)
