@@ -378,7 +378,7 @@ class SchedulerCore:
             drafted = [r for r in drafted if r.request_id in chosen]
             chunks = [(r, n) for r, n in chunks if r.state is State.PREFILLING]
             if not drafted and not chunks:  # all of them gave way; others can go on now
-                self._verify(self.micro_batches.members(self.running.values()), now)
+                self._progress(now, is_draft=True)
                 return
         call = self.verify_calls.build(drafted, chosen, chunks, now)
         if call is not None:

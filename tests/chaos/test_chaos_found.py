@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.chaos_schedule import Schedule, Settings
+from benchmarks.chaos_world import ChaosWorld
 from cluster.config import FlotillaConfig
 from cluster.events import DraftDone, Tick, WorkerLost
 from cluster.stream_messages import Objective
@@ -159,3 +161,22 @@ def test_a_queue_takes_somebody() -> None:
     """With `max_waiting: 0` every request was refused, as newcomers pass through the queue."""
     with pytest.raises(ValueError, match="max_waiting"):
         FlotillaConfig.model_validate({"target": {"path": "unused"}, "scheduler": {"max_waiting": 0}})
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Schedule(
+            Settings(batching="priority", num_slots=165, prefill_chunk=8),
+            (("submit", 392920), ("submit", 637324)),
+        ),
+        Schedule(
+            Settings(policy="specserve", batching="stta", num_slots=130),
+            (("burst", 634862), ("burst", 392716), ("drain_cell", 201770)),
+        ),
+    ],
+    ids=["priority", "stta"],
+)
+def test_others_go_on_at_once_when_all_that_were_drafted_for_give_way(schedule: Schedule) -> None:
+    """Those whom the batch limit had held back waited for the next tick, and the target with them."""
+    ChaosWorld.run(schedule)
