@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from zoo.registry import DOMAINS
@@ -65,6 +66,25 @@ def heads_tables(result: dict[str, Any]) -> str:
     return f"{seen}\n\n{_table(header, rows)}\n\n{verified}\n\n{_table(header, shapes)}"
 
 
+def replay_table(replay: dict[str, Any], names: Iterable[str]) -> str:
+    """Drafters that no teacher-forced pass can measure, from a replay of the target's greedy answers.
+
+    Args:
+        replay: figures of `python -m benchmarks.draft_replay`.
+        names: drafters that have their row elsewhere.
+    """
+    rows = [
+        [name, *("{acceptance:.3f}, {tokens_per_step:.2f}".format(**by[domain]) for domain in DOMAINS)]
+        for name, by in replay["drafters"].items()
+        if name not in set(names)
+    ]
+    title = (
+        "**By retokenization, and suffix automata: acceptance, tokens per verify step** (chains of "
+        f"{replay['depth']}, replayed on\n{replay['prompts']} prompts of each domain)"
+    )
+    return f"{title}\n\n{_table(['', *DOMAINS], rows)}"
+
+
 def _fence(text: str) -> str:
     mark = "````"
     return f"{mark}text\n{text.strip(chr(10))}\n{mark}"
@@ -82,14 +102,27 @@ def samples(result: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def fill(text: str, result: dict[str, Any]) -> str:
-    """``text`` with everything between the two marks replaced by tables and samples."""
+def fill(text: str, result: dict[str, Any], replay: dict[str, Any] | None = None) -> str:
+    """``text`` with everything between the two marks replaced by tables and samples.
+
+    Args:
+        text: of the card.
+        result: figures of `flotilla zoo evaluate`.
+        replay: as of `replay_table`; left out without it.
+
+    Raises:
+        ValueError: without the marks.
+    """
     before, mark, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not mark or not end:
         raise ValueError(f"the card has no part between {BEGIN} and {END}")
+    measured = [tables(result)]
+    if replay is not None:
+        measured.append(replay_table(replay, result["table"]))
+    tables_text = "\n\n".join(measured)  # no backslash in the braces of an f-string before Python 3.12
     return (
-        f"{before}{BEGIN}\n\n{tables(result)}\n\n## Samples\n\n"
+        f"{before}{BEGIN}\n\n{tables_text}\n\n## Samples\n\n"
         "The first prompts of each domain, unedited.\n\n"
         f"{samples(result)}\n\n{END}{after}"
     )

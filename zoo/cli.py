@@ -20,6 +20,8 @@ console = Console()
 #: Stages run under this folder unless told otherwise; git ignores it.
 BUILD = Path(__file__).parent / "build"
 EVALUATION = WEIGHTS / "evaluation.json"
+#: Where the checkout keeps the replay of drafters that `evaluate` cannot measure.
+REPLAY = Path(__file__).parents[1] / "docs" / "results" / "draft-replay.json"
 
 OutOption = Annotated[Path, typer.Option("--out", help="Folder of the run: data, checkpoints, logs.")]
 WeightsOption = Annotated[Path, typer.Option("--weights", help="Folder the finished models are written to.")]
@@ -157,12 +159,17 @@ def write_card(
     json_file: Annotated[Path, typer.Option("--json", help="Figures written by `evaluate`.")] = EVALUATION,
     card_file: Annotated[Path, typer.Option("--card", help="The Markdown file.")] = Path(__file__).parent
     / "README.md",
+    replay_file: Annotated[
+        Path,
+        typer.Option("--replay", help="Figures of `python -m benchmarks.draft_replay`; none if missing."),
+    ] = REPLAY,
 ) -> None:
-    """Fill the measured part of the model card from the evaluation's figures."""
+    """Fill the measured part of the model card from the figures of evaluation and replay."""
     from zoo import card
 
     result = json.loads(json_file.read_text(encoding="utf-8"))
-    card_file.write_text(card.fill(card_file.read_text(encoding="utf-8"), result), encoding="utf-8")
+    replay = json.loads(replay_file.read_text(encoding="utf-8")) if replay_file.is_file() else None
+    card_file.write_text(card.fill(card_file.read_text(encoding="utf-8"), result, replay), encoding="utf-8")
     console.print(f"wrote {card_file}")
 
 
