@@ -8,6 +8,7 @@ import pytest
 
 from zoo import card
 from zoo.cli import EVALUATION, REPLAY
+from zoo.registry import DOMAINS
 
 README = EVALUATION.parents[1] / "README.md"
 
@@ -20,7 +21,7 @@ def test_the_card_is_that_of_the_figures_in_the_repository() -> None:
 
 
 def test_a_drafter_has_one_row_and_without_a_replay_there_are_none() -> None:
-    figures = {domain: {"acceptance": 0.5, "tokens_per_step": 2.0} for domain in card.DOMAINS}
+    figures = {domain: {"acceptance": 0.5, "tokens_per_step": 2.0} for domain in DOMAINS}
     replay = {"depth": 4, "prompts": 3, "drafters": {"known": figures, "new": figures}}
     table = card.replay_table(replay, ["known"])
     assert "| new | 0.500, 2.00 | 0.500, 2.00 | 0.500, 2.00 |" in table
