@@ -48,6 +48,7 @@ _fig8 = Figure(
     series=_ALL,
     base=_MAIN,
     metrics=("attainment", "goodput"),
+    also=("throughput", "TTFT"),
     claims=(
         Claim("adaserve attains more than every baseline", "at all rates", "above", "attainment",
               ("adaserve",), BASELINES, limit=1.0, why=_PREFILL),

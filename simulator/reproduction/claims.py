@@ -49,7 +49,7 @@ class Results:
         """
         found = self.interval(metric, label, value).mean
         if found is None:
-            raise KeyError((metric, label, value))
+            raise KeyError(f"{label} at {value}")
         return found
 
 
@@ -67,7 +67,7 @@ def verdict(results: Results, claim: Claim) -> Verdict:
     try:
         return CHECKS[claim.kind](results, claim, at)
     except KeyError as error:
-        return Verdict(None, f"not run: {error}")
+        return Verdict(None, f"not run: {error.args[0]}")
 
 
 def _above(results: Results, claim: Claim, at: list[Value]) -> Verdict:

@@ -88,6 +88,9 @@ def run(
     if out is None:
         for held in results.values():
             console.rule(held.figure.title)
+            if not held.runs:
+                console.print(f"Not run: flotilla reproduce {held.figure.name}", highlight=False)
+                continue
             console.print(Markdown(report.claims_table(held)))
             for metric in held.figure.metrics:
                 console.print(Markdown(report.numbers_table(held, metric)))

@@ -91,7 +91,7 @@ def _section(results: Results) -> str:
     if figure.note:
         parts.append(figure.note + "\n")
     parts += [f"![{figure.title}]({figure.name}.png)\n", claims_table(results) + "\n"]
-    for metric in figure.metrics:
+    for metric in (*figure.metrics, *figure.also):
         parts.append(numbers_table(results, metric) + "\n")
     return "\n".join(parts)
 

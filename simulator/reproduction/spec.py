@@ -54,6 +54,7 @@ class Figure:
         claims: what the paper says, and what is asked of ours.
         reference: label of the series that `speedup` divides the latency of.
         quick_seconds: of arrivals in a quick run.
+        also: metrics that only the tables show.
         note: how the setting differs from the paper's.
     """
 
@@ -68,6 +69,7 @@ class Figure:
     reference: str = ""
     quick_seconds: float = 60.0
     note: str = ""
+    also: tuple[str, ...] = ()
 
     def setting(self, label: str, value: Value, seconds: float | None = None) -> Setting:
         """What one series is run on at one value of the axis.

@@ -35,6 +35,7 @@ SCOPE = Scope(seeds=(1, 2))
 def test_every_claim_refers_to_what_the_figure_has(figure: Figure) -> None:
     known = {"attainment", "violations", "goodput", "throughput", "step goodput", "tokens per step", SPEEDUP}
     assert set(figure.metrics) <= known
+    assert set(figure.also) <= known | {"TTFT", "latency"}
     assert figure.claims
     assert SPEEDUP not in figure.metrics or figure.reference in figure.series
     for claim in figure.claims:
