@@ -62,8 +62,9 @@ function poolTable(state) {
 }
 
 function tierRows(state) {
-  if (!state.attainment.length) return [el("p", { class: "empty" }, "No finished request had objectives.")];
-  return state.attainment.map(({ tier, attained, missed }) => {
+  const judged = state.attainment.filter(({ attained, missed }) => attained + missed > 0);
+  if (!judged.length) return [el("p", { class: "empty" }, "No finished request had objectives.")];
+  return judged.map(({ tier, attained, missed }) => {
     const share = attained / (attained + missed);
     return el("div", { class: "tier" },
       el("span", {}, tier), bar(share, share >= 0.99 ? "good" : share >= 0.9 ? "warn" : "bad", `${tier}: share attained`),

@@ -139,7 +139,7 @@ def check_page(server: Server) -> None:
             expect(page.locator("#tiers")).to_contain_text("default")
 
             # What the server refuses is told where it can be changed.
-            assert not problems
+            assert not problems, problems
             page.locator("[name=max_tokens]").fill("100000")
             page.locator("#send").click()
             expect(page.locator("#error")).to_be_visible()
