@@ -17,7 +17,7 @@ from referencing import Registry, Resource
 
 from cluster.config import FlotillaConfig
 from cluster.placement import plan_cell
-from deployments.grpc_proxy import SERVICER_FUNCTIONS
+from deployments.grpc_start import grpc_options
 from deployments.names import APP_NAME
 from tests.helm.operator_rules import violations
 from tests.helm.rendered_chart import (
@@ -243,9 +243,8 @@ def test_dashboards_and_rules_are_shipped_as_they_are_in_the_repository(name: st
 
 
 def test_grpc_of_the_cells_scenario_is_what_flotilla_tells_serve() -> None:
-    options = serve_config(scenario("cells"))["grpc_options"]
-    assert options["grpc_servicer_functions"] == SERVICER_FUNCTIONS
-    assert options["port"] == FlotillaConfig.model_validate(flotilla_args(scenario("cells"))).grpc.port
+    config = FlotillaConfig.model_validate(flotilla_args(scenario("cells")))
+    assert serve_config(scenario("cells"))["grpc_options"] == grpc_options(config.grpc)
 
 
 def test_nothing_is_rendered_for_what_is_off() -> None:

@@ -28,6 +28,7 @@ grpc_options:
   grpc_servicer_functions:
     - deployments.grpc_proxy.add_generation_to_proxy
     - grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server
+  enable_reflection: true
 {{- with dig "grpc" "default_deadline_s" 600 .Values.config }}
   request_timeout_s: {{ . }}
 {{- end }}

@@ -16,9 +16,19 @@
 - name: download-{{ $index }}
   image: {{ include "flotilla.image" $root }}
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-  command: [hf, download, {{ $model.repository | quote }}, --revision, {{ $model.revision | quote }}, --local-dir, {{ printf "%s/%s" $root.Values.models.mountPath $model.directory | quote }}, --include, "*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+  command:
+    - hf
+    - download
+    - {{ $model.repository | quote }}
+    - --revision={{ $model.revision }}
+    - --local-dir={{ $root.Values.models.mountPath }}/{{ $model.directory }}
+    {{- range list "*.safetensors" "*.json" "*.txt" "*.model" "*.jinja" }}
+    - --include={{ . }}
+    {{- end }}
   env:
     {{- include "flotilla.env" $root | nindent 4 }}
+    {{- /* The image says otherwise. */}}
+    - {name: HF_HUB_OFFLINE, value: "0"}
     {{- with $root.Values.models.hubToken }}
     {{- if .secretName }}
     - name: HF_TOKEN
