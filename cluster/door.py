@@ -27,6 +27,9 @@ from cluster.verify_calls import VerifyCalls
 PROMISE_S = 1.0
 # Most points in time that are tried for one.
 MOST_TRIED = 64
+# Promises that are remembered: each holds a prompt, and an overload makes thousands a second. So many fill
+# any queue several times, so that more of them would not change what is told.
+MOST_PROMISED = 1024
 # Times told are stretched, by as much more after each that was too early and as much less after each that
 # was not: six of seven come true in the long run. At first, twice as long.
 TOO_EARLY, IN_TIME = 2.0, 0.9
@@ -231,7 +234,8 @@ class Door:
 
     def _promise(self, after_s: float, submit: Submit, terms: tuple[Terms, ...], now: float) -> float:
         after_s = min(max(1.0, self._stretch * after_s), self.config.admission.max_retry_after_s)
-        insort(self._promised, Promise(now + after_s, submit, terms))
+        if len(self._promised) < MOST_PROMISED:
+            insort(self._promised, Promise(now + after_s, submit, terms))
         return after_s
 
     def _keep_promises(self, cell: Cell, now: float) -> None:

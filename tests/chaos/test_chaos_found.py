@@ -11,7 +11,9 @@ from msgspec.structs import replace
 from benchmarks.chaos_schedule import Schedule, Settings
 from benchmarks.chaos_world import ChaosWorld
 from cluster.config import FlotillaConfig
-from cluster.events import DraftDone, Tick, WorkerLost
+from cluster.door import MOST_PROMISED
+from cluster.events import DraftDone, RequestArrived, Tick, WorkerLost
+from cluster.invariants import check_invariants
 from cluster.stream_messages import Objective
 from deployments.pending_requests import Pending
 from drafters.messages import Draft, DraftResult
@@ -142,6 +144,15 @@ def test_an_idle_cell_does_not_call_itself_saturated() -> None:
     assert not world.rejected
     world.drain()
     world.check_ends()
+
+
+def test_an_overload_does_not_fill_the_memory_with_those_who_were_refused() -> None:
+    """Each refusal kept its prompt until the time that the client was told to come back at."""
+    world = World(1, "autoregressive")
+    for number in range(3 * MOST_PROMISED):
+        world.core.handle(RequestArrived(submit(number, world.rng), "a"), world.now)
+    assert len(world.core.door._promised) == MOST_PROMISED
+    check_invariants(world.core)
 
 
 def test_who_was_admitted_is_not_refused_for_an_objective_when_its_cell_is_lost() -> None:
