@@ -9,15 +9,17 @@ with the highest sum of log-probabilities.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 from drafters.beam import Beam
-from drafters.heard import Heard, fit_plan, news
-from drafters.messages import Draft, DraftCall, DraftItem, DraftResult
+from drafters.heard import Heard
+from drafters.messages import Draft, DraftCall, DraftItem, DraftPlan
+from drafters.modelless import ModellessDrafter
 from drafters.protocol import Capabilities
 from drafters.stop_rules import AdaptiveDrafter, StopRule
 from engine.proposals import Proposals
+from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
 
 
@@ -48,7 +50,7 @@ class _Held(Heard):
         return scored, agreed
 
 
-class HeadsDrafter:
+class HeadsDrafter(ModellessDrafter["_Held", "_Drafting"]):
     """Drafts from the proposals that come with each item; without them, the root alone.
 
     It has no model, keeps no KV and imports no torch: what it costs is evaluating the heads, which it reports
@@ -73,73 +75,44 @@ class HeadsDrafter:
             num_candidates: tokens of each head that trees are made of.
             max_width: widest beam.
         """
-        self._held: dict[str, _Held] = {}
-        self._capabilities = Capabilities(
-            kind="heads",
-            max_depth=num_heads,
-            max_width=max_width,
-            has_probabilities=True,
-            needs_prefill=False,
-            num_candidates=num_candidates,
-            vocab_size=vocab_size,
-            max_tokens=max_tokens,
+        super().__init__(
+            Capabilities(
+                kind="heads",
+                max_depth=num_heads,
+                max_width=max_width,
+                has_probabilities=True,
+                needs_prefill=False,
+                num_candidates=num_candidates,
+                vocab_size=vocab_size,
+                max_tokens=max_tokens,
+            )
         )
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What this drafter can do."""
-        return self._capabilities
+    def _open(self, spec: RequestSpec, before: _Held | None) -> _Held:
+        known = before.proposals if before is not None else None
+        return _Held(spec, [], frozenset(spec.sampling.stop_token_ids), known)
 
-    def draft(self, call: DraftCall) -> DraftResult:
-        """Draft for every item of the call; a request not held at the position named goes to `unknown`."""
-        started = perf_counter()
-        for request_id in call.release:
-            self._held.pop(request_id, None)
-        drafting: list[_Drafting] = []
-        unknown: list[str] = []
-        for item in call.items:
-            found = self._begin(item)
-            if found is None:
-                unknown.append(item.request_id)
-            else:
-                drafting.append(found)
-        _grow(drafting, call.stop_rule)
-        evaluating = sum(item.proposals.seconds for item in call.items if item.proposals is not None)
-        return DraftResult(
-            call_id=call.call_id,
-            drafts=[one.draft() for one in drafting],
-            unknown=unknown,
-            seconds=perf_counter() - started + evaluating,
-            forward_seconds=evaluating,
-            num_forwards=1 if evaluating else 0,
-        )
-
-    def draft_ahead(self) -> bool:
-        """Nothing: the heads have said what they have to say."""
-        return False
-
-    def _begin(self, item: DraftItem) -> _Drafting | None:
-        held = self._held.get(item.request_id)
-        change = news(held, item)
-        if change is None:
-            return None
-        kept, new = change
-        if item.spec is not None:
-            known = held.proposals if held is not None else None
-            held = _Held(item.spec, [], frozenset(item.spec.sampling.stop_token_ids), known)
-            self._held[item.request_id] = held
-        if held is None:
-            return None
+    def _read(self, held: _Held, kept: int, new: list[int]) -> tuple[int, int]:
         held.tokens[kept:] = new
-        num_scored, num_agreed = held.score()
+        return held.score()
+
+    def _begin(
+        self, item: DraftItem, held: _Held, plan: DraftPlan, num_scored: int, num_agreed: int
+    ) -> _Drafting:
         proposals = item.proposals
         if proposals is not None and proposals.position != len(held.tokens):
             proposals = None
         held.proposals = proposals
-        plan = fit_plan(item.plan, held, self._capabilities)
-        return _Drafting(
-            item.request_id, Beam(held.tokens[-1], plan, held.stops), proposals, num_scored, num_agreed
-        )
+        beam = Beam(held.tokens[-1], plan, held.stops)
+        return _Drafting(item.request_id, beam, proposals, num_scored, num_agreed)
+
+    def _drafts(self, call: DraftCall, begun: Sequence[_Drafting]) -> list[Draft]:
+        _grow(begun, call.stop_rule)
+        return [one.draft() for one in begun]
+
+    def _seconds_elsewhere(self, call: DraftCall) -> float:
+        """Of evaluating the heads, in the target's process."""
+        return sum(item.proposals.seconds for item in call.items if item.proposals is not None)
 
 
 @dataclass(slots=True)
@@ -170,10 +143,10 @@ class _Drafting:
         )
 
 
-def _grow(drafting: list[_Drafting], stop_rule: StopRule | None) -> None:
+def _grow(drafting: Sequence[_Drafting], stop_rule: StopRule | None) -> None:
     """Grow all trees layer by layer, up to the layer after which `stop_rule` predicts no gain."""
     adaptive = AdaptiveDrafter(stop_rule) if stop_rule is not None else None
-    growing = drafting
+    growing: Sequence[_Drafting] = drafting
     while growing:
         growing = [one for one in growing if one.grow()]
         if adaptive is None or not growing:

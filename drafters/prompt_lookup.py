@@ -5,16 +5,18 @@ It costs no model and does best where output repeats input: editing, extraction,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
-from time import perf_counter
 
 import numpy as np
 
-from drafters.heard import Heard, fit_plan, news
-from drafters.messages import Draft, DraftCall, DraftItem, DraftPlan, DraftResult
+from drafters.heard import Heard
+from drafters.messages import Draft, DraftCall, DraftItem, DraftPlan
+from drafters.modelless import ModellessDrafter
 from drafters.ngram_index import NgramIndex
 from drafters.protocol import Capabilities
+from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
 
 _PRIOR_WEIGHT = 4.0  # tokens of a request's own record that weigh as much as the record of all requests
@@ -52,7 +54,7 @@ class _Held(Heard):
     stops: frozenset[int]
 
 
-class PromptLookupDrafter:
+class PromptLookupDrafter(ModellessDrafter[_Held, Draft]):
     """Drafts continuations of earlier occurrences of the present suffix.
 
     The first continuation is that of the longest matching suffix's most recent occurrence; plans wider
@@ -89,66 +91,32 @@ class PromptLookupDrafter:
         if not 1 <= min_ngram <= max_ngram:
             raise ValueError(f"need 1 <= min_ngram <= max_ngram, not {min_ngram} and {max_ngram}")
         self._min_ngram, self._max_ngram = min_ngram, max_ngram
-        self._held: dict[str, _Held] = {}
         self._record = _Record(max_ngram)
-        self._capabilities = Capabilities(
-            kind="prompt_lookup",
-            max_depth=max_depth,
-            max_width=max_width,
-            has_probabilities=False,
-            needs_prefill=False,
-            vocab_size=vocab_size,
-            max_tokens=max_tokens,
-        )
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What this drafter can do."""
-        return self._capabilities
-
-    def draft(self, call: DraftCall) -> DraftResult:
-        """Draft for every item of the call; a request not held at the position named goes to `unknown`.
-
-        A committed output token counts as scored also where no suffix matched: nothing would have been
-        drafted there, so it counts as not agreed.
-        """
-        started = perf_counter()
-        for request_id in call.release:
-            self._held.pop(request_id, None)
-        drafts: list[Draft] = []
-        unknown: list[str] = []
-        for item in call.items:
-            draft = self._draft(item)
-            if draft is None:
-                unknown.append(item.request_id)
-            else:
-                drafts.append(draft)
-        return DraftResult(
-            call_id=call.call_id, drafts=drafts, unknown=unknown, seconds=perf_counter() - started
-        )
-
-    def draft_ahead(self) -> bool:
-        """Nothing: looking up costs next to nothing."""
-        return False
-
-    def _draft(self, item: DraftItem) -> Draft | None:
-        held = self._held.get(item.request_id)
-        change = news(held, item)
-        if change is None:
-            return None
-        kept, new = change
-        if item.spec is not None:
-            index = NgramIndex(self._min_ngram, self._max_ngram)
-            held = _Held(
-                spec=item.spec,
-                tokens=index.tokens,
-                index=index,
-                record=_Record(self._max_ngram, self._record),
-                stops=frozenset(item.spec.sampling.stop_token_ids),
+        super().__init__(
+            Capabilities(
+                kind="prompt_lookup",
+                max_depth=max_depth,
+                max_width=max_width,
+                has_probabilities=False,
+                needs_prefill=False,
+                vocab_size=vocab_size,
+                max_tokens=max_tokens,
             )
-            self._held[item.request_id] = held
-        if held is None:
-            return None
+        )
+
+    def _open(self, spec: RequestSpec, before: _Held | None) -> _Held:
+        index = NgramIndex(self._min_ngram, self._max_ngram)
+        return _Held(
+            spec=spec,
+            tokens=index.tokens,
+            index=index,
+            record=_Record(self._max_ngram, self._record),
+            stops=frozenset(spec.sampling.stop_token_ids),
+        )
+
+    def _read(self, held: _Held, kept: int, new: list[int]) -> tuple[int, int]:
+        # A committed output token counts as scored also where no suffix matched: nothing would have been
+        # drafted there, so it counts as not agreed.
         if kept < len(held.tokens):
             held.index.truncate(kept)
         num_scored = num_agreed = 0
@@ -157,13 +125,20 @@ class PromptLookupDrafter:
                 num_scored += 1
                 num_agreed += _score(held, token)
             held.index.append(token)
-        plan = fit_plan(item.plan, held, self._capabilities)
+        return num_scored, num_agreed
+
+    def _begin(
+        self, item: DraftItem, held: _Held, plan: DraftPlan, num_scored: int, num_agreed: int
+    ) -> Draft:
         return Draft(
             request_id=item.request_id,
             tree=_Trie(held, plan, self._max_ngram).tree(),
             num_scored=num_scored,
             num_agreed=num_agreed,
         )
+
+    def _drafts(self, call: DraftCall, begun: Sequence[Draft]) -> list[Draft]:
+        return list(begun)
 
 
 def _score(held: _Held, token: int) -> bool:

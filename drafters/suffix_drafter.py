@@ -12,22 +12,24 @@ the target alone. Timing could still hint at what others were answered: `scope="
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, nsmallest
 from itertools import islice
 from math import exp, log
-from time import perf_counter
 from typing import Literal
 
 import numpy as np
 
-from drafters.heard import Heard, fit_plan, news
-from drafters.messages import Draft, DraftCall, DraftItem, DraftPlan, DraftResult
+from drafters.heard import Heard
+from drafters.messages import Draft, DraftCall, DraftItem, DraftPlan
+from drafters.modelless import ModellessDrafter
 from drafters.protocol import Capabilities
 from drafters.stop_rules import AdaptiveDrafter, StopRule
 from drafters.suffix_automaton import Context, SuffixAutomaton
 from drafters.suffix_escapes import EscapeRecord, Source
 from drafters.suffix_store import RecentOutputs
+from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
 
 # Contexts asked for one distribution, longest first: each further one is a suffix of those before.
@@ -37,6 +39,8 @@ _TAKE_IN = 256
 
 Sources = list[tuple[SuffixAutomaton, Context]]
 _Level = tuple[Source, int, dict[int, int]]
+# A request, its tree, and how many tokens were scored and agreed.
+_Grown = tuple[str, "_Tree", int, int]
 
 
 @dataclass(slots=True)
@@ -53,7 +57,7 @@ class _Held(Heard):
         return self.tokens[self.spec.prompt_len :]
 
 
-class SuffixAutomatonDrafter:
+class SuffixAutomatonDrafter(ModellessDrafter["_Held", _Grown]):
     """Drafts token trees from what followed the present suffix, here and in other requests' outputs."""
 
     def __init__(
@@ -86,56 +90,23 @@ class SuffixAutomatonDrafter:
         self._min_match, self._max_match = min_match, max_match
         self._recent = RecentOutputs(capacity, max_match) if scope == "cell" else None
         self._record = EscapeRecord()
-        self._held: dict[str, _Held] = {}
-        self._capabilities = Capabilities(
-            kind="suffix_automaton",
-            max_depth=max_depth,
-            max_width=max_width,
-            has_probabilities=True,
-            needs_prefill=False,
-            vocab_size=vocab_size,
-            max_tokens=max_tokens,
+        super().__init__(
+            Capabilities(
+                kind="suffix_automaton",
+                max_depth=max_depth,
+                max_width=max_width,
+                has_probabilities=True,
+                needs_prefill=False,
+                vocab_size=vocab_size,
+                max_tokens=max_tokens,
+            )
         )
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What this drafter can do."""
-        return self._capabilities
-
-    def draft(self, call: DraftCall) -> DraftResult:
-        """Draft for every item of the call; a request not held at the position named goes to `unknown`.
-
-        A committed output token counts as scored also where no suffix matched: nothing would have been
-        drafted there, so it counts as not agreed.
-        """
-        started = perf_counter()
-        for request_id in call.release:
-            held = self._held.pop(request_id, None)
-            if held is not None and self._recent is not None:
-                self._recent.add(held.output)
+    def _released(self, ended: Sequence[_Held]) -> None:
         if self._recent is not None:
+            for held in ended:
+                self._recent.add(held.output)
             self._recent.take_in(_TAKE_IN)
-        grown: list[tuple[DraftItem, _Tree, int, int]] = []
-        unknown: list[str] = []
-        for item in call.items:
-            heard = self._hear(item)
-            if heard is None:
-                unknown.append(item.request_id)
-                continue
-            held, num_scored, num_agreed = heard
-            tree = _Tree(held.tokens[-1], fit_plan(item.plan, held, self._capabilities))
-            self._grow(tree, held)
-            grown.append((item, tree, num_scored, num_agreed))
-        depth = self._capabilities.max_depth
-        if call.stop_rule is not None:
-            depth = _depth_that_pays(call.stop_rule, [tree for _, tree, _, _ in grown], depth)
-        drafts = [
-            Draft(request_id=item.request_id, tree=tree.tree(depth), num_scored=scored, num_agreed=agreed)
-            for item, tree, scored, agreed in grown
-        ]
-        return DraftResult(
-            call_id=call.call_id, drafts=drafts, unknown=unknown, seconds=perf_counter() - started
-        )
 
     def draft_ahead(self) -> bool:
         """Take in some of the outputs that wait for it."""
@@ -144,21 +115,14 @@ class SuffixAutomatonDrafter:
         self._recent.take_in(_TAKE_IN)
         return self._recent.num_waiting > 0
 
-    def _hear(self, item: DraftItem) -> tuple[_Held, int, int] | None:
-        """Take in the item's tokens: the request, how many were scored and how many agreed."""
-        held = self._held.get(item.request_id)
-        change = news(held, item)
-        if change is None:
-            return None
-        kept, new = change
-        if item.spec is not None:
-            if held is not None and self._recent is not None:
-                self._recent.add(held.output)
-            stops = frozenset(item.spec.sampling.stop_token_ids)
-            held = _Held(item.spec, [], SuffixAutomaton(self._max_match), stops)
-            self._held[item.request_id] = held
-        elif held is None:
-            return None
+    def _open(self, spec: RequestSpec, before: _Held | None) -> _Held:
+        if before is not None and self._recent is not None:
+            self._recent.add(before.output)
+        return _Held(spec, [], SuffixAutomaton(self._max_match), frozenset(spec.sampling.stop_token_ids))
+
+    def _read(self, held: _Held, kept: int, new: list[int]) -> tuple[int, int]:
+        # A committed output token counts as scored also where no suffix matched: nothing would have been
+        # drafted there, so it counts as not agreed.
         if kept < len(held.tokens):
             del held.tokens[kept:]
             held.own = SuffixAutomaton(self._max_match)
@@ -174,7 +138,23 @@ class SuffixAutomatonDrafter:
             held.own.append(token)
             held.tokens.append(token)
             held.shared = [(automaton, automaton.step(at, token)) for automaton, at in held.shared]
-        return held, num_scored, num_agreed
+        return num_scored, num_agreed
+
+    def _begin(
+        self, item: DraftItem, held: _Held, plan: DraftPlan, num_scored: int, num_agreed: int
+    ) -> _Grown:
+        tree = _Tree(held.tokens[-1], plan)
+        self._grow(tree, held)
+        return item.request_id, tree, num_scored, num_agreed
+
+    def _drafts(self, call: DraftCall, begun: Sequence[_Grown]) -> list[Draft]:
+        depth = self._capabilities.max_depth
+        if call.stop_rule is not None:
+            depth = _depth_that_pays(call.stop_rule, [tree for _, tree, _, _ in begun], depth)
+        return [
+            Draft(request_id=request_id, tree=tree.tree(depth), num_scored=scored, num_agreed=agreed)
+            for request_id, tree, scored, agreed in begun
+        ]
 
     def _look_up(self, held: _Held) -> None:
         """Find the request's tail in recent outputs, unless nothing was added there since."""
