@@ -37,7 +37,8 @@ def checked(
         max_model_tokens: longest sequence served.
     """
     result, drafts = event.result, event.result.drafts
-    are_asked = [draft.request_id in call.request_ids for draft in drafts]
+    asked = set(call.request_ids)
+    are_asked = [draft.request_id in asked for draft in drafts]
     if all(are_asked) and _are_trees([draft.tree for draft in drafts], vocab_size):
         sound = [True] * len(drafts)
     else:
