@@ -56,13 +56,15 @@ class Results:
 # Below so many per cent of violations nothing is divided: it would be a handful of requests.
 LEAST = 1.0
 _TOO_FEW = "under 1 % under either: too few to compare"
+# Of how many values of the axis a check can tell anything.
+_LEAST_POINTS = {"constant": 2, "declines": 2, "falls below": 2, "inner peak": 3, "single peak": 3}
 Check = Callable[[Results, Claim, list[Value]], Verdict]
 
 
 def verdict(results: Results, claim: Claim) -> Verdict:
     """Check one claim; values of the axis that were not run are left out."""
     at = [value for value in (claim.at or results.values) if value in results.values]
-    if not at:
+    if len(at) < _LEAST_POINTS.get(claim.kind, 1):
         return Verdict(None, "not run")
     try:
         return CHECKS[claim.kind](results, claim, at)
