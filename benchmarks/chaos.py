@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chaos_cell import MakeCore
 from benchmarks.chaos_schedule import Operation, Schedule, Settings, drawn
-from benchmarks.chaos_world import ChaosWorld, MakeCore, summed
+from benchmarks.chaos_world import ChaosWorld, summed
 from benchmarks.environment import describe
 from cluster.core import SchedulerCore
 

@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from benchmarks.chaos_workers import CORRUPTIONS, KINDS, MAX_TOKENS, VOCAB
+from benchmarks.chaos_corruptions import CORRUPTIONS
+from benchmarks.chaos_workers import KINDS, MAX_TOKENS, VOCAB
 from cluster.batching.registry import BATCHING_RULES
 from cluster.policies.registry import POLICIES
 from cluster.stream_messages import Objective, Speculation, Submit, Terms
