@@ -124,9 +124,16 @@ class HeadBatch:
 
 
 def batches(data: HiddenRows, heads: int, size: int, seed: int) -> Iterator[HeadBatch]:
-    """Endless random batches of rows that have something to predict, pass after pass."""
+    """Endless random batches of rows that have something to predict, pass after pass; all rows if too few.
+
+    Raises:
+        ValueError: if no row has anything to predict.
+    """
     rng = np.random.default_rng(seed)
     useful = np.flatnonzero(data.left > 0)
+    if not len(useful):
+        raise ValueError("no answer has two tokens: there is nothing to train heads on")
+    size = min(size, len(useful))
     ahead = np.arange(1, heads + 1)[:, None]
     while True:
         order = rng.permutation(useful)

@@ -1,0 +1,46 @@
+"""The stages of `flotilla zoo heads`, one after the other: each takes what the one before wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engine.heads_config import check_target, read_description
+from zoo import heads, heads_data, heads_evaluate, models
+from zoo.agreement import prompt_ids
+from zoo.generate import continue_batch
+from zoo.registry import TARGET, load_prompts, weights_dir
+from zoo.scored import Scored, ScoredBuilder
+from zoo.tokenizer import load
+
+
+def test_heads_are_trained_on_what_the_target_wrote_and_read(tmp_path: Path) -> None:
+    directory = weights_dir(TARGET)
+    target, tokenizer = models.load(directory), load(directory)
+    built = ScoredBuilder()
+    answers = []
+    for prompt in load_prompts("code")[:3]:
+        ids = prompt_ids(tokenizer, prompt)
+        end = int(target.config.eos_token_id)
+        answer, top_ids, top_logp = continue_batch(target, torch.tensor([ids]), torch.tensor([0.0]), end, 12)[
+            0
+        ]
+        built.add(0, ids, answer, top_ids, top_logp)
+        answers.append((ids, answer))
+    built.build().save(tmp_path / "generated-0.npz")
+
+    scored = Scored.load([tmp_path / "generated-0.npz"])
+    heads_data.collect(directory, scored, minutes=1.0).save(tmp_path / "hidden-0.npz")
+    rows = heads_data.HiddenRows.load([tmp_path / "hidden-0.npz"])
+    assert len(rows) == sum(len(answer) for _, answer in answers)
+    assert rows.token.tolist() == [token for _, answer in answers for token in answer]
+
+    trained = heads.train(directory, rows, tmp_path, minutes=0.01)
+    check_target(read_description(trained), directory)
+    found = heads_evaluate.load(trained, target)
+    assert all(bool(block.weight.any()) for block in found.blocks), "they are as they began"
+    ids, answer = answers[0]
+    ranks = heads_evaluate.follow(target, found, ids, answer)
+    assert ranks.shape == (heads.NUM_HEADS, len(answer))
+    assert heads_evaluate.accepted_by_tree(ranks, (1, 1, 1))
