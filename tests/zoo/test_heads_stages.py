@@ -39,7 +39,7 @@ def test_heads_are_trained_on_what_the_target_wrote_and_read(tmp_path: Path) -> 
     trained = heads.train(directory, rows, tmp_path, minutes=0.01)
     check_target(read_description(trained), directory)
     found = heads_evaluate.load(trained, target)
-    assert all(bool(block.weight.any()) for block in found.blocks), "they are as they began"
+    assert all(bool(weight.any()) for weight in found.parameters()), "they are as they began"
     ids, answer = answers[0]
     ranks = heads_evaluate.follow(target, found, ids, answer)
     assert ranks.shape == (heads.NUM_HEADS, len(answer))
