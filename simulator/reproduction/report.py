@@ -90,6 +90,8 @@ def _section(results: Results) -> str:
     parts = [f"## {figure.title}\n"]
     if figure.note:
         parts.append(figure.note + "\n")
+    if len(results.values) < len(figure.points):
+        parts.append(f"Run at {len(results.values)} of {len(figure.points)} values of the axis.\n")
     parts += [f"![{figure.title}]({figure.name}.png)\n", claims_table(results) + "\n"]
     for metric in (*figure.metrics, *figure.also):
         parts.append(numbers_table(results, metric) + "\n")
