@@ -258,11 +258,9 @@ class SchedulerCore:
             else:
                 request.advance(Trigger.PREFILLED)
                 self._commit(request, progress.verdict, now)
-        for request_id in result.unknown:
-            request = self.requests.get(request_id)
-            if request is not None and request.is_running:
-                self._preempt(request, lost=True)
-        deferred = [self.requests[i] for i in result.deferred if i in self.requests]
+        for request in [r for i in result.unknown if (r := self.requests.get(i)) and sent.awaits(r)]:
+            self._preempt(request, lost=True)
+        deferred = [r for i in result.deferred if (r := self.requests.get(i)) and sent.awaits(r)]
         for request in deferred:
             request.advance(Trigger.DEFERRED)
         if deferred and len(self.running) > 1:
@@ -294,7 +292,7 @@ class SchedulerCore:
         late = now - self.config.scheduler.draft_timeout_ms / 1e3
         for drafter in self.pool.drafters.values():
             for call in drafter.outstanding.values():
-                if call.sent_at > late:
+                if late < call.sent_at <= now:  # a later one was sent before the clock was put back
                     continue
                 for request_id in call.request_ids:
                     request = self._awaiting(request_id, call.call_id)

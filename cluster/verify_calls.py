@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cluster.cost_model import CostModel
 from cluster.forced_tokens import most_forced
 from cluster.head_proposals import NOTHING_WANTED, HeadProposals, Wanted
-from cluster.requests import Request, Trigger
+from cluster.requests import Request, State, Trigger
 from engine.tree import TokenTree
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem
 
@@ -34,6 +34,11 @@ class OutstandingVerify:
     prefilling: set[str]
     num_tokens: int
     sent_at: float
+
+    def awaits(self, request: Request) -> bool:
+        """Whether the request still waits for this call, and was not preempted or given up meanwhile."""
+        is_verified = request.request_id in self.trees
+        return request.state is (State.VERIFYING if is_verified else State.PREFILL_SENT)
 
 
 @dataclass(slots=True)

@@ -174,6 +174,34 @@ def test_a_queue_takes_somebody() -> None:
         FlotillaConfig.model_validate({"target": {"path": "unused"}, "scheduler": {"max_waiting": 0}})
 
 
+def test_a_request_preempted_in_the_second_of_two_calls_may_be_deferred_by_it() -> None:
+    """The answer to the first call made room by preempting it; that of the second raised."""
+    settings = Settings(batching="sep-pipe", micro_batches=3, num_slots=220, drafters=())
+    operations = (
+        ("submit", 367002),
+        ("burst", 343254),
+        ("answers", 394431),
+        ("forward", 350985),
+        ("no_slots", 930774),
+        ("answer", 602352),
+        ("no_slots", 1310),
+    )
+    ChaosWorld.run(Schedule(settings, operations))
+
+
+def test_a_clock_that_is_put_back_does_not_keep_anybody_waiting_for_a_drafter() -> None:
+    """Until the clock was where it had been, the drafter was not late."""
+    world = World(5, "fixed")
+    world.send(submit(0, world.rng, sampling=SamplingParams(temperature=0.0, max_tokens=30)))
+    while not any(isinstance(a, DraftDone) and a.result.drafts[0].tree.num_drafted for a in world.answers):
+        assert world.answer_one()
+    world.answers = [a for a in world.answers if not isinstance(a, DraftDone)]
+    world.now -= 1000.0
+    world.handle(Tick())
+    world.drain()
+    world.check_ends()
+
+
 @pytest.mark.parametrize(
     "schedule",
     [
