@@ -22,8 +22,8 @@ class HttpConfig(StrictModel):
     max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Larger bodies get a 413.")
     admin: bool = Field(
         default=False,
-        description="`/admin` changes the pool of drafters; it answers to clients on the same machine, and to "
-        "API keys that permit it.",
+        description="`/admin` changes the pool of drafters; it answers to clients on the same machine, and "
+        "to API keys that permit it.",
     )
     max_open_requests: int = Field(
         default=1024,

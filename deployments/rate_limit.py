@@ -83,8 +83,8 @@ class Refusal:
 class KeyLimiter:
     """The limits of one key in one front end, which has an equal share of them.
 
-    Shares of rates are exact, but for the full bucket with which a front end joins. Of requests open at once a front end always allows one, so that
-    with more front ends than `max_concurrent` there may be as many as front ends.
+    Shares of rates are exact, but for the full bucket with which a front end joins. Of requests open at once
+    a front end always allows one, so with more front ends than `max_concurrent` there may be as many.
 
     Args:
         limits: of all front ends together.
