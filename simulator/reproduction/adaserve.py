@@ -63,7 +63,7 @@ _fig8 = Figure(
               "every ratio", "violations", ("flotilla",), ("adaserve",), (4.0, 4.8), 1.3, _MACHINE),
         Claim("the same at the two highest rates here", "ours", "every ratio", "violations",
               ("flotilla",), ("adaserve",), _STRAINED, 1.3,
-              "Not explained. It is not the machine's bound: the oracle, which knows acceptance, is far better"),
+              "Not explained. It is not the machine's bound: the oracle is far better"),
         Claim("bound: violations of flotilla by those of the oracle", "at least 1", "every ratio",
               "violations", ("oracle",), ("flotilla",), _STRAINED, 1.0),
     ),
@@ -174,8 +174,8 @@ _fig16 = Figure(
     claims=(
         Claim("each part adds attainment", "in this order", "order", "attainment",
               ("equal scheduling", "+ SLO selection", "+ throughput selection", "+ CUDA graphs"), limit=0.0,
-              why="Presumably: the SLO phase by itself verifies what a request lacks in expectation, and nobody gets "
-              "ahead; whoever is unlucky is late at the end. Equal shares use the whole budget"),
+              why="Presumably: the SLO phase by itself verifies what a request lacks in expectation, and nobody "
+              "gets ahead; whoever is unlucky is late at the end. Equal shares use the whole budget"),
         Claim("throughput selection adds to SLO selection, CUDA graphs to both", "in this order", "order",
               "attainment", ("+ SLO selection", "+ throughput selection", "+ CUDA graphs")),
     ),
