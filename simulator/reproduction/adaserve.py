@@ -174,8 +174,8 @@ _fig16 = Figure(
     claims=(
         Claim("each part adds attainment", "in this order", "order", "attainment",
               ("equal scheduling", "+ SLO selection", "+ throughput selection", "+ CUDA graphs"), limit=0.0,
-              why="Presumably: the SLO phase by itself verifies what a request lacks in expectation, and nobody "
-              "gets ahead; whoever is unlucky is late at the end. Equal shares use the whole budget"),
+              why="Presumably: the SLO phase by itself verifies what a request lacks in expectation, and "
+              "nobody gets ahead; whoever is unlucky is late at the end. Equal shares use the whole budget"),
         Claim("throughput selection adds to SLO selection, CUDA graphs to both", "in this order", "order",
               "attainment", ("+ SLO selection", "+ throughput selection", "+ CUDA graphs")),
     ),
