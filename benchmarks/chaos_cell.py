@@ -160,6 +160,7 @@ class ChaosCell:
         self.now += _EVENT_S
         self.counts["events"] += 1
         drained: list[str] = []
+        self._num_waiting = len(self.core.waiting)
         actions = self.core.handle(event, self.now)
         told: set[str] = set()
         for action in actions:
@@ -204,7 +205,7 @@ class ChaosCell:
                 self.clients.sent(client, events, is_lost=is_lost)
             case Reject(client, rejection):
                 if rejection.code == "queue_full":
-                    full = len(self.core.waiting) >= self.settings.max_waiting
+                    full = self._num_waiting >= self.settings.max_waiting
                     require(full, "refused for a full queue that is not full")
                 self.counts[f"refused: {rejection.code}"] += 1
                 self.clients.rejected(client, rejection)
