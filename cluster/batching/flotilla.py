@@ -1,7 +1,7 @@
 """Our default: stall-free batching in which every request's objectives bound what else a step may hold.
 
 Chunked prefill is Sarathi-Serve's (OSDI 2024), the deadline of a step is AdaServe's A(r) (EuroSys 2026)
-turned around, and ordering by slack is least laxity first. Without objectives it is the rule `sarathi`.
+turned around, and prompts are ordered by deadline and length. Without objectives it is the rule `sarathi`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ LEAST_CHUNK = 8
 # A prompt that has waited for so many seconds is computed whatever it costs the others: no queue of prompts
 # forms, and short bursts are smoothed.
 PROMPT_PATIENCE_S = 0.3
+# Of its time to the first token a prompt waits no larger share for the sake of others.
+PATIENCE_SHARE = 0.1
+# How much later a deadline counts by the seconds of prefill it still takes: of two prompts that can both be
+# in time, the shorter one delays the other less.
+LENGTH_WEIGHT = 2.0
+# A first token comes at the end of a call, which begins when the one under way has ended.
+STEPS_TO_FIRST = 2
 # Best-effort requests give way to one whose first token is due within so many steps.
 PREEMPT_STEPS = 4
 
@@ -27,12 +34,12 @@ DECODING = (State.READY, State.DRAFTING, State.DRAFTED, State.VERIFYING)
 
 
 class Flotilla:
-    """Least slack first; as much prefill per step as keeps every TPOT objective; best effort fills up."""
+    """Deadlines first; as much prefill per step as keeps every TPOT objective; best effort fills up."""
 
     def admit(
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
     ) -> Admission:
-        """By slack while there is room. Nobody is kept waiting for the sake of those who run.
+        """By deadline while there is room. Nobody is kept waiting for the sake of those who run.
 
         A queue would make objectives that count from the first token look well kept. A request about to miss
         its first token is made room for at the cost of best-effort ones, each once.
@@ -57,7 +64,7 @@ class Flotilla:
         return Admission(admitted, preempted)
 
     def order(self, request: Request, context: BatchContext) -> tuple[float, ...]:
-        """Least slack first, within a priority level (`OrdersQueue`)."""
+        """Deadline and length, within a priority level (`OrdersQueue`)."""
         return _order(request, context)
 
     def decode(
@@ -80,7 +87,7 @@ class Flotilla:
         running: Collection[Request],
         context: BatchContext,
     ) -> list[Chunk]:
-        """Prompts by slack, as many tokens as no running request's TPOT objective is broken by.
+        """Prompts by deadline, as many tokens as no running request's TPOT objective is broken by.
 
         Once a prompt has waited for `PROMPT_PATIENCE_S` there is no such limit, and beside drafting only what
         fits into the time until the drafts are in.
@@ -90,7 +97,7 @@ class Flotilla:
         ordered = sorted(prefilling, key=lambda r: _order(r, context))
         if awaits_drafts(verifying, running):
             limit_s = context.draft_left_s
-        elif any(context.now - request.arrived >= PROMPT_PATIENCE_S for request in prefilling):
+        elif any(context.now - request.arrived >= _patience_s(request) for request in prefilling):
             limit_s = INFINITE
         else:
             limit_s = call_limit_s(verifying, num_rows, running, context)
@@ -108,6 +115,12 @@ class Flotilla:
             chunks.append((request, tokens))
             budget -= tokens
         return chunks
+
+
+def _patience_s(request: Request) -> float:
+    """How long the prompt waits, at most, so that nobody's TPOT objective is broken."""
+    ttft_ms = request.pace.ttft_ms
+    return PROMPT_PATIENCE_S if ttft_ms is None else min(PROMPT_PATIENCE_S, PATIENCE_SHARE * ttft_ms / 1e3)
 
 
 def call_limit_s(
@@ -138,19 +151,20 @@ def call_limit_s(
 
 
 def _order(request: Request, context: BatchContext) -> tuple[int, float, int]:
-    """Least slack first within a priority level; each `ageing_s` of waiting lifts by one level.
+    """Earliest deadline first within a priority level; each `ageing_s` of waiting lifts by one level.
 
-    Slack is what is left until the first token must be there (or, of a preempted request, the next one)
-    once its whole prefill is paid for: counting only what is left of it would make prompts begun take
-    turns. Who has no such deadline, or cannot meet it any more, has until `ageing_s`.
+    The deadline is when the first token must be there (or, of a preempted request, the next one), put off by
+    what is left of the prefill: among equal deadlines the shortest prompt is next, as most are then in time
+    when not all can be. Who has no deadline, or cannot meet it any more, has until `ageing_s`.
     """
     waited_s = context.now - request.arrived
     level = request.submit.priority - int(waited_s / context.ageing_s)
     deadline_s = _deadline_s(request, context.now)
     token_s = context.cost.verify_token_seconds()
-    if deadline_s == INFINITE or deadline_s < tokens_left(request) * token_s:
+    left_s = tokens_left(request) * token_s
+    if deadline_s == INFINITE or deadline_s < left_s + STEPS_TO_FIRST * context.step_s:
         return (level, context.ageing_s - waited_s, request.order)
-    return (level, deadline_s - request.num_tokens * token_s, request.order)
+    return (level, deadline_s + LENGTH_WEIGHT * left_s, request.order)
 
 
 def _deadline_s(request: Request, now: float) -> float:
