@@ -42,7 +42,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         count: if not 0, so many requests that all come at once, instead of arrivals.
         traced: arrivals and lengths from AdaServe's files where there are any.
         shares: of the built-in classes; the mix's own if empty.
-        objectives: TPOT in ms by class; "1.2x" is relative to the baseline.
+        objectives: TPOT in ms by class; "1.2x" is relative to the baseline, "none" is no objective. Those of
+            the built-in classes if empty.
         ttft_ms: objective of all.
         peaks: classes peak one after the other.
         burstiness: gamma shape of the gaps.
@@ -214,6 +215,9 @@ def _slos(setting: Setting) -> Mapping[str, SloSpec] | None:
         return None if ttft is None else {"*": SloSpec(ttft=ttft)}
     specs: dict[str, SloSpec] = {}
     for kind, text in setting.objectives.items():
+        if text == "none":
+            specs[kind] = SloSpec(ttft=ttft)
+            continue
         relative = text.endswith("x")
         specs[kind] = SloSpec(tpot=Limit(float(text.removesuffix("x")), relative=relative), ttft=ttft)
     return specs
