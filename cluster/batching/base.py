@@ -28,6 +28,7 @@ class BatchContext:
         step_s: recent seconds of one whole iteration.
         beside_s: recent seconds of an iteration outside the target's forward (drafting, messages).
         draft_left_s: predicted seconds until the drafting under way ends; 0 if nobody drafts.
+        overlaps: whether there may be several micro-batches, of which one drafts while another is verified.
         num_rows: recent mean of tokens a decoding request has in a verify call (its draft tree).
         num_committed: recent mean of tokens a decoding request gets from a verify call.
         num_prefilled: recent mean of prompt tokens computed per request and call it decodes in.
@@ -43,6 +44,7 @@ class BatchContext:
     step_s: float
     beside_s: float = 0.0
     draft_left_s: float = 0.0
+    overlaps: bool = False
     num_rows: float = 1.0
     num_committed: float = 1.0
     num_prefilled: float = 0.0

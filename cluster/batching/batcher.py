@@ -45,6 +45,7 @@ class Batcher:
             step_s=step_s,
             beside_s=self.pace.beside_s.value,
             draft_left_s=draft_left_s,
+            overlaps=self.config.micro_batches != 1,
             num_rows=self.pace.num_rows.value,
             num_committed=self.pace.num_committed.value,
             num_prefilled=self.pace.num_prefilled,

@@ -115,10 +115,15 @@ def batch_limit(requests: Collection[Request], context: BatchContext) -> int:
     return limit
 
 
-def awaits_drafts(verifying: Collection[Request], running: Collection[Request]) -> bool:
+def awaits_drafts(
+    verifying: Collection[Request], running: Collection[Request], context: BatchContext
+) -> bool:
     """Whether trees will follow soon and none is ready: prompts then join them in one forward.
 
     A forward of prompts alone makes those whose drafts come meanwhile wait for all of it, and reads the
-    target's weights once more; a stall-free step has chunks beside decodes (Sarathi-Serve).
+    target's weights once more; a stall-free step has chunks beside decodes (Sarathi-Serve). With several
+    micro-batches the target is to be busy while others draft, and prompts fill its gaps.
     """
-    return not verifying and any(request.state is State.DRAFTING for request in running)
+    if verifying or context.overlaps:
+        return False
+    return any(request.state is State.DRAFTING for request in running)

@@ -95,7 +95,7 @@ class Flotilla:
         if not prefilling:
             return []
         ordered = sorted(prefilling, key=lambda r: _order(r, context))
-        if awaits_drafts(verifying, running):
+        if awaits_drafts(verifying, running, context):
             limit_s = context.draft_left_s
         elif any(context.now - request.arrived >= _patience_s(request) for request in prefilling):
             limit_s = INFINITE

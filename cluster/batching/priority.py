@@ -64,6 +64,6 @@ class Priority(Sarathi):
         context: BatchContext,
     ) -> list[Chunk]:
         """Chunks by urgency."""
-        if awaits_drafts(verifying, running):
+        if awaits_drafts(verifying, running, context):
             return []
         return chunked(sorted(prefilling, key=_by_urgency), context.chunk_tokens)

@@ -42,6 +42,6 @@ class Sarathi:
         context: BatchContext,
     ) -> list[Chunk]:
         """Chunks in the order of admission, up to the budget of prompt tokens."""
-        if awaits_drafts(verifying, running):
+        if awaits_drafts(verifying, running, context):
             return []
         return chunked(prefilling, context.chunk_tokens)
