@@ -1,0 +1,24 @@
+"""What `flotilla plan` writes is taken by the chart, for every profile there is."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("helm", reason="helm-python-sdk is not installed (extra dev-kubernetes)")
+
+from simulator import chart_values, hardware
+from simulator.sizing import Load, Sizing
+from tests.helm import operator_rules, rendered_chart
+
+
+@pytest.mark.parametrize("name", hardware.names())
+def test_a_plan_renders_with_as_many_gpus_as_it_counts(name: str) -> None:
+    profile, load = hardware.load(name), Load()
+    sizing = Sizing(cell_rate=2.0, at_capacity=None, num_cells=3, num_spare=0, tried=())  # type: ignore[arg-type]
+    values = chart_values.values(profile, load, sizing, 0.95)
+    service = rendered_chart.ray_service(values)
+    assert operator_rules.violations(service) == []
+    (group,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == sum(chart_values.gpus(profile)[:2])
+    assert group["maxReplicas"] == 3
