@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any, Literal
 
@@ -188,7 +189,7 @@ def run(config: FlotillaConfig, modes: Sequence[Mode], num_trials: int, seed: in
                         cell_requests(),
                         num_trials,
                         seed,
-                        tick=lambda bar=bar, task=task: bar.advance(task),  # type: ignore[misc]
+                        tick=partial(bar.advance, task),
                     )
                 )
         finally:

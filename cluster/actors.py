@@ -7,6 +7,7 @@ are made with `max_restarts=0`: their loss is noticed within a step, and the cel
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
 import socket
@@ -170,8 +171,8 @@ def _import_models() -> None:
     """
     if sys.platform == "linux":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    import drafters.model_drafter  # noqa: F401
-    import engine.loading  # noqa: F401
+    for name in ("drafters.model_drafter", "engine.loading"):
+        importlib.import_module(name)
 
 
 def _whereabouts() -> Whereabouts:

@@ -106,7 +106,11 @@ class Calibration:
 
     def predictions(self) -> dict[str, tuple[float, float, float, float]]:
         """By drafter kind: tokens predicted, sum of their chances, how many came true, squared errors."""
-        return {name: tuple(map(float, one.predictions)) for name, one in self._drafters.items()}  # type: ignore[misc]
+        found = {}
+        for name, one in self._drafters.items():
+            tried, predicted, true, squared = one.predictions.tolist()
+            found[name] = (tried, predicted, true, squared)
+        return found
 
     def path_probabilities(self, forest: Forest, drafters: Sequence[str]) -> NDArray[np.float64]:
         """float64 [nodes]: calibrated chance that each node is accepted; 1 at roots."""

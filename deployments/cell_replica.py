@@ -38,6 +38,7 @@ class CellReplica(Cell):
         directory: who learns of it.
     """
 
+    # Ray Serve awaits constructors that are coroutines; Python's own rule, which mypy knows, has none.
     async def __init__(self, config: FlotillaConfig, directory: DeploymentHandle) -> None:  # type: ignore[misc]
         super().__init__(config)
         self._id = serve.get_replica_context().replica_id.unique_id
@@ -80,6 +81,7 @@ class CellReplica(Cell):
         """What Ray Serve passes to `deployments.autoscaling`; `ready` tells whether it serves."""
         return {**self.load(), "ready": float(self.state == "ready")}
 
+    # Awaited by Ray Serve, too; Python itself never calls it before the process ends.
     async def __del__(self) -> None:  # type: ignore[override]
         """Called by Ray Serve when the replica is removed, which waits for it; then the process is ended."""
         if self.state == "draining":

@@ -11,6 +11,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as models
 from grafana_foundation_sdk.models import dashboard as dashboards
 from grafana_foundation_sdk.models import heatmap as heatmaps
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from deployments.dashboards.capacity import CAPACITY
 from deployments.dashboards.members import CLUSTER
@@ -103,7 +104,7 @@ def _panel(panel: Panel) -> _Builder:
         )
         target = target.instant() if panel.kind == "stat" else target.range()
         if panel.kind == "heatmap":
-            target = target.format("heatmap")  # type: ignore[arg-type]
+            target = target.format(PromQueryFormat.HEATMAP)
         made = made.with_target(target)
     return made
 

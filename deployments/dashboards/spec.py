@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 Kind = Literal["timeseries", "stat", "heatmap"]
 #: From which value on a colour holds; the first starts anywhere.
@@ -63,6 +63,17 @@ class Panel:
     dashed: str = ""
 
 
+class Look(TypedDict, total=False):
+    """What a panel may be given beside its contents, as in `Panel`."""
+
+    width: int
+    height: int
+    thresholds: Thresholds
+    maximum: float | None
+    is_stacked: bool
+    dashed: str
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """Panels under one heading."""
@@ -93,17 +104,17 @@ class Board:
         return tuple(panel for row in self.rows for panel in row.panels)
 
 
-def series(title: str, description: str, unit: str, *queries: tuple[str, str], **more: object) -> Panel:
+def series(title: str, description: str, unit: str, *queries: tuple[str, str], **look: Unpack[Look]) -> Panel:
     """A panel with lines over time; queries are pairs of expression and legend."""
-    return Panel(title, description, unit, tuple(Query(*query) for query in queries), **more)  # type: ignore[arg-type]
+    return Panel(title, description, unit, tuple(Query(*query) for query in queries), **look)
 
 
-def stat(title: str, description: str, unit: str, query: tuple[str, str], **more: object) -> Panel:
+def stat(title: str, description: str, unit: str, query: tuple[str, str], **look: Unpack[Look]) -> Panel:
     """A panel with the newest value as a number."""
-    shape: dict[str, object] = {"width": 4, "height": 5, **more}
-    return Panel(title, description, unit, (Query(*query),), kind="stat", **shape)  # type: ignore[arg-type]
+    shape: Look = {"width": 4, "height": 5, **look}
+    return Panel(title, description, unit, (Query(*query),), kind="stat", **shape)
 
 
-def heatmap(title: str, description: str, unit: str, expr: str, **more: object) -> Panel:
+def heatmap(title: str, description: str, unit: str, expr: str, **look: Unpack[Look]) -> Panel:
     """A panel with a histogram over time."""
-    return Panel(title, description, unit, (Query(expr, "{{le}}"),), kind="heatmap", **more)  # type: ignore[arg-type]
+    return Panel(title, description, unit, (Query(expr, "{{le}}"),), kind="heatmap", **look)
