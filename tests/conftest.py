@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 os.environ.update(
@@ -17,3 +19,14 @@ os.environ.update(
     # Ray's workers import the packages from here.
     PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
 )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups for `make test`'s two processes: a module stays whole, so that its fixtures are made once.
+
+    All that start Ray are one group: no two Ray systems run at a time.
+    """
+    for item in items:
+        system = "system" in item.path.relative_to(ROOT / "tests").parts
+        item.add_marker(pytest.mark.xdist_group("system" if system else item.path.stem))
