@@ -40,7 +40,8 @@ class CellScalingConfig(StrictModel):
     downscale_delay_s: float = Field(
         default=60.0, ge=0, description="How long there must be too many before one is removed."
     )
-    max_step: int = Field(default=1, ge=1, description="Cells added at once; removed is one at a time.")
+    max_step: int = Field(default=1, ge=1, description="Cells added at once, at most.")
+    max_step_down: int = Field(default=1, ge=1, description="Cells removed at once, at most.")
     drain_timeout_s: float = Field(
         default=10.0,
         gt=0,

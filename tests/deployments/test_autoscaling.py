@@ -11,14 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.scaling_config import CellScalingConfig, FrontEndScalingConfig
-from deployments.autoscaling import (
-    CellPolicy,
-    Memory,
-    desired_cells,
-    desired_front_ends,
-    overload,
-    overload_with,
-)
+from deployments.autoscaling import CellPolicy
+from deployments.scaling_rules import Memory, desired_cells, desired_front_ends, overload, overload_with
 
 CONFIG = CellScalingConfig(min=1, max=4, upscale_delay_s=2.0, downscale_delay_s=10.0)
 STEP_S = 0.5
@@ -233,3 +227,22 @@ def test_serves_policy_keeps_its_memory_in_the_context() -> None:
         number, state = policy(context)
         wanted.append(number)
     assert wanted == [1, 1, 2, 1]
+
+
+@given(st.integers(2, 30), st.integers(1, 12), st.floats(0.0, 60.0), st.floats(0.0, 0.5))
+def test_as_many_are_removed_at_once_as_may_be_and_as_the_others_can_spare(
+    current: int, most: int, running: float, queue_s: float
+) -> None:
+    config = CellScalingConfig(min=1, max=30, downscale_delay_s=0.0, max_step_down=most)
+    tpot_s = IDLE_TPOT_S + PER_REQUEST_S * running
+    stats = {"running": running, "max_running": 64.0, "tpot_s": tpot_s, "idle_tpot_s": IDLE_TPOT_S}
+    stats |= {"queue_s": queue_s, "objective_tpot_s": TPOT_OBJECTIVE_S}
+    cells = [stats] * current
+    spared = [
+        number
+        for number in range(1, min(most, current - 1) + 1)
+        if overload_with(cells, current - number, config) < config.low_load
+    ]
+    wanted, _ = desired_cells(cells, current, 100.0, config, Memory())
+    expected = current - max(spared, default=0) if overload(cells, config) <= 1.0 else wanted
+    assert wanted == expected
