@@ -31,23 +31,32 @@ class Memory:
     changed_at: float | None = None
 
 
-def overload(cells: Sequence[Stats], config: CellScalingConfig) -> float:
-    """How far above its limits the load of the cells is: above 1 there are too few of them.
+def overload_parts(cells: Sequence[Stats], config: CellScalingConfig) -> dict[str, float]:
+    """What makes up `overload`, each part over its limit.
 
-    The largest of: mean predicted queue delay and mean KV use, over their limits; and, if fewer requests
-    than wanted are predicted to attain their objectives, the share missed over the share that may be.
+    `queue` and `kv`: mean predicted queue delay and mean KV use; `objectives`: the share of requests that is
+    predicted to miss its objectives, over the share that may.
     """
     if not cells:
-        return 0.0
-    queue = _mean(cells, "queue_s") / (config.target_queue_ms / 1e3)
-    kv = _mean(cells, "kv_use") / config.kv_high
+        return {"queue": 0.0, "kv": 0.0, "objectives": 0.0}
     objectives = sum(cell.get("objectives", 0.0) for cell in cells)
     missed = 0.0
     if objectives:
         attained = sum(cell.get("objectives", 0.0) * cell.get("attainment", 1.0) for cell in cells)
         may_miss = max(1.0 - config.target_attainment, 1e-3)
         missed = (1.0 - attained / objectives) / may_miss
-    return max(queue, kv, missed)
+    return {
+        "queue": _mean(cells, "queue_s") / (config.target_queue_ms / 1e3),
+        "kv": _mean(cells, "kv_use") / config.kv_high,
+        "objectives": missed,
+    }
+
+
+def overload(cells: Sequence[Stats], config: CellScalingConfig) -> float:
+    """How far above its limits the load of the cells is, the largest of `overload_parts`; above 1 there are
+    too few of them.
+    """
+    return max(overload_parts(cells, config).values())
 
 
 def overload_with(cells: Sequence[Stats], fewer: int, config: CellScalingConfig) -> float:

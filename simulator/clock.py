@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from typing import Generic, TypeVar
 
 Thing = TypeVar("Thing")
@@ -27,6 +28,11 @@ class EventClock(Generic[Thing]):
 
     def __len__(self) -> int:
         return len(self._heap)
+
+    @property
+    def due(self) -> float:
+        """When the next thing comes; infinity if nothing is left."""
+        return self._heap[0][0] if self._heap else math.inf
 
     def at(self, time: float, thing: Thing) -> None:
         """Let `thing` come at `time`, which must not lie in the past.

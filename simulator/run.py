@@ -159,7 +159,7 @@ class Cell:
         self.scripts.add(
             request.request_id, request.kind, request.seed, request.num_prompt, request.num_output
         )
-        return RequestArrived(_submit(request), _CLIENT)
+        return RequestArrived(submission(request), _CLIENT)
 
     def _act(self, action: Action) -> None:
         match action:
@@ -202,8 +202,11 @@ class Cell:
         return seconds * self._noise.pop()
 
 
-def _submit(request: SimRequest) -> Submit:
-    """Prompts of a class draw on a vocabulary of their own, so that it can be told from the prompt."""
+def submission(request: SimRequest) -> Submit:
+    """The request as a front end submits it.
+
+    Prompts of a class draw on a vocabulary of their own, so that it can be told from the prompt.
+    """
     draws = bits(key_of(request.seed, _PROMPT), 0, request.num_prompt)
     offset = key_of(*request.kind.encode()) % (VOCAB_SIZE // 2)
     prompt: list[int] = ((draws % np.uint64(2000)).astype(np.int64) + offset).tolist()
