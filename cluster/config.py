@@ -12,6 +12,7 @@ from cluster.admission_config import AdmissionConfig
 from cluster.drafter_config import DrafterConfig
 from cluster.grpc_config import GrpcConfig
 from cluster.http_config import HttpConfig as HttpConfig
+from cluster.idempotency_config import IdempotencyConfig
 from cluster.observability_config import LogConfig, MetricsConfig, TelemetryConfig
 from cluster.placement_config import StrictModel, TargetPlacementConfig
 from cluster.scaling_config import ScalingConfig
@@ -232,6 +233,9 @@ class FlotillaConfig(StrictModel):
     )
     tiers: dict[str, TierConfig] = Field(default_factory=dict, description="Objectives by tier name.")
     http: HttpConfig = Field(default=HttpConfig(), description="Where the API listens.")
+    idempotency: IdempotencyConfig = Field(
+        default=IdempotencyConfig(), description="Requests sent again are answered once."
+    )
     security: SecurityConfig = Field(default=SecurityConfig(), description="Who may use it.")
     metrics: MetricsConfig = Field(default=MetricsConfig(), description="Where Prometheus scrapes.")
     log: LogConfig = Field(default=LogConfig(), description="What is logged, and how.")

@@ -341,6 +341,8 @@ _HTTP = (
     ),
     _gauge("flotilla_grpc_calls_open", "gRPC calls being answered."),
     _counter("flotilla_requests_resubmitted_total", "Requests sent to a cell again because it was lost."),
+    _counter("flotilla_idempotent_requests_total", "Requests with a key, by what became of them.", "outcome"),
+    _counter("flotilla_idempotent_answers_dropped_total", "Answers no longer kept for retries.", "reason"),
 )
 
 _PROCESSES = (

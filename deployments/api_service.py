@@ -22,6 +22,7 @@ from deployments.openai_responses import ChatFormat, ChoiceState, CompletionForm
 from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.prompt_preparation import prompts_of
 from deployments.sampling_mapping import CellInfo
+from deployments.single_tokens import in_turns, token_by_token
 from deployments.stop_strings import StopStrings
 from deployments.structured_outputs import ConstraintCheck
 from deployments.text_codec import TextCodec
@@ -152,6 +153,7 @@ class ApiService:
         headers: Asked | None = None,
         *,
         call_id: str | None = None,
+        repeatable: bool = False,
     ) -> Call:
         """Check everything that can be checked before the cell hears of the request.
 
@@ -160,6 +162,7 @@ class ApiService:
             request_id: how the client and the log call it.
             headers: objectives named in headers.
             call_id: one of `new_call_id(request_id)`, where the caller must know it.
+            repeatable: whether updates are to be the same, one by one, in every run (`single_tokens`).
         """
         arrived = time.perf_counter()
         info = await self.info()
@@ -213,10 +216,11 @@ class ApiService:
                     echoes_logprobs=bool(text) and mapping.num_logprobs(request) is not None,
                 )
                 updates = self._choice(submit, request, len(choices), arrived, state)
-                choices.append(updates if max_tokens else prompt_only(updates))
+                updates = updates if max_tokens else prompt_only(updates)
+                choices.append(token_by_token(updates) if repeatable else updates)
                 states.append(state)
         return Call(
-            updates=merge(choices),
+            updates=in_turns(choices) if repeatable else merge(choices),
             states=states,
             shape=self._shape(request, info, call_id),
             terms=contract.terms,

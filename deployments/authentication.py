@@ -27,13 +27,31 @@ class Grant:
 
     Attributes:
         key: whose; None without keys.
+        limiter: of the key, if it counts towards limits.
     """
 
     def __init__(self, authenticator: Authenticator, key: KeyConfig | None) -> None:
         self._authenticator = authenticator
         self.key = key
+        self.limiter: KeyLimiter | None = None
         self._reserved = 0
         self._used = 0
+        self._num_holders = 1
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """It stays open within, also when its request ends: limits count it until its last holder is gone."""
+        self._num_holders += 1
+        try:
+            yield
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """One holder less; the request itself is one."""
+        self._num_holders -= 1
+        if not self._num_holders:
+            self._authenticator.close(self)
 
     def named(self, request_id: str) -> str:
         """The request id told from equal ones of other keys, who so cannot end each other's requests."""
@@ -130,11 +148,19 @@ class Authenticator:
         if not limited:
             yield grant
             return
-        limiter = self._open(grant.key)
+        grant.limiter = self._open(grant.key)
         try:
             yield grant
         finally:
-            self._close(limiter, grant)
+            grant.release()
+
+    def close(self, grant: Grant) -> None:
+        """A request that counted towards limits has ended, and so has what was generated for it."""
+        with self._lock:
+            self._num_open -= 1
+            if grant.limiter is not None:
+                grant.limiter.close()
+                grant.limiter.settle(*grant.tokens, self._clock())
 
     def reserve(self, key: KeyConfig, tokens: int) -> None:
         """Take tokens of the key's; raises `ApiError` if it has too few."""
@@ -181,13 +207,6 @@ class Authenticator:
                 self._num_open += 1
                 return limiter
         raise _limited(refusal, headers=headers)
-
-    def _close(self, limiter: KeyLimiter | None, grant: Grant) -> None:
-        with self._lock:
-            self._num_open -= 1
-            if limiter is not None:
-                limiter.close()
-                limiter.settle(*grant.tokens, self._clock())
 
     def _limiter(self, key: KeyConfig) -> KeyLimiter:
         now = self._clock()

@@ -183,6 +183,7 @@ class FrontEnd(GrpcReplica):
             authenticator=self._authenticator,
             read_timeout_s=self._config.http.read_timeout_s,
             request_timeout_s=self._config.http.request_timeout_s,
+            idempotency=self._config.idempotency,
             console=ConsoleState(
                 service,
                 self._gatherer.exposition,

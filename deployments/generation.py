@@ -36,6 +36,8 @@ class Update:
         outcome: with the finish reason.
         prompt_logprobs: of the prompt from its second token on, with the first tokens, if asked for.
         step: the step of the tokens, if a trace was asked for.
+        pieces: the text that each of the tokens added, as far as it is known by token; `text` without what
+            had been held back to the end.
     """
 
     choice: int
@@ -47,6 +49,7 @@ class Update:
     outcome: ChoiceOutcome | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     step: TracedStep | None = None
+    pieces: Sequence[str] = ()
 
 
 class TextAssembler:
@@ -120,14 +123,16 @@ async def generate(
             text, used = assembler.feed(event.tokens)
             num_tokens += used
             tokens, logprobs, receipt = event.tokens[:used], event.logprobs[:used], event.receipt
-            prompt_logprobs, step = event.prompt_logprobs, TracedStep.of(event, assembler.pieces)
-            if assembler.finish_reason is None and event.finish_reason is None:
-                yield Update(choice, text, tokens, logprobs, prompt_logprobs=prompt_logprobs, step=step)
-                continue
+            prompt_logprobs, pieces = event.prompt_logprobs, assembler.pieces
+            step = TracedStep.of(event, pieces)
             if event.finish_reason is None:
-                # The text is complete; show it now, and let the cell account for what it did.
-                yield Update(choice, text, tokens, logprobs, prompt_logprobs=prompt_logprobs, step=step)
-                text, tokens, logprobs, prompt_logprobs, step = "", [], [], [], None
+                # If it is complete by now: show it, and let the cell account for what it did.
+                yield Update(
+                    choice, text, tokens, logprobs, prompt_logprobs=prompt_logprobs, step=step, pieces=pieces
+                )
+                if assembler.finish_reason is None:
+                    continue
+                text, tokens, logprobs, prompt_logprobs, step, pieces = "", [], [], [], None, ()
                 client.cancel(request.request_id)
                 receipt = await _await_receipt(events)
             text += assembler.finish()
@@ -143,6 +148,7 @@ async def generate(
                 ),
                 prompt_logprobs=prompt_logprobs,
                 step=step,
+                pieces=pieces,
             )
             return
 

@@ -8,15 +8,16 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.idempotency_config import IdempotencyConfig
 from deployments.admin_api import PoolControl, add_admin_routes
 from deployments.answering import Call, answer, stream
 from deployments.api_service import ApiService
@@ -25,8 +26,11 @@ from deployments.call_ids import clean_request_id, new_call_id
 from deployments.console import ConsoleState, add_console_routes
 from deployments.debug_api import add_debug_routes
 from deployments.errors import ApiError, bad_request, body_too_large, body_too_slow, internal, model_not_found
+from deployments.event_streams import event_stream, unless_disconnected
 from deployments.front_end_metrics import FrontEndMetrics, RequestObserver
 from deployments.http_limits import RequestTimeout
+from deployments.idempotency import Answers
+from deployments.idempotent_routes import answer_once, key_of, seeded
 from deployments.key_gate import KeyGate, grant_of
 from deployments.metric_gathering import Gatherer, add_metric_routes
 from deployments.objectives import Asked, ObjectiveError, asked_by_headers
@@ -39,9 +43,6 @@ from deployments.tiers_api import add_tier_routes
 from deployments.tokenize_api import add_tokenize_routes
 
 _log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
-
-_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def create_app(
@@ -56,6 +57,7 @@ def create_app(
     authenticator: Authenticator | None = None,
     read_timeout_s: float | None = None,
     request_timeout_s: float | None = None,
+    idempotency: IdempotencyConfig | None = None,
 ) -> FastAPI:
     """The application of one front end.
 
@@ -71,6 +73,7 @@ def create_app(
         authenticator: who is let in; everybody if None.
         read_timeout_s: how long a request's body may take to come; any time if None.
         request_timeout_s: how long a request may take; any time if None.
+        idempotency: how answers are kept for retries; as by default if None.
     """
     started = int(time.time())
 
@@ -78,6 +81,7 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.client.connect()
         yield
+        await answers.close()
         await service.close()
 
     app = FastAPI(
@@ -87,33 +91,48 @@ def create_app(
     async def body_of(request: Request) -> bytes:
         return await read_body(request, max_body_bytes, read_timeout_s)
 
+    answers = Answers(idempotency or IdempotencyConfig(), metrics, request_timeout_s)
+
     async def generate(request: Request, request_type: type[GenerationRequest]) -> Response:
-        return await respond(request, parse(await body_of(request), request_type))
+        body = await body_of(request)
+        return await respond(request, parse(body, request_type), body)
 
     async def respond(
         request: Request,
         parsed: GenerationRequest,
+        body: bytes,
         answer: Callable[[Call], Awaitable[bytes]] = answer,
         stream: Callable[[Call], AsyncGenerator[bytes, None]] = stream,
     ) -> Response:
         if parsed.request_id is not None and "x-request-id" not in request.headers:
             request.state.request_id = clean_request_id(parsed.request_id)
         grant = grant_of(request.scope)
-        request_id = request.state.request_id
-        call_id = new_call_id(request_id if grant is None else grant.named(request_id))
-        call = await service.begin(parsed, request_id, named_in(request.headers), call_id=call_id)
-        if grant is not None:
-            grant.take(call, parsed, await service.info())
+        key = key_of(request, answers.config, body, grant)
+
+        async def begin() -> Call:
+            request_id = request.state.request_id
+            call_id = new_call_id(request_id if grant is None else grant.named(request_id))
+            asked = named_in(request.headers)
+            repeatable = key is not None and bool(parsed.stream)
+            call = await service.begin(
+                seeded(parsed, key),
+                request_id,
+                asked,
+                call_id=call_id,
+                repeatable=repeatable,
+            )
+            if grant is not None:
+                grant.take(call, parsed, await service.info())
+            return call
+
+        if key is not None:
+            return await answer_once(request, parsed, answers, key, begin, answer, stream)
+        call = await begin()
         if not parsed.stream:
-            body = await unless_disconnected(request, answer(call))
+            content = await unless_disconnected(request, answer(call))
             timing = {"Server-Timing": server_timing(call.receipt())}
-            return Response(body, media_type="application/json", headers=timing)
-        events = stream(call)
-        # The status line waits for the first event, so that a rejection is a status and not a broken stream.
-        first = await unless_disconnected(request, anext(events))
-        return StreamingResponse(
-            _chain(first, events), media_type="text/event-stream", headers=dict(_STREAM_HEADERS)
-        )
+            return Response(content, media_type="application/json", headers=timing)
+        return await event_stream(request, stream(call))
 
     @app.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
     async def completions(request: Request) -> Response:
@@ -128,10 +147,11 @@ def create_app(
     @app.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
     async def responses(request: Request) -> Response:
         """Answer an input; nothing is stored."""
-        asked, chat = parse_responses(json_object(await body_of(request)))
+        body = await body_of(request)
+        asked, chat = parse_responses(json_object(body))
         view = ResponsesView(asked)
         try:
-            return await respond(request, chat, view.answer, view.stream)
+            return await respond(request, chat, body, view.answer, view.stream)
         except ApiError as error:
             raise renamed(error) from None
 
@@ -226,27 +246,6 @@ async def read_body(request: Request, limit: int, within_s: float | None = None)
     return bytes(body)
 
 
-async def unless_disconnected(request: Request, work: Awaitable[_Result]) -> _Result:
-    """The result of `work`, which is cancelled when the client goes away; raises `ClientDisconnect` then."""
-
-    async def disconnect() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(disconnect())
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        for task in (working, watching):
-            task.cancel()
-        # The cell must have been told to stop before the request counts as over.
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
 class RequestIds:
     """Gives every request an id, the client's `X-Request-Id` if it sent one, and returns it as such."""
 
@@ -298,13 +297,6 @@ def _install_error_handlers(app: FastAPI) -> None:
         request_id = str(request.state.request_id)
         _log.error("request %s failed", request_id, exc_info=error)
         return internal(request_id).response()
-
-
-async def _chain(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    async with contextlib.aclosing(rest):
-        yield first
-        async for event in rest:
-            yield event
 
 
 def _json(body: dict[str, Any]) -> Response:
