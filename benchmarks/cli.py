@@ -15,12 +15,14 @@ from benchmarks import (
     cli_dashboards,
     cli_decomposition,
     cli_grpc,
+    cli_kills,
     cli_overhead,
     cli_pipeline,
     cli_pool,
     cli_regret,
     cli_scaling,
     cli_scheduler,
+    cli_soak,
 )
 from benchmarks.arrivals import Arrivals
 from benchmarks.cli_common import JsonFile, Seed, failed
@@ -32,6 +34,8 @@ app = typer.Typer(
 
 app.add_typer(vllm_app, name="vllm")
 app.command()(cli_chaos.chaos)
+app.command()(cli_kills.kills)
+app.command()(cli_soak.soak)
 app.command()(cli_compare.compare)
 app.command()(cli_compare.selection)
 app.command()(cli_pipeline.pipeline)

@@ -93,6 +93,11 @@ class ServerProcess:
             time.sleep(0.5)
         raise RuntimeError(f"{self.name} was not ready after {timeout_s:.0f} s:\n{self._log_end()}")
 
+    @property
+    def pid(self) -> int:
+        """Of the process that was started."""
+        return self._process.pid
+
     def _log_end(self) -> str:
         return self._log.read_text(errors="replace")[-3000:]
 

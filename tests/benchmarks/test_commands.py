@@ -15,7 +15,9 @@ from benchmarks.vllm_peer import VllmOptions, speculation, vllm_command
 runner = CliRunner()
 
 
-@pytest.mark.parametrize("command", ["serve", "engine", "lossless", "vllm", "compare", "selection"])
+@pytest.mark.parametrize(
+    "command", ["serve", "engine", "lossless", "vllm", "compare", "selection", "kills", "soak"]
+)
 def test_help(command: str) -> None:
     result = runner.invoke(app, [command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
     assert result.exit_code == 0

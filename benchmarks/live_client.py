@@ -1,0 +1,257 @@
+"""A client that loses nothing it was told it may ask for again: retries as told, and counts what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import aiohttp
+import msgspec
+
+from benchmarks.live_requests import LiveRequest
+
+#: How an attempt ended: `answered`; `refused` (429 or 503 with Retry-After: ask again then); `broken` (the
+#: connection ended without an answer, or in its midst: ask again); `failed` (an error that invites nothing).
+End = Literal["answered", "refused", "broken", "failed"]
+
+# After a broken connection, before the next attempt: what has died is gone from the port by then.
+_RECONNECT_S = 0.2
+
+
+@dataclass(slots=True)
+class Choice:
+    """What was received of one choice."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One HTTP request; times in seconds on the run's clock.
+
+    Attributes:
+        sent_s, ended_s: when.
+        end: how it ended.
+        choices: what came, by index, also of one that broke.
+        arrivals: when pieces of a stream came (the whole answer, without a stream), and their tokens.
+        status: of HTTP; 0 without an answer.
+        error: what went wrong. code: the same for programs, of a refusal.
+        retry_after_s: when it was told to come back.
+        num_output_tokens: by the usage.
+        metrics: the receipt.
+    """
+
+    sent_s: float
+    ended_s: float = 0.0
+    end: End = "failed"
+    choices: dict[int, Choice] = field(default_factory=dict)
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    status: int = 0
+    error: str = ""
+    code: str = ""
+    retry_after_s: float | None = None
+    num_output_tokens: int = 0
+    metrics: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Delivery:
+    """A request with all its attempts, under one request id."""
+
+    request: LiveRequest
+    request_id: str
+    attempts: list[Attempt] = field(default_factory=list)
+
+    @property
+    def last(self) -> Attempt:
+        """The attempt that decided."""
+        return self.attempts[-1]
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the whole answer came in the end."""
+        return bool(self.attempts) and self.last.end == "answered"
+
+    @property
+    def sent_s(self) -> float:
+        """When it was first asked."""
+        return self.attempts[0].sent_s
+
+    def number(self, end: End) -> int:
+        """Attempts that ended so."""
+        return sum(attempt.end == end for attempt in self.attempts)
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """From the first attempt to the first tokens a client could show; None without a stream."""
+        first = next((attempt.arrivals[0][0] for attempt in self.attempts if attempt.arrivals), None)
+        if first is None or not self.request.is_stream:
+            return None
+        return (first - self.sent_s) * 1000.0
+
+    @property
+    def e2e_ms(self) -> float:
+        """From the first attempt to the end of the last."""
+        return (self.last.ended_s - self.sent_s) * 1000.0
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Mean time per token after the first, of the longest choice; None where that says nothing."""
+        longest = max((len(choice.tokens) for choice in self.last.choices.values()), default=0)
+        if self.ttft_ms is None or longest < 2:
+            return None
+        return (self.e2e_ms - self.ttft_ms) / (longest - 1)
+
+    def attains(self, slo: Mapping[str, float]) -> bool:
+        """Whether it met objectives on TTFT and TPOT; an answer in one piece must come within their sum."""
+        if not self.is_answered:
+            return False
+        if not self.request.is_stream:
+            longest = max((len(choice.tokens) for choice in self.last.choices.values()), default=0)
+            return self.e2e_ms <= slo["ttft_ms"] + slo["tpot_ms"] * max(0, longest - 1)
+        ttft_ms, tpot_ms = self.ttft_ms, self.tpot_ms
+        in_time = ttft_ms is None or ttft_ms <= slo["ttft_ms"]
+        return in_time and (tpot_ms is None or tpot_ms <= slo["tpot_ms"])
+
+
+class LiveClient:
+    """Asks one server; use as an async context manager.
+
+    Args:
+        url: of the server.
+        give_up_s: a request without an answer for so long, all attempts together, is lost.
+        clock: seconds on the run's clock.
+        on_tokens: called with the time and the number of tokens whenever some arrive.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        give_up_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        on_tokens: Callable[[float, int], None] = lambda at, tokens: None,
+    ) -> None:
+        self.url = url
+        self.model = ""
+        self.give_up_s = give_up_s
+        self._clock = clock
+        self._on_tokens = on_tokens
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), read_bufsize=1 << 18, timeout=aiohttp.ClientTimeout()
+        )
+        async with self._session.get(f"{self.url}/v1/models") as response:
+            response.raise_for_status()
+            self.model = (await response.json())["data"][0]["id"]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def ask(
+        self, request: LiveRequest, request_id: str, slo: Mapping[str, float] | None = None
+    ) -> Delivery:
+        """Ask until there is an answer, or an error that does not invite to ask again."""
+        delivery = Delivery(request, request_id)
+        payload = msgspec.json.encode(request.body(self.model, slo))
+        # Both names a server may know an idempotent request by.
+        headers = {
+            "Content-Type": "application/json",
+            "X-Request-Id": request_id,
+            "Idempotency-Key": request_id,
+        }
+        give_up_at = self._clock() + self.give_up_s
+        while True:
+            attempt = Attempt(self._clock())
+            delivery.attempts.append(attempt)
+            try:
+                async with asyncio.timeout(max(0.001, give_up_at - self._clock())):
+                    await self._attempt(request, payload, headers, attempt)
+            except TimeoutError:
+                attempt.end, attempt.error = "failed", f"no answer within {self.give_up_s:g} s"
+            attempt.ended_s = self._clock()
+            if attempt.end in ("answered", "failed"):
+                return delivery
+            pause_s = attempt.retry_after_s if attempt.end == "refused" else _RECONNECT_S
+            if self._clock() + (pause_s or 0.0) >= give_up_at:
+                attempt.end = "failed"
+                return delivery
+            await asyncio.sleep(pause_s or 0.0)
+
+    async def _attempt(
+        self, request: LiveRequest, payload: bytes, headers: Mapping[str, str], attempt: Attempt
+    ) -> None:
+        assert self._session is not None
+        try:
+            async with self._session.post(self.url + request.path, data=payload, headers=headers) as response:
+                attempt.status = response.status
+                if response.status != 200:
+                    self._take_refusal(attempt, response, await response.read())
+                elif request.is_stream:
+                    await self._take_stream(attempt, response)
+                else:
+                    self._take(attempt, msgspec.json.decode(await response.read()))
+                    attempt.end = "answered"
+        except (aiohttp.ClientError, OSError) as error:
+            attempt.end, attempt.error = "broken", f"{type(error).__name__}: {error}"
+        except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+            attempt.end, attempt.error = "failed", f"unreadable answer: {error!r}"
+
+    @staticmethod
+    def _take_refusal(attempt: Attempt, response: aiohttp.ClientResponse, body: bytes) -> None:
+        attempt.error = f"HTTP {response.status}: {body.decode(errors='replace')[:300]}"
+        after = response.headers.get("Retry-After", "")
+        if response.status in (429, 503) and after.isdecimal():
+            attempt.end, attempt.retry_after_s = "refused", float(after)
+            with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
+                attempt.code = str(msgspec.json.decode(body)["error"]["code"])
+
+    async def _take_stream(self, attempt: Attempt, response: aiohttp.ClientResponse) -> None:
+        async for line in response.content:
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                attempt.end = "answered"
+                return
+            chunk = msgspec.json.decode(data)
+            if "error" in chunk:
+                attempt.error = f"error event: {str(chunk['error'])[:300]}"
+                return
+            self._take(attempt, chunk)
+        attempt.end, attempt.error = "broken", "the stream ended without [DONE]"
+
+    def _take(self, attempt: Attempt, body: Any) -> None:
+        """Add a chunk of a stream, or a whole answer."""
+        num_tokens = 0
+        for part in body.get("choices") or ():
+            choice = attempt.choices.setdefault(part["index"], Choice())
+            message = part.get("delta") or part.get("message") or {}
+            tokens = part.get("token_ids") or ()
+            choice.tokens += tokens
+            choice.text += part.get("text") or message.get("content") or ""
+            choice.finish_reason = part.get("finish_reason") or choice.finish_reason
+            num_tokens += len(tokens)
+        if num_tokens:
+            now = self._clock()
+            attempt.arrivals.append((now, num_tokens))
+            self._on_tokens(now, num_tokens)
+        if body.get("usage"):
+            attempt.num_output_tokens = body["usage"].get("completion_tokens") or 0
+        attempt.metrics = body.get("metrics") or attempt.metrics

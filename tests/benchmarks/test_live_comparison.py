@@ -1,0 +1,99 @@
+"""What becomes of an answer is named rightly: by construction, against every way to damage a sequence."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.live_client import Attempt, Choice, Delivery
+from benchmarks.live_comparison import Comparison, compare_choices, compare_tokens, is_beginning
+from benchmarks.live_requests import LiveRequest, mixed_requests
+
+# No token comes twice, so that a damage can be told from its result in one way only.
+DISTINCT = st.lists(st.integers(0, 200), min_size=1, max_size=24, unique=True)
+
+
+@given(DISTINCT, st.data())
+def test_a_run_that_comes_twice_is_duplicated(tokens: list[int], data: st.DataObject) -> None:
+    begin = data.draw(st.integers(0, len(tokens) - 1))
+    end = data.draw(st.integers(begin + 1, len(tokens)))
+    assert compare_tokens(tokens, [*tokens[:end], *tokens[begin:end], *tokens[end:]]) == "duplicated"
+
+
+@given(DISTINCT, st.data())
+def test_a_run_that_is_left_out_is_missing(tokens: list[int], data: st.DataObject) -> None:
+    begin = data.draw(st.integers(0, len(tokens) - 1))
+    end = data.draw(st.integers(begin + 1, len(tokens)))
+    assert compare_tokens(tokens, tokens[:begin] + tokens[end:]) == "missing"
+
+
+@given(DISTINCT, st.data())
+def test_another_token_differs_whatever_its_place(tokens: list[int], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(tokens) - 1))
+    assert compare_tokens(tokens, [*tokens[:at], 999, *tokens[at + 1 :]]) == "differing"
+    assert compare_tokens(tokens, [*tokens[:at], 999, *tokens[at:]]) == "differing"
+    assert compare_tokens(tokens, list(tokens)) == "same"
+
+
+def test_a_token_too_few_and_another_wrong_is_no_gap() -> None:
+    assert compare_tokens([1, 2, 3, 4], [1, 9, 4]) == "differing"
+    assert compare_tokens([1, 2], [1, 2, 1, 9]) == "differing"
+    assert compare_tokens([], [5]) == "differing"
+    # A text of one token again and again: one more of it can only be told by the length.
+    assert compare_tokens([7, 7, 7], [7, 7, 7, 7]) == "duplicated"
+
+
+def test_texts_ends_and_choices_count_besides_tokens() -> None:
+    right = {0: Choice([1, 2], "ab", "stop"), 1: Choice([3], "c", "length")}
+    assert compare_choices(right, {0: Choice([1, 2], "ab", "stop"), 1: Choice([3], "c", "length")}) == "same"
+    assert compare_choices(right, {0: right[0], 1: Choice([3], "c", "stop")}) == "differing"
+    assert compare_choices(right, {0: Choice([1, 2], "aab", "stop"), 1: right[1]}) == "differing"
+    assert compare_choices(right, {0: right[0]}) == "missing"
+    assert compare_choices(right, {0: right[0], 1: Choice([3, 3], "cc", "length")}) == "duplicated"
+
+
+def test_what_came_before_a_break_must_be_a_beginning() -> None:
+    right = {0: Choice([1, 2, 3], "abc", "stop")}
+    assert is_beginning(right, {})
+    assert is_beginning(right, {0: Choice([1, 2], "ab")})
+    assert not is_beginning(right, {0: Choice([2], "b")})
+    assert not is_beginning(right, {0: Choice([1], "b")})
+    assert not is_beginning(right, {1: Choice([1], "a")})
+
+
+def request() -> LiveRequest:
+    return mixed_requests(3, 0, 16)[0]
+
+
+def delivery(*attempts: Attempt) -> Delivery:
+    return Delivery(request(), "id", list(attempts))
+
+
+def test_what_happened_is_counted_once_each() -> None:
+    right = {0: Choice([1, 2], "ab", "stop")}
+    comparison = Comparison({request().index: right})
+    whole = Attempt(2.0, 3.0, "answered", {0: Choice([1, 2], "ab", "stop")})
+    early = Attempt(0.0, 0.1, "refused", code="queue_full", retry_after_s=2.0)
+    comparison.add(delivery(early, early, whole))
+    comparison.add(delivery(Attempt(0.0, 0.1, "broken", {0: Choice([1], "a")}), whole))
+    comparison.add(delivery(Attempt(0.0, 0.1, "broken", {0: Choice([2], "b")}), whole))
+    comparison.add(delivery(Attempt(0.0, 0.1, "failed", error="HTTP 500")))
+    comparison.add(delivery(Attempt(0.0, 0.1, "answered", {0: Choice([1, 1, 2], "aab", "stop")})))
+    found = comparison.summary()
+    assert (found["requests"], found["same"], found["lost"], found["duplicated"]) == (5, 3, 1, 1)
+    assert (found["refused"], found["broken"], found["broken_in_their_midst"]) == (2, 2, 2)
+    assert found["refusals"] == {"queue_full, 2 s": 2}
+    assert found["broken_with_a_wrong_beginning"] == 1
+    assert found["lost_requests"][0]["attempts"][0]["error"] == "HTTP 500"
+    assert found["differing_requests"][0]["verdict"] == "duplicated"
+
+
+def test_the_mixed_requests_come_in_all_classes_modes_and_both_ways() -> None:
+    requests = mixed_requests(84, 3, 64)
+    modes = {one.mode for one in requests}
+    assert {(one.mode, one.is_stream) for one in requests} == {(m, s) for m in modes for s in (True, False)}
+    assert {one.domain for one in requests} == {"code", "chat", "summary"}
+    assert len({one.seed for one in requests}) == 84
+    assert all(one.max_tokens <= 64 for one in requests)
+    assert [one.body("m") for one in mixed_requests(84, 3, 64)] == [one.body("m") for one in requests]
+    assert [one.body("m") for one in mixed_requests(84, 4, 64)] != [one.body("m") for one in requests]
