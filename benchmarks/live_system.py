@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import aiohttp
@@ -194,6 +196,23 @@ def serving(options: SystemOptions, logs: Path) -> Iterator[LiveSystem]:
         *(sys.executable, "-m", "deployments.cli", "serve"),
         *("--config", str(config_file), "--port", str(port)),
     ]
-    with ServerProcess("flotilla", command, port, "/ready", log=logs / "server.log", cwd=_ROOT) as server:
+    with (
+        _stopped_in_order(),
+        ServerProcess("flotilla", command, port, "/ready", log=logs / "server.log", cwd=_ROOT) as server,
+    ):
         server.wait_until_ready()
         yield LiveSystem(server.url, server.pid, config)
+
+
+@contextmanager
+def _stopped_in_order() -> Iterator[None]:
+    """SIGTERM, too, leaves through the code that stops the server, which has a session of its own."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
