@@ -10,7 +10,7 @@ from benchmarks.chaos_corruptions import CORRUPTIONS
 from benchmarks.chaos_workers import KINDS, MAX_TOKENS, VOCAB
 from cluster.batching.registry import BATCHING_RULES
 from cluster.policies.registry import POLICIES
-from cluster.stream_messages import Objective, Speculation, Submit, Terms
+from cluster.stream_messages import Objective, Speculation, Submit, Tenant, Terms
 from engine.sampling_params import SamplingParams
 from selector.registry import SELECTORS
 
@@ -170,6 +170,7 @@ def request(number: int, draw: int) -> Submit:
         ),
         on_miss=on_miss,
         downgrades=(Terms(tier="batch", priority=1),) if on_miss == "downgrade" else (),
+        tenant=Tenant(label=rng.choice(["", "a", "b"]), weight=rng.choice([1.0, 4.0])),
     )
 
 

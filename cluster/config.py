@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cluster.admission_config import AdmissionConfig
 from cluster.drafter_config import DrafterConfig
+from cluster.fairness_config import FairnessConfig
 from cluster.grpc_config import GrpcConfig
 from cluster.http_config import HttpConfig as HttpConfig
 from cluster.idempotency_config import IdempotencyConfig
@@ -230,6 +231,9 @@ class FlotillaConfig(StrictModel):
     scheduler: SchedulerConfig = Field(default=SchedulerConfig(), description="Batching and queues.")
     admission: AdmissionConfig = Field(
         default=AdmissionConfig(), description="Whether requests are taken, downgraded or refused."
+    )
+    fairness: FairnessConfig = Field(
+        default=FairnessConfig(), description="What competing API keys get of a cell."
     )
     tiers: dict[str, TierConfig] = Field(default_factory=dict, description="Objectives by tier name.")
     http: HttpConfig = Field(default=HttpConfig(), description="Where the API listens.")

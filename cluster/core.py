@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from cluster import admission
 from cluster.batching.batcher import Batcher
 from cluster.batching.common import arrival_order
+from cluster.batching.fair_queue import FairQueue
 from cluster.batching.micro_batches import MicroBatches
 from cluster.commits import commit
 from cluster.config import FlotillaConfig
@@ -58,7 +59,7 @@ class SchedulerCore:
         self.pool = DrafterPool(cost, config.policy.max_depth, config.selector)
         self.pool.costs.sharing = sharing_of(config)
         self.planner = StepPlanner(policy, cost, self.pool, config.scheduler.draft_ahead or 0)
-        self.batcher = Batcher(config.scheduler, cost, self.pool)
+        self.batcher = Batcher(config.scheduler, cost, self.pool, FairQueue.of(config))
         self.micro_batches = MicroBatches(config.scheduler, cost, config.policy.max_depth)
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []
@@ -335,7 +336,7 @@ class SchedulerCore:
 
     def _admit(self, now: float) -> None:
         context = self.batcher.context(now, self.free_slots, self.planner.step_s)
-        answer = self.batcher.rule.admit(self.waiting, self.running.values(), context)
+        answer = self.batcher.admit(self.waiting, self.running.values(), context)
         for request in answer.preempted:
             self._preempt(request)
         if answer.admitted:

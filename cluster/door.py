@@ -10,7 +10,6 @@ from typing import Protocol
 import msgspec
 
 from cluster import admission
-from cluster.batching.base import OrdersQueue
 from cluster.batching.batcher import Batcher
 from cluster.batching.common import arrival_order
 from cluster.config import FlotillaConfig
@@ -127,17 +126,14 @@ class Door:
     def _schedule(self, submit: Submit, terms: Terms, cell: Cell, now: float) -> Schedule:
         """When those here and the newcomer would begin and end; the rule says who is admitted now."""
         running, drafts = cell.running.values(), bool(cell.pool.drafters)
-        rule, context = cell.batcher.rule, cell.batcher.context(now, cell.free_slots, cell.planner.step_s)
+        batcher, context = cell.batcher, cell.batcher.context(now, cell.free_slots, cell.planner.step_s)
         newcomer = Request(_on(submit, terms), "", now, sys.maxsize)
         place = bisect_right(cell.waiting, arrival_order(newcomer), key=arrival_order)
         queue = [*cell.waiting[:place], newcomer, *cell.waiting[place:]]
-        if newcomer in rule.admit(queue, running, context).admitted:
+        if newcomer in batcher.would_admit(queue, running, context).admitted:
             return self.forecast.schedule(running, (), is_full=False, drafts=drafts)
-        ahead = cell.waiting[:place]
-        if isinstance(rule, OrdersQueue):
-            mine = rule.order(newcomer, context)
-            keyed = [(rule.order(request, context), request) for request in cell.waiting]
-            ahead = [request for key, request in sorted(keyed, key=lambda pair: pair[0]) if key < mine]
+        ordered = batcher.in_order(queue, context)
+        ahead = ordered[: ordered.index(newcomer)]
         return self.forecast.schedule(running, ahead, is_full=True, drafts=drafts)
 
     def _missed(self, objective: Objective, predicted: Prediction, tolerance: float | None = None) -> bool:
@@ -212,8 +208,14 @@ class Door:
         """Why the queue does not take the request; None if it does."""
         limit = self._most_waiting(submit.tier)
         num_waiting = len(cell.waiting)
-        if num_waiting < limit or (submit.output and num_waiting < self.config.scheduler.max_waiting):
+        if submit.output and num_waiting < self.config.scheduler.max_waiting:
             return None
+        label = submit.tenant.label
+        num_own = cell.batcher.fair.num_waiting(label, cell.waiting)
+        if self._has_place(num_own, limit - num_waiting):
+            return None
+        if num_waiting < limit:
+            return self._too_many_own(submit, limit, num_own, cell, now)
         schedule = self.forecast.schedule(
             cell.running.values(), cell.waiting, is_full=True, drafts=bool(cell.pool.drafters)
         )
@@ -227,6 +229,38 @@ class Door:
             request_id=submit.request_id,
             code="queue_full",
             message=f"{num_waiting} requests are already waiting{kept}; try again in {retry_after_s:.0f} s",
+            retry_after_s=retry_after_s,
+        )
+
+    def _has_place(self, num_own: int, num_free: int) -> bool:
+        """Whether a tenant with so many requests waiting may have one more beside so many free places.
+
+        The dynamic thresholds of Choudhury and Hahne (IEEE/ACM Transactions on Networking, 1998): whoever
+        has more than a multiple of what is free waits, so that some is always free for who has less.
+        """
+        return num_free > 0 and (num_own == 0 or num_own < self.config.fairness.queue_threshold * num_free)
+
+    def _too_many_own(self, submit: Submit, limit: int, num_own: int, cell: Cell, now: float) -> Rejected:
+        """The refusal of a tenant that has its part of the queue."""
+        context = cell.batcher.context(now, cell.free_slots, cell.planner.step_s)
+        ordered = cell.batcher.in_order(cell.waiting, context)
+        running, drafts = cell.running.values(), bool(cell.pool.drafters)
+        schedule = self.forecast.schedule(running, ordered, is_full=True, drafts=drafts)
+        label, own, num_free = submit.tenant.label, num_own, limit - len(ordered)
+        own += sum(promise.submit.tenant.label == label for promise in self._promised)
+        after_s = schedule.start_s
+        for request, start_s in zip(ordered, schedule.starts_s, strict=True):
+            num_free += 1
+            own -= request.submit.tenant.label == label
+            if self._has_place(own, num_free):
+                after_s = start_s
+                break
+        retry_after_s = self._promise(after_s, submit, (), now)
+        return Rejected(
+            request_id=submit.request_id,
+            code="queue_full",
+            message=f"{num_own} requests of this API key are already waiting, its part of {limit} places "
+            f"of which {limit - len(ordered)} are kept for other keys; try again in {retry_after_s:.0f} s",
             retry_after_s=retry_after_s,
         )
 
@@ -244,7 +278,9 @@ class Door:
             due = self._promised.pop(0)
             if now - due.at > PROMISE_S:
                 continue  # nobody came at that time, so what would have been is not known
-            is_open = len(cell.waiting) < self._most_waiting(due.submit.tier)
+            num_own = cell.batcher.fair.num_waiting(due.submit.tenant.label, cell.waiting)
+            num_free = self._most_waiting(due.submit.tier) - len(cell.waiting)
+            is_open = self._has_place(num_own, num_free)
             is_true = is_open and (
                 not due.terms
                 or any(

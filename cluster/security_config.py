@@ -46,6 +46,12 @@ class KeyConfig(StrictModel):
         default=None, description="Service tiers its requests may ask for; all if unset."
     )
     limits: KeyLimits = Field(default=KeyLimits(), description="How much it may ask for.")
+    weight: float = Field(
+        default=1.0,
+        gt=0,
+        le=1e6,
+        description="Its share of a cell that cannot serve all keys at once, relative to the others'.",
+    )
 
 
 class KeysFile(StrictModel):

@@ -50,6 +50,22 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     e2e_ms: float
 
 
+class Tenant(msgspec.Struct, frozen=True):
+    """Who competes with others for a cell: requests of one API key.
+
+    Attributes:
+        label: tells tenants apart, and nothing else; empty where there are no keys, or one.
+        weight: share of the cell relative to other tenants' when all want more than they get.
+    """
+
+    label: str = ""
+    weight: float = 1.0
+
+
+#: Whoever is not told apart from others.
+NOBODY = Tenant()
+
+
 class Speculation(msgspec.Struct, frozen=True):
     """What a request allows speculation to do.
 
@@ -83,6 +99,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     speculation: Speculation = Speculation()
     on_miss: str = "serve"
     downgrades: tuple[Terms, ...] = ()
+    tenant: Tenant = NOBODY
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -21,6 +21,8 @@ MOST_MS = 1e7
 MOST_MULTIPLE = 1e4
 # Share of the queue open to tiers less urgent than the default one, unless configured.
 BACKGROUND_SHARE = 0.5
+# Levels of priority that count for the weight of a tier between API keys.
+MOST_LEVELS = 4
 
 _MULTIPLE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?|\.\d{1,6})x")
 
@@ -98,6 +100,15 @@ class TierConfig(StrictModel):
         f"unset, 1, or {BACKGROUND_SHARE} where `priority` is above 0.",
     )
 
+    weight: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description="What its tokens weigh when API keys compete: a key gets so many times as many of this "
+        "tier as of one with weight 1. If unset, 2 for each level of `priority` above the default, or a half "
+        "for each below, between 1/16 and 16.",
+    )
+
     @model_validator(mode="after")
     def _is_consistent(self) -> TierConfig:
         if self.on_miss == "downgrade" and self.downgrade_to is None:
@@ -113,6 +124,13 @@ class TierConfig(StrictModel):
         if self.on_miss is not None:
             return self.on_miss
         return "serve" if self.downgrade_to is None else "downgrade"
+
+    @property
+    def fair_weight(self) -> float:
+        """What its tokens weigh between API keys."""
+        if self.weight is not None:
+            return self.weight
+        return 2.0 ** -max(-MOST_LEVELS, min(MOST_LEVELS, self.priority))
 
     @property
     def open_share(self) -> float:

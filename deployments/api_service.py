@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from cluster.stream_messages import Submit
+from cluster.stream_messages import NOBODY, Submit, Tenant
 from cluster.tier_config import TierConfig
 from deployments import sampling_mapping as mapping
 from deployments.answering import Call
@@ -153,6 +153,7 @@ class ApiService:
         headers: Asked | None = None,
         *,
         call_id: str | None = None,
+        tenant: Tenant = NOBODY,
         repeatable: bool = False,
     ) -> Call:
         """Check everything that can be checked before the cell hears of the request.
@@ -162,6 +163,7 @@ class ApiService:
             request_id: how the client and the log call it.
             headers: objectives named in headers.
             call_id: one of `new_call_id(request_id)`, where the caller must know it.
+            tenant: who competes for the cell with it.
             repeatable: whether updates are to be the same, one by one, in every run (`single_tokens`).
         """
         arrived = time.perf_counter()
@@ -207,6 +209,7 @@ class ApiService:
                     speculation=speculation,
                     on_miss=contract.on_miss,
                     downgrades=contract.downgrades,
+                    tenant=tenant,
                 )
                 state = ChoiceState(
                     prompt,

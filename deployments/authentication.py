@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 
 from cluster.security_config import KeyConfig, Permission, SecurityConfig
+from cluster.stream_messages import NOBODY, Tenant
 from deployments.answering import Call
 from deployments.api_keys import find_key
 from deployments.cell_client import RequestRejected
@@ -52,6 +54,11 @@ class Grant:
         self._num_holders -= 1
         if not self._num_holders:
             self._authenticator.close(self)
+
+    @property
+    def tenant(self) -> Tenant:
+        """Who competes with others for a cell; nobody is told apart where there is but one key."""
+        return NOBODY if self.key is None else self._authenticator.tenant(self.key)
 
     def named(self, request_id: str) -> str:
         """The request id told from equal ones of other keys, who so cannot end each other's requests."""
@@ -168,6 +175,13 @@ class Authenticator:
             refusal = self._limiter(key).reserve(tokens, self._clock())
         if refusal is not None:
             raise _limited(refusal, tokens)
+
+    def tenant(self, key: KeyConfig) -> Tenant:
+        """What cells know a key as: neither its name nor its hash can be told from the label."""
+        with self._lock:
+            if len(self._store.keys()) < 2:
+                return NOBODY
+        return Tenant(label=hashlib.sha256(key.hash.encode()).hexdigest()[:16], weight=key.weight)
 
     def limit_headers(self, key: KeyConfig) -> dict[str, str]:
         """See `KeyLimiter.headers`."""

@@ -226,7 +226,9 @@ class GenerationService:
         try:
             request = mapping.generation_request(message, stream=stream)
             headers = asked_by_headers(metadata)
-            call = await self._service.begin(request, request_id, headers, call_id=call_id)
+            call = await self._service.begin(
+                request, request_id, headers, call_id=call_id, tenant=grant.tenant
+            )
             info = await self._service.info()
             grant.take(call, request, info)
         except ObjectiveError as error:

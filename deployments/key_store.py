@@ -77,6 +77,7 @@ def _unlimited(name: str, key_hash: str) -> KeyConfig:
         permissions=ALL_PERMISSIONS,
         tiers=None,
         limits=KeyConfig.model_fields["limits"].default,
+        weight=1.0,
     )
 
 

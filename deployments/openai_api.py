@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.idempotency_config import IdempotencyConfig
+from cluster.stream_messages import NOBODY
 from deployments.admin_api import PoolControl, add_admin_routes
 from deployments.answering import Call, answer, stream
 from deployments.api_service import ApiService
@@ -119,6 +120,7 @@ def create_app(
                 request_id,
                 asked,
                 call_id=call_id,
+                tenant=NOBODY if grant is None else grant.tenant,
                 repeatable=repeatable,
             )
             if grant is not None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from cluster.batching.base import BatchContext, BatchingRule
+from cluster.batching.base import Admission, BatchContext, BatchingRule
+from cluster.batching.fair_queue import FairQueue
 from cluster.batching.pace import Pace
 from cluster.batching.registry import make_rule
 from cluster.config import SchedulerConfig
 from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
 from cluster.planning import RunningMean
+from cluster.requests import Request
 
 
 @dataclass(slots=True)
@@ -20,12 +23,29 @@ class Batcher:
     config: SchedulerConfig
     cost: CostModel
     pool: DrafterPool
+    fair: FairQueue = field(default_factory=FairQueue)
     rule: BatchingRule = field(init=False)
     pace: Pace = field(init=False)
 
     def __post_init__(self) -> None:
         self.rule = make_rule(self.config.batching)
         self.pace = Pace(RunningMean(self.cost.profile.overhead_s))
+
+    def admit(
+        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
+    ) -> Admission:
+        """Who is admitted now, between tenants by what they have had and within one by the rule."""
+        return self.fair.admit(self.rule, waiting, running, context)
+
+    def would_admit(
+        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
+    ) -> Admission:
+        """The same as a question."""
+        return self.fair.proposed(self.rule, waiting, running, context)
+
+    def in_order(self, waiting: Sequence[Request], context: BatchContext) -> list[Request]:
+        """The waiting requests as they are expected to be admitted."""
+        return self.fair.in_order(self.rule, waiting, context)
 
     def context(self, now: float, free_slots: int, step_s: float) -> BatchContext:
         """What the rule may read now."""
