@@ -29,15 +29,14 @@ _ROOT = Path(__file__).resolve().parents[1]
 Role = Literal["drafter", "verifier", "scheduler", "front_end"]
 ROLES: tuple[Role, ...] = ("drafter", "verifier", "scheduler", "front_end")
 
-#: By the beginning of the process title that Ray gives an actor; the longest that fits decides.
+#: By a part of the process title that Ray gives an actor: its class, with its name and method around it.
 TITLES = {
-    "ray::DrafterWorker": "drafter",
-    "ray::VerifierWorker": "verifier",
-    "ray::ServeReplica:flotilla:Cell": "scheduler",
-    "ray::ServeReplica:flotilla:FrontEnd": "front_end",
-    "ray::ServeReplica:flotilla:Directory": "directory",
-    "ray::ServeController": "Serve controller",
-    "ray::": "Ray",
+    "DrafterWorker": "drafter",
+    "VerifierWorker": "verifier",
+    "ServeReplica:flotilla:Cell": "scheduler",
+    "ServeReplica:flotilla:FrontEnd": "front_end",
+    "ServeReplica:flotilla:Directory": "directory",
+    "ServeController": "Serve controller",
 }
 #: The processes whose memory is ours to answer for.
 OUR_ROLES = ("drafter", "verifier", "scheduler", "front_end", "directory")
@@ -176,8 +175,9 @@ class LiveSystem:
 
 def role_of(command: str) -> str:
     """The role of a process by its command line."""
-    fitting = [title for title in TITLES if command.startswith(title)]
-    return TITLES[max(fitting, key=len)] if fitting else "Ray"
+    if not command.startswith("ray::"):
+        return "Ray"
+    return next((role for part, role in TITLES.items() if part in command), "Ray")
 
 
 @contextmanager

@@ -109,6 +109,9 @@ def test_processes_are_told_apart_by_their_titles() -> None:
     assert role_of("ray::DrafterWorker.prepare") == "drafter"
     assert role_of("ray::ServeReplica:flotilla:Cell") == "scheduler"
     assert role_of("ray::ServeReplica:flotilla:FrontEnd.handle_request") == "front_end"
+    starting = "ray::SERVE_REPLICA::flotilla#Cell#f93rhph7:ServeReplica:flotilla:Cell.__init__"
+    assert role_of(starting) == "scheduler"
+    assert role_of("python -m pytest DrafterWorker") == "Ray"
     assert role_of("ray::ServeController.listen_for_change") == "Serve controller"
     assert role_of("ray::IDLE") == role_of("/usr/bin/raylet --port 1") == "Ray"
 
