@@ -6,6 +6,7 @@ are made with `max_restarts=0`: their loss is noticed within a step, and the cel
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import logging
@@ -50,6 +51,7 @@ class DrafterWorker:
 
     def __init__(self) -> None:
         self._drafter: Drafter | None = None
+        self._service: DraftService | None = None
 
     def where(self) -> Whereabouts:
         """The node and the process it runs in."""
@@ -62,17 +64,21 @@ class DrafterWorker:
         importing.join()
         return _whereabouts()
 
-    def load(
-        self, config: DrafterConfig, vocab_size: int, max_tokens: int, target_path: str, token: bytes
-    ) -> tuple[Address, Capabilities]:
-        """Build the drafter and listen for draft calls."""
+    def open(self, token: bytes, heartbeat_s: float) -> Address:
+        """Listen: signs of life are sent from now on, calls are answered once it is loaded."""
+        server = StepServer(
+            self._answer, token, get_node_ip_address(), idle=self._draft_ahead, heartbeat_s=heartbeat_s
+        )
+        return server.address
+
+    def load(self, config: DrafterConfig, vocab_size: int, max_tokens: int, target_path: str) -> Capabilities:
+        """Build the drafter."""
         from cluster.pool_drafter import build_pool_drafter
 
         self._drafter = build_pool_drafter(config, vocab_size, max_tokens, target_path)
-        service = DraftService(self._drafter)
-        server = StepServer(service.answer, token, get_node_ip_address(), idle=self._draft_ahead)
+        self._service = DraftService(self._drafter)
         gc.freeze()  # models and modules: nothing the collector should walk during a step
-        return server.address, self._drafter.capabilities
+        return self._drafter.capabilities
 
     def profile(self) -> list[StepPoint]:
         """Measured cost of one draft layer over batch shapes."""
@@ -80,6 +86,10 @@ class DrafterWorker:
 
         assert self._drafter is not None
         return [StepPoint(*point) for point in measure_draft_costs(self._drafter)]
+
+    def _answer(self, data: bytes) -> bytes:
+        assert self._service is not None
+        return self._service.answer(data)
 
     def _draft_ahead(self) -> bool:
         assert self._drafter is not None
@@ -109,15 +119,18 @@ class VerifierWorker:
             host, port = probe.getsockname()[:2]
             return str(host), int(port)
 
-    def load(self, config: TargetConfig, rank: Rank, token: bytes) -> tuple[Address, VerifierReady]:
-        """Load the model (this rank of it) and listen for verify calls."""
+    def open(self, token: bytes, heartbeat_s: float) -> Address:
+        """Listen: signs of life are sent from now on, calls are answered once it is loaded."""
+        return StepServer(self._handle, token, get_node_ip_address(), heartbeat_s=heartbeat_s).address
+
+    def load(self, config: TargetConfig, rank: Rank) -> VerifierReady:
+        """Load the model (this rank of it)."""
         from cluster.target import build_target
 
         self._rank = rank.rank
         self._target = build_target(config, rank)
-        server = StepServer(self._handle, token, get_node_ip_address())
         gc.freeze()
-        return server.address, self._target.ready()
+        return self._target.ready()
 
     def profile(self) -> list[StepPoint]:
         """Measured cost of verify forwards; every rank must be asked at the same time."""
@@ -161,6 +174,19 @@ def spawn(worker: type[Any], options: dict[str, Any]) -> Any:
         .options(max_restarts=0, max_task_retries=0, runtime_env={"env_vars": WORKER_ENV}, **options)
         .remote()
     )
+
+
+def end(actor: Any) -> None:
+    """End an actor; Ray has its process killed if it does not react for five seconds."""
+    with contextlib.suppress(Exception):  # dead already, or Ray itself is going
+        ray.kill(actor)
+
+
+def this_node() -> str:
+    """Ray's id of the node this process runs on; empty while Ray is going."""
+    with contextlib.suppress(Exception):
+        return str(ray.get_runtime_context().get_node_id())
+    return ""
 
 
 def _import_models() -> None:

@@ -56,6 +56,7 @@ from cluster.stream_messages import (
 )
 from cluster.succession import take_over
 from cluster.timeline import make_timeline
+from cluster.worker_health import WorkerHealth
 from cluster.worker_set import WorkerSet
 from drafters.messages import DraftResult
 from engine.wire import Decoder, encode
@@ -84,10 +85,13 @@ class Cell:
         self._accounts = RequestAccounts(self._metrics)
         self._load = CellStats()
         self._is_draining = False
-        self._clients = ClientServer(self._token, self._on_client_message, self._on_client_lost)
+        self._clients = ClientServer(
+            self._token, self._on_client_message, self._on_client_lost, self.config.health.heartbeat_s
+        )
         self._address: tuple[str, int] = ("", 0)
         self._workers = WorkerSet(self.config, self._token, self)
         self._lifecycle = Lifecycle(self.config, self._workers, self)
+        self._health = WorkerHealth(self.config, self._workers, self._lifecycle, self, self._metrics.set)
         self._changes = PoolChanges(self.config, self._lifecycle, self._workers, self)
         self._scaling = PoolScaling(self.config, self._lifecycle, self._changes, self)
         self._digests: dict[int, int] = {}
@@ -210,6 +214,11 @@ class Cell:
         """Raise if the cell cannot recover by itself."""
         if self._failure:
             raise RuntimeError(self._failure)
+        self._health.check(time.monotonic())
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """How every worker is, as of `WorkerHealth.report`."""
+        return self._health.report(time.monotonic())
 
     async def drain(self, within_s: float) -> None:
         """Take no more requests, give back those that wait, and after `within_s` those that still run."""
@@ -340,7 +349,6 @@ class Cell:
 
     def drafted(self, name: str, data: bytes) -> None:
         """A drafter answered (`worker_set.Listener`)."""
-        self._lifecycle.heard(name)
         result = self._draft_results.decode(data)
         self._metrics.drafted(self._core.pool.kind_of(name), result)
         self.handle(DraftDone(name, result))
@@ -375,7 +383,7 @@ class Cell:
                 _log.warning("%s", drift)
             if not self._core.is_idle:
                 self.handle(Tick())
-            self._lifecycle.replace_silent(time.monotonic())
+            self._health.look(time.monotonic())
             self._scaling.look(time.monotonic())
 
     def __del__(self) -> None:

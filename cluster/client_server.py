@@ -29,6 +29,8 @@ class ClientServer:
         token: secret a front end sends first.
         on_message: called with the client's name and each message.
         on_lost: called with the client's name when its connection ends.
+        heartbeat_s: every front end is sent an empty frame this often, and one as soon as it is admitted.
+            They come from the event loop that schedules, so they end when that is stuck.
     """
 
     def __init__(
@@ -36,7 +38,10 @@ class ClientServer:
         token: bytes,
         on_message: Callable[[str, ClientMessage], None],
         on_lost: Callable[[str], None],
+        heartbeat_s: float = 0.5,
     ) -> None:
+        self._heartbeat_s = heartbeat_s
+        self._beating: asyncio.TimerHandle | None = None
         self._token = token
         self._on_message = on_message
         self._on_lost = on_lost
@@ -48,6 +53,7 @@ class ClientServer:
     async def start(self, host: str) -> tuple[str, int]:
         """Listen; returns the address."""
         self._server = await asyncio.start_server(self._serve, host, 0)
+        self._beat()
         name = self._server.sockets[0].getsockname()
         return str(name[0]), int(name[1])
 
@@ -64,10 +70,19 @@ class ClientServer:
 
     async def close(self) -> None:
         """Stop listening and drop all connections."""
+        if self._beating is not None:
+            self._beating.cancel()
         if self._server is not None:
             self._server.close()
         for writer in list(self._writers.values()):
             writer.close()
+
+    def _beat(self) -> None:
+        for writer in self._writers.values():
+            # Who has something else to read, or does not read, needs no sign of life.
+            if not writer.is_closing() and not writer.transport.get_write_buffer_size():
+                write_frame(writer, b"")
+        self._beating = asyncio.get_running_loop().call_later(self._heartbeat_s, self._beat)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -76,6 +91,7 @@ class ClientServer:
             if not hmac.compare_digest(await read_frame(reader, 1024), self._token):
                 _log.warning("front end with a wrong token refused")
                 return
+            write_frame(writer, b"")
             name = next(self._names)
             self._writers[name] = writer
             while True:

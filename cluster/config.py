@@ -12,6 +12,7 @@ from cluster.admission_config import AdmissionConfig
 from cluster.drafter_config import DrafterConfig
 from cluster.fairness_config import FairnessConfig
 from cluster.grpc_config import GrpcConfig
+from cluster.health_config import HealthConfig
 from cluster.http_config import HttpConfig as HttpConfig
 from cluster.idempotency_config import IdempotencyConfig
 from cluster.observability_config import LogConfig, MetricsConfig, TelemetryConfig
@@ -247,6 +248,9 @@ class FlotillaConfig(StrictModel):
     grpc: GrpcConfig = Field(default=GrpcConfig(), description="The same API over gRPC.")
     scaling: ScalingConfig = Field(
         default=ScalingConfig(), description="How many cells, front ends and drafters."
+    )
+    health: HealthConfig = Field(
+        default=HealthConfig(), description="When a process that does not answer is replaced."
     )
     debug: DebugConfig = Field(default=DebugConfig(), description="Records of the scheduler's decisions.")
     profile: str | None = Field(

@@ -57,8 +57,6 @@ class Life:
         costs: where those of its kind come from.
         lost_at: when it was lost, while it is being replaced.
         recovery_s: from the last loss until it was ready again.
-        heard_at: when it last answered.
-        is_suspect: whether it seemed to hang when last looked at.
         waits_for: resources that are not there yet, for people.
         task: what loads it now.
     """
@@ -70,14 +68,12 @@ class Life:
     costs: str = ""
     lost_at: float = 0.0
     recovery_s: float | None = None
-    heard_at: float = 0.0
-    is_suspect: bool = False
     waits_for: str = ""
     task: asyncio.Task[None] | None = None
 
 
 class Lifecycle:
-    """Starts the workers of a cell, and replaces those that are lost or hang.
+    """Starts the workers of a cell, and replaces those that are lost.
 
     Args:
         config: the cell, as it starts.
@@ -193,36 +189,12 @@ class Lifecycle:
             life.lost_at = time.monotonic()  # seen by who loads it
             return
         was_draining = life.state == "draining"
-        life.state, life.lost_at, life.is_suspect = "restarting", time.monotonic(), False
+        life.state, life.lost_at = "restarting", time.monotonic()
         self._shell.handle(WorkerLost(name))
         if was_draining:
             self.spawn(self.forget(life))
         else:
             life.task = self.spawn(self._replace(life))
-
-    def heard(self, name: str) -> None:
-        """A drafter answered."""
-        life = self.lives.get(name)
-        if life is not None:
-            life.heard_at, life.is_suspect = time.monotonic(), False
-
-    def replace_silent(self, now: float) -> None:
-        """Replace drafters that have owed an answer for too long: stopped, swapped out, stuck in a call."""
-        limit_s = self._config.pool.hang_timeouts * self._config.scheduler.draft_timeout_ms / 1e3
-        for name, drafter in list(self._shell.core.pool.drafters.items()):
-            life = self.lives.get(name)
-            if life is None or not drafter.outstanding:
-                continue
-            asked_at = min(call.sent_at for call in drafter.outstanding.values())
-            silent_s = now - max(asked_at, life.heard_at)
-            if silent_s < limit_s:
-                continue
-            if not life.is_suspect:
-                # Its answer may lie unread: this thread, too, can have been held up. Looked at once more.
-                life.is_suspect = True
-                continue
-            _log.warning("%s has owed an answer for %.1f s; replacing it", name, silent_s)
-            self.lost(name)
 
     async def _replace(self, life: Life) -> None:
         pause = FIRST_PAUSE_S
@@ -238,6 +210,7 @@ class Lifecycle:
                     ready = await self.load_target()
                 else:
                     ready = await self._workers.load_drafter(life.name, life.config, self._target)
+                self._workers.workers[life.name].loaded()  # else its loss was told while nobody heard
             except Exception:
                 # Ray, the network or the model: whatever it was may pass, and requests wait meanwhile.
                 _log.exception("%s could not be restarted; trying again in %.1f s", life.name, pause)
@@ -245,7 +218,6 @@ class Lifecycle:
                 pause = min(2 * pause, LAST_PAUSE_S)
             else:
                 life.state, life.recovery_s = "ready", time.monotonic() - life.lost_at
-                life.heard_at = time.monotonic()
                 _log.warning("%s is ready again %.2f s after its loss", life.name, life.recovery_s)
                 self._shell.handle(ready)
                 self._workers.standby.fill()

@@ -315,6 +315,8 @@ _MEMORY = (
 _CELL = (
     _gauge("flotilla_ready", "Whether the target serves."),
     _counter("flotilla_worker_restarts_total", "Lost workers made again.", "worker"),
+    _counter("flotilla_worker_stalls_total", "Workers replaced as they did not answer.", "kind", "reason"),
+    _gauge("flotilla_worker_call_age_seconds", "Age of the oldest call not answered.", "worker"),
     _gauge(
         "flotilla_config_info",
         "Always 1; its labels say what is configured.",
@@ -343,6 +345,7 @@ _HTTP = (
     _counter("flotilla_requests_resubmitted_total", "Requests sent to a cell again because it was lost."),
     _counter("flotilla_idempotent_requests_total", "Requests with a key, by what became of them.", "outcome"),
     _counter("flotilla_idempotent_answers_dropped_total", "Answers no longer kept for retries.", "reason"),
+    _counter("flotilla_cells_silent_total", "Connections given up as the cell gave no sign of life."),
 )
 
 _PROCESSES = (

@@ -138,7 +138,7 @@ class PoolChanges:
             life.task = None
             await self._lifecycle.forget(life)
             raise
-        life.state, life.heard_at = "ready", time.monotonic()
+        life.state = "ready"
         _log.warning("drafter %s was added; its costs: %s", life.name, life.costs)
         self._shell.handle(ready)
         self._workers.standby.fill()

@@ -27,6 +27,8 @@ class StepServer:
             False or the next call comes. A call waits for the piece that is running.
         token: secret the other side must send as its first frame.
         host: address to listen on.
+        heartbeat_s: an empty frame is sent this often, as a sign of life, from a thread of its own: also
+            while a call is computed. 0 sends none.
     """
 
     def __init__(
@@ -35,8 +37,11 @@ class StepServer:
         token: bytes,
         host: str,
         idle: Callable[[], bool] | None = None,
+        heartbeat_s: float = 0.0,
     ) -> None:
         self._handle = handle
+        self._heartbeat_s = heartbeat_s
+        self._sending = threading.Lock()
         self._idle = idle
         self._token = token
         self._listener = socket.create_server((host, 0))
@@ -65,12 +70,32 @@ class StepServer:
         if not hmac.compare_digest(_read(connection, limit=1024), self._token):
             _log.warning("connection with a wrong token refused")
             return
+        ended = threading.Event()
+        if self._heartbeat_s:
+            threading.Thread(
+                target=self._beat, args=(connection, ended), name="heartbeat", daemon=True
+            ).start()
+        try:
+            while True:
+                answer = self._handle(_read(connection))
+                with self._sending:
+                    connection.sendall(_LENGTH.pack(len(answer)) + answer)
+                if self._idle is not None:
+                    while not _has_data(connection) and self._idle():
+                        pass
+        finally:
+            ended.set()
+
+    def _beat(self, connection: socket.socket, ended: threading.Event) -> None:
         while True:
-            answer = self._handle(_read(connection))
-            connection.sendall(_LENGTH.pack(len(answer)) + answer)
-            if self._idle is not None:
-                while not _has_data(connection) and self._idle():
-                    pass
+            try:
+                with self._sending:
+                    if ended.is_set():
+                        return
+                    connection.sendall(_LENGTH.pack(0))
+            except OSError:
+                return  # whoever answers calls notices, too
+            ended.wait(self._heartbeat_s)
 
 
 def _has_data(connection: socket.socket) -> bool:

@@ -6,11 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
-
-import ray
 
 from cluster.actors import DrafterWorker, VerifierWorker, Whereabouts, spawn
 from cluster.config import FlotillaConfig
@@ -25,6 +22,7 @@ from cluster.rank import Rank
 from cluster.reservation import Reservations
 from cluster.standby import Standby
 from cluster.step_client import StepClient
+from cluster.worker import Worker
 from engine.heads_config import UnsuitableHeads
 
 _log = logging.getLogger(__name__)
@@ -48,24 +46,6 @@ class Listener(Protocol):
 
     def lost(self, name: str) -> None:
         """A worker died; told once for all ranks of the target."""
-
-
-@dataclass(slots=True)
-class Worker:
-    """One worker: a drafter's instance, or the target over all its ranks.
-
-    Attributes:
-        name: of the instance, or `VERIFIER`.
-        actors, steps: per rank, its actor and the connection to it.
-        where: per rank, the node and process it runs in; empty while it has none.
-        waits_for: why it has none yet, for people; empty if nothing is amiss.
-    """
-
-    name: str
-    actors: list[Any] = field(default_factory=list)
-    steps: list[StepClient | InPlaceDrafter] = field(default_factory=list)
-    where: list[Whereabouts] = field(default_factory=list)
-    waits_for: str = ""
 
 
 class WorkerSet:
@@ -124,20 +104,10 @@ class WorkerSet:
             options = self._reservations.options(rank_name(rank), target.placement)
             worker.actors.append(spawn(VerifierWorker, options))
         async with self._placing(worker, [rank_name(rank) for rank in range(target.tensor_parallel)]):
-            host, port = await worker.actors[0].rendezvous.remote()
-            ranks = [Rank(rank, len(worker.actors), host, port) for rank in range(len(worker.actors))]
-            loaded = await asyncio.gather(
-                *(
-                    actor.load.remote(target, rank, self._token)
-                    for actor, rank in zip(worker.actors, ranks, strict=True)
-                )
-            )
-        lost = _once(lambda: self._listener.lost(VERIFIER))
-        for rank, (address, _) in enumerate(loaded):
-            heard = self._hear_rank(rank)
-            name = rank_name(rank)
-            worker.steps.append(await StepClient.connect(name, tuple(address), self._token, heard, lost))
-        ready: VerifierReady = loaded[0][1]
+            names = [rank_name(rank) for rank in range(target.tensor_parallel)]
+            await self._connect(worker, names, [self._hear_rank(rank) for rank in range(len(names))])
+            ready: VerifierReady = await self._watched(worker, self._load_ranks(worker))
+        worker.loaded()
         return ready
 
     async def load_drafter(self, name: str, config: DrafterConfig, target: VerifierReady) -> DrafterReady:
@@ -160,41 +130,37 @@ class WorkerSet:
             _log.info("a process in reserve becomes %s", name)
         worker.actors.append(actor)
         async with self._placing(worker, [name]):
-            address, capabilities = await worker.actors[0].load.remote(
-                config, target.vocab_size, target.max_tokens, self._config.target.path, self._token
+            await self._connect(worker, [name], [lambda data: self._listener.drafted(name, data)])
+            loading = worker.actors[0].load.remote(
+                config, target.vocab_size, target.max_tokens, self._config.target.path
             )
-        worker.steps.append(
-            await StepClient.connect(
-                name,
-                tuple(address),
-                self._token,
-                lambda data: self._listener.drafted(name, data),
-                _once(lambda: self._listener.lost(name)),
-            )
-        )
+            capabilities = await self._watched(worker, loading)
+        worker.loaded()
         self.standby.beside(config, worker.where[0])
         return DrafterReady(name, capabilities, config.max_requests, kind=config.name)
 
     async def measure_target(self) -> LinearCost:
         """What verify forwards cost; every rank computes, the first is believed."""
-        points = await asyncio.gather(*(a.profile.remote() for a in self.workers[VERIFIER].actors))
-        return fit_cost(points[0])
+        target = self.workers[VERIFIER]
+        points = asyncio.gather(*(actor.profile.remote() for actor in target.actors))
+        return fit_cost((await self._watched(target, points))[0])
 
     async def measure_drafter(self, name: str) -> LinearCost:
         """What draft forwards of one instance cost, which must be asked nothing else meanwhile."""
-        actors = self.workers[name].actors
-        if actors:
-            return fit_cost(await actors[0].profile.remote())
+        worker = self.workers[name]
+        if worker.actors:
+            return fit_cost(await self._watched(worker, worker.actors[0].profile.remote()))
         # Made here: what it costs is evaluating the target's heads.
-        ranks = self.workers[VERIFIER].actors
-        return fit_cost((await asyncio.gather(*(rank.profile_heads.remote() for rank in ranks)))[0])
+        target = self.workers[VERIFIER]
+        points = asyncio.gather(*(rank.profile_heads.remote() for rank in target.actors))
+        return fit_cost((await self._watched(target, points))[0])
 
     async def stop(self, name: str) -> None:
         """Close the connections and end the processes; what is reserved stays reserved."""
         worker = self.workers.pop(name, None)
         if worker is None:
             return
-        self._kill(worker)
+        worker.kill()
         for client in worker.steps:
             await client.close()
 
@@ -205,13 +171,13 @@ class WorkerSet:
 
     def kill_target(self) -> None:
         """End the target's processes; their loss is noticed as any other."""
-        self._kill(self.workers[VERIFIER])
+        self.workers[VERIFIER].kill()
 
     def kill_all(self) -> None:
         """End every process, when the cell itself ends."""
         self.standby.kill()
         for worker in self.workers.values():
-            self._kill(worker)
+            worker.kill()
 
     # Steps
 
@@ -235,6 +201,34 @@ class WorkerSet:
     def _nodes(self) -> list[str]:
         """Ids of the nodes that workers of the cell run on."""
         return [node for name in self.workers for node, _ in self._where(name)]
+
+    async def _connect(self, worker: Worker, names: list[str], heard: list[Callable[[bytes], None]]) -> None:
+        """Connect to its processes, which give signs of life from now on; by rank, names and who hears."""
+        health = self._config.health
+        addresses = await asyncio.gather(
+            *(actor.open.remote(self._token, health.heartbeat_s) for actor in worker.actors)
+        )
+
+        def told() -> None:
+            if worker.is_loaded:  # before, who loads it is told
+                self._listener.lost(worker.name)
+
+        lost = _once(told)
+        for name, address, hear in zip(names, addresses, heard, strict=True):
+            worker.steps.append(await StepClient.connect(name, tuple(address), self._token, hear, lost))
+
+    async def _load_ranks(self, worker: Worker) -> VerifierReady:
+        host, port = await worker.actors[0].rendezvous.remote()
+        ranks = [Rank(rank, len(worker.actors), host, port) for rank in range(len(worker.actors))]
+        loading = [
+            actor.load.remote(self._config.target, rank)
+            for actor, rank in zip(worker.actors, ranks, strict=True)
+        ]
+        ready: VerifierReady = (await asyncio.gather(*loading))[0]
+        return ready
+
+    async def _watched(self, worker: Worker, work: Awaitable[Any]) -> Any:
+        return await worker.while_it_lives(work, self._config.health.loading_silent_s)
 
     def _hear_rank(self, rank: int) -> Callable[[bytes], None]:
         return lambda data: self._listener.verified(rank, data)
@@ -267,7 +261,7 @@ class WorkerSet:
                     # Its node died after it was asked for. Ray would let it wait for the bundle: better to
                     # give it up, so that it is made again where there is room (`Reservations.restore`).
                     _log.warning("%s lost its place before it ran", late)
-                    self._kill(worker)
+                    worker.kill()
                     return
                 if time.monotonic() - begun < PATIENCE_S:
                     continue
@@ -278,12 +272,6 @@ class WorkerSet:
         finally:
             for answer in answers:
                 answer.cancel()
-
-    @staticmethod
-    def _kill(worker: Worker) -> None:
-        for actor in worker.actors:
-            with contextlib.suppress(Exception):  # dead already, or Ray itself is going
-                ray.kill(actor)
 
 
 async def _answer(ref: Any) -> Whereabouts:

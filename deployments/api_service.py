@@ -59,6 +59,10 @@ class CellControl(Protocol):
         """Who worked when, in the trace event format; None while it is not kept."""
         ...
 
+    async def workers(self) -> list[dict[str, Any]]:
+        """How every worker is."""
+        ...
+
 
 class ApiService:
     """The API of one cell, free of HTTP.
@@ -123,6 +127,10 @@ class ApiService:
     async def timeline(self) -> bytes | None:
         """Who worked when, None while it is not kept; raises 503 if the cell does not answer."""
         return await _answer(self._cell.timeline())
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """How every worker is, as of `WorkerHealth.report`; raises 503 if the cell does not answer."""
+        return await _answer(self._cell.workers())
 
     async def cancel(self, request_id: str) -> int:
         """End the choices of all running requests of that id, whoever serves them; how many there were.

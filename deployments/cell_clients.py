@@ -55,8 +55,14 @@ class CellClients:
     Args:
         source: which cells there are.
         give_up_after_s: how long requests wait while no cell can be reached, before they end with `CellLost`.
-        silent_s: a cell that the source has not named for so long is left, if there are others, although
-            its connection stands: it hangs, or its machine is cut off.
+        silent_s: a cell that has given no sign of life for so long is left although its connection stands:
+            it hangs, or its machine is cut off. So is one that the source has not named for so long, if there
+            are others.
+
+    Attributes:
+        num_resubmitted: requests sent again.
+        num_silent: connections given up as the cell gave no sign of life.
+        turned_at: when this was last seen to look after its connections; of the loop's clock.
     """
 
     def __init__(
@@ -75,7 +81,8 @@ class CellClients:
         self._relieve_at = 0.0
         self._tickets: dict[int, asyncio.Future[int]] = {}
         self._next_ticket = 0
-        self.num_resubmitted = 0
+        self.num_resubmitted = self.num_silent = 0
+        self.turned_at: float | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -177,6 +184,7 @@ class CellClients:
         self._unreached_since = None if self.is_connected else loop.time()
         pause, problem = _FIRST_PAUSE_S, "no cell is known"
         while True:
+            self.turned_at = loop.time()
             try:
                 async with asyncio.timeout(ATTEMPT_TIMEOUT_S):
                     members = await self._source.cells()
@@ -210,7 +218,7 @@ class CellClients:
                 connection.member, connection.missing_since = member, None
             elif self._pauses.get(member.id, (0.0, 0.0))[0] <= now:
                 self._connections[member.id] = CellConnection(
-                    member, self._opened, self._dispatch, self._lost
+                    member, self._opened, self._dispatch, self._lost, self._silent_s
                 )
         named = {member.id for member in members}
         self._pauses = {cell: pause for cell, pause in self._pauses.items() if cell in named}
@@ -256,6 +264,7 @@ class CellClients:
 
     def _lost(self, connection: CellConnection) -> None:
         loop, cell = asyncio.get_running_loop(), connection.member.id
+        self.num_silent += connection.was_silent
         if self._connections.get(cell) is connection:
             del self._connections[cell]
         # A cell that accepts and hangs up at once must not be hammered, nor one that is away.

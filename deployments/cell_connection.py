@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from cluster.members import Member
+from cluster.members import SILENT_S, Member
 from cluster.stream_messages import CellMessage, ClientMessage
 from cluster.transport import read_frame, write_frame
 from deployments.cell_router import CellLoad
@@ -18,6 +18,9 @@ _log = logging.getLogger(__name__)
 ATTEMPT_TIMEOUT_S = 5.0
 #: A cell's report counts requests that were sent this long before it came.
 _REPORT_AGE_S = 0.5
+# Silence must be seen in so many looks that follow each other: this process can have been held up as well,
+# and finds only after its first look what came meanwhile.
+_LOOKS = 4
 
 _decoder: wire.Decoder[CellMessage] = wire.Decoder(CellMessage)
 
@@ -30,6 +33,15 @@ class CellConnection:
         on_open: called when requests can be sent.
         on_message: called with every message of the cell.
         on_lost: called once, whether or not it was ever open, unless `close` ended it.
+        silent_s: the connection is lost once nothing was heard for so long, not even a sign of life: the cell
+            is stopped or stuck, or its machine is cut off. It counts as open only after the first, for the
+            kernel accepts connections for a process that is stopped.
+
+    Attributes:
+        member: the cell as last heard of.
+        was_open: whether it has ever been open.
+        was_silent: whether that is why it was lost.
+        missing_since: since when the directory has not named the cell.
     """
 
     def __init__(
@@ -38,9 +50,13 @@ class CellConnection:
         on_open: Callable[[CellConnection], None],
         on_message: Callable[[CellConnection, CellMessage], None],
         on_lost: Callable[[CellConnection], None],
+        silent_s: float = SILENT_S,
     ) -> None:
         self.member = member
-        self.was_open = False
+        self.was_open = self.was_silent = False
+        self._look_s = silent_s / _LOOKS
+        self._was_heard = False
+        self._missed = 0
         self.missing_since: float | None = None
         self._on_open = on_open
         self._on_message = on_message
@@ -82,19 +98,36 @@ class CellConnection:
             self._writer.transport.abort()
         self._task.cancel()
 
+    def _watch(self) -> None:
+        """Look again and again whether something was heard, until the connection has ended."""
+        if self._writer is None:
+            return
+        self._missed = 0 if self._was_heard else self._missed + 1
+        self._was_heard = False
+        if self._missed > _LOOKS:
+            _log.warning("cell %s gives no sign of life; its requests are moved", self.member.id)
+            self.was_silent = True
+            self.abort()
+            return
+        asyncio.get_running_loop().call_later(self._look_s, self._watch)
+
     async def _run(self) -> None:
         assert self.member.endpoint is not None
         host, port, token = self.member.endpoint
         writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(ATTEMPT_TIMEOUT_S):
-                reader, opened = await asyncio.open_connection(host, port)
-            writer = opened
-            write_frame(opened, token.encode())
-            self._writer, self.was_open = opened, True
+                reader, writer = await asyncio.open_connection(host, port)
+                write_frame(writer, token.encode())
+                await read_frame(reader)
+            self._writer, self.was_open = writer, True
+            self._watch()
             self._on_open(self)
             while True:
-                self._on_message(self, _decoder.decode(await read_frame(reader)))
+                data = await read_frame(reader)
+                self._was_heard = True
+                if data:
+                    self._on_message(self, _decoder.decode(data))
         except (OSError, EOFError, TimeoutError) as error:
             _log.log(
                 logging.WARNING if self.was_open else logging.DEBUG,

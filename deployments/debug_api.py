@@ -1,8 +1,10 @@
-"""`GET /debug/decisions` and `GET /debug/timeline`: what the scheduler decided, and who worked when."""
+"""`GET /debug/decisions`, `/debug/timeline` and `/debug/workers`: what was done, and how workers are."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI
@@ -34,10 +36,19 @@ _PARAMETERS = [
 Decisions = Callable[[int], Awaitable[bytes | None]]
 #: A trace in JSON, None while it is not kept; raises as above.
 Timeline = Callable[[], Awaitable[bytes | None]]
+#: How every worker is, by process; raises as above.
+Workers = Callable[[], Awaitable[list[dict[str, Any]]]]
 
 
-def add_debug_routes(app: FastAPI, decisions: Decisions, timeline: Timeline) -> None:
-    """Add the routes; they answer 404, and say how to change that, while nothing is recorded."""
+def add_debug_routes(app: FastAPI, decisions: Decisions, timeline: Timeline, workers: Workers) -> None:
+    """Add the routes; those of records answer 404, and say how to change that, while nothing is recorded."""
+
+    @app.get("/debug/workers")
+    async def debug_workers() -> Response:
+        """How every worker is: ready, busy, stalled, starting, lost, draining; since when, and with what."""
+        return Response(
+            json.dumps({"object": "list", "data": await workers()}), media_type="application/json"
+        )
 
     @app.get("/debug/decisions", openapi_extra={"parameters": _PARAMETERS})
     async def debug_decisions(request: Request) -> Response:

@@ -72,6 +72,11 @@ class CellHandle:
         trace: bytes | None = await self._handle.timeline.remote()
         return trace
 
+    async def workers(self) -> list[dict[str, Any]]:
+        """See `CellControl`."""
+        found: list[dict[str, Any]] = await self._handle.workers.remote()
+        return found
+
 
 class PoolHandle:
     """The cell's pool of drafters through Ray Serve."""

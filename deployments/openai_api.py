@@ -204,7 +204,7 @@ def create_app(
         add_metric_routes(app, gatherer, service.prometheus)
     add_tier_routes(app, service)
     add_console_routes(app, console or ConsoleState(service))
-    add_debug_routes(app, service.decisions, service.timeline)
+    add_debug_routes(app, service.decisions, service.timeline, service.workers)
     add_admin_routes(app, pool, body_of)
     _install_error_handlers(app)
     app.add_middleware(RequestTimeout, limit_s=request_timeout_s)

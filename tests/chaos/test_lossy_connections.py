@@ -144,9 +144,10 @@ class LossyConnection:
         on_open: Callable[[LossyConnection], None],
         on_message: Callable[[LossyConnection, CellMessage], None],
         on_lost: Callable[[LossyConnection], None],
+        silent_s: float,
     ) -> None:
         self.member = member
-        self.was_open = self.is_open = False
+        self.was_open = self.is_open = self.was_silent = False
         self.missing_since: float | None = None
         self.inbox: deque[CellMessage] = deque()
         self.outbox: deque[ClientMessage] = deque()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -67,6 +68,50 @@ async def test_idle_work_is_done_between_calls_and_ends_for_the_next() -> None:
     server.close()
 
 
+async def test_signs_of_life_come_while_a_call_is_computed_and_end_with_the_worker() -> None:
+    computing, go_on = threading.Event(), threading.Event()
+
+    def compute(data: bytes) -> bytes:
+        computing.set()
+        go_on.wait(10)
+        return data
+
+    server = StepServer(compute, TOKEN, "127.0.0.1", heartbeat_s=0.02)
+    answers: list[bytes] = []
+    client = await StepClient.connect("w", server.address, TOKEN, answers.append, lambda: None)
+    assert client.signs(time.monotonic()).call_s is None
+    for _ in range(2):
+        client.send(b"x" * 200_000)
+    await until(computing.is_set)
+    await asyncio.sleep(0.3)
+    signs = client.signs(time.monotonic(), predicted_s=0.01)
+    assert signs.heard_s < 0.2
+    assert signs.call_s is not None
+    assert signs.call_s >= 0.3
+    assert (signs.num_answered, signs.predicted_s) == (0, 0.01)
+    go_on.set()
+    await until(lambda: len(answers) == 2)
+    assert all(answer == b"x" * 200_000 for answer in answers), "a sign of life in the midst of an answer"
+    signs = client.signs(time.monotonic())
+    assert (signs.call_s, signs.num_answered) == (None, 2)
+    await client.close()
+    server.close()
+
+
+async def test_the_second_of_two_calls_begins_when_the_first_is_answered() -> None:
+    server = StepServer(lambda data: (time.sleep(0.2), data)[1], TOKEN, "127.0.0.1")
+    answers: list[bytes] = []
+    client = await StepClient.connect("w", server.address, TOKEN, answers.append, lambda: None)
+    client.send(b"one")
+    client.send(b"two")
+    await until(lambda: answers == [b"one"])
+    call_s = client.signs(time.monotonic()).call_s
+    assert call_s is not None
+    assert call_s < 0.15
+    await client.close()
+    server.close()
+
+
 async def test_a_worker_that_dies_is_noticed_at_once() -> None:
     def die(data: bytes) -> bytes:
         raise ConnectionError("the process is gone")
@@ -111,6 +156,7 @@ async def _front_end(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection(*address)
     write_frame(writer, token)
+    assert await read_frame(reader) == b"", "who is admitted is told so"
     return reader, writer
 
 
@@ -129,7 +175,9 @@ async def test_front_ends_are_told_apart_and_their_loss_is_reported() -> None:
     assert first != second
     assert message == Cancel("two")
     server.send(second, Rejected(request_id="two", code="queue_full", message="full"))
-    assert b"queue_full" in await read_frame(readers[1][0])
+    while not (data := await read_frame(readers[1][0])):
+        pass  # a sign of life
+    assert b"queue_full" in data
     readers[0][1].close()
     await until(lambda: lost == [first])
     server.send(first, Rejected(request_id="one", code="queue_full", message="full"))  # dropped, no error
@@ -143,6 +191,8 @@ async def test_who_does_not_speak_the_protocol_is_cut_off(frames: list[bytes]) -
     reader, writer = await asyncio.open_connection(*address)
     for frame in frames:
         write_frame(writer, frame)
+    if frames[0] == TOKEN:
+        assert await read_frame(reader) == b"", "who is admitted is told so"
     with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
         await asyncio.wait_for(read_frame(reader), 5)
     writer.close()

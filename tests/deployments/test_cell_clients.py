@@ -235,3 +235,47 @@ async def test_cancelling_by_prefix_reaches_every_cell(clients: CellClients, lis
 async def test_no_cell_at_all_ends_in_time(clients: CellClients) -> None:
     with pytest.raises(CellLost, match="did not come back"):
         await tokens_of(clients, submission())
+
+
+async def test_a_stopped_cell_is_left_and_says_nothing_twice_when_it_goes_on(
+    clients: CellClients, listed: Listed
+) -> None:
+    one, two = listed.add("one"), listed.add("two")
+    await connected(clients, 2)
+    tasks = [asyncio.create_task(tokens_of(clients, submission(100))) for _ in range(12)]
+    await eventually(lambda: len(one.submissions) > 2 and len(two.submissions) > 2)
+    await asyncio.sleep(0.03)
+    one.stopped = True  # its port still accepts connections, and the directory still names it
+    await eventually(lambda: clients.num_silent == 1)
+    assert not clients._connections["one"].is_open if "one" in clients._connections else True
+    one.stopped = False  # with the former lives of requests still running there
+    # `tokens_of` asserts that no position comes twice or is left out.
+    assert await asyncio.gather(*tasks) == [list(range(100))] * 12
+    moved = [sent for sent in two.submissions if sent.output]
+    assert moved, "nobody was moved in the midst of an answer"
+    await connected(clients, 2)
+    assert await tokens_of(clients, submission(9)) == list(range(9))
+
+
+async def test_a_stopped_cell_that_is_alone_serves_again_when_it_goes_on(
+    clients: CellClients, listed: Listed
+) -> None:
+    one = listed.add("one")
+    await connected(clients, 1)
+    task = asyncio.create_task(tokens_of(clients, submission(100)))
+    await eventually(lambda: len(one.submissions) == 1)
+    one.stopped = True
+    await eventually(lambda: clients.num_silent == 1)
+    assert not clients.is_connected
+    assert not task.done()
+    one.stopped = False
+    assert await task == list(range(100))
+    assert one.submissions[1].request_id != one.submissions[0].request_id
+
+
+async def test_a_cell_with_nothing_to_say_is_not_left(clients: CellClients, listed: Listed) -> None:
+    listed.add("one")
+    await connected(clients, 1)
+    await asyncio.sleep(0.4)  # four times what a silent cell is given
+    assert clients.num_silent == 0
+    assert clients.is_connected

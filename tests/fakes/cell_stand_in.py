@@ -40,6 +40,7 @@ class CellStandIn:
         reject: answer submissions with this instead.
         starved: never send anything.
         away: refuse to be located.
+        stopped: say nothing at all, as a stopped process; what would have been said comes when it goes on.
         score: log-probability of every token of an answer.
     """
 
@@ -58,12 +59,14 @@ class CellStandIn:
         self.reject: Rejected | None = None
         self.starved = False
         self.away = False
+        self.stopped = False
         self.score: Callable[[Submit], float] = lambda submit: -0.25
         self.ready = True
         self.finish_reason: str | None = None
         self._token = b"sesame"
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._beats: set[asyncio.Task[None]] = set()
         self._tasks: dict[tuple[asyncio.StreamWriter, str], asyncio.Task[None]] = {}
 
     # -- control calls -----------------------------------------------------------------------------
@@ -91,6 +94,9 @@ class CellStandIn:
     async def metrics(self) -> str:
         return "# TYPE flotilla_requests_total counter\nflotilla_requests_total 1\n"
 
+    async def workers(self) -> list[dict[str, Any]]:
+        return [{"worker": "verifier", "process": "verifier", "kind": "target", "state": "ready"}]
+
     async def check_health(self) -> None:
         return None
 
@@ -98,8 +104,9 @@ class CellStandIn:
 
     def hang_up(self) -> None:
         """Lose every connection and forget every request."""
-        for task in self._tasks.values():
+        for task in [*self._tasks.values(), *self._beats]:
             task.cancel()
+        self._beats.clear()
         self._tasks.clear()
         for writer in list(self._writers):
             writer.transport.abort()
@@ -109,10 +116,22 @@ class CellStandIn:
         if self._server is not None:
             self._server.close()
 
+    async def _beat(self, writer: asyncio.StreamWriter) -> None:
+        while not writer.is_closing():
+            await self._while_stopped()
+            write_frame(writer, b"")
+            await asyncio.sleep(0.02)
+
+    async def _while_stopped(self) -> None:
+        while self.stopped:
+            await asyncio.sleep(0.005)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         try:
             assert await read_frame(reader) == self._token
+            beating = asyncio.create_task(self._beat(writer))
+            self._beats.add(beating)
             while True:
                 message = _decoder.decode(await read_frame(reader))
                 if isinstance(message, CancelMatching):
@@ -158,6 +177,7 @@ class CellStandIn:
         position = 0 if self.repeat else len(submit.output)
         while True:
             await asyncio.sleep(self.pause_s)
+            await self._while_stopped()
             part = tokens[position : position + self.per_step]
             ends = position + len(part) >= len(tokens)
             score = self.score(submit)

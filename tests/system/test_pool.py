@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from cluster.config import FlotillaConfig
+from cluster.placement import rank_name
 from deployments.demo import demo_config
 from tests.system.conftest import Server, start
 from tests.system.scraping import value
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.system
 
 PROMPTS = [f"def function_{number}(value):\n    " for number in range(3)]
 TOKENS = 32
+TARGET = rank_name(0)
 # Bytes of a process that has imported torch: more than this, and of one that has not, less.
 WITH_TORCH = 250 << 20
 
@@ -37,6 +39,7 @@ def pool_config() -> FlotillaConfig:
     raw["policy"]["name"], raw["selector"]["name"] = "adaserve", "fixed"
     raw["scheduler"]["draft_timeout_ms"] = 500
     raw["pool"]["hang_timeouts"] = 3
+    raw["health"] = {"heartbeat_s": 0.2, "silent_s": 2.0}
     return FlotillaConfig.model_validate(raw)
 
 
@@ -169,6 +172,50 @@ def test_a_drafter_that_hangs_is_left_behind_and_replaced(server: Server, texts:
     eventually(lambda: not psutil.pid_exists(before["pid"]))
 
 
+def workers(server: Server) -> dict[str, dict[str, Any]]:
+    answer = httpx.get(f"{server.url}/debug/workers", timeout=30)
+    assert answer.status_code == 200, answer.text
+    return {one["process"]: one for one in answer.json()["data"]}
+
+
+def test_an_idle_drafter_that_is_stopped_is_found_by_its_silence(server: Server) -> None:
+    before = workers(server)["lookup/0"]
+    assert before["state"] == "ready"
+    assert before["call_s"] is None, "it owes no answer, by which it could be found"
+    stalls = value(server.url, "flotilla_worker_stalls_total", kind="drafter", reason="silent")
+    os.kill(before["pid"], signal.SIGSTOP)
+    eventually(lambda: workers(server)["lookup/0"]["stalls"] > before["stalls"])
+    eventually(lambda: workers(server)["lookup/0"]["state"] == "ready")
+    assert not is_running(before["pid"])
+    assert value(server.url, "flotilla_worker_stalls_total", kind="drafter", reason="silent") == stalls + 1
+
+
+def is_running(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_stopped_target_is_replaced_and_every_request_ends_with_its_text(
+    server: Server, texts: list[str]
+) -> None:
+    with load(server, texts) as ends:
+        eventually(lambda: workers(server)[TARGET]["state"] == "busy")
+        before = workers(server)[TARGET]
+        os.kill(before["pid"], signal.SIGSTOP)
+        stopped = time.monotonic()
+        eventually(lambda: workers(server)[TARGET]["state"] == "lost")
+        noticed = time.monotonic()
+        eventually(lambda: workers(server)[TARGET]["state"] in ("ready", "busy"))
+        served = len(ends)
+        eventually(lambda: len(ends) >= served + len(PROMPTS))
+    after = workers(server)[TARGET]
+    assert after["stalls"] == before["stalls"] + 1
+    assert after["pid"] != before["pid"]
+    assert not is_running(before["pid"])
+    assert noticed - stopped < 10.0, "silent for 2 s, and two looks a quarter of a second apart"
+    print(f"a stopped target was given up after {noticed - stopped:.1f} s")
+    print(f"and ready again {after['recovery_s']:.2f} s later")
+
+
 def test_drafters_are_added_scaled_drained_and_removed_while_serving(
     server: Server, texts: list[str]
 ) -> None:
@@ -217,3 +264,35 @@ def test_what_cannot_be_done_is_said(server: Server) -> None:
         assert "absent" not in drafters(server)
         assert client.get(admin, headers={"Host": "evil.example"}).status_code == 403
         assert client.post(admin, content=b"{}").status_code == 415
+
+
+def test_a_drafters_weights_are_replaced_while_it_drafts(server: Server, texts: list[str]) -> None:
+    """Last, as the drafter is another one then.
+
+    The new instance is loaded first; who cannot be loaded, or is of another kind, changes nothing.
+    """
+    small, other = (drafter.model_dump(mode="json") for drafter in demo_config().drafters[:2])
+    small["name"] = "small"
+    assert small["path"] != other["path"]
+    before = drafters(server)["small"]
+
+    def replace(**changes: object) -> httpx.Response:
+        body = small | changes
+        return httpx.put(f"{server.url}/admin/drafters/{body['name']}", json=body, timeout=120)
+
+    with load(server, texts, "small"):
+        eventually(lambda: drafters(server)["small"]["load"] > 0)
+        answer = replace(path=other["path"])
+        assert answer.status_code == 200, answer.text
+        new = next(one for one in answer.json()["data"] if one["state"] == "ready")
+        eventually(lambda: [name for name in drafters(server) if name.startswith("small")] == [new["name"]])
+        verified = verified_by_small(server)
+        eventually(lambda: verified_by_small(server) > verified)
+        missing = replace(path="/no/such/model")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (400, "drafter_failed")
+        assert drafters(server)[new["name"]]["state"] == "ready"
+    lookup = {"kind": "prompt_lookup", "name": "small"}
+    changed = httpx.put(f"{server.url}/admin/drafters/small", json=lookup, timeout=30)
+    assert (changed.status_code, changed.json()["error"]["code"]) == (409, "pool_conflict")
+    assert replace(name="nobody").status_code == 404
+    assert new["pid"] != before["pid"]
