@@ -9,6 +9,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from cluster.admission_config import AdmissionConfig
+from cluster.device_config import DeviceConfig, NumSlots
 from cluster.drafter_config import DrafterConfig
 from cluster.fairness_config import FairnessConfig
 from cluster.grpc_config import GrpcConfig
@@ -22,7 +23,7 @@ from cluster.security_config import SecurityConfig
 from cluster.tier_config import TierConfig, check_tiers
 
 
-class TargetConfig(StrictModel):
+class TargetConfig(DeviceConfig):
     """The target model and how it is run."""
 
     path: str = Field(description="Hugging Face directory, or `zoo:NAME` for an embedded demo model.")
@@ -33,14 +34,17 @@ class TargetConfig(StrictModel):
         default="float32", description="Weights and KV cache."
     )
     tensor_parallel: int = Field(default=1, ge=1, le=64, description="Ranks, one Ray actor each.")
-    num_slots: int = Field(default=32768, ge=64, description="Tokens the KV pool holds.")
+    num_slots: NumSlots = Field(
+        default=32768, description="Tokens the KV pool holds; `auto` is as many as fit on the GPU."
+    )
     runner: Literal["auto", "hf", "lean"] = Field(
         default="auto", description="`hf` runs any architecture, `lean` the Llama family faster."
     )
-    attention: Literal["padded", "decomposed", "auto"] = Field(
-        default="padded",
+    attention: Literal["padded", "decomposed", "flashinfer", "auto"] | None = Field(
+        default=None,
         description="How requests of different lengths share a forward: `padded` in groups of like length, "
-        "`decomposed` in pieces of one length (SPIN), `auto` by predicted cost.",
+        "`decomposed` in pieces of one length (SPIN), `flashinfer` without padding (CUDA), `auto` by "
+        "predicted cost, on CUDA `flashinfer` where it can serve. Unset: `padded` on a CPU, `auto` on CUDA.",
     )
     prefix_sharing: bool = Field(
         default=True, description="Prompts with a common beginning share its keys and values."

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from cluster.device_config import DeviceConfig, NumSlots
 from cluster.placement_config import PlacementConfig, StrictModel
 
 #: Names of drafters: `/` is left for their instances.
@@ -21,7 +22,7 @@ class PooledConfig(StrictModel):
     placement: PlacementConfig = Field(default=PlacementConfig(), description="Where each instance runs.")
 
 
-class ModelDrafterConfig(PooledConfig):
+class ModelDrafterConfig(PooledConfig, DeviceConfig):
     """A small causal language model as drafter."""
 
     kind: Literal["model"] = Field(default="model", description="A model drafter.")
@@ -30,8 +31,13 @@ class ModelDrafterConfig(PooledConfig):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32", description="Weights and KV cache."
     )
-    num_slots: int = Field(default=32768, ge=64, description="Tokens its KV pool holds.")
+    num_slots: NumSlots = Field(
+        default=32768, description="Tokens its KV pool holds; `auto` as for the target."
+    )
     runner: Literal["auto", "hf", "lean"] = Field(default="auto", description="As for the target.")
+    attention: Literal["padded", "decomposed", "flashinfer", "auto"] | None = Field(
+        default=None, description="As for the target."
+    )
     prefix_sharing: bool = Field(default=True, description="As for the target.")
     retokenize: bool = Field(
         default=True,

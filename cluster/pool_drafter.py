@@ -81,6 +81,11 @@ def _build_model(config: ModelDrafterConfig, vocab_size: int, target: Path) -> D
         dtype=config.dtype,
         num_slots=config.num_slots,
         runner=config.runner,
+        attention=config.attention,
+        device=config.device,
+        memory_fraction=config.memory_fraction,
+        device_share=config.device_share,
+        graphs=config.cuda_graphs,
         prefix_sharing=config.prefix_sharing,
         max_depth=RETOKENIZED_DEPTH if same is False else MODEL_DEPTH,
     )

@@ -12,7 +12,7 @@ import torch
 
 from cluster.config import FlotillaConfig, TargetConfig
 from cluster.cost_model import StepPoint
-from cluster.drafter_config import DrafterConfig
+from cluster.drafter_config import DrafterConfig, ModelDrafterConfig
 from cluster.pool_drafter import build_pool_drafter
 from cluster.profile_file import (
     TARGET,
@@ -28,6 +28,7 @@ from cluster.rank import Rank
 from cluster.target import Target, build_target, profile_heads
 from drafters.profile import measure_draft_costs
 from drafters.protocol import Drafter
+from engine.devices import resolve_device, see_only_gpu
 from engine.tensor_parallel import leave
 from verifier.profile import measure_step_costs
 
@@ -60,8 +61,7 @@ def measure_profile(config: FlotillaConfig, report: Report = lambda name, done, 
     """
     with _target(config.target) as target:
         ranks = config.target.tensor_parallel
-        has_gpu = torch.cuda.is_available()
-        cpu_time = not has_gpu and torch.get_num_threads() == 1
+        cpu_time = resolve_device(config.target.device).type == "cpu" and torch.get_num_threads() == 1
         points = measure_target(target, ranks=ranks, report=lambda *progress: report(TARGET, *progress))
         heads = profile_heads(target, cpu_time=cpu_time and ranks == 1)
         shape = target.runner.shape
@@ -74,7 +74,12 @@ def measure_profile(config: FlotillaConfig, report: Report = lambda name, done, 
             continue
         gc.collect()  # one model's memory at a time
         drafters[drafter.name] = _drafter_profile(
-            drafter, shape.vocab_size, shape.max_tokens, config.target.path, cpu_time, report
+            drafter,
+            shape.vocab_size,
+            shape.max_tokens,
+            config.target.path,
+            cpu_time and not _is_on_gpu(drafter),
+            report,
         )
     return new_profile("cpu" if cpu_time and ranks == 1 else "wall", measured, drafters)
 
@@ -89,7 +94,7 @@ def measure_target(
         ranks: how many there are.
         report: called with forwards done and forwards at most.
     """
-    has_gpu = torch.cuda.is_available()
+    has_gpu = target.device.type == "cuda"
     measured = measure_step_costs(
         target.runner,
         TOKEN_COUNTS + (GPU_TOKEN_COUNTS if has_gpu else ()),
@@ -122,6 +127,11 @@ def measure_drafter(
         report=report,
     )
     return [StepPoint(*point) for point in measured]
+
+
+def _is_on_gpu(config: DrafterConfig) -> bool:
+    """Whether its forwards run on a GPU here, so that the processor's time says nothing of them."""
+    return isinstance(config, ModelDrafterConfig) and resolve_device(config.device).type == "cuda"
 
 
 def _drafter_profile(
@@ -171,6 +181,8 @@ def _target(config: TargetConfig) -> Iterator[Target]:
 
 def _measure_rank(config: TargetConfig, rank: Rank) -> None:
     """A rank after rank 0: runs what rank 0 runs."""
+    if config.device != "cpu":
+        see_only_gpu(rank.rank)  # as Ray does for its actors; rank 0 takes the first
     target = build_target(config, rank)
     measure_target(target, ranks=rank.world_size)
     profile_heads(target)

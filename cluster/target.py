@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 from cluster.config import TargetConfig
 from cluster.cost_model import StepPoint
 from cluster.events import VerifierReady
 from cluster.model_paths import model_directory
 from cluster.rank import Rank
+from engine.devices import resolve_device
 from engine.grammar import Grammars
 from engine.heads import DecodingHeads, load_heads
 from engine.loading import load_runner
@@ -25,6 +28,7 @@ class Target:
     runner: ModelRunner
     verifier: Verifier
     heads: DecodingHeads | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def ready(self) -> VerifierReady:
         """What the scheduler must know of it."""
@@ -40,10 +44,18 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
 
     Raises:
         UnsuitableHeads: if they are another model's.
+        DeviceUnavailable, NotEnoughMemory, UnsupportedModel: if the model cannot run where it is to.
     """
     sharded = rank is not None and rank.world_size > 1
+    device = resolve_device(config.device)
     if rank is not None and sharded:
-        join(rank.rank, rank.world_size, rank.master_addr, rank.master_port)
+        join(
+            rank.rank,
+            rank.world_size,
+            rank.master_addr,
+            rank.master_port,
+            device=device,
+        )
     runner = load_runner(
         model_directory(config.path),
         dtype=config.dtype,
@@ -51,6 +63,10 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
         runner=config.runner,
         attention=config.attention,
         tensor_parallel=(rank.rank, rank.world_size) if rank is not None and sharded else None,
+        device=device,
+        memory_fraction=config.memory_fraction,
+        device_share=config.device_share,
+        graphs=config.cuda_graphs,
         trust_remote_code=config.trust_remote_code,
     )
     heads = None
@@ -58,7 +74,7 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
         heads = load_heads(model_directory(config.heads), runner, model_directory(config.path))
     grammars = Grammars.of_model(model_directory(config.path), runner.shape.vocab_size)
     verifier = Verifier(runner, prefix_sharing=config.prefix_sharing, heads=heads, grammars=grammars)
-    return Target(runner, verifier, heads)
+    return Target(runner, verifier, heads, device)
 
 
 # The start-up profile of the target: seconds, not minutes, for the demo.

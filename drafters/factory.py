@@ -14,9 +14,13 @@ def build_drafter(
     *,
     path: str | None = None,
     dtype: str = "float32",
-    num_slots: int = 32768,
+    num_slots: int | Literal["auto"] = 32768,
     runner: Literal["auto", "hf", "lean"] = "auto",
+    attention: Literal["padded", "decomposed", "flashinfer", "auto"] | None = None,
     device: str = "cpu",
+    memory_fraction: float = 0.9,
+    device_share: float = 1.0,
+    graphs: bool = True,
     prefix_sharing: bool = True,
     max_ngram: int = 4,
     min_ngram: int = 2,
@@ -34,7 +38,8 @@ def build_drafter(
     Args:
         kind: "model", "prompt_lookup" or "suffix_automaton".
         path: model: its Hugging Face directory.
-        dtype, num_slots, runner, device: model: as for `engine.loading.load_runner`.
+        dtype, num_slots, runner, attention, device, memory_fraction, device_share, graphs: model: as for
+            `engine.loading.load_runner`.
         prefix_sharing: model: whether requests share KV of equal prefixes.
         max_ngram, min_ngram: prompt lookup: lengths of the suffixes looked up.
         max_match, min_match, scope, capacity: suffix automaton: see `SuffixAutomatonDrafter`.
@@ -52,7 +57,17 @@ def build_drafter(
         from engine.model_size import count_parameters
 
         return ModelDrafter(
-            load_runner(path, dtype=dtype, num_slots=num_slots, runner=runner, device=device),
+            load_runner(
+                path,
+                dtype=dtype,
+                num_slots=num_slots,
+                runner=runner,
+                attention=attention,
+                device=device,
+                memory_fraction=memory_fraction,
+                device_share=device_share,
+                graphs=graphs,
+            ),
             max_depth=max_depth,
             max_width=max_width,
             prefix_sharing=prefix_sharing,

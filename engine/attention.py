@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from engine.devices import to_device
 from engine.runner import KeyTokens, Segment
 
 Int64 = NDArray[np.int64]
@@ -65,7 +66,7 @@ class AttentionBackend(Protocol[Plan]):
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
+class Group:
     """Segments attended to together, padded to one rectangle of `rows` queries and `keys` keys each.
 
     Attributes:
@@ -98,7 +99,7 @@ class PaddedPlan:
 
     num_rows: int
     write: torch.Tensor
-    groups: list[_Group]
+    groups: list[Group]
     key_tokens: KeyTokens
 
 
@@ -125,9 +126,31 @@ class PaddedAttention:
         self._buffer = torch.empty(0, dtype=dtype, device=self._device)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of keys, values and masks."""
+        return self._dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self._device
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes that one token takes over all layers allocated so far."""
         return sum(layer.shape[1] * layer.element_size() for layer in self._layers.values())
+
+    def resize(self, num_slots: int) -> None:
+        """Make the pool one of `num_slots`, zeroed: what it held is gone."""
+        self.num_slots = num_slots
+        for layer, old in list(self._layers.items()):
+            width = old.shape[1]
+            del old
+            self._layers[layer] = torch.empty(0, width, dtype=self._dtype, device=self._device)
+        for layer, empty in self._layers.items():
+            self._layers[layer] = torch.zeros(
+                num_slots, empty.shape[1], dtype=self._dtype, device=self._device
+            )
 
     def allocate(self, layer: int, kv_heads: int, k_dim: int, v_dim: int) -> None:
         """Give `layer` zeroed storage. Does nothing if it has it already."""
@@ -180,7 +203,7 @@ class PaddedAttention:
         return out
 
     def _attend_groups(
-        self, groups: Sequence[_Group], layer: int, q: torch.Tensor, scale: float | None, out: torch.Tensor
+        self, groups: Sequence[Group], layer: int, q: torch.Tensor, scale: float | None, out: torch.Tensor
     ) -> None:
         for group in groups:
             if group.gather is None:
@@ -191,7 +214,7 @@ class PaddedAttention:
             padded = self._attend_group(group, layer, q.index_select(0, group.gather), scale)
             out.index_copy_(0, group.target, padded.index_select(0, group.keep))
 
-    def _attend_group(self, group: _Group, layer: int, q: torch.Tensor, scale: float | None) -> torch.Tensor:
+    def _attend_group(self, group: Group, layer: int, q: torch.Tensor, scale: float | None) -> torch.Tensor:
         kv_heads, k_dim, v_dim = self._shapes[layer]
         segments, rows, keys = group.segments, group.rows, group.keys
         shared = q.shape[1] // kv_heads
@@ -253,6 +276,8 @@ class PaddedAttention:
     def _gather(self, read: torch.Tensor, storage: torch.Tensor) -> torch.Tensor:
         """[len(read), width] of `storage`; overwritten by the next call."""
         length, width = len(read), storage.shape[1]
+        if self._device.type != "cpu":  # a captured forward must not share memory that may be given up
+            return torch.index_select(storage, 0, read)
         # One buffer for all layers: it stays in the cache, and needs no fresh pages.
         if self._buffer.numel() < length * width:
             self._buffer = torch.empty(length * width * 5 // 4, dtype=self._dtype, device=self._device)
@@ -261,23 +286,16 @@ class PaddedAttention:
 
     def _tensor(self, array: Int64 | Float32) -> torch.Tensor:
         tensor = torch.from_numpy(array)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+        return tensor if self._device.type == "cpu" else to_device(tensor, self._device)
 
-    def _group(self, segments: Sequence[Segment], members: list[int], starts: list[int]) -> _Group:
+    def _group(self, segments: Sequence[Segment], members: list[int], starts: list[int]) -> Group:
         chosen = [segments[index] for index in members]
         row_counts = [len(segment.slots) for segment in chosen]
         counts = key_counts(chosen)
         rows, keys, size = max(row_counts), max(counts), len(chosen)
-        read = np.empty((size, keys), dtype=np.int64)
-        for line, segment in zip(read, chosen, strict=True):
-            past = len(segment.past)
-            total = past + len(segment.slots)
-            line[:past] = segment.past
-            line[past:total] = segment.slots
-            line[total:] = segment.slots[0]
+        read, mask = rectangle(chosen, rows, keys)
         first = int(read[0, 0])
         is_run = size == 1 and int(read[0, -1]) - first == keys - 1 and bool((np.diff(read[0]) == 1).all())
-        mask = _mask(chosen, row_counts, counts, rows, keys)
         padded = min(row_counts) < rows
         adjacent = members[-1] - members[0] == size - 1
         gather = keep = target = None
@@ -288,7 +306,7 @@ class PaddedAttention:
             gather = self._tensor(batch_rows.reshape(-1))
             keep = self._tensor(np.flatnonzero(real))
             target = self._tensor(batch_rows[real])
-        return _Group(
+        return Group(
             segments=size,
             rows=rows,
             keys=keys,
@@ -338,8 +356,26 @@ def partition(segments: Sequence[Segment]) -> list[list[int]]:
     return [sorted(members) for members in groups]
 
 
+def rectangle(segments: Sequence[Segment], rows: int, keys: int) -> tuple[Int64, Float32 | None]:
+    """Segments as one rectangle of `rows` queries and `keys` keys each, no fewer than any of them has.
+
+    Returns:
+        int64 [segments, keys], slots of the keys, for padding one of the segment's own; and float32
+        [segments, rows, keys], what to add to scores, None if every key is visible to every row. A row of
+        padding sees some key of its segment.
+    """
+    read = np.empty((len(segments), keys), dtype=np.int64)
+    for line, segment in zip(read, segments, strict=True):
+        past = len(segment.past)
+        total = past + len(segment.slots)
+        line[:past] = segment.past
+        line[past:total] = segment.slots
+        line[total:] = segment.slots[0]
+    return read, _mask(segments, [len(s.slots) for s in segments], key_counts(segments), rows, keys)
+
+
 def _mask(
-    segments: list[Segment], row_counts: list[int], totals: list[int], rows: int, keys: int
+    segments: Sequence[Segment], row_counts: list[int], totals: list[int], rows: int, keys: int
 ) -> Float32 | None:
     """float32 [segments, rows, keys], what to add to scores; None if every key is visible to every row."""
     if rows == 1 and min(totals) == keys and all(segment.visible is None for segment in segments):

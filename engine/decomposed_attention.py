@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -21,9 +20,6 @@ from engine.attention import (
 from engine.decomposition import AttentionCost, Decomposition, cheapest, stitch
 from engine.pieces import Pieces, lay_out
 from engine.runner import KeyTokens, Segment
-
-AttentionKind = Literal["padded", "decomposed", "auto"]
-"""How a runner pads ragged keys: grouped by shape, cut into pieces, or whichever costs less in a forward."""
 
 # In units of one score of one query row over all heads. `flotilla bench decomposition` measures them; in
 # these units they hardly depend on the numbers and sizes of heads (docs/decomposition.md).
@@ -214,21 +210,6 @@ def partial_attention(
         scores += mask
     logarithms = torch.logsumexp(scores, dim=3)
     return torch.matmul(torch.softmax(scores, dim=3).to(v.dtype), v), logarithms
-
-
-def make_attention(
-    kind: AttentionKind, num_slots: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
-) -> PaddedAttention:
-    """The attention of a runner.
-
-    Raises:
-        ValueError: if there is no such kind.
-    """
-    if kind == "padded":
-        return PaddedAttention(num_slots, dtype=dtype, device=device)
-    if kind in get_args(AttentionKind):
-        return DecomposedAttention(num_slots, dtype=dtype, device=device, when_cheaper=kind == "auto")
-    raise ValueError(f"attention must be one of {', '.join(get_args(AttentionKind))}, not {kind!r}")
 
 
 def _alike(segments: Sequence[Segment], counts: list[int]) -> list[list[int]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from transformers import AttentionInterface, PreTrainedModel
 
 from engine.attention import PaddedAttention, PaddedPlan
-from engine.decomposed_attention import AttentionKind, make_attention
+from engine.attention_kinds import AttentionKind, make_attention
 from engine.runner import KeyTokens, ModelShape, Segment
 
 Int32 = NDArray[np.int32]
@@ -122,7 +122,7 @@ class HFRunner:
         num_slots: int,
         *,
         max_tokens: int | None = None,
-        attention: AttentionKind = "padded",
+        attention: AttentionKind | None = None,
     ) -> None:
         """Wrap `model`, in evaluation mode on its device, with a pool of `num_slots` KV slots.
 
@@ -132,7 +132,7 @@ class HFRunner:
             model: a causal language model; its attention implementation is switched to ours.
             num_slots: KV slots of the pool.
             max_tokens: longest sequence; by default what the model's configuration says.
-            attention: how ragged keys are padded.
+            attention: how ragged keys are padded; see `engine.attention_kinds`.
 
         Raises:
             UnsupportedModel: if the model does not use the attention interface in every layer, or needs
@@ -157,10 +157,13 @@ class HFRunner:
         self._num_slots = num_slots
         limit = getattr(config, "max_position_embeddings", None) or num_slots
         self._max_tokens = int(min(limit, max_tokens or limit))
-        self._attention = make_attention(attention, num_slots, dtype=model.dtype, device=self._device)
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._attention = make_attention(
+            attention, num_slots, dtype=model.dtype, device=self._device, head_dim=int(size)
+        )
         self._key_tokens = KeyTokens(0, 0)
         self._output: torch.nn.Module = model.get_output_embeddings()
-        self._final = torch.empty(0)
+        self._final = torch.empty(0, device=self._device)
         self._output.register_forward_pre_hook(self._note_hidden)
         zero = np.zeros(1, dtype=np.int32)
         self.forward([Segment(tokens=zero, positions=zero, slots=zero, past=zero[:0])], zero)
@@ -180,6 +183,11 @@ class HFRunner:
     def num_slots(self) -> int:
         """See `ModelRunner`."""
         return self._num_slots
+
+    def resize(self, num_slots: int) -> None:
+        """Make the pool one of `num_slots`; what it held is gone."""
+        self._attention.resize(num_slots)
+        self._num_slots = num_slots
 
     @property
     def hidden_scale(self) -> torch.Tensor:

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from engine.attention import PaddedAttention
-from engine.decomposed_attention import AttentionKind, make_attention
+from engine.attention import PaddedAttention, PaddedPlan
+from engine.attention_kinds import AttentionKind, make_attention
+from engine.devices import to_device
 from engine.linear import Linear
 from engine.llama_weights import LlamaWeights
 from engine.runner import KeyTokens, ModelShape, Segment
@@ -27,7 +28,10 @@ class LlamaRunner:
     """
 
     def __init__(
-        self, weights: LlamaWeights, num_slots: int, attention: AttentionKind | PaddedAttention = "padded"
+        self,
+        weights: LlamaWeights,
+        num_slots: int,
+        attention: AttentionKind | PaddedAttention | None = None,
     ) -> None:
         """Run `weights` with a pool of `num_slots` KV slots, allocated here.
 
@@ -36,7 +40,9 @@ class LlamaRunner:
         self._weights = weights
         self._num_slots = num_slots
         if not isinstance(attention, PaddedAttention):
-            attention = make_attention(attention, num_slots, dtype=weights.dtype, device=weights.device)
+            attention = make_attention(
+                attention, num_slots, dtype=weights.dtype, device=weights.device, head_dim=weights.head_dim
+            )
         self._attention = attention
         self._key_tokens = KeyTokens(0, 0)
         for layer in range(len(weights.layers)):
@@ -64,32 +70,74 @@ class LlamaRunner:
         """See `ModelRunner`."""
         return self._key_tokens
 
+    def resize(self, num_slots: int) -> None:
+        """Make the pool one of `num_slots`; what it held is gone."""
+        self._attention.resize(num_slots)
+        self._num_slots = num_slots
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self._weights.device
+
+    @property
+    def heads(self) -> int:
+        """Query heads of this rank."""
+        return self._weights.heads
+
+    @property
+    def scale(self) -> float:
+        """What attention scores are multiplied by."""
+        return self._weights.scale
+
+    @property
+    def attention(self) -> PaddedAttention:
+        """What holds its keys and values."""
+        return self._attention
+
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], keep: Int32) -> torch.Tensor:
         """See `ModelRunner`."""
-        weights, attention = self._weights, self._attention
         tokens = np.concatenate([segment.tokens for segment in segments])
         positions = np.concatenate([segment.positions for segment in segments])
-        plan = attention.plan(segments)
+        plan = self._attention.plan(segments)
         self._key_tokens = plan.key_tokens
-        x = weights.embedding.index_select(0, self._to_device(tokens))
-        rotation = weights.rotation.index_select(0, self._to_device(positions))
-        rows = len(tokens)
+        selected = None if len(keep) == len(tokens) and _is_range(keep) else self._to_device(keep)
+        logits, self._final = self.compute(
+            self._to_device(tokens), self._to_device(positions), plan, selected
+        )
+        return logits
+
+    def compute(
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: PaddedPlan, selected: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The part of a forward that the device does, with nothing that waits for the host.
+
+        Args:
+            tokens, positions: int32 or int64 [rows], on the device.
+            plan: of the batch.
+            selected: rows whose logits are wanted; None for all.
+
+        Returns:
+            Logits, float32 [selected, vocab], and what the output projection was given, [selected, hidden].
+        """
+        weights, attention = self._weights, self._attention
+        x = weights.embedding.index_select(0, tokens)
+        rotation = weights.rotation.index_select(0, positions)
+        rows = tokens.shape[0]
         heads, kv_heads, head_dim = weights.heads, weights.kv_heads, weights.head_dim
         query_width = heads * head_dim
         rotated_heads = heads + kv_heads
         scale = weights.scale
         last = len(weights.layers) - 1
-        selected = None if len(keep) == rows and _is_range(keep) else self._to_device(keep)
         for index, layer in enumerate(weights.layers):
             qkv = layer.qkv(self._normalised(x))
             if layer.head_norms is not None:
                 _normalise_heads(qkv, layer.head_norms, rotated_heads, head_dim, weights.eps)
             _rotate(qkv, rotation, rotated_heads, head_dim)
             attention.store(plan, index, qkv[:, query_width:])
-            if index == last and len(keep) == 0:
-                self._final = x[:0]
-                return x.new_zeros(0, weights.vocab_size, dtype=torch.float32)
+            if index == last and selected is not None and len(selected) == 0:
+                return x.new_zeros(0, weights.vocab_size, dtype=torch.float32), x[:0]
             q = qkv[:, :query_width].view(rows, heads, head_dim)
             mixed = attention.attend(plan, index, q, scale)
             if index == last and selected is not None:
@@ -98,8 +146,12 @@ class LlamaRunner:
             x = self._added(layer.out, x, mixed)
             gate, up = layer.gate_up(self._normalised(x)).chunk(2, dim=1)
             x = self._added(layer.down, x, F.silu(gate).mul_(up))
-        self._final = self._normalised(x)
-        return weights.head(self._final).float()
+        final = self._normalised(x)
+        return weights.head(final).float(), final
+
+    def note(self, final: torch.Tensor, key_tokens: KeyTokens) -> None:
+        """Take in what a forward left that was computed by `compute` alone (see `engine.cuda_graphs`)."""
+        self._final, self._key_tokens = final, key_tokens
 
     @property
     def hidden_scale(self) -> torch.Tensor:
@@ -139,7 +191,7 @@ class LlamaRunner:
 
     def _to_device(self, indices: Int32) -> torch.Tensor:
         tensor = torch.from_numpy(indices)
-        return tensor if self._weights.device.type == "cpu" else tensor.to(self._weights.device)
+        return tensor if self._weights.device.type == "cpu" else to_device(tensor, self._weights.device)
 
 
 def _is_range(keep: Int32) -> bool:

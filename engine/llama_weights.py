@@ -68,6 +68,8 @@ def why_not_lean(config: Any, *, max_tokens: int | None = None) -> str | None:
     """What about this Transformers configuration `LlamaRunner` does not handle; None if nothing."""
     if config.model_type not in _FAMILY:
         return f"{config.model_type} is not a Llama-shaped model"
+    if getattr(config, "quantization_config", None) is not None:
+        return "quantized weights"
     if config.hidden_act != "silu":
         return f"activation {config.hidden_act}"
     rope = getattr(config, "rope_parameters", None) or {}
@@ -89,8 +91,9 @@ def load_llama_weights(
     rank: int = 0,
     world_size: int = 1,
     group: ProcessGroup | None = None,
+    device: torch.device | None = None,
 ) -> LlamaWeights:
-    """Convert the weights of a Transformers model; the model is left as it is.
+    """Convert the weights of a Transformers model, layer by layer; the model is left as and where it is.
 
     Args:
         model: one for which `why_not_lean` is None.
@@ -98,6 +101,7 @@ def load_llama_weights(
         rank: which share of heads and feed-forward units to take, of `world_size`.
         world_size: number of ranks; 1 takes everything.
         group: process group of the ranks, needed when there are several.
+        device: where this rank's share goes, the rest of the model never does; the model's by default.
 
     Raises:
         ValueError: if heads, key-value heads or feed-forward units cannot be divided by `world_size`.
@@ -114,9 +118,12 @@ def load_llama_weights(
             raise ValueError(f"{size} {name} cannot be divided over {world_size} ranks")
     heads = config.num_attention_heads // world_size
     kv_heads = config.num_key_value_heads // world_size
-    share = _Share(head_dim=head_dim, heads=heads, kv_heads=kv_heads, rank=rank, world_size=world_size)
+    device = device or model.device
+    share = _Share(
+        head_dim=head_dim, heads=heads, kv_heads=kv_heads, rank=rank, world_size=world_size, device=device
+    )
     base = model.base_model
-    dtype, device = model.dtype, model.device
+    dtype = model.dtype
     eps = float(config.rms_norm_eps)
     is_exact = dtype == torch.float32
     gain = math.sqrt(config.hidden_size) if is_exact else 1.0
@@ -124,10 +131,10 @@ def load_llama_weights(
     with torch.no_grad():
         return LlamaWeights(
             layers=[share.layer(layer, gain) for layer in base.layers],
-            embedding=base.embed_tokens.weight.detach(),
-            head=Linear(_folded(model.get_output_embeddings().weight, base.norm.weight, gain)),
-            head_scale=base.norm.weight.float() * gain,
-            rotation=_rotation_table(base.rotary_emb, longest, device),
+            embedding=base.embed_tokens.weight.detach().to(device),
+            head=Linear(_folded(model.get_output_embeddings().weight.to(device), base.norm.weight, gain)),
+            head_scale=base.norm.weight.to(device).float() * gain,
+            rotation=_rotation_table(base.rotary_emb, longest, model.device).to(device),
             norm_floor=torch.tensor(math.sqrt(config.hidden_size * eps), device=device) if is_exact else None,
             eps=eps,
             scale=head_dim**-0.5,
@@ -151,6 +158,7 @@ class _Share:
     kv_heads: int
     rank: int
     world_size: int
+    device: torch.device
 
     def layer(self, layer: Any, gain: float) -> LlamaLayer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -168,8 +176,8 @@ class _Share:
             )
         norms = None
         if getattr(attention, "q_norm", None) is not None:
-            query_scale = self._paired(attention.q_norm.weight).expand(self.heads, -1)
-            key_scale = self._paired(attention.k_norm.weight).expand(self.kv_heads, -1)
+            query_scale = self._paired(attention.q_norm.weight.to(self.device)).expand(self.heads, -1)
+            key_scale = self._paired(attention.k_norm.weight.to(self.device)).expand(self.kv_heads, -1)
             norms = torch.cat([query_scale, key_scale]).contiguous()
         gate_up = torch.cat([self._units(mlp.gate_proj.weight), self._units(mlp.up_proj.weight)])
         gate_up_bias = None
@@ -185,15 +193,15 @@ class _Share:
 
     def _columns(self, weight: torch.Tensor, heads: int) -> torch.Tensor:
         size = heads * self.head_dim
-        return weight[self.rank * size : (self.rank + 1) * size]
+        return weight[self.rank * size : (self.rank + 1) * size].to(self.device)
 
     def _units(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.chunk(self.world_size)[self.rank]
+        return weight.chunk(self.world_size)[self.rank].to(self.device)
 
     def _row_split(self, linear: Any) -> Linear:
         # Outputs are summed over the ranks, so only one of them may add the bias.
-        bias = linear.bias if self.rank == 0 else None
-        return Linear(linear.weight.chunk(self.world_size, dim=1)[self.rank], bias)
+        bias = linear.bias.to(self.device) if linear.bias is not None and self.rank == 0 else None
+        return Linear(linear.weight.chunk(self.world_size, dim=1)[self.rank].to(self.device), bias)
 
     def _paired(self, weight: torch.Tensor) -> torch.Tensor:
         """Reorder each head's outputs so that the two coordinates a rotary pair mixes are neighbours.
@@ -207,7 +215,7 @@ class _Share:
 
 def _folded(weight: torch.Tensor, norm: torch.Tensor, gain: float) -> torch.Tensor:
     """The map [outputs, inputs] with the scales of the norm before it, times `gain`, folded in."""
-    return (weight.float() * (norm.float() * gain)).to(weight.dtype)
+    return (weight.float() * (norm.to(weight.device).float() * gain)).to(weight.dtype)
 
 
 def _rotation_table(rotary: Any, max_tokens: int, device: torch.device) -> torch.Tensor:

@@ -11,18 +11,25 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from engine.decomposed_attention import AttentionKind
+from engine.attention_kinds import AttentionKind
+from engine.cuda_graphs import GraphedRunner
+from engine.devices import DeviceUnavailable, memory_of, resolve_device
 from engine.hf_runner import HFRunner, UnsupportedModel
+from engine.kv_budget import CPU_SLOTS, KVBudget, NotEnoughMemory, NumSlots
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights, why_not_lean
 from engine.process import tune_process
+from engine.quantization import quantization_method, why_not_quantized
 from engine.runner import ModelRunner
 from engine.self_test import check_runner
 from engine.tensor_parallel import check_divisible, sharding
 from engine.trusted_files import UntrustedModel, check_files
 from engine.warm_up import warm_up
 
-__all__ = ["UnsupportedModel", "load_runner"]
+__all__ = ["DeviceUnavailable", "NotEnoughMemory", "UnsupportedModel", "load_runner"]
+
+# Slots for the self-test where the pool is sized after it, when the reference's memory is free again.
+_TEST_SLOTS = 512
 
 RunnerKind = Literal["auto", "hf", "lean"]
 
@@ -33,12 +40,15 @@ def load_runner(
     path: str | Path,
     *,
     dtype: str = "float32",
-    num_slots: int,
+    num_slots: NumSlots,
     runner: RunnerKind = "auto",
-    attention: AttentionKind = "padded",
+    attention: AttentionKind | None = None,
     tensor_parallel: tuple[int, int] | None = None,
     max_tokens: int | None = None,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
+    memory_fraction: float = 0.9,
+    device_share: float = 1.0,
+    graphs: bool = True,
     self_test: bool = True,
     trust_remote_code: bool = False,
 ) -> ModelRunner:
@@ -50,25 +60,29 @@ def load_runner(
     Args:
         path: the directory.
         dtype: "float32", "bfloat16" or "float16".
-        num_slots: KV slots of the runner's pool.
+        num_slots: KV slots of the runner's pool; "auto" for as many as fit on a GPU.
         runner: "lean" for the Llama family's own runner, "hf" for any other, "auto" to choose.
-        attention: how keys of segments of different lengths are padded: "padded" in groups of like shape,
-            "decomposed" into pieces of one length, "auto" whichever is cheaper in a forward.
+        attention: how keys of segments of different lengths are attended to: see `engine.attention_kinds`.
         tensor_parallel: this process' rank and the number of ranks; None for a single process.
         max_tokens: longest sequence, at most the configuration's, which is the default.
-        device: where the model runs.
+        device: where the model runs: see `engine.devices.resolve_device`.
+        memory_fraction, device_share: see `engine.kv_budget.KVBudget`; what "auto" goes by.
+        graphs: replay captured forwards on a GPU (see `engine.cuda_graphs`); the lean runner only.
         self_test: compare with the plain Transformers forward before returning.
         trust_remote_code: run Python code that the directory names.
 
     Raises:
         FileNotFoundError: if there is no model in `path`.
         UnsupportedModel: if the model cannot be loaded, or would give wrong results.
+        DeviceUnavailable: if there is no such device.
+        NotEnoughMemory: if the weights or the pool do not fit on it.
     """
     directory = Path(path)
     if not (directory / "config.json").is_file():
         raise FileNotFoundError(f"no model in {directory}: config.json is missing")
     if dtype not in _DTYPES:
         raise UnsupportedModel(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype!r}")
+    where = resolve_device(device)
     try:
         check_files(directory, trust_remote_code=trust_remote_code)
     except UntrustedModel as error:
@@ -83,29 +97,82 @@ def load_runner(
     rank, world_size = tensor_parallel or (0, 1)
     if world_size > 1:
         check_divisible(config, world_size)
+    quantized = why_not_quantized(config, where)
+    if quantized is not None:
+        raise UnsupportedModel(f"cannot run the model in {directory}: {quantized}")
     obstacle = why_not_lean(config, max_tokens=max_tokens)
     if runner == "lean" and obstacle is not None:
         raise UnsupportedModel(f"the lean runner does not support this model: {obstacle}")
     lean = obstacle is None and runner != "hf"
     # The lean runner shards while it converts; Transformers shards while it loads.
     extra = sharding(world_size) if world_size > 1 and not lean else {}
-    model = _load_model(directory, _DTYPES[dtype], extra, trust_remote_code=trust_remote_code)
-    if not extra:
-        model = model.to(device)
-    loaded: ModelRunner
-    if lean:
-        group = torch.distributed.group.WORLD if world_size > 1 else None
-        weights = load_llama_weights(
-            model, max_tokens=max_tokens, rank=rank, world_size=world_size, group=group
-        )
-        loaded = LlamaRunner(weights, num_slots, attention)
-    else:
-        loaded = HFRunner(model, num_slots, max_tokens=max_tokens, attention=attention)
-    if self_test:
-        _self_test(loaded, model)
-        if lean and device == "cpu":
-            warm_up(loaded)
+    if quantization_method(config) is not None and not extra:
+        extra = {"device_map": {"": where}}  # its kernels' weights must be made where they run
+    on_host = where.type == "cpu"
+    first_slots = CPU_SLOTS if num_slots == "auto" else num_slots
+    loaded: LlamaRunner | HFRunner
+    try:
+        model = _load_model(directory, _DTYPES[dtype], extra, trust_remote_code=trust_remote_code)
+        first_slots = first_slots if on_host else min(first_slots, _TEST_SLOTS)
+        if lean:
+            group = torch.distributed.group.WORLD if world_size > 1 else None
+            weights = load_llama_weights(
+                model,
+                max_tokens=max_tokens,
+                rank=rank,
+                world_size=world_size,
+                group=group,
+                device=where,
+            )
+            loaded = LlamaRunner(weights, first_slots, attention)
+        else:
+            loaded = HFRunner(
+                model if extra else model.to(where), first_slots, max_tokens=max_tokens, attention=attention
+            )
+        if self_test:
+            _self_test(loaded, _reference(model, where) if lean else model)
+            if lean:
+                warm_up(loaded)
+        del model
+        if not on_host:
+            torch.cuda.empty_cache()
+            budget = KVBudget(str(where), memory_of(where), memory_fraction, device_share)
+            slots = _fitting(num_slots, budget, loaded.shape.kv_bytes_per_token, where, world_size)
+            if graphs and isinstance(loaded, LlamaRunner):
+                loaded.resize(slots + 1)
+                return GraphedRunner(loaded)
+            loaded.resize(slots)
+    except torch.cuda.OutOfMemoryError as error:
+        size = sum(file.stat().st_size for file in directory.glob("*.safetensors")) / (1 << 30)
+        raise NotEnoughMemory(
+            f"the model in {directory} ({size:.1f} GiB of weights, {world_size} rank(s)) does not fit on "
+            f"{where}, of which {memory_of(where).free / (1 << 30):.1f} GiB are free: use a smaller dtype, "
+            f"more ranks or another device ({str(error).splitlines()[0]})"
+        ) from error
     return loaded
+
+
+def _fitting(
+    num_slots: NumSlots, budget: KVBudget, slot_bytes: int, device: torch.device, world_size: int
+) -> int:
+    """How many slots the pool gets: what was asked for, checked, or what fits on every rank."""
+    if num_slots != "auto":
+        budget.check(num_slots, slot_bytes)
+        return num_slots
+    slots = budget.slots(slot_bytes)
+    if world_size > 1:  # ranks decide alike only if their pools are alike
+        least = torch.tensor([slots], device=device)
+        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+        slots = int(least.item())
+    return slots
+
+
+def _reference(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """The plain model where it is fastest: beside the lean weights if there is room, else where it is."""
+    if device.type == "cpu":
+        return model
+    size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    return model.to(device) if size * 1.1 < memory_of(device).free else model
 
 
 def _load_model(
@@ -123,7 +190,7 @@ def _load_model(
             trust_remote_code=trust_remote_code,
             **extra,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise UnsupportedModel(f"cannot load the model in {directory}: {error}") from error
     finally:
         if bars:

@@ -45,7 +45,7 @@ def check_runner(runner: ModelRunner, reference: Reference, dtype: torch.dtype) 
     tolerance = _TOLERANCE[dtype]
 
     def compare(step: str, got: torch.Tensor, expected: torch.Tensor) -> None:
-        expected = expected.float()
+        expected = expected.float().to(got.device)
         error = float((got - expected).abs().max())
         if not error <= tolerance * max(1.0, float(expected.abs().max())):
             raise UnsupportedModel(

@@ -12,16 +12,26 @@ import torch.distributed as dist
 from engine.hf_runner import UnsupportedModel
 
 
-def join(rank: int, world_size: int, master_addr: str, master_port: int, *, timeout_s: float = 60.0) -> None:
+def join(
+    rank: int,
+    world_size: int,
+    master_addr: str,
+    master_port: int,
+    *,
+    device: torch.device | None = None,
+    timeout_s: float = 60.0,
+) -> None:
     """Enter the process group of a tensor-parallel model; blocks until all ranks have.
 
-    A process can be in one group at a time. The backend is NCCL where CUDA is present and gloo elsewhere.
+    A process can be in one group at a time. The backend is NCCL if the model runs on CUDA and gloo elsewhere.
 
     Args:
         rank: this process' number, from 0.
         world_size: number of processes.
         master_addr: address of rank 0.
         master_port: free port there.
+        device: where this rank's share of the model will be; a CPU if None. Of a GPU the index counts among
+            those this process sees, as Ray sets CUDA_VISIBLE_DEVICES: with one GPU per actor it is 0.
         timeout_s: after this many seconds without the others, give up; also for later collectives.
 
     Raises:
@@ -29,13 +39,15 @@ def join(rank: int, world_size: int, master_addr: str, master_port: int, *, time
     """
     if dist.is_initialized():
         raise RuntimeError("this process is already in a process group; call leave() first")
-    # Transformers and NCCL read the local rank from here. One accelerator per Ray actor is visible as 0.
-    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    os.environ["LOCAL_RANK"] = str(rank % num_devices if num_devices else 0)
+    on_gpu = device is not None and device.type == "cuda"
+    local = (device.index or 0) if device is not None and on_gpu else 0
+    if on_gpu:
+        torch.cuda.set_device(local)  # where NCCL's kernels and Transformers' shards go
+    os.environ["LOCAL_RANK"] = str(local)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = master_addr, str(master_port)
     dist.init_process_group(
-        backend="nccl" if num_devices else "gloo",
+        backend="nccl" if on_gpu else "gloo",
         init_method=f"tcp://{master_addr}:{master_port}",
         rank=rank,
         world_size=world_size,

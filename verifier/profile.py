@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from engine.devices import synchronize
 from engine.heads import DecodingHeads
 from engine.runner import ModelRunner, Segment
 from engine.sampling_params import RequestSpec, SamplingParams
@@ -81,8 +81,7 @@ def measure_step_costs(
             segments, keep = forwards[i]
             start = clock()
             logits = runner.forward(segments, keep)
-            if logits.is_cuda:
-                torch.cuda.synchronize(logits.device)
+            synchronize(logits.device)
             if repeat > 0:
                 seconds[i].append(clock() - start)
             report(repeat * len(shapes) + done + 1, (repeats + 1) * len(shapes))
@@ -161,7 +160,7 @@ def measure_head_costs(
         rows = [Segment(zero, zero, numbers[i : i + 1], zero[:0]) for i in range(n)]
         seconds = []
         for _ in range(repeats + 1):
-            runner.forward(rows, numbers)
+            synchronize(runner.forward(rows, numbers).device)
             start = clock()
             propose(heads, asking)
             seconds.append(clock() - start)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.devices import synchronize
 from engine.grammar import GrammarError, Grammars
 from engine.heads import DecodingHeads
 from engine.logprobs import raw_logprobs
@@ -177,8 +178,7 @@ class Verifier:
             [p.segment for p in planned],
             np.concatenate(keep) if keep else np.empty(0, dtype=np.int32),
         )
-        if logits.is_cuda:
-            torch.cuda.synchronize(logits.device)
+        synchronize(logits.device)
         return logits[:num_decided], logits[num_decided:], time.perf_counter() - start
 
     def _decide(self, planned: Sequence[Planned], logits: torch.Tensor) -> list[_Decided]:

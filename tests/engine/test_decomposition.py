@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from engine import decomposed_attention
 from engine.attention import AttentionBackend, PaddedAttention, PaddedPlan
-from engine.decomposed_attention import DecomposedAttention, DecomposedPlan, make_attention, partial_attention
+from engine.attention_kinds import make_attention
+from engine.decomposed_attention import DecomposedAttention, DecomposedPlan, partial_attention
 from engine.decomposition import (
     AttentionCost,
     Decomposition,
@@ -288,7 +289,7 @@ def test_kinds_of_attention() -> None:
     backend: AttentionBackend[PaddedPlan] = make_attention("decomposed", 8, dtype=torch.float32)
     assert isinstance(backend, DecomposedAttention)
     assert type(make_attention("padded", 8, dtype=torch.float32)) is PaddedAttention
-    with pytest.raises(ValueError, match="padded, decomposed, auto"):
+    with pytest.raises(ValueError, match="padded, decomposed, flashinfer, auto"):
         make_attention("flash", 8, dtype=torch.float32)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,168 @@
+"""Captured forwards: one launch for a whole forward of a shape met before, in place of hundreds.
+
+A decoding forward of a small model is some ten kernels a layer, each done in less time than its launch takes
+the host; a CUDA graph replays them all at once. A graph has fixed shapes and addresses, so a batch is padded
+to the nearest shape (`engine.padded_segments`) and copied into tensors that stay where they are. Padding rows
+write to a slot of their own, which no request reads. Prompts, and shapes that come once, go the ordinary way.
+
+On a CPU, where nothing can be captured, a replay computes the same again from the same tensors: so all but
+the capture itself is tested without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.devices import overwrite, to_device
+from engine.flashinfer_attention import FlashInferAttention
+from engine.llama_runner import LlamaRunner
+from engine.padded_segments import Shape, pad_rows, shape_of
+from engine.runner import KeyTokens, ModelShape, Segment
+from engine.static_attention import StaticAttention, static_attention
+
+Int32 = NDArray[np.int32]
+
+#: Larger batches have enough work per launch; a request with more rows is reading a prompt.
+MOST_ROWS, MOST_ROWS_EACH = 512, 64
+#: Shapes captured, at most: each holds its tensors, and a capture takes about as long as ten forwards.
+MOST_SHAPES = 64
+#: A shape is captured when it comes for the so manieth time.
+CAPTURE_AT = 2
+
+
+class _Static:
+    """The tensors of one shape, and its graph once captured."""
+
+    def __init__(self, shape: Shape, attention: StaticAttention, device: torch.device) -> None:
+        self.shape = shape
+        self.attention = attention
+        self.tokens = torch.zeros(shape.num_rows, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(shape.num_rows, dtype=torch.int64, device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.logits = self.final = torch.empty(0, device=device)
+
+
+class GraphedRunner:
+    """A `LlamaRunner` whose small forwards are captured; `ModelRunner` and `HiddenStateRunner`.
+
+    With tensor parallelism all ranks capture at the same calls, for the same calls decide it. One of the
+    runner's slots is its own: `num_slots` is one less.
+    """
+
+    def __init__(self, runner: LlamaRunner, *, capture_at: int = CAPTURE_AT) -> None:
+        """Wrap `runner`, of whose slots the last is kept for padding; capture shapes met so often."""
+        self._runner = runner
+        self._scratch = runner.num_slots - 1
+        self._capture_at = capture_at
+        self._with_keys = not isinstance(runner.attention, FlashInferAttention)
+        self._met: dict[Shape, int] = {}
+        self._static: dict[Shape, _Static] = {}
+        self._pool = torch.cuda.graph_pool_handle() if runner.device.type == "cuda" else None
+
+    @property
+    def shape(self) -> ModelShape:
+        """See `ModelRunner`."""
+        return self._runner.shape
+
+    @property
+    def num_slots(self) -> int:
+        """See `ModelRunner`."""
+        return self._scratch
+
+    @property
+    def key_tokens(self) -> KeyTokens:
+        """See `ModelRunner`."""
+        return self._runner.key_tokens
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Those that are replayed, in the order of their capture."""
+        return list(self._static)
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[Segment], keep: Int32) -> torch.Tensor:
+        """See `ModelRunner`."""
+        static = self._static_for(segments, keep)
+        if static is None:
+            return self._runner.forward(segments, keep)
+        device = self._runner.device
+        padded = pad_rows(segments, static.shape, self._scratch)
+        for tensor, values in (
+            (static.tokens, padded.tokens),
+            (static.positions, padded.positions),
+            (static.attention.plan.write, padded.write),
+        ):
+            overwrite(tensor, values)
+        key_tokens = static.attention.fill(segments)
+        if device.type != "cuda":
+            self._compute(static)
+        else:
+            if static.graph is None:
+                self._capture(static)
+            assert static.graph is not None
+            static.graph.replay()
+        rows = to_device(torch.from_numpy(padded.batch_rows[keep]), device)
+        self._runner.note(static.final.index_select(0, rows), key_tokens)
+        return static.logits.index_select(0, rows)
+
+    def _static_for(self, segments: Sequence[Segment], keep: Int32) -> _Static | None:
+        """Tensors of the batch's shape; None if it is to go the ordinary way."""
+        if len(keep) == 0 or max(len(segment.slots) for segment in segments) > MOST_ROWS_EACH:
+            return None
+        shape = shape_of(segments, with_keys=self._with_keys)
+        found = self._static.get(shape)
+        if found is not None or shape.num_rows > MOST_ROWS:
+            return found
+        self._met[shape] = self._met.get(shape, 0) + 1
+        if self._met[shape] < self._capture_at or len(self._static) >= MOST_SHAPES:
+            return None
+        runner = self._runner
+        attention = static_attention(
+            runner.attention,
+            shape,
+            self._scratch,
+            q_heads=runner.heads,
+            scale=runner.scale,
+            max_tokens=runner.shape.max_tokens,
+        )
+        self._static[shape] = _Static(shape, attention, runner.device)
+        return self._static[shape]
+
+    def _compute(self, static: _Static) -> None:
+        plan = static.attention.plan
+        static.logits, static.final = self._runner.compute(static.tokens, static.positions, plan, None)
+
+    def _capture(self, static: _Static) -> None:
+        """Compute on a stream of its own, as CUDA asks before a capture, then capture."""
+        current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            self._compute(static)
+        current.wait_stream(stream)
+        for group in static.attention.plan.groups:
+            group.folded.clear()  # else the graph would read what the rehearsal derived
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._compute(static)
+        static.graph = graph
+
+    @property
+    def hidden_scale(self) -> torch.Tensor:
+        """See `HiddenStateRunner`."""
+        return self._runner.hidden_scale
+
+    def last_hidden(self, rows: Int32) -> torch.Tensor:
+        """See `HiddenStateRunner`."""
+        return self._runner.last_hidden(rows)
+
+    def embed(self, tokens: Int32) -> torch.Tensor:
+        """See `HiddenStateRunner`."""
+        return self._runner.embed(tokens)
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `HiddenStateRunner`."""
+        return self._runner.project(hidden)

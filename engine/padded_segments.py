@@ -1,0 +1,100 @@
+"""Batches brought to a fixed shape, so that one captured forward serves many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.runner import Segment
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+#: Most keys of a request that are rounded up to a multiple of `KEY_STEP`; beyond, to an eighth of an octave.
+_FINE_KEYS, KEY_STEP = 2048, 256
+
+
+class Shape(NamedTuple):
+    """Of a captured forward: requests, query rows of each, and keys of each (0 where they do not matter)."""
+
+    requests: int
+    rows: int
+    keys: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the batch, padding included."""
+        return self.requests * self.rows
+
+
+def rounded(number: int) -> int:
+    """The next of 1, 2, 4, 8, then multiples of 8 up to 64, then of 32."""
+    if number <= 8:
+        return 1 << (number - 1).bit_length()
+    step = 8 if number <= 64 else 32
+    return -(-number // step) * step
+
+
+def rounded_keys(number: int) -> int:
+    """The next multiple of 256 up to 2048, from there on of an eighth of the power of two below."""
+    step = KEY_STEP
+    if number > _FINE_KEYS:
+        step = max(KEY_STEP, (1 << ((number - 1).bit_length() - 1)) // 8)
+    return -(-number // step) * step
+
+
+def shape_of(segments: Sequence[Segment], *, with_keys: bool) -> Shape:
+    """The smallest shape that holds a batch."""
+    keys = max(len(segment.past) + len(segment.slots) for segment in segments)
+    return Shape(
+        requests=rounded(len(segments)),
+        rows=rounded(max(len(segment.slots) for segment in segments)),
+        keys=rounded_keys(keys) if with_keys else 0,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PaddedRows:
+    """Inputs of a forward of `Shape`, request by request, `rows` each.
+
+    Attributes:
+        tokens, positions: int64 [requests * rows]; 0 for padding.
+        write: int64 [requests * rows], slots; the scratch slot for padding.
+        batch_rows: int64 [rows of the batch], where each real row went.
+    """
+
+    tokens: Int64
+    positions: Int64
+    write: Int64
+    batch_rows: Int64
+
+
+def pad_rows(segments: Sequence[Segment], shape: Shape, scratch: int) -> PaddedRows:
+    """Lay out a batch in a shape that holds it; `scratch` is a slot that nobody reads."""
+    tokens = np.zeros((shape.requests, shape.rows), dtype=np.int64)
+    positions = np.zeros_like(tokens)
+    write = np.full_like(tokens, scratch)
+    for index, segment in enumerate(segments):
+        n = len(segment.slots)
+        tokens[index, :n], positions[index, :n] = segment.tokens, segment.positions
+        write[index, :n] = segment.slots
+    counts = np.array([len(segment.slots) for segment in segments])
+    real = np.arange(shape.rows) < counts[:, None]
+    return PaddedRows(
+        tokens.reshape(-1), positions.reshape(-1), write.reshape(-1), np.flatnonzero(real).astype(np.int64)
+    )
+
+
+def filler(scratch: int) -> Segment:
+    """A request of nobody's: one row that sees itself, in the scratch slot."""
+    zero = np.zeros(1, dtype=np.int32)
+    return Segment(tokens=zero, positions=zero, slots=zero + np.int32(scratch), past=zero[:0])
+
+
+def filled(segments: Sequence[Segment], shape: Shape, scratch: int) -> list[Segment]:
+    """The batch with as many requests as the shape has."""
+    return [*segments, *[filler(scratch)] * (shape.requests - len(segments))]

@@ -1,0 +1,118 @@
+"""Attention of forwards of a fixed shape: plans whose tensors stay where they are and are filled anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from engine.attention import Group, PaddedAttention, PaddedPlan, key_counts, rectangle
+from engine.devices import overwrite
+from engine.flashinfer_attention import FlashInferAttention, FlashInferPlan, Part
+from engine.padded_segments import Shape, filled
+from engine.paged_layout import paged_layout
+from engine.runner import KeyTokens, Segment
+
+
+class StaticAttention(Protocol):
+    """One shape's plan, and how to fill it."""
+
+    @property
+    def plan(self) -> PaddedPlan:
+        """What layers attend by; its tensors never move."""
+        ...
+
+    def fill(self, segments: Sequence[Segment]) -> KeyTokens:
+        """Describe a batch that the shape holds; what attention will read for it."""
+        ...
+
+
+class PaddedStatic:
+    """Of `PaddedAttention`: one rectangle of requests, with as many rows and keys as the shape has."""
+
+    def __init__(self, shape: Shape, scratch: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Plan tensors on `device`, the mask as `dtype`; `scratch` is a slot that no request holds."""
+        self._shape, self._scratch = shape, scratch
+        mask = torch.zeros(shape.requests, 1, shape.rows, shape.keys, dtype=dtype, device=device)
+        self._group = Group(
+            segments=shape.requests,
+            rows=shape.rows,
+            keys=shape.keys,
+            read=torch.zeros(shape.requests * shape.keys, dtype=torch.int64, device=device),
+            first_slot=-1,
+            mask=mask,
+            gather=None,
+            keep=None,
+            target=None,
+            span=slice(0, shape.num_rows),
+        )
+        self._mask = mask
+        write = torch.full((shape.num_rows,), scratch, dtype=torch.int64, device=device)
+        self.plan = PaddedPlan(shape.num_rows, write, [self._group], KeyTokens(0, 0))
+
+    def fill(self, segments: Sequence[Segment]) -> KeyTokens:
+        """See `StaticAttention`."""
+        shape = self._shape
+        read, mask = rectangle(filled(segments, shape, self._scratch), shape.rows, shape.keys)
+        overwrite(self._group.read, read)
+        if mask is None:
+            self._mask.zero_()
+        else:
+            overwrite(self._mask, mask)
+        # What was derived from the mask is of the last batch; a captured forward derives it anew itself.
+        self._group.folded.clear()
+        real = sum(key_counts(segments))
+        return KeyTokens(real, shape.requests * shape.keys - real)
+
+
+class FlashInferStatic:
+    """Of `FlashInferAttention`: a wrapper with buffers of its own; keys need no rounding."""
+
+    def __init__(
+        self,
+        attention: FlashInferAttention,
+        shape: Shape,
+        scratch: int,
+        *,
+        q_heads: int,
+        scale: float,
+        max_tokens: int,
+    ) -> None:
+        """A wrapper for `shape`, causal if it has one row per request; `max_tokens` bounds every request."""
+        self._attention, self._shape, self._scratch = attention, shape, scratch
+        self._q_heads, self._scale = q_heads, scale
+        mask_bytes = 0
+        if shape.rows > 1:
+            mask_bytes = shape.requests * (-(-shape.rows * max_tokens // 8))
+        self._wrapper = attention.graph_wrapper(shape.requests, shape.requests * max_tokens, mask_bytes)
+        zero = np.zeros(0, dtype=np.int32)
+        nobody = Segment(zero, zero, zero, zero)
+        write = torch.full((shape.num_rows,), scratch, dtype=torch.int64, device=attention.device)
+        layout = paged_layout([nobody])
+        self.plan = FlashInferPlan(
+            num_rows=shape.num_rows,
+            write=write,
+            groups=[],
+            key_tokens=KeyTokens(0, 0),
+            parts=[Part(layout, None, is_planned=True, wrapper=self._wrapper)],
+        )
+
+    def fill(self, segments: Sequence[Segment]) -> KeyTokens:
+        """See `StaticAttention`."""
+        everybody = filled(segments, self._shape, self._scratch)
+        layout = paged_layout(everybody, self._shape.rows, masked=self._shape.rows > 1)
+        self._attention.tell(self._wrapper, layout, 0, self._q_heads, self._scale)
+        return KeyTokens(sum(key_counts(segments)), 0)
+
+
+def static_attention(
+    attention: PaddedAttention, shape: Shape, scratch: int, *, q_heads: int, scale: float, max_tokens: int
+) -> StaticAttention:
+    """Of a backend, for one shape; see the classes for the arguments."""
+    if isinstance(attention, FlashInferAttention):
+        return FlashInferStatic(
+            attention, shape, scratch, q_heads=q_heads, scale=scale, max_tokens=max_tokens
+        )
+    return PaddedStatic(shape, scratch, attention.dtype, attention.device)

@@ -1,0 +1,79 @@
+"""What the configuration says of devices, what it refuses, and that it reaches the loader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from cluster import target as target_module
+from cluster.config import FlotillaConfig, TargetConfig
+from cluster.drafter_config import ModelDrafterConfig
+from cluster.pool_drafter import build_pool_drafter
+from cluster.target import build_target
+
+
+def test_a_gpu_must_be_reserved_to_be_used() -> None:
+    with pytest.raises(ValidationError, match=r"`device: cuda` needs `placement.num_gpus`.*Ray hides GPUs"):
+        TargetConfig(path="zoo:target-8x384", device="cuda")
+    with pytest.raises(ValidationError, match="num_gpus"):
+        ModelDrafterConfig(name="small", path="zoo:drafter", device="cuda")
+    assert (
+        TargetConfig.model_validate(
+            {"path": "x", "device": "cuda", "placement": {"num_gpus": 1}}
+        ).device_share
+        == 1
+    )
+
+
+@pytest.mark.parametrize(("num_gpus", "share"), [(0, 1), (0.25, 0.25), (1, 1), (2, 1)])
+def test_the_share_of_a_device_is_what_is_reserved(num_gpus: float, share: float) -> None:
+    config = ModelDrafterConfig.model_validate(
+        {"name": "small", "path": "x", "placement": {"num_gpus": num_gpus, "collocate": "target"}}
+    )
+    assert config.device_share == share
+
+
+def test_slots_are_a_number_or_auto() -> None:
+    assert TargetConfig(path="x", num_slots="auto").num_slots == "auto"
+    for wrong in ("all", 63):
+        with pytest.raises(ValidationError, match="num_slots"):
+            FlotillaConfig.model_validate({"target": {"path": "x", "num_slots": wrong}})
+
+
+def test_settings_reach_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader is replaced by one that notes its arguments; tests/engine tests what it does with them."""
+    asked: list[dict[str, Any]] = []
+
+    class Noted(Exception):
+        pass
+
+    def note(path: object, **arguments: Any) -> None:
+        asked.append(arguments)
+        raise Noted
+
+    monkeypatch.setattr(target_module, "load_runner", note)
+    monkeypatch.setattr("engine.loading.load_runner", note)
+    settings: dict[str, Any] = {
+        "device": "auto",
+        "memory_fraction": 0.5,
+        "num_slots": "auto",
+        "attention": "padded",
+        "cuda_graphs": False,
+        "placement": {"num_gpus": 0.5},
+    }
+    path = "zoo:target-8x384"
+    with pytest.raises(Noted):
+        build_target(TargetConfig.model_validate({"path": path, **settings}))
+    drafter = ModelDrafterConfig.model_validate({"name": "small", "path": path, **settings})
+    with pytest.raises(Noted):
+        build_pool_drafter(drafter, 4096, 512, path)
+    for arguments in asked:
+        assert str(arguments["device"]) in ("auto", "cpu", "cuda:0")
+        assert {name: arguments[name] for name in ("memory_fraction", "device_share", "num_slots")} == {
+            "memory_fraction": 0.5,
+            "device_share": 0.5,
+            "num_slots": "auto",
+        }
+        assert (arguments["attention"], arguments["graphs"]) == ("padded", False)

@@ -1,0 +1,140 @@
+"""Forwards of a fixed shape, as CUDA graphs replay them, against ordinary ones: all but the capture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.cuda_graphs import MOST_ROWS_EACH, GraphedRunner
+from engine.llama_runner import LlamaRunner
+from engine.llama_weights import LlamaWeights, load_llama_weights
+from engine.padded_segments import Shape, pad_rows, rounded, rounded_keys, shape_of
+from engine.runner import Segment
+from tests.engine import tiny_models
+from tests.engine.test_attention import random_segment
+
+SLOTS = 600
+
+
+@pytest.fixture(scope="module")
+def weights() -> LlamaWeights:
+    return load_llama_weights(tiny_models.build("llama"))
+
+
+def batch(
+    rng: np.random.Generator, shapes: Sequence[tuple[int, int, str]], slots: np.ndarray
+) -> list[Segment]:
+    segments, used = [], 0
+    for past, rows, kind in shapes:
+        plain = random_segment(rng, slots[used : used + past + rows], past, rows, kind)
+        segments.append(
+            Segment(
+                tokens=rng.integers(0, tiny_models.VOCABULARY, rows).astype(np.int32),
+                positions=rng.integers(0, 100, rows).astype(np.int32),
+                slots=plain.slots,
+                past=plain.past,
+                visible=plain.visible,
+            )
+        )
+        used += past + rows
+    return segments
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    steps=st.lists(
+        st.lists(
+            st.tuples(st.integers(0, 30), st.integers(1, 9), st.sampled_from(["causal", "tree", "wide"])),
+            min_size=1,
+            max_size=5,
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    seed=st.integers(0, 1000),
+)
+def test_padded_forwards_equal_ordinary_ones(
+    weights: LlamaWeights, steps: list[list[tuple[int, int, str]]], seed: int
+) -> None:
+    """Several batches one after the other: nothing of one may be seen in the next of the same shape."""
+    rng = np.random.default_rng(seed)
+    plain = LlamaRunner(weights, SLOTS)
+    static = GraphedRunner(LlamaRunner(weights, SLOTS + 1), capture_at=1)
+    assert static.num_slots == SLOTS
+    for shapes in steps:
+        segments = batch(rng, shapes, rng.permutation(SLOTS).astype(np.int32))
+        total = sum(len(segment.slots) for segment in segments)
+        keep = np.sort(rng.choice(total, int(rng.integers(1, total + 1)), replace=False)).astype(np.int32)
+        expected = plain.forward(segments, keep)
+        got = static.forward(segments, keep)
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+        rows = np.arange(len(keep), dtype=np.int32)
+        torch.testing.assert_close(static.last_hidden(rows), plain.last_hidden(rows), atol=1e-4, rtol=1e-4)
+        assert static.key_tokens.real == plain.key_tokens.real
+    assert len(static.shapes) == len(
+        {shape_of(batch(rng, s, np.arange(SLOTS)), with_keys=True) for s in steps}
+    )
+
+
+def test_no_request_reads_another_or_the_padding(weights: LlamaWeights) -> None:
+    """Keys and values that are not finite, in a neighbour's slots and in the scratch slot, spoil nobody."""
+    runner = LlamaRunner(weights, 41)
+    static = GraphedRunner(runner, capture_at=1)
+    slots = np.arange(40, dtype=np.int32)
+    rng = np.random.default_rng(0)
+    good, bad = batch(rng, [(6, 3, "tree"), (5, 1, "causal")], slots)
+    third = batch(rng, [(4, 2, "causal")], slots[20:])[0]
+    plain = LlamaRunner(weights, 40)
+    expected = [
+        plain.forward([segment], np.arange(len(segment.slots), dtype=np.int32)) for segment in (good, third)
+    ]
+    for layer in range(2):
+        storage = runner.attention._layers[layer]
+        storage[torch.from_numpy(bad.past).long()] = torch.nan
+        storage[40] = torch.nan
+    out = static.forward([good, bad, third], np.arange(6, dtype=np.int32))
+    torch.testing.assert_close(out[:3], expected[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(out[4:], expected[1], atol=1e-4, rtol=1e-4)
+    assert out[3].isnan().all()
+
+
+def test_what_is_captured(weights: LlamaWeights) -> None:
+    static = GraphedRunner(LlamaRunner(weights, SLOTS + 1))
+    slots = np.arange(SLOTS, dtype=np.int32)
+    rng = np.random.default_rng(0)
+    one = batch(rng, [(10, 1, "causal")], slots)
+    keep = np.zeros(1, dtype=np.int32)
+    static.forward(one, keep)
+    assert static.shapes == []  # a shape that comes once is not worth it
+    static.forward(one, keep)
+    assert static.shapes == [Shape(1, 1, 256)]
+    prompt = batch(rng, [(0, MOST_ROWS_EACH + 1, "causal")], slots)
+    for _ in range(3):
+        static.forward(prompt, keep)
+        static.forward(one, keep[:0])
+    assert static.shapes == [Shape(1, 1, 256)]
+
+
+@given(st.integers(1, 200_000))
+def test_rounding_holds_and_wastes_little(number: int) -> None:
+    assert number <= rounded_keys(number) <= max(number + 255, number * 1.125 + 1)
+    small = number % 512 + 1
+    assert small <= rounded(small) < max(2 * small, small + 32)
+    assert rounded(rounded(small)) == rounded(small)
+    assert rounded_keys(rounded_keys(number)) == rounded_keys(number)
+
+
+def test_rows_of_padding_write_to_the_scratch_slot() -> None:
+    rng = np.random.default_rng(0)
+    segments = batch(rng, [(3, 2, "causal"), (4, 3, "tree")], np.arange(20, dtype=np.int32))
+    padded = pad_rows(segments, Shape(4, 4, 256), 99)
+    written = padded.write.reshape(4, 4)
+    assert written.tolist() == [[3, 4, 99, 99], [9, 10, 11, 99], [99] * 4, [99] * 4]
+    assert padded.batch_rows.tolist() == [0, 1, 4, 5, 6]
+    assert padded.tokens[padded.batch_rows].tolist() == [t for s in segments for t in s.tokens]
+    assert padded.positions[padded.batch_rows].tolist() == [p for s in segments for p in s.positions]
