@@ -13,7 +13,9 @@ from one infinite tree of contexts.
 - Of what is left, each further choice has a fixed share, but no more than the one before it.
 - Easy positions are easy for all drafters and come in runs (an autoregressive latent), and drafters tend to
   be right together: two Gaussian copulas, which leave each drafter's own probabilities as they are.
-- Miscalibration reports `q ** sharpness`, renormalised: above 1 the drafter is surer than it should be.
+- Miscalibration reports `q ** sharpness`, renormalised: above 1 the drafter is surer than it should be. With
+  an `offset` it shifts the logit of the first choice: a drafter taught the target's samples is far less sure
+  than it is right when the target takes its likeliest token.
 """
 
 from __future__ import annotations
@@ -75,11 +77,14 @@ class DraftQuality(msgspec.Struct, frozen=True, kw_only=True):
             request; the key `*` is for classes not named.
         sharpness: power to which it reports its probabilities; 1 is calibrated.
         fixed: every position of every request has exactly the class's rate (SmartSpec's synthetic setting).
+        offset: added to `sharpness` times the logit of its first choice's chance; below 0 it is less sure
+            than it should be.
     """
 
     rate: dict[str, float]
     sharpness: float = 1.0
     fixed: bool = False
+    offset: float = 0.0
 
     def rate_of(self, kind: str) -> float:
         """The rate on requests of a class.
@@ -170,7 +175,7 @@ def choices(
     rank = np.full(total, width, dtype=np.int64)
     drawn = _outcome(model, seed, drafter, num_positions)
     rank[:num_positions] = (drawn[:, None] > np.cumsum(probability[:num_positions], axis=1)).sum(axis=1)
-    return Choices(np.log(_reported(probability, left, quality.sharpness)), probability, rank)
+    return Choices(np.log(_reported(probability, left, quality)), probability, rank)
 
 
 def text(seed: int, count: int, vocab_size: int) -> Int64:
@@ -211,8 +216,17 @@ def _outcome(model: AcceptanceModel, seed: int, drafter: int, count: int) -> Flo
     return drawn
 
 
-def _reported(probability: Float64, left: Float64, sharpness: float) -> Float64:
-    """The probabilities a drafter of that sharpness would name; what is left counts as one more choice."""
+def _reported(probability: Float64, left: Float64, quality: DraftQuality) -> Float64:
+    """The probabilities a drafter of that quality would name; what is left counts as one more choice."""
+    sharpness = quality.sharpness
+    if quality.offset != 0.0:
+        first = np.clip(probability[:, 0], 1e-6, 1.0 - 1e-6)
+        odds = np.exp(sharpness * np.log(first / (1.0 - first)) + quality.offset)
+        said = odds / (1.0 + odds)
+        # The others share what it leaves as they do in truth, none above it.
+        rest = probability[:, 1:] * ((1.0 - said) / (1.0 - first))[:, None]
+        named: Float64 = np.column_stack([said, np.minimum(rest, said[:, None])])
+        return np.maximum(named, 1e-9)
     if sharpness == 1.0:
         return np.maximum(probability, 1e-9)
     powers = np.maximum(probability, 1e-9) ** sharpness

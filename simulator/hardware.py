@@ -31,6 +31,20 @@ class DrafterProfile(msgspec.Struct, frozen=True, kw_only=True):
     quality: DraftQuality
 
 
+class Trips(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of an iteration that are in no forward: scheduling, sampling, messages.
+
+    Attributes:
+        verify_s, verify_request_s: of a verify call, and for each request in it.
+        draft_s, draft_request_s: the same of a draft call.
+    """
+
+    verify_s: float
+    verify_request_s: float = 0.0
+    draft_s: float = 0.0
+    draft_request_s: float = 0.0
+
+
 class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
     """A target and its drafters on some accelerators.
 
@@ -48,6 +62,8 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
         collocated: drafters and target share accelerators, and so take turns.
         overhead_s: seconds of a step outside forwards: scheduling, sampling, messages.
         acceptance: name of the fitted acceptance model.
+        trips: `overhead_s` in parts, where they were measured; half of it for each call if None.
+        after_drafting: factor on a forward with drafts in it: drafters use the same caches.
     """
 
     name: str
@@ -62,6 +78,8 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
     collocated: bool = True
     overhead_s: float = 2e-3
     acceptance: str = "chat"
+    trips: Trips | None = None
+    after_drafting: float = 1.0
 
     def cost_profile(self) -> CostProfile:
         """What the scheduler is told, if it is told the truth."""

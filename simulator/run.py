@@ -25,20 +25,22 @@ from cluster.events import (
     VerifyDone,
 )
 from cluster.policies.registry import make_policy
+from cluster.recorded_core import RecordedCore
 from cluster.stream_messages import Receipt, Submit
 from drafters.protocol import Capabilities
 from engine.sampling_params import SamplingParams
 from simulator.acceptance import AcceptanceModel, load_fitted
 from simulator.clock import EventClock
-from simulator.hardware import HardwareProfile
+from simulator.hardware import HardwareProfile, Trips
 from simulator.machine import Machine
 from simulator.metrics import Outcome, RunResult
 from simulator.noise import bits, key_of, normal
+from simulator.recorded import RecordedAcceptance
 from simulator.scripts import Scripts
 from simulator.systems import System
 from simulator.workers import SimulatedDrafter, SimulatedTarget
 from simulator.workloads import SimRequest
-from verifier.messages import VerifyCall
+from verifier.messages import VerifyCall, VerifyResult
 
 VOCAB_SIZE = 32000
 TICK_S = 1.0
@@ -64,7 +66,7 @@ class Options:
     Attributes:
         seed: of everything; a request's text and what drafters say of it follow from it and the request.
         jitter: standard deviation of the logarithm of a forward's time around its cost.
-        acceptance: how requests differ; the profile's fitted model if None.
+        acceptance: how requests differ, or a log of what drafters said; the profile's fitted model if None.
         believed: costs the scheduler is told; the true ones if None.
         max_s: simulated seconds after which the run is given up; requests not done by then count as missed.
         max_width: widest beam a drafter makes.
@@ -73,7 +75,7 @@ class Options:
 
     seed: int = 0
     jitter: float = 0.02
-    acceptance: AcceptanceModel | None = None
+    acceptance: AcceptanceModel | RecordedAcceptance | None = None
     believed: CostProfile | None = None
     max_s: float = float("inf")
     max_width: int = 4
@@ -94,11 +96,14 @@ class Cell:
         self.drafters: dict[str, SimulatedDrafter] = {}
         config = system.config.policy
         made = system.policy and system.policy(config, self.scripts, self.drafters)
-        self.core = SchedulerCore(system.config, made or make_policy(config), cost)
+        recorded = system.config.debug.decisions > 0
+        make = RecordedCore if recorded else SchedulerCore
+        self.core: SchedulerCore = make(system.config, made or make_policy(config), cost)
         self.receipts: dict[str, tuple[float, Receipt]] = {}
         self.num_rejected = 0
         self.machine = Machine(collocated=profile.collocated)
-        self._hop_s = profile.overhead_s / 4  # a step with a draft in it has four messages
+        half_s = profile.overhead_s / 2
+        self._trips = profile.trips or Trips(verify_s=half_s, draft_s=half_s)
         self._num_submitted = 0
         self._jitter = key_of(options.seed, _JITTER)
         self._num_forwards = 0
@@ -165,8 +170,9 @@ class Cell:
         match action:
             case Draft(name, call):
                 result = self.drafters[name].draft(call)
-                done = self.machine.draft(name, self.clock.now + self._hop_s, result.seconds)
-                self.clock.at(done + self._hop_s, DraftDone(name, result))
+                hop_s = (self._trips.draft_s + self._trips.draft_request_s * len(call.items)) / 2
+                done = self.machine.draft(name, self.clock.now + hop_s, result.seconds)
+                self.clock.at(done + hop_s, DraftDone(name, result))
             case Verify(call):
                 self._verify(call)
             case Emit(_, events):
@@ -180,17 +186,24 @@ class Cell:
     def _verify(self, call: VerifyCall) -> None:
         result = self.target.step(call)
         seconds = self._vary(result.forward_seconds)
-        done = self.machine.verify(call.call_id, self.clock.now + self._hop_s, seconds)
-        self.clock.at(done + self._hop_s, VerifyDone(result))
+        if self.profile.after_drafting != 1.0 and any(len(item.tree.token) > 1 for item in call.verify):
+            seconds *= self.profile.after_drafting
+        hop_s = self._verify_hop_s(result)
+        done = self.machine.verify(call.call_id, self.clock.now + hop_s, seconds)
+        self.clock.at(done + hop_s, VerifyDone(result))
 
     def _timed(self, done: VerifyDone) -> VerifyDone | None:
         """The answer with the time it took; None if drafters delayed it meanwhile: it comes again later."""
-        due = self.machine.due(done.result.call_id) + self._hop_s
+        due = self.machine.due(done.result.call_id) + self._verify_hop_s(done.result)
         if due > self.clock.now:
             self.clock.at(due, done)
             return None
         seconds = self.machine.verified(done.result.call_id)
         return VerifyDone(msgspec.structs.replace(done.result, seconds=seconds, forward_seconds=seconds))
+
+    def _verify_hop_s(self, result: VerifyResult) -> float:
+        served = len(result.verdicts) + len(result.prefills)
+        return (self._trips.verify_s + self._trips.verify_request_s * served) / 2
 
     def _vary(self, seconds: float) -> float:
         if self.options.jitter == 0.0:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.acceptance import AcceptanceModel, DraftQuality, choices, text
+from simulator.acceptance import AcceptanceModel, Choices, DraftQuality, choices, text
 from simulator.noise import bits, key_of
+from simulator.recorded import RecordedAcceptance
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -86,27 +87,20 @@ class DrafterTable:
         self.next: Int64 = np.zeros((0, width), dtype=np.int64)
         self.agreed: Int32 = np.zeros(0, dtype=np.int32)
 
-    def fill(self, script: Script, model: AcceptanceModel, vocab_size: int, truth: Int64) -> int:
+    def fill(
+        self, script: Script, model: AcceptanceModel | RecordedAcceptance, vocab_size: int, truth: Int64
+    ) -> int:
         """Write a request's contexts; the row of the first.
 
         Args:
             script: the request.
-            model: how requests differ.
+            model: how requests differ, or a log of what drafters said.
             vocab_size: even.
             truth: int64 [num_output], its text.
         """
         num, width = script.num_output, self.width
         total = num + NUM_ASTRAY
-        said = choices(
-            model,
-            self.quality,
-            script.kind,
-            script.seed,
-            self.index,
-            num_positions=num,
-            num_astray=NUM_ASTRAY,
-            width=width,
-        )
+        said = self._said(script, model)
         start = self._rows.take(total)
         self._grow()
         rows = slice(start, start + total)
@@ -125,6 +119,23 @@ class DrafterTable:
         self.agreed[start] = 0
         np.cumsum(said.rank[:num] == 0, out=self.agreed[start + 1 : start + 1 + num])
         return start
+
+    def _said(self, script: Script, model: AcceptanceModel | RecordedAcceptance) -> Choices:
+        num, width = script.num_output, self.width
+        if isinstance(model, RecordedAcceptance):
+            return model.choices(
+                self.name, script.kind, script.seed, num_positions=num, num_astray=NUM_ASTRAY, width=width
+            )
+        return choices(
+            model,
+            self.quality,
+            script.kind,
+            script.seed,
+            self.index,
+            num_positions=num,
+            num_astray=NUM_ASTRAY,
+            width=width,
+        )
 
     def free(self, script: Script) -> None:
         """Take a request's rows back."""
@@ -151,7 +162,7 @@ class Scripts:
         vocab_size: of target and drafters; even.
     """
 
-    def __init__(self, model: AcceptanceModel, vocab_size: int = 32000) -> None:
+    def __init__(self, model: AcceptanceModel | RecordedAcceptance, vocab_size: int = 32000) -> None:
         self.model, self.vocab_size = model, vocab_size
         self.text: Int32 = np.zeros(0, dtype=np.int32)
         self._rows = Rows()

@@ -171,7 +171,7 @@ class _Kept:
     num_computed: int = 0
 
 
-@dataclass(slots=True)
+@dataclass
 class SimulatedTarget:
     """A target without a model: its tokens are the scripts', its time its cost.
 
