@@ -14,6 +14,7 @@ from benchmarks import (
     cli_compare,
     cli_dashboards,
     cli_decomposition,
+    cli_forward,
     cli_grpc,
     cli_kills,
     cli_overhead,
@@ -40,6 +41,7 @@ app.command()(cli_compare.compare)
 app.command()(cli_compare.selection)
 app.command()(cli_pipeline.pipeline)
 app.command()(cli_decomposition.decomposition)
+app.command()(cli_forward.forward)
 app.command()(cli_regret.regret)
 app.command()(cli_scaling.scaling)
 app.command()(cli_pool.pool)

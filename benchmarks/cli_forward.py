@@ -1,0 +1,43 @@
+"""`flotilla bench forward`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from benchmarks.cli_common import JsonFile, failed
+
+
+def forward(
+    shape: Annotated[str, typer.Option(help="Sizes of the model: tiny, 1b, 8b or 32b.")] = "tiny",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    attention: Annotated[
+        str | None, typer.Option(help="padded, decomposed, flashinfer or auto; by device if unset.")
+    ] = None,
+    context: Annotated[int, typer.Option(min=1, help="Tokens before the rows, per request.")] = 1024,
+    repeats: Annotated[int, typer.Option(min=1, help="Forwards per case; medians count.")] = 21,
+    json_file: JsonFile = None,
+) -> None:
+    """Time forwards of a model's shape, with random weights, beside what the device's memory allows."""
+    from benchmarks import forward_floor, tables
+    from engine.devices import DeviceUnavailable
+
+    if shape not in forward_floor.SHAPES:
+        raise typer.BadParameter(f"one of {', '.join(forward_floor.SHAPES)}", param_hint="--shape")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise typer.BadParameter("float32, bfloat16 or float16", param_hint="--dtype")
+    try:
+        record = forward_floor.run(
+            shape,
+            device=device,
+            dtype=dtype,
+            attention=attention,  # type: ignore[arg-type]
+            context=context,
+            repeats=repeats,
+        )
+    except (ValueError, RuntimeError, DeviceUnavailable) as error:
+        raise failed("forward", error) from None
+    print(forward_floor.table(record))
+    tables.write_json(json_file, record)

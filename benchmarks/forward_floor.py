@@ -1,0 +1,217 @@
+"""Forwards of a model's shape with random weights, beside what memory and arithmetic of the device allow."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.forward_cost import batch
+from engine.attention_kinds import AttentionKind
+from engine.cuda_graphs import GraphedRunner
+from engine.devices import resolve_device, seconds_of
+from engine.linear import Linear
+from engine.llama_runner import LlamaRunner
+from engine.llama_weights import LlamaLayer, LlamaWeights
+from engine.runner import ModelRunner
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of a Llama-shaped model; `tied` if embedding and output projection are one tensor when stored."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    units: int
+    vocab: int
+    tied: bool = False
+
+    @property
+    def multiplied(self) -> int:
+        """Weights that every forward multiplies with: all but the embedding."""
+        each = (
+            self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads) + 3 * self.hidden * self.units
+        )
+        return self.layers * each + self.hidden * self.vocab
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers of KV per token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+
+SHAPES = {
+    "tiny": Sizes(2, 64, 4, 2, 16, 128, 512),
+    "1b": Sizes(16, 2048, 32, 8, 64, 8192, 128256, tied=True),  # Llama 3.2 1B
+    "8b": Sizes(32, 4096, 32, 8, 128, 14336, 128256),  # Llama 3.1 8B
+    "32b": Sizes(64, 5120, 64, 8, 128, 25600, 151936),  # Qwen3 32B
+}
+#: Requests and rows of each: decoding alone and in batches, and verification of trees.
+CASES = ((1, 1), (1, 8), (8, 1), (8, 8), (64, 1), (64, 4))
+
+
+def random_weights(sizes: Sizes, dtype: torch.dtype, device: torch.device, max_tokens: int) -> LlamaWeights:
+    """Weights of a shape that keep activations near one; what they compute means nothing."""
+    generator = torch.Generator(device=device).manual_seed(0)
+
+    def linear(outputs: int, inputs: int) -> Linear:
+        weight = torch.empty(outputs, inputs, dtype=dtype, device=device)
+        return Linear(weight.normal_(0, inputs**-0.5, generator=generator))
+
+    query, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    angles = torch.outer(
+        torch.arange(max_tokens, device=device),
+        500_000.0 ** -(torch.arange(0, sizes.head_dim, 2, device=device) / sizes.head_dim),
+    )
+    embedding = torch.empty(sizes.vocab, sizes.hidden, dtype=dtype, device=device)
+    return LlamaWeights(
+        layers=[
+            LlamaLayer(
+                qkv=linear(query + 2 * keys, sizes.hidden),
+                out=linear(sizes.hidden, query),
+                gate_up=linear(2 * sizes.units, sizes.hidden),
+                down=linear(sizes.hidden, sizes.units),
+                head_norms=None,
+            )
+            for _ in range(sizes.layers)
+        ],
+        embedding=embedding.normal_(0, 1, generator=generator),
+        head=linear(sizes.vocab, sizes.hidden),
+        head_scale=torch.ones(sizes.hidden, device=device),
+        rotation=torch.polar(torch.ones_like(angles), angles).unsqueeze(1),
+        norm_floor=None,
+        eps=1e-5,
+        scale=sizes.head_dim**-0.5,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        vocab_size=sizes.vocab,
+        max_tokens=max_tokens,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def measured_rates(device: torch.device, dtype: torch.dtype, repeats: int = 7) -> tuple[float, float]:
+    """Bytes per second of a copy, read and written ones counted; operations per second of a large product."""
+    on_gpu = device.type == "cuda"
+    source = torch.ones((1 << 30) if on_gpu else (64 << 20), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    side = 8192 if on_gpu else 512
+    generator = torch.Generator(device=device).manual_seed(0)
+    left, right = (
+        torch.randn(side, side, generator=generator, device=device, dtype=torch.float32).to(dtype)
+        for _ in range(2)
+    )
+    copied = _median(lambda: target.copy_(source), device, repeats)
+    multiplied = _median(lambda: left @ right, device, repeats)
+    return 2 * source.numel() / copied, 2 * side**3 / multiplied
+
+
+def floors(
+    sizes: Sizes, element: int, requests: int, rows: int, context: int, bandwidth: float, operations: float
+) -> tuple[float, float]:
+    """Least seconds of a forward: for reading weights and KV once, and for multiplying."""
+    read = sizes.multiplied * element + requests * (context + rows) * sizes.kv_numbers * element
+    return read / bandwidth, 2 * sizes.multiplied * requests * rows / operations
+
+
+def run(
+    shape: str,
+    *,
+    device: str = "auto",
+    dtype: str = "bfloat16",
+    attention: AttentionKind | None = None,
+    context: int = 1024,
+    repeats: int = 21,
+    cases: Sequence[tuple[int, int]] = CASES,
+) -> dict[str, Any]:
+    """Time forwards of a shape, ordinary and captured in turns, and give each its floor.
+
+    On a CPU nothing can be captured: there the second way only pads, which shows what padding costs.
+
+    Raises:
+        KeyError: if there is no such shape.
+        DeviceUnavailable: if there is no such device.
+    """
+    sizes, where = SHAPES[shape], resolve_device(device)
+    kind: torch.dtype = getattr(torch, dtype)
+    slots = max(requests * (context + rows) for requests, rows in cases) + 8
+    max_tokens = context + max(rows for _, rows in cases)
+    bandwidth, operations = measured_rates(where, kind)
+    weights = random_weights(sizes, kind, where, max_tokens)
+    runners: dict[str, ModelRunner] = {
+        "ordinary": LlamaRunner(weights, slots, attention),
+        "captured": GraphedRunner(LlamaRunner(weights, slots + 1, attention), capture_at=1),
+    }
+    results = []
+    for requests, rows in cases:
+        segments = batch(requests, rows, context, sizes.vocab, slots)
+        keep = np.arange(requests * rows, dtype=np.int32)
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in runners}
+        for repeat in range(repeats + 3):  # the first ones build kernels and capture
+            for name, runner in runners.items():
+                seconds = seconds_of(partial(runner.forward, segments, keep), where)
+                if repeat >= 3:
+                    times[name].append(seconds)
+        memory, arithmetic = floors(sizes, kind.itemsize, requests, rows, context, bandwidth, operations)
+        floor = max(memory, arithmetic)
+        result: dict[str, Any] = {
+            "requests": requests,
+            "rows": rows,
+            "floor_ms": floor * 1e3,
+            "bound_by": "memory" if memory >= arithmetic else "arithmetic",
+        }
+        for name, found in times.items():
+            wall = statistics.median(seconds for seconds, _ in found)
+            result[name] = {
+                "ms": wall * 1e3,
+                "device_ms": statistics.median(seconds for _, seconds in found) * 1e3,
+                "of_floor": wall / floor,
+            }
+        results.append(result)
+    return {
+        "shape": shape,
+        "sizes": asdict(sizes),
+        "weight_bytes": sizes.multiplied * kind.itemsize,
+        "device": str(where) if where.type == "cpu" else torch.cuda.get_device_name(where),
+        "dtype": dtype,
+        "attention": type(runners["ordinary"].attention).__name__,  # type: ignore[attr-defined]
+        "context": context,
+        "bytes_per_second": bandwidth,
+        "operations_per_second": operations,
+        "results": results,
+    }
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record for people."""
+    lines = [
+        f"{record['shape']}, {record['dtype']}, {record['attention']}, context {record['context']}, on "
+        f"{record['device']}: {record['weight_bytes'] / 1e9:.2f} GB of weights, "
+        f"{record['bytes_per_second'] / 1e9:.0f} GB/s, {record['operations_per_second'] / 1e12:.2f} TFLOP/s",
+        f"{'requests':>8}{'rows':>6}{'floor ms':>10}  {'bound by':<11}{'ordinary ms':>12}{'captured ms':>12}"
+        f"{'x floor':>9}{'ordinary/captured':>19}",
+    ]
+    for one in record["results"]:
+        ordinary, captured = one["ordinary"], one["captured"]
+        lines.append(
+            f"{one['requests']:8}{one['rows']:6}{one['floor_ms']:10.3f}  {one['bound_by']:<11}"
+            f"{ordinary['ms']:12.3f}{captured['ms']:12.3f}{captured['of_floor']:9.2f}"
+            f"{ordinary['ms'] / captured['ms']:19.2f}"
+        )
+    return "\n".join(lines)
+
+
+def _median(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    for _ in range(3):
+        work()
+    return statistics.median(seconds_of(work, device)[1] for _ in range(repeats))

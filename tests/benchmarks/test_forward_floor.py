@@ -1,0 +1,61 @@
+"""The floors are those of the real models' sizes, and the command runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.cli import app
+from benchmarks.forward_floor import SHAPES, floors
+
+
+def test_shapes_are_those_of_the_published_models() -> None:
+    """Parameters in all: 8.03 and 32.8 billion; 1.24 billion with the embedding counted once."""
+    for name, published in (("1b", 1.236e9), ("8b", 8.030e9), ("32b", 32.76e9)):
+        sizes = SHAPES[name]
+        embedding = 0 if sizes.tied else sizes.vocab * sizes.hidden
+        assert sizes.multiplied + embedding == pytest.approx(published, rel=2e-3)
+    assert SHAPES["8b"].kv_numbers * 2 == 131072
+
+
+def test_floors() -> None:
+    # 15.01 GB of weights and 1025 tokens of KV at 4 TB/s; two operations per weight and row at 800 TFLOP/s.
+    memory, arithmetic = floors(SHAPES["8b"], 2, 1, 1, 1024, 4e12, 8e14)
+    assert memory == pytest.approx((15.01e9 + 1025 * 131072) / 4e12, rel=1e-3)
+    assert arithmetic == pytest.approx(2 * 7.505e9 / 8e14, rel=1e-3)
+
+
+def test_the_command_measures(tmp_path: Path) -> None:
+    file = tmp_path / "forward.json"
+    options = [
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--context",
+        "20",
+        "--repeats",
+        "1",
+        "--json",
+        str(file),
+    ]
+    result = CliRunner().invoke(app, ["forward", *options])
+    assert result.exit_code == 0, result.output
+    record = json.loads(file.read_text())
+    assert record["attention"] == "PaddedAttention"
+    for one in record["results"]:
+        assert one["ordinary"]["ms"] > 0 < one["captured"]["ms"]
+        assert one["floor_ms"] > 0
+    assert f"{record['results'][0]['ordinary']['ms']:.3f}" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "says"), [(["--shape", "9b"], "tiny, 1b, 8b"), (["--dtype", "int8"], "bfloat16")]
+)
+def test_wrong_options_say_what_there_is(options: list[str], says: str) -> None:
+    result = CliRunner().invoke(app, ["forward", *options])
+    assert result.exit_code == 2
+    assert says in result.output
