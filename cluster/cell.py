@@ -188,13 +188,12 @@ class Cell:
         """State of every instance, as of `Lifecycle.drafters`."""
         return self._lifecycle.drafters()
 
-    async def add_drafter(self, config: dict[str, Any], wait_s: float = ADD_WAIT_S) -> list[dict[str, Any]]:
-        """Add a drafter, given as in the configuration file; its instances, loaded if that took less.
-
-        Raises:
-            ValueError: if the configuration is wrong (pydantic's), or `PoolError`.
-        """
-        return await self._changes.add(TypeAdapter(DrafterConfig).validate_python(config), wait_s)
+    async def add_drafter(
+        self, config: dict[str, Any], wait_s: float = ADD_WAIT_S, *, replace: bool = False
+    ) -> list[dict[str, Any]]:
+        """Add or replace one, as configured; its instances, loaded if that took less. Raises `PoolError`."""
+        change = self._changes.replace if replace else self._changes.add
+        return await change(TypeAdapter(DrafterConfig).validate_python(config), wait_s)
 
     async def scale_drafter(
         self, kind: str, replicas: int, wait_s: float = ADD_WAIT_S

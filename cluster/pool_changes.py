@@ -38,6 +38,7 @@ class PoolChanges:
         self._lifecycle = lifecycle
         self._workers = workers
         self._shell = shell
+        self._replacing: set[str] = set()
         # Whose costs are known, so that another drafter under an old name is not taken for it.
         self._learnt = {
             drafter.name: drafter.model_copy(update={"replicas": 1}) for drafter in config.drafters
@@ -78,6 +79,35 @@ class PoolChanges:
             self._drain(life)
         return [info for info in self._lifecycle.drafters() if info["kind"] == kind]
 
+    async def replace(self, config: DrafterConfig, wait_s: float) -> list[dict[str, Any]]:
+        """Serve a kind with other weights or settings: once its new instances are loaded, the old ones drain.
+
+        Waits up to `wait_s` for that; it goes on afterwards. If they cannot be loaded, the old ones stay.
+
+        Raises:
+            UnknownDrafter, PoolError: as its name says, if it is of another kind, or cannot be loaded.
+        """
+        self._require_serving()
+        before = self._lifecycle.kinds.get(config.name)
+        if before is None:
+            raise UnknownDrafter(self._unknown(config.name))
+        if before.kind != config.kind:
+            raise PoolError(
+                f"drafter `{config.name}` is of the kind `{before.kind}` and cannot become one of "
+                f"`{config.kind}`; add that under another name, then remove this one"
+            )
+        if config.kind == "heads":
+            raise PoolError(f"drafter `{config.name}` runs in the target's process: it comes with a new cell")
+        if config.name in self._replacing:
+            raise PoolError(f"drafter `{config.name}` is being replaced already; wait until that is done")
+        self._replacing.add(config.name)
+        task = self._lifecycle.spawn(self._replace(config, before))
+        task.add_done_callback(lambda _: self._replacing.discard(config.name))
+        done, _ = await asyncio.wait([task], timeout=wait_s)
+        if done:
+            task.result()
+        return [info for info in self._lifecycle.drafters() if info["kind"] == config.name]
+
     async def drain(self, name: str) -> list[dict[str, Any]]:
         """Give an instance, or all of a kind, no further requests, and remove it once it has none.
 
@@ -107,7 +137,25 @@ class PoolChanges:
 
     # Parts
 
-    async def _add(self, config: DrafterConfig, names: list[str], wait_s: float) -> list[dict[str, Any]]:
+    async def _replace(self, config: DrafterConfig, before: DrafterConfig) -> None:
+        kind = config.name
+        old = self._lifecycle.of_kind(kind)
+        names = free_names(kind, [life.name for life in old], config.replicas)
+        self._lifecycle.kinds[kind] = config
+        try:
+            await self._add(config, names, None)
+        except BaseException:
+            self._lifecycle.kinds[kind] = before
+            for life in self._lifecycle.of_kind(kind):
+                if life not in old:  # some of several were loaded
+                    self._drain(life)
+            raise
+        for life in old:
+            self._drain(life)
+
+    async def _add(
+        self, config: DrafterConfig, names: list[str], wait_s: float | None
+    ) -> list[dict[str, Any]]:
         lives = [Life(name, config) for name in names]
         for life in lives:
             self._lifecycle.lives[life.name] = life

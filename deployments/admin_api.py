@@ -37,6 +37,10 @@ class PoolControl(Protocol):
         """Add a kind; its instances once they are ready, or after a minute."""
         ...
 
+    async def replace_drafter(self, config: dict[str, Any]) -> Instances:
+        """Give a kind other weights or settings; its instances once the new ones serve, or after a minute."""
+        ...
+
     async def scale_drafter(self, kind: str, replicas: int) -> Instances:
         """Have so many instances of a kind."""
         ...
@@ -94,6 +98,19 @@ def add_admin_routes(app: FastAPI, pool: PoolControl | None, read: Read) -> None
             raise from_validation(error) from error
         instances = await _told(control.add_drafter(config.model_dump(mode="json")))
         return _listed(instances, status=_status(instances, 201))
+
+    @app.put("/admin/drafters/{kind}")
+    async def replace(kind: str, request: Request) -> Response:
+        """Other weights or settings for a kind: 200 once the new instances serve and the old ones drain."""
+        control = admitted(request)
+        try:
+            config = _DRAFTER.validate_json(await _json_body(request, read))
+        except ValidationError as error:
+            raise from_validation(error) from error
+        if config.name != kind:
+            raise bad_request(f"`name` must be '{kind[:80]}', as in the path: nobody is renamed.", "name")
+        instances = await _told(control.replace_drafter(config.model_dump(mode="json")))
+        return _listed(instances, status=_status(instances, 200))
 
     @app.patch("/admin/drafters/{kind}")
     async def scale(kind: str, request: Request) -> Response:

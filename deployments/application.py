@@ -27,6 +27,8 @@ WORKER_ENVIRONMENT = {
 
 # Requests are bounded by the cell's own queue, which answers 429; Serve's limits must not come first.
 _UNBOUNDED = 100_000
+# Replaced, replicas are started before those they replace are stopped.
+_SURGE_PERCENT = 100
 # Beyond the time in which requests may end, what a replica needs to say that it leaves.
 _FAREWELL_S = 4.0
 
@@ -61,6 +63,7 @@ def build_app(args: FlotillaConfig) -> serve.Application:
         max_ongoing_requests=_UNBOUNDED,
         ray_actor_options=actor,
         health_check_period_s=2,
+        max_surge_percent=_SURGE_PERCENT,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=scaling.cells.drain_timeout_s + _FAREWELL_S,
     )
@@ -69,6 +72,7 @@ def build_app(args: FlotillaConfig) -> serve.Application:
         **front_ends,
         max_ongoing_requests=_UNBOUNDED,
         ray_actor_options=actor,
+        max_surge_percent=_SURGE_PERCENT,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=scaling.cells.drain_timeout_s + _FAREWELL_S,
     )

@@ -52,14 +52,10 @@ class CellReplica(Cell):
         )
         self._directory = DirectoryClient(directory, self.member, interval_s)
         self._directory.start()
-        if scaling.max > 1:
-            while self.state != "ready" and not self._failure and self._others_serve():
-                await asyncio.sleep(_POLL_S)
-        if scaling.await_ready:
-            while self.state != "ready" and not self._failure:
-                await asyncio.sleep(_POLL_S)
-            if self._failure:
-                raise RuntimeError(self._failure)
+        while self.state != "ready" and not self._failure and (scaling.await_ready or self._others_serve()):
+            await asyncio.sleep(_POLL_S)
+        if self._failure and (scaling.await_ready or self._others_serve()):
+            raise RuntimeError(self._failure)
 
     def member(self) -> Member:
         """The cell as the directory shall know it."""

@@ -11,6 +11,7 @@ import typer
 
 from deployments.drafters_command import app as drafters_app
 from deployments.keys_command import app as keys_app
+from deployments.rollout_command import rollout
 
 if TYPE_CHECKING:
     from cluster.config import FlotillaConfig
@@ -145,6 +146,7 @@ def zoo(context: typer.Context) -> None:
 
 app.add_typer(drafters_app, name="drafters")
 app.add_typer(keys_app, name="keys")
+app.command()(rollout)
 
 
 @app.command()

@@ -46,16 +46,9 @@ def add(
     url: UrlOption = _URL,
 ) -> None:
     """Add a drafter: from a file, or a model drafter by --name and --path."""
-    import yaml
-
     drafter: dict[str, Any] = {"kind": "model"}
     if file is not None:
-        try:
-            drafter = yaml.safe_load(file.read_text())
-        except (OSError, yaml.YAMLError) as error:
-            _fail(f"cannot read {file}: {error}")
-        if not isinstance(drafter, dict):
-            _fail(f"{file} is no drafter: it must have fields, such as `kind` and `name`")
+        drafter = _read(file)
     elif name is None or path is None:
         _fail("which drafter? Give a file, or --name and --path")
     given = {"name": name, "path": path, "replicas": replicas}
@@ -63,6 +56,18 @@ def add(
     if num_gpus is not None:
         drafter["placement"] = {**drafter.get("placement", {}), "num_gpus": num_gpus}
     _show(_call(url, "POST", "", drafter))
+
+
+@app.command()
+def replace(
+    file: Annotated[Path, typer.Argument(help="YAML or JSON of the drafter as it is to be.")],
+    url: UrlOption = _URL,
+) -> None:
+    """Give a drafter other weights or settings: the new instances are loaded, then the old ones drained."""
+    drafter = _read(file)
+    if "name" not in drafter:
+        _fail(f"{file} does not say which drafter: give its `name`")
+    _show(_call(url, "PUT", f"/{urllib.parse.quote(str(drafter['name']), safe='')}", drafter))
 
 
 @app.command()
@@ -88,6 +93,18 @@ def remove(
     typer.echo(f"{name} is {'draining' if drain else 'gone'}")
     if drain:
         _show(answer)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        drafter = yaml.safe_load(file.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        _fail(f"cannot read {file}: {error}")
+    if not isinstance(drafter, dict):
+        _fail(f"{file} is no drafter: it must have fields, such as `kind` and `name`")
+    return drafter
 
 
 def _call(url: str, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

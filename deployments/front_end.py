@@ -29,6 +29,7 @@ from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_replica import GrpcReplica
 from deployments.grpc_server import GrpcThread
 from deployments.grpc_service import GenerationService
+from deployments.farewell import Farewell
 from deployments.http_limits import server_config
 from deployments.listening import shared_listener
 from deployments.metric_gathering import Gatherer, serve_metrics
@@ -39,6 +40,9 @@ from deployments.text_codec import TextCodec
 from deployments.tracing import trace_requests
 
 _log = logging.getLogger(__name__)
+
+#: For so long before it stops, a front end asks its clients to close their connections.
+_FAREWELL_S = 1.0
 
 
 class CellHandle:
@@ -92,6 +96,11 @@ class PoolHandle:
     async def add_drafter(self, config: dict[str, Any]) -> Instances:
         """See `PoolControl`."""
         found: Instances = await self._handle.add_drafter.remote(config)
+        return found
+
+    async def replace_drafter(self, config: dict[str, Any]) -> Instances:
+        """See `PoolControl`."""
+        found: Instances = await self._handle.add_drafter.remote(config, replace=True)
         return found
 
     async def scale_drafter(self, kind: str, replicas: int) -> Instances:
@@ -161,6 +170,10 @@ class FrontEnd(GrpcReplica):
         """What Ray Serve passes to `deployments.autoscaling`."""
         return self.member().stats
 
+    async def configuration(self) -> dict[str, Any]:
+        """What it was started with; whoever changes it asks first (`deployments.rollout`)."""
+        return self._config.model_dump(mode="json")
+
     def _make_service(self) -> ApiService:
         """The API with connections of its own to the cells, for one event loop."""
         cells = ListedCells(lambda: self._directory.members)
@@ -210,6 +223,7 @@ class FrontEnd(GrpcReplica):
         # Not the service that Serve's own loop uses: tokens put into a queue of another thread's loop are
         # seen only when that loop happens to wake, which uvicorn's does every 100 ms.
         app = self._make_app(self._make_service())
+        app.add_middleware(Farewell, is_leaving=lambda: self._is_draining)
         server = self._server = uvicorn.Server(server_config(app, http))
         self._http = threading.Thread(target=server.run, args=([listener],), name="http", daemon=True)
         self._http.start()
@@ -222,7 +236,10 @@ class FrontEnd(GrpcReplica):
         if not hasattr(self, "_http") or self._server is None:
             await self._drain_grpc(timeout_s)
             return
-        self._is_draining = self._server.should_exit = True
+        self._is_draining = True
+        # Clients with open connections are told to make new ones, which go to those who stay.
+        await asyncio.sleep(_FAREWELL_S)
+        self._server.should_exit = True
         await asyncio.gather(asyncio.to_thread(self._http.join, timeout_s), self._drain_grpc(timeout_s))
         await self._directory.leave()
 

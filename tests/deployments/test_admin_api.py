@@ -57,6 +57,9 @@ class Pool:
     async def add_drafter(self, config: dict[str, Any]) -> list[dict[str, Any]]:
         return self._answer("add", config)
 
+    async def replace_drafter(self, config: dict[str, Any]) -> list[dict[str, Any]]:
+        return self._answer("replace", config)
+
     async def scale_drafter(self, kind: str, replicas: int) -> list[dict[str, Any]]:
         return self._answer("scale", kind, replicas)
 
@@ -108,6 +111,15 @@ async def test_every_verb_reaches_the_pool(pool: Pool, http: httpx.AsyncClient) 
     asked = [entry[:2] if entry[0] != "add" else entry[:1] for entry in pool.asked]
     assert asked == [("list",), ("add",), ("scale", "lookup"), ("drain", "lookup/1"), ("remove", "lookup/1")]
     assert pool.asked[1][1]["max_ngram"] == 4
+
+
+async def test_a_replacement_names_whom_it_replaces(pool: Pool, http: httpx.AsyncClient) -> None:
+    answer = await http.put(f"{PATH}/lookup", json=LOOKUP | {"max_ngram": 3})
+    assert answer.status_code == 200
+    assert (pool.asked[-1][0], pool.asked[-1][1]["max_ngram"]) == ("replace", 3)
+    renamed = await http.put(f"{PATH}/other", json=LOOKUP)
+    assert (renamed.status_code, renamed.json()["error"]["param"]) == (400, "name")
+    assert len(pool.asked) == 1
 
 
 async def test_what_still_loads_is_accepted_not_created(pool: Pool, http: httpx.AsyncClient) -> None:

@@ -1,0 +1,151 @@
+"""Another configuration or version for a system that serves, without a request that fails.
+
+Ray Serve replaces cells and front ends, and starts who comes before it stops who goes. A cell that comes
+counts as there once it serves; one that goes gives its requests to the others (docs/reliability.md).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ray import serve
+from ray.serve.schema import ApplicationStatus
+
+from cluster.config import FlotillaConfig
+from cluster.members import Member
+from deployments.application import APP_NAME, build_app
+from deployments.directory import DIRECTORY_NAME
+
+_POLL_S = 0.5
+_CALL_TIMEOUT_S = 10.0
+
+#: Settings by which clients and requests under way know the system; others may change.
+_FIXED = (
+    "target.path",
+    "target.dtype",
+    "target.served_name",
+    "http.host",
+    "http.port",
+    "http.direct",
+    "http.tls_certificate",
+    "grpc.enabled",
+    "grpc.direct",
+    "grpc.host",
+    "grpc.port",
+    "metrics.host",
+    "metrics.port",
+)
+_PORTS = ("http.port", "grpc.port")
+
+
+class RolloutError(Exception):
+    """The change cannot be made while the system serves; the message says why, and what to do instead."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a rollout has come.
+
+    Attributes:
+        status: Ray Serve's: "DEPLOYING", "RUNNING", "DEPLOY_FAILED", ...
+        message: why, where something failed.
+        members: cells and front ends.
+        old: ids of those that were there before the rollout.
+    """
+
+    status: str
+    message: str
+    members: tuple[Member, ...]
+    old: frozenset[str]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all that serve are new."""
+        new = [member for member in self.members if member.id not in self.old]
+        serving = {member.kind for member in new if member.state == "ready"}
+        return self.status == "RUNNING" and len(new) == len(self.members) and len(serving) == 2
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether Ray Serve gave up; who served before still does."""
+        return self.status in ("DEPLOY_FAILED", "UNHEALTHY")
+
+    def summary(self) -> str:
+        """A line for people."""
+        parts = []
+        for kind, name in (("cell", "cells"), ("front_end", "front ends")):
+            found = [member for member in self.members if member.kind == kind]
+            new = [member for member in found if member.id not in self.old]
+            ready = sum(member.state == "ready" for member in new)
+            parts.append(f"{name}: {ready} of {len(new)} new ready, {len(found) - len(new)} old left")
+        return "; ".join(parts)
+
+
+def allowed(running: FlotillaConfig, wanted: FlotillaConfig) -> FlotillaConfig:
+    """The configuration to go to: as wanted, on the ports that are in use.
+
+    Raises:
+        RolloutError: if a setting changes that cannot while the system serves.
+    """
+    before, after = running.model_dump(), wanted.model_dump()
+    for path in _PORTS:
+        section, _, name = path.partition(".")
+        after[section][name] = after[section][name] or before[section][name]
+    if after["security"]["key_hash"] is None:  # that of the environment of `flotilla serve`
+        after["security"]["key_hash"] = before["security"]["key_hash"]
+    changed = [path for path in _FIXED if _at(before, path) != _at(after, path)]
+    if changed:
+        shown = ", ".join(
+            f"{path} (is {_at(before, path)}, was to be {_at(after, path)})" for path in changed
+        )
+        raise RolloutError(
+            f"these cannot change while the system serves: {shown}. Requests under way would end as others, "
+            "or clients would not find it: start a second system, and move clients to it"
+        )
+    return FlotillaConfig.model_validate(after)
+
+
+def begin(wanted: FlotillaConfig) -> Iterator[Progress]:
+    """Have the running system become as wanted; how far that has come, until it is done or has failed.
+
+    The caller is connected to its Ray cluster. Who stops asking stops nothing.
+
+    Raises:
+        RolloutError: if nothing runs there, or a setting cannot change; nothing was begun then.
+    """
+    try:
+        front_end = serve.get_deployment_handle("FrontEnd", APP_NAME)
+        raw = front_end.configuration.remote().result(timeout_s=_CALL_TIMEOUT_S)
+        old = frozenset(member.id for member in _members())
+    except Exception as error:  # a remote call: anything may come out of it
+        raise RolloutError(
+            f"no Flotilla serves on this Ray cluster, or it does not answer: {error}"
+        ) from error
+    config = allowed(FlotillaConfig.model_validate(raw), wanted)
+    target = serve.RunTarget(target=build_app(config), name=APP_NAME)
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    while True:
+        time.sleep(_POLL_S)
+        application = serve.status().applications[APP_NAME]
+        status = ApplicationStatus(application.status).value
+        progress = Progress(status, application.message, tuple(_members()), old)
+        yield progress
+        if progress.is_done or progress.has_failed:
+            return
+
+
+def _members() -> list[Member]:
+    directory = serve.get_deployment_handle(DIRECTORY_NAME, APP_NAME)
+    try:
+        members: list[Member] = directory.members.remote().result(timeout_s=_CALL_TIMEOUT_S)
+    except TimeoutError:  # it is replaced, too
+        return []
+    return members
+
+
+def _at(config: dict[str, Any], path: str) -> Any:
+    section, _, name = path.partition(".")
+    return config[section][name]

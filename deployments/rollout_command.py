@@ -1,0 +1,61 @@
+"""`flotilla rollout`: a running system goes over to another configuration or version."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+
+def rollout(
+    config: Annotated[Path, typer.Argument(help="The configuration to go over to; may be the same.")],
+    address: Annotated[
+        str | None,
+        typer.Option(help="Of the Ray cluster; RAY_ADDRESS, or the one on this machine, if left out."),
+    ] = None,
+) -> None:
+    """Replace cells and front ends of a running system, one after the other, without a failed request.
+
+    With the same configuration its processes are made anew, from what is installed now.
+    """
+    import yaml
+    from pydantic import ValidationError
+
+    from cluster.config import FlotillaConfig
+
+    try:
+        wanted = FlotillaConfig.load(config)
+    except (OSError, yaml.YAMLError, ValidationError) as error:
+        _fail(f"cannot use {config}: {error}")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    from deployments.rollout import RolloutError, begin
+
+    try:
+        ray.init(
+            address or os.environ.get("RAY_ADDRESS", "auto"), logging_level=logging.ERROR, log_to_driver=False
+        )
+    except (ConnectionError, ValueError) as error:
+        _fail(f"there is no Ray cluster to connect to: {error}")
+    shown = ""
+    try:
+        for progress in begin(wanted):
+            if progress.summary() != shown:
+                shown = progress.summary()
+                typer.echo(shown)
+            if progress.has_failed:
+                _fail(f"Ray Serve gave up; what served before still does: {progress.message}")
+    except RolloutError as error:
+        _fail(str(error))
+    finally:
+        ray.shutdown()
+    typer.echo("done")
+
+
+def _fail(message: str) -> NoReturn:
+    typer.secho(f"flotilla: {message}", err=True, fg=typer.colors.RED)
+    raise typer.Exit(2)

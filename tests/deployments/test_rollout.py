@@ -1,0 +1,119 @@
+"""What a rollout may change; that it fails no request is a system test (tests/system/test_cells.py)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from httpx import ASGITransport, AsyncClient
+from starlette.responses import PlainTextResponse, Response
+from typer.testing import CliRunner
+
+from cluster.config import FlotillaConfig
+from cluster.members import Member
+from deployments import cli
+from deployments.farewell import Farewell
+from deployments.rollout import Progress, RolloutError, allowed
+
+RUNNING = FlotillaConfig.model_validate(
+    {
+        "target": {"path": "/models/target"},
+        "http": {"port": 8123},
+        "grpc": {"port": 9123},
+        "security": {"key_hash": f"hmac-sha256:{'0' * 32}:{'1' * 64}"},
+    }
+)
+
+
+def wanted(**changes: dict[str, object]) -> FlotillaConfig:
+    raw: dict[str, dict[str, object]] = {"target": {"path": "/models/target"}}
+    for section, fields in changes.items():
+        raw[section] = raw.get(section, {}) | fields
+    raw["http"] = {"port": 8123} | raw.get("http", {})
+    raw["grpc"] = {"port": 9123} | raw.get("grpc", {})
+    return FlotillaConfig.model_validate(raw)
+
+
+def test_what_is_wanted_is_taken_on_the_ports_and_with_the_key_in_use() -> None:
+    change = wanted(
+        http={"port": 0}, grpc={"port": 0}, policy={"name": "smartspec"}, scheduler={"max_running": 3}
+    )
+    config = allowed(RUNNING, change)
+    assert (config.http.port, config.grpc.port) == (8123, 9123)
+    assert config.security.key_hash == RUNNING.security.key_hash
+    assert (config.policy.name, config.scheduler.max_running) == ("smartspec", 3)
+    assert allowed(config, config) == config
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"target": {"path": "/models/other"}},
+        {"target": {"dtype": "bfloat16"}},
+        {"target": {"served_name": "other"}},
+        {"http": {"port": 1}},
+        {"http": {"direct": False}},
+        {"grpc": {"enabled": True}},
+    ],
+)
+def test_what_clients_or_requests_under_way_rely_on_is_refused_by_name(
+    change: dict[str, dict[str, object]],
+) -> None:
+    (section, fields), *_ = change.items()
+    (name, value), *_ = fields.items()
+    with pytest.raises(RolloutError, match=f"{section}\\.{name} .*{re.escape(str(value))}"):
+        allowed(RUNNING, wanted(**change))
+
+
+def member(kind: str, name: str, state: str = "ready") -> Member:
+    return Member(kind=kind, id=name, node="here", state=state)  # type: ignore[arg-type]
+
+
+def progress(status: str, *members: Member) -> Progress:
+    return Progress(status, "", members, frozenset(("old-cell", "old-front-end")))
+
+
+def steps() -> Iterator[tuple[Progress, bool]]:
+    old = member("cell", "old-cell"), member("front_end", "old-front-end")
+    new = member("cell", "new-cell"), member("front_end", "new-front-end")
+    yield progress("DEPLOYING", *old), False
+    yield progress("RUNNING", *old), False
+    yield progress("RUNNING"), False
+    yield progress("RUNNING", *new, member("cell", "old-cell", "draining")), False
+    yield progress("RUNNING", new[1], member("cell", "new-cell", "starting")), False
+    yield progress("DEPLOYING", *new), False
+    yield progress("RUNNING", *new), True
+
+
+def test_it_is_done_when_all_that_are_there_are_new_and_serve() -> None:
+    for seen, done in steps():
+        assert seen.is_done is done, seen
+        assert not seen.has_failed
+    assert progress("DEPLOY_FAILED").has_failed
+    shown = progress("RUNNING", member("cell", "new"), member("front_end", "old-front-end")).summary()
+    assert shown == "cells: 1 of 1 new ready, 0 old left; front ends: 0 of 0 new ready, 1 old left"
+
+
+def test_the_command_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "new.yaml"
+    path.write_text("target: {path: zoo:target-8x384}\npolicy: {nmae: x}\n")
+    result = CliRunner().invoke(cli.app, ["rollout", str(path)])
+    assert result.exit_code == 2
+    assert "policy.nmae" in result.output
+
+
+async def test_a_front_end_that_goes_asks_for_connections_to_be_closed() -> None:
+    app, is_leaving = FastAPI(), False
+
+    @app.get("/")
+    async def root() -> Response:
+        return PlainTextResponse("here")
+
+    app.add_middleware(Farewell, is_leaving=lambda: is_leaving)
+    async with AsyncClient(transport=ASGITransport(app=app), base_url="http://here") as client:
+        assert "connection" not in (await client.get("/")).headers
+        is_leaving = True
+        assert (await client.get("/")).headers["connection"] == "close"
