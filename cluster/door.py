@@ -30,8 +30,8 @@ MOST_TRIED = 64
 # any queue several times, so that more of them would not change what is told.
 MOST_PROMISED = 1024
 # Times told are stretched, by as much more after each that was too early and as much less after each that
-# was not: six of seven come true in the long run. At first, twice as long.
-TOO_EARLY, IN_TIME = 2.0, 0.9
+# was not: four of five come true in the long run. At first, twice as long.
+TOO_EARLY, IN_TIME = 1.15, 0.97
 FIRST_STRETCH, MOST_STRETCH = 2.0, 16.0
 
 
@@ -182,19 +182,26 @@ class Door:
         everybody = self.forecast.schedule(running, cell.waiting, is_full=bool(cell.waiting), drafts=drafts)
         schedule = replace(everybody, start_s=own.start_s)
         ends = schedule.ends_s[:: max(1, len(schedule.ends_s) // MOST_TRIED)]
-        for end_s in ends:
-            after_s = end_s + 1e-6
+        last_s = schedule.ends_s[-1] if schedule.ends_s else 0.0
+        times = sorted({*ends, *(last_s * part / MOST_TRIED for part in range(1, MOST_TRIED + 1))})
+        left = self.forecast.prompts_s(running, cell.waiting, schedule.starts_s, times)
+        for time_s, prompts_s in zip(times, left, strict=True):
             predicted = self.forecast.predict(
                 submit,
                 running,
                 schedule,
                 drafts=drafts,
-                after_s=after_s,
-                more=len(self._promised),
+                after_s=time_s + 1e-6,
+                more=self._num_promised(now, time_s, submit),
+                prompts_s=prompts_s,
             )
             if not self._missed(terms.objective, predicted, 0.0):
-                return end_s
-        return schedule.ends_s[-1] if schedule.ends_s else 0.0
+                return time_s
+        return last_s
+
+    def _num_promised(self, now: float, after_s: float, submit: Submit) -> int:
+        """How many of those told to come back will have done so by then."""
+        return bisect_right(self._promised, now + max(1.0, self._stretch * after_s), key=lambda one: one.at)
 
     # The queue
 

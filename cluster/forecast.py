@@ -149,30 +149,38 @@ class Forecast:
 
     # What is predicted
 
-    def tpot_s(self, num_decoding: int, *, drafts: bool, num_context: float = 0.0) -> float:
+    def tpot_s(
+        self, num_decoding: int, *, drafts: bool, num_context: float = 0.0, is_calm: bool = False
+    ) -> float:
         """Seconds per output token of a request while so many decode, itself included.
 
         Args:
             num_decoding: requests.
             drafts: whether anybody drafts for it.
             num_context: tokens of a request's sequence, where no load has been seen.
+            is_calm: whether nobody comes any more, so that no prompts are computed in between.
         """
-        step_s, num_committed = self._step(num_decoding, num_context, drafts=drafts)
-        return step_s / (num_committed if drafts else min(1.0, num_committed))
-
-    def _step(self, num_decoding: int, num_context: float, *, drafts: bool) -> tuple[float, float]:
-        """Seconds of a step, and tokens a request gets of it."""
         num_decoding = max(1, num_decoding)
+        # As if nothing were drafted: what that brings beyond is not known at first.
+        plain_s = self._plain_s(num_decoding, num_context) + self.cost.profile.overhead_s
         known = [pace for pace in self._paces.values() if pace.step_s.seen >= KNOWN_STEPS]
         if not known:
-            # As if nothing were drafted: what that brings beyond is not known yet.
-            return self._plain_s(num_decoding, num_context) + self.cost.profile.overhead_s, 1.0
+            return plain_s
         bits = num_decoding.bit_length()
-        pace = min(known, key=lambda one: abs(round(one.num_decoding.value).bit_length() - bits))
-        seen = max(1.0, pace.num_decoding.value)
-        context = pace.num_context.value
-        ratio = self._plain_s(num_decoding, context) / self._plain_s(seen, context)
-        return pace.step_s.value * ratio, max(1e-3, pace.num_committed.value)
+        nearest = min(known, key=lambda one: abs(round(one.num_decoding.value).bit_length() - bits))
+        found_s = self._paced_s(nearest, num_decoding, drafts=drafts)
+        if not is_calm:
+            return found_s
+        # A low load may have been seen only while a burst began: it is never slower than a higher one.
+        higher = [one for one in known if one.num_decoding.value >= nearest.num_decoding.value]
+        return min(plain_s, *(self._paced_s(one, num_decoding, drafts=drafts) for one in higher), found_s)
+
+    def _paced_s(self, pace: LoadPace, num_decoding: int, *, drafts: bool) -> float:
+        """Seconds per output token at a load, from what was seen at another."""
+        seen, context = max(1.0, pace.num_decoding.value), pace.num_context.value
+        step_s = pace.step_s.value * self._plain_s(num_decoding, context) / self._plain_s(seen, context)
+        num_committed = max(1e-3, pace.num_committed.value)
+        return step_s / (num_committed if drafts else min(1.0, num_committed))
 
     def _plain_s(self, num_decoding: float, num_context: float) -> float:
         cost = self.cost.profile.target
@@ -207,21 +215,40 @@ class Forecast:
             drafts: whether there are drafters.
         """
         places = len(running) if is_full else self.max_running
-        tpot_s = self.tpot_s(min(max(1, places), len(running) + len(ahead) + 1), drafts=drafts)
-        ends = [self._num_left(request) * tpot_s for request in running]
         free = max(0, places - len(running))
-        if not ahead and free:
-            return Schedule(0.0, (), sorted(ends), places)
-        heap = [0.0] * free + ends
+        paces: dict[int, float] = {}
+        # All who run get a token per `tpot_s`, which is shorter the fewer they are: time goes by in tokens.
+        heap = [self._num_left(request) for request in running]
         heapq.heapify(heap)
-        starts = []
+        starts: list[float] = []
+        ends: list[float] = []
+        now_s = tokens = 0.0
+        start_s = 0.0 if free > len(ahead) or places == 0 else None
         for request in ahead:
-            start_s = heapq.heappop(heap) if heap else 0.0
-            starts.append(start_s)
-            heapq.heappush(heap, start_s + self._num_left(request) * tpot_s)
-        start_s = heap[0] if heap else 0.0
-        later = (start + self._num_left(r) * tpot_s for start, r in zip(starts, ahead, strict=True))
-        return Schedule(start_s, starts, sorted([*ends, *later]), max(1, places))
+            if free > 0:
+                free -= 1
+            elif heap:
+                now_s, tokens = self._next_end(heap, now_s, tokens, paces, drafts=drafts)
+                ends.append(now_s)
+            starts.append(now_s)
+            heapq.heappush(heap, tokens + self._num_left(request))
+        while heap:
+            now_s, tokens = self._next_end(heap, now_s, tokens, paces, drafts=drafts)
+            ends.append(now_s)
+            if start_s is None:
+                start_s = now_s
+        return Schedule(start_s or 0.0, starts, ends, max(1, places))
+
+    def _next_end(
+        self, heap: list[float], now_s: float, tokens: float, paces: dict[int, float], *, drafts: bool
+    ) -> tuple[float, float]:
+        """When the next of those running ends, and at which of the tokens that each gets."""
+        num_running = len(heap)
+        if num_running not in paces:
+            # Once some have ended the load falls; only the present one has prompts in between.
+            paces[num_running] = self.tpot_s(num_running, drafts=drafts, is_calm=bool(paces))
+        end = heapq.heappop(heap)
+        return now_s + (end - tokens) * paces[num_running], end
 
     def predict(
         self,
@@ -233,6 +260,7 @@ class Forecast:
         busy_s: float = 0.0,
         after_s: float = 0.0,
         more: int = 0,
+        prompts_s: float = 0.0,
     ) -> Prediction:
         """Latencies of the request if it comes `after_s` from now, and `more` others have come by then.
 
@@ -243,12 +271,15 @@ class Forecast:
             drafts: whether drafters may draft for it.
             busy_s: seconds until the target is done with the step under way.
             after_s, more: see above.
+            prompts_s: seconds of prompts that would be computed before its own then.
         """
         num_others = schedule.num_left(after_s) + more
         queue_s = max(0.0, schedule.start_s - after_s)
         num_decoding = min(schedule.places, num_others + 1)
         drafts = drafts and submit.speculation.mode != "off"
-        tpot_s = self.tpot_s(num_decoding, drafts=drafts, num_context=len(submit.prompt))
+        tpot_s = self.tpot_s(
+            num_decoding, drafts=drafts, num_context=len(submit.prompt), is_calm=after_s > 0.0
+        )
         share = 1.0 - min(1.0, self._cached_share.value)
         num_tokens = share * (len(submit.prompt) + len(submit.output))
         num_beside = min(num_others, len(running))
@@ -257,11 +288,43 @@ class Forecast:
             num_tokens += sum(request.num_tokens - request.num_computed for request in prefilling)
             num_beside -= len(prefilling)
             queue_s = busy_s
-        ttft_s = queue_s + self.prefill_s(num_tokens, max(0, num_beside))
+        ttft_s = max(queue_s, prompts_s) + self.prefill_s(num_tokens, max(0, num_beside))
         num_after = max(0, submit.sampling.max_tokens - 1 - len(submit.output))
         return Prediction(
             ttft_ms=1e3 * ttft_s, tpot_ms=1e3 * tpot_s, e2e_ms=1e3 * (ttft_s + num_after * tpot_s)
         )
+
+    def prompts_s(
+        self,
+        running: Collection[Request],
+        ahead: Sequence[Request],
+        starts_s: Sequence[float],
+        times_s: Sequence[float],
+    ) -> list[float]:
+        """Seconds of prompts that are left to compute at each of the times, if nobody comes.
+
+        Args:
+            running: requests running, some of them with a prompt under way.
+            ahead: waiting requests.
+            starts_s: when each of them begins, ascending.
+            times_s: ascending, from now.
+        """
+        under_way = [request for request in running if request.state in PREFILL]
+        num_decoding = len(running) - len(under_way)
+        num_tokens = sum(request.num_tokens - request.num_computed for request in under_way)
+        left_s, at_s = self.prefill_s(num_tokens, num_decoding) if under_way else 0.0, 0.0
+        share = 1.0 - min(1.0, self._cached_share.value)
+        coming = list(zip(starts_s, ahead, strict=True))[::-1]
+        found = []
+        for time_s in times_s:
+            while coming and coming[-1][0] <= time_s:
+                start_s, request = coming.pop()
+                left_s = max(0.0, left_s - (start_s - at_s)) + self.prefill_s(
+                    share * request.num_tokens, num_decoding
+                )
+                at_s = start_s
+            found.append(max(0.0, left_s - (time_s - at_s)))
+        return found
 
     def alone(self, submit: Submit, *, drafts: bool) -> Prediction:
         """The best that can be hoped for: nobody else served, and drafts that are worth their while."""

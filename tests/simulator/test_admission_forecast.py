@@ -108,9 +108,27 @@ def test_coming_back_when_told_succeeds() -> None:
         assert told.predicted.tpot_ms > 1.1 * 1.2 * BASELINE_MS
     tpots = [r.tpot_ms for name, (_, r) in cell.receipts.items() if name.startswith("p") and r.tpot_ms]
     assert np.mean([tpot <= 1.2 * BASELINE_MS for tpot in tpots]) > 0.8
+    # Nobody is sent away for ten times as long as the burst lasts.
+    waits = [cell.rejections[name].retry_after_s or 0.0 for name in refused]
+    assert np.median(waits) < 15.0
     # Nobody that did not ask for it is refused, and nothing taken is lost.
     assert all(f"r{number}" in cell.receipts for number in range(100))
     assert len(cell.receipts) == 140 - len(again)
+
+
+def test_coming_back_after_a_burst_of_prompts_succeeds() -> None:
+    """Prompts that are being computed delay a first token also of who comes later; and they do end."""
+    cell = Watched(systems.parse("flotilla"), returns=True)
+    for request in mix(200, 200.0, objective=Objective()):
+        cell.submit(request)
+    for request in mix(40, 4.0, seed=1, objective=Objective(ttft_ms=300.0), on_miss="reject", prefix="p"):
+        cell.submit(request)
+    cell.run()
+    refused = {name: told for name, told in cell.rejections.items() if not name.endswith(" again")}
+    assert len(refused) >= 20
+    assert len(cell.rejections) - len(refused) <= 0.25 * len(refused)
+    # By seven seconds after its beginning the burst has been served so far that nobody is refused.
+    assert np.median([told.retry_after_s for told in refused.values()]) < 10.0  # type: ignore[type-var]
 
 
 def test_what_no_load_allows_is_told_as_such() -> None:
