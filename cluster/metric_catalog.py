@@ -316,7 +316,7 @@ _CELL = (
     _gauge("flotilla_ready", "Whether the target serves."),
     _counter("flotilla_worker_restarts_total", "Lost workers made again.", "worker"),
     _counter("flotilla_worker_stalls_total", "Workers replaced as they did not answer.", "kind", "reason"),
-    _gauge("flotilla_worker_call_age_seconds", "Age of the oldest call not answered.", "worker"),
+    _gauge("flotilla_worker_call_age_seconds", "Age of its oldest open call.", "worker", unit="seconds"),
     _gauge(
         "flotilla_config_info",
         "Always 1; its labels say what is configured.",

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from cluster.stream_messages import NOBODY, Submit, Tenant
+from cluster.members import SILENT_S
 from cluster.tier_config import TierConfig
 from deployments import sampling_mapping as mapping
 from deployments.answering import Call
@@ -77,6 +78,7 @@ class ApiService:
     """
 
     def __init__(
+        silent_s: a cell that has given no sign of life for so long is left.
         self,
         cell: CellControl,
         codec: TextCodec,
@@ -88,11 +90,14 @@ class ApiService:
     ) -> None:
         self.tool_parser = kind_for_template(codec.template) if tool_parser == "auto" else tool_parser
         self._cell = cell
+        silent_s: float = SILENT_S,
         self._codec = codec
         self._tiers = dict(tiers or {})
         self._info: CellInfo | None = None
         self._constraints = ConstraintCheck(codec)
-        self.client = CellClients(cells or LocatedCell(cell.endpoint), give_up_after_s=give_up_after_s)
+        self.client = CellClients(
+            cells or LocatedCell(cell.endpoint), give_up_after_s=give_up_after_s, silent_s=silent_s
+        )
 
     @property
     def tiers(self) -> Mapping[str, TierConfig]:
@@ -113,8 +118,28 @@ class ApiService:
         return info
 
     async def info(self) -> CellInfo:
-        """The cell's description as last heard; of what it says only the drafters change."""
-        return self._info or await self.describe()
+        """The cell's description as last heard, some seconds ago while requests come."""
+        if self._info is None:
+            return await self.describe()
+        if time.monotonic() > self._heard_at + _HEARD_LATELY_S and (
+            self._hearing is None or self._hearing.done()
+        ):
+            self._hearing = asyncio.create_task(self._hear(), name="description of the cell")
+        return self._info
+
+    async def _hear(self) -> None:
+        """Others serve after a rollout, with other drafters, limits and costs."""
+        with contextlib.suppress(ApiError):  # it starts, or is gone: what was heard last holds
+            await self.describe()
+
+    async def ready(self) -> CellInfo:
+        """A cell takes requests now; raises 503 if none does.
+
+        Who is connected to such a cell need not ask: asked would be any cell, perhaps one that hangs.
+        """
+        if self._info is not None and self.client.can_serve:
+            return self._info
+        return await self.describe()
 
     async def prometheus(self) -> str:
         """The cell's metrics; raises 503 if it does not answer."""

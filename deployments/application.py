@@ -29,6 +29,8 @@ WORKER_ENVIRONMENT = {
 _UNBOUNDED = 100_000
 # Replaced, replicas are started before those they replace are stopped.
 _SURGE_PERCENT = 100
+# Ray Serve replaces whoever has left three checks in a row unanswered for so long.
+_CHECK_TIMEOUT_S = 10
 # Beyond the time in which requests may end, what a replica needs to say that it leaves.
 _FAREWELL_S = 4.0
 
@@ -51,11 +53,12 @@ def build_app(args: FlotillaConfig) -> serve.Application:
             max_ongoing_requests=_UNBOUNDED,
             ray_actor_options=actor,
             health_check_period_s=2,
+            health_check_timeout_s=_CHECK_TIMEOUT_S,
             graceful_shutdown_timeout_s=1,
             # It is called several times a second.
             logging_config={"log_level": "WARNING", "enable_access_log": False},
         )
-        .bind()
+        .bind(end_after_s=args.health.member_silent_s)
     )
     cell = serve.deployment(CellReplica).options(
         name=CELL_NAME,

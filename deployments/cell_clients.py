@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
@@ -62,7 +63,6 @@ class CellClients:
     Attributes:
         num_resubmitted: requests sent again.
         num_silent: connections given up as the cell gave no sign of life.
-        turned_at: when this was last seen to look after its connections; of the loop's clock.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class CellClients:
         self._tickets: dict[int, asyncio.Future[int]] = {}
         self._next_ticket = 0
         self.num_resubmitted = self.num_silent = 0
-        self.turned_at: float | None = None
+        self._turned_at = 0.0
 
     @property
     def is_connected(self) -> bool:
@@ -164,6 +164,19 @@ class CellClients:
         self._connections.clear()
         self._fail_all("the front end is shutting down")
 
+    def check(self, stuck_s: float) -> None:
+        """Raise RuntimeError if the event loop has not turned for so long; may be called from any thread."""
+        turned_s = time.monotonic() - self._turned_at
+        if self._task is not None and not self._task.done() and turned_s > stuck_s + ATTEMPT_TIMEOUT_S:
+            raise RuntimeError(f"an event loop of this front end has not turned for {turned_s:.0f} s")
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether a cell that takes requests is connected, by what the source says of it every moment."""
+        return self._source.poll_s is not None and any(
+            one.is_open and one.member.state == "ready" for one in self._connections.values()
+        )
+
     def connect(self) -> None:
         """Begin connecting before the first request needs it."""
         self._ensure_running()
@@ -184,7 +197,7 @@ class CellClients:
         self._unreached_since = None if self.is_connected else loop.time()
         pause, problem = _FIRST_PAUSE_S, "no cell is known"
         while True:
-            self.turned_at = loop.time()
+            self._turned_at = time.monotonic()
             try:
                 async with asyncio.timeout(ATTEMPT_TIMEOUT_S):
                     members = await self._source.cells()

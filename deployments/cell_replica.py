@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -16,6 +15,7 @@ from cluster.logs import configure_logs
 from cluster.members import REPORT_INTERVAL_S, Member
 from deployments.directory import DirectoryClient
 from deployments.metric_server import MetricServer
+from deployments.supervising import identity
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ class CellReplica(Cell):
     async def __init__(self, config: FlotillaConfig, directory: DeploymentHandle) -> None:  # type: ignore[misc]
         super().__init__(config)
         self._id = serve.get_replica_context().replica_id.unique_id
+        self._identity = identity()
         configure_logs(config.log, {"cell": self._id})
         scaling = config.scaling.cells
         interval_s = _ALONE_INTERVAL_S if scaling.max == 1 else REPORT_INTERVAL_S
@@ -67,7 +68,7 @@ class CellReplica(Cell):
             metrics_url=self._metric_server.url,
             stats=self.load(),
             state=self.state,
-            details={"stage": self._failure or self._stage, "pid": str(os.getpid())},
+            details={"stage": self._failure or self._stage, **self._identity},
         )
 
     def _refresh_metrics(self) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from ray.serve.handle import DeploymentHandle
 
 from cluster.members import REPORT_INTERVAL_S, SILENT_S, Member, MemberList
+from cluster.supervision import Supervisor
+from deployments.supervising import LOOK_S, supervise
 
 _log = logging.getLogger(__name__)
 
@@ -23,19 +25,31 @@ class Directory:
 
     It keeps nothing that is not reported again within a second: after its restart it is soon complete, and
     meanwhile front ends go on with the cells they know.
+
+    Args:
+        silent_s: a member is no longer named once it has been silent for so long.
+        end_after_s: and its process is ended after so long; never if None.
     """
 
-    def __init__(self, silent_s: float = SILENT_S) -> None:
+    def __init__(self, silent_s: float = SILENT_S, end_after_s: float | None = None) -> None:
         self._list = MemberList(silent_s)
+        self._supervisor = None if end_after_s is None else Supervisor(end_after_s, LOOK_S)
+        self._supervising: asyncio.Task[None] | None = None
 
     async def report(self, member: Member) -> list[Member]:
         """Take a member's report; answers with all members, so that who reports needs no second call."""
         self._list.report(member, time.monotonic())
+        if self._supervisor is not None:
+            self._supervisor.heard(member)
+            if self._supervising is None:
+                self._supervising = asyncio.get_running_loop().create_task(supervise(self._supervisor))
         return self._list.members(time.monotonic())
 
     async def leave(self, member_id: str) -> None:
         """The member ends."""
         self._list.leave(member_id)
+        if self._supervisor is not None:
+            self._supervisor.forget(member_id)
 
     async def members(self) -> list[Member]:
         """All members, by kind and id."""

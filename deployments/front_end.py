@@ -36,10 +36,14 @@ from deployments.metric_gathering import Gatherer, serve_metrics
 from deployments.metric_server import MetricServer
 from deployments.openai_api import create_app
 from deployments.request_log import log_fields
+from deployments.supervising import identity
 from deployments.text_codec import TextCodec
 from deployments.tracing import trace_requests
 
 _log = logging.getLogger(__name__)
+
+# An event loop that has not turned for so long is stuck.
+_STUCK_S = 20.0
 
 #: For so long before it stops, a front end asks its clients to close their connections.
 _FAREWELL_S = 1.0
@@ -128,12 +132,13 @@ class FrontEnd(GrpcReplica):
         target = self._config.target
         self._codec = TextCodec.load(model_directory(target.path), trust_remote_code=target.trust_remote_code)
         self._id = serve.get_replica_context().replica_id.unique_id
+        self._identity = identity()
         self._services: list[ApiService] = []
         self._is_draining = False
         self._server: uvicorn.Server | None = None
         configure_logs(self._config.log, {"front_end": self._id}, log_fields)
         self._tracer = trace_requests(self._config.telemetry, self._id)
-        self._metrics = FrontEndMetrics(self._id, self._num_resubmitted)
+        self._metrics = FrontEndMetrics(self._id, self._num_resubmitted, self._num_silent)
         self._metric_server = MetricServer(
             self._metrics.set, get_node_ip_address(), refresh=self._metrics.refresh
         )
@@ -164,7 +169,13 @@ class FrontEnd(GrpcReplica):
             metrics_url=self._metric_server.url,
             stats={"streams": float(streams)},
             state="draining" if self._is_draining else "ready",
+            details=self._identity,
         )
+
+    async def check_health(self) -> None:
+        """Raise if a thread that answers HTTP or gRPC has not looked after its connections for long."""
+        for service in self._services:
+            service.client.check(_STUCK_S)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Ray Serve passes to `deployments.autoscaling`."""
@@ -183,12 +194,16 @@ class FrontEnd(GrpcReplica):
             tiers=self._config.tiers,
             cells=cells,
             tool_parser=self._config.target.tool_parser,
+            silent_s=self._config.health.silent_s,
         )
         self._services.append(service)
         return service
 
     def _num_resubmitted(self) -> int:
         return sum(service.client.num_resubmitted for service in self._services)
+
+    def _num_silent(self) -> int:
+        return sum(service.client.num_silent for service in self._services)
 
     def _make_app(self, service: ApiService, *, sends_request_id: bool = True) -> FastAPI:
         return create_app(

@@ -22,12 +22,19 @@ class FrontEndMetrics:
     Args:
         front_end: its id; a label of all its metrics.
         num_resubmitted: how many requests it has sent to cells again.
+        num_silent: how many connections it has given up as the cell gave no sign of life.
     """
 
-    def __init__(self, front_end: str = "", num_resubmitted: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        front_end: str = "",
+        num_resubmitted: Callable[[], int] = lambda: 0,
+        num_silent: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.front_end = front_end
         self.set = MetricSet("front_end", {"front_end": front_end})
         self._num_resubmitted = num_resubmitted
+        self._num_silent = num_silent
         self.open = self.set.gauge("flotilla_http_requests_open")
         self.streams = self.set.gauge("flotilla_http_streams_open")
         for method in _GRPC_METHODS:
@@ -64,6 +71,7 @@ class FrontEndMetrics:
         """Bring everything up to date."""
         self.set.measure_process()
         self.set.grow(self, "flotilla_requests_resubmitted_total", self._num_resubmitted())
+        self.set.grow(self, "flotilla_cells_silent_total", self._num_silent())
 
     def render(self) -> str:
         """The exposition text, up to date."""

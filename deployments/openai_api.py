@@ -192,7 +192,7 @@ def create_app(
     @app.get("/ready")
     async def ready() -> Response:
         """Whether requests would be served now."""
-        info = await service.describe()
+        info = await service.ready()
         return _json({"status": "ready", "model": info.model})
 
     @app.get("/version")

@@ -136,6 +136,13 @@ ALERTS: tuple[Alert, ...] = (
         description='It was made again {{ printf "%.0f" $value }} times in 15 minutes.',
     ),
     Alert(
+        "FlotillaWorkersStalling",
+        "ticket",
+        (Condition("sum by (job, cell, kind) (increase(flotilla_worker_stalls_total[15m]))", "> 2"),),
+        summary="Workers of {{ $labels.job }} stop answering ({{ $labels.kind }}).",
+        description='In cell {{ $labels.cell }}, {{ printf "%.0f" $value }} were replaced in 15 minutes.',
+    ),
+    Alert(
         "FlotillaQueueSaturated",
         "page",
         (Condition(rec.QUEUE_REFUSALS, "> 0.05"),),

@@ -60,6 +60,22 @@ CLUSTER = Board(
                     (rate("flotilla_worker_restarts_total", "worker"), "{{worker}}"),
                 ),
                 series(
+                    "Workers that did not answer",
+                    "Replaced as they gave no sign of life (silent) or did not end a call (stuck); in 15 "
+                    "minutes it is a ticket from 3 on (FlotillaWorkersStalling).",
+                    "ops",
+                    (rate("flotilla_worker_stalls_total", "kind, reason"), "{{kind}} {{reason}}"),
+                ),
+                series(
+                    "Age of the oldest call",
+                    "What a worker has not answered; high for long is a long prompt, or a stall.",
+                    "s",
+                    (
+                        f"max by (cell, worker) ({gauge('flotilla_worker_call_age_seconds')})",
+                        "{{cell}} {{worker}}",
+                    ),
+                ),
+                series(
                     "Configuration",
                     "What is configured, in the legend.",
                     "none",
@@ -113,6 +129,17 @@ CLUSTER = Board(
                     "To another cell because theirs was lost. Clients do not notice, but they wait.",
                     "reqps",
                     (rate("flotilla_requests_resubmitted_total", "", JOB), "resubmitted"),
+                    (rate("flotilla_cells_silent_total", "", JOB), "cells left as silent"),
+                ),
+                series(
+                    "Requests with a key",
+                    "New ones, and those sent again, by what became of them.",
+                    "reqps",
+                    (rate("flotilla_idempotent_requests_total", "outcome", JOB), "{{outcome}}"),
+                    (
+                        rate("flotilla_idempotent_answers_dropped_total", "reason", JOB),
+                        "dropped: {{reason}}",
+                    ),
                 ),
             ),
         ),

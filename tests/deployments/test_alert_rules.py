@@ -135,6 +135,19 @@ INCIDENTS = [
         (29, 32, 60),
     ),
     Incident(
+        "FlotillaWorkersStalling",
+        {
+            'flotilla_worker_stalls_total{job="f", cell="a", kind="target", reason="silent"}': counter(
+                [(30, 0), (10, 0.5), (30, 0)]
+            ),
+            'flotilla_worker_stalls_total{job="f", cell="a", kind="target", reason="stuck"}': counter(
+                [(70, 0)]
+            ),
+        },
+        39,
+        (29, 32, 60),
+    ),
+    Incident(
         "FlotillaQueueSaturated",
         {
             f'{ADMITTED}"accepted"}}': counter([(20, 50), (20, 50), (20, 50)]),

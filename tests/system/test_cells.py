@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 import httpx
+import psutil
 import pytest
 from ray import serve
 
@@ -29,6 +30,7 @@ def two_cells() -> Iterator[Server]:
         "http": {"port": 0},
         # Room for a third, so that Serve asks the policy; there is no time for one to be added.
         "scaling": {"cells": {"min": 2, "max": 3, "upscale_delay_s": 3600}},
+        "health": {"silent_s": 2.0, "member_silent_s": 6.0},
     }
     yield from start(FlotillaConfig.model_validate(config))
 
@@ -40,8 +42,10 @@ def cells() -> list[Member]:
     return [member for member in members if member.kind == "cell" and member.state == "ready"]
 
 
-async def answers(server: Server, pid_to_kill: int | None) -> list[list[int]]:
-    """The tokens of sampling requests sent at once; in their midst, a process may be killed."""
+async def answers(
+    server: Server, pid: int | None = None, sent: signal.Signals = signal.SIGKILL
+) -> list[list[int]]:
+    """The tokens of sampling requests sent at once; in their midst, a process may be sent a signal."""
     async with httpx.AsyncClient(timeout=120) as client:
 
         async def ask(number: int) -> list[int]:
@@ -61,19 +65,49 @@ async def answers(server: Server, pid_to_kill: int | None) -> list[list[int]]:
             return tokens
 
         tasks = [asyncio.create_task(ask(number)) for number in range(NUM_REQUESTS)]
-        if pid_to_kill is not None:
+        if pid is not None:
             await asyncio.sleep(0.4)
-            assert not any(task.done() for task in tasks), "killed too late to show anything"
-            os.kill(pid_to_kill, signal.SIGKILL)
+            assert not any(task.done() for task in tasks), "signalled too late to show anything"
+            os.kill(pid, sent)
         return await asyncio.gather(*tasks)
 
 
-def test_a_cell_killed_in_the_midst_of_answers_changes_no_text(two_cells: Server) -> None:
-    deadline = time.monotonic() + 60
+def two_serving(within_s: float = 90) -> list[Member]:
+    deadline = time.monotonic() + within_s
     while len(serving := cells()) < 2:
         assert time.monotonic() < deadline, serving
         time.sleep(0.1)
-    before = asyncio.run(answers(two_cells, None))
-    assert all(len(tokens) == 160 for tokens in before)
-    after = asyncio.run(answers(two_cells, int(serving[0].details["pid"])))
-    assert after == before
+    return serving
+
+
+@pytest.fixture(scope="module")
+def undisturbed(two_cells: Server) -> list[list[int]]:
+    two_serving()
+    tokens = asyncio.run(answers(two_cells))
+    assert all(len(one) == 160 for one in tokens)
+    return tokens
+
+
+def test_a_cell_stopped_in_the_midst_of_answers_changes_no_text_and_is_replaced(
+    two_cells: Server, undisturbed: list[list[int]]
+) -> None:
+    stopped = two_serving()[0]
+    pid = int(stopped.details["pid"])
+    begun = time.monotonic()
+    assert asyncio.run(answers(two_cells, pid, signal.SIGSTOP)) == undisturbed
+    print(f"with a stopped cell the answers took {time.monotonic() - begun:.1f} s")
+    assert httpx.get(f"{two_cells.url}/ready", timeout=10).status_code == 200
+    # The directory ends it: as long as it is stopped, it does not end by itself.
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() - begun < 40, "nobody ended the stopped cell"
+        time.sleep(0.1)
+    print(f"it was ended after {time.monotonic() - begun:.1f} s")
+    assert stopped.id not in {one.id for one in two_serving()}
+    print(f"and replaced after {time.monotonic() - begun:.1f} s")
+
+
+def test_a_cell_killed_in_the_midst_of_answers_changes_no_text(
+    two_cells: Server, undisturbed: list[list[int]]
+) -> None:
+    serving = two_serving()
+    assert asyncio.run(answers(two_cells, int(serving[0].details["pid"]))) == undisturbed
