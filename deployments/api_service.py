@@ -8,8 +8,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from cluster.stream_messages import NOBODY, Submit, Tenant
 from cluster.members import SILENT_S
+from cluster.stream_messages import NOBODY, Submit, Tenant
 from cluster.tier_config import TierConfig
 from deployments import sampling_mapping as mapping
 from deployments.answering import Call
@@ -75,10 +75,10 @@ class ApiService:
         give_up_after_s: how long requests wait for a lost cell.
         cells: all cells that serve requests; `cell` alone if it is None.
         tool_parser: how the model writes calls of tools, see `cluster.config.TargetConfig`.
+        silent_s: a cell that has given no sign of life for so long is left.
     """
 
     def __init__(
-        silent_s: a cell that has given no sign of life for so long is left.
         self,
         cell: CellControl,
         codec: TextCodec,
@@ -87,10 +87,10 @@ class ApiService:
         give_up_after_s: float = 120.0,
         cells: CellSource | None = None,
         tool_parser: str = "auto",
+        silent_s: float = SILENT_S,
     ) -> None:
         self.tool_parser = kind_for_template(codec.template) if tool_parser == "auto" else tool_parser
         self._cell = cell
-        silent_s: float = SILENT_S,
         self._codec = codec
         self._tiers = dict(tiers or {})
         self._info: CellInfo | None = None
@@ -118,19 +118,8 @@ class ApiService:
         return info
 
     async def info(self) -> CellInfo:
-        """The cell's description as last heard, some seconds ago while requests come."""
-        if self._info is None:
-            return await self.describe()
-        if time.monotonic() > self._heard_at + _HEARD_LATELY_S and (
-            self._hearing is None or self._hearing.done()
-        ):
-            self._hearing = asyncio.create_task(self._hear(), name="description of the cell")
-        return self._info
-
-    async def _hear(self) -> None:
-        """Others serve after a rollout, with other drafters, limits and costs."""
-        with contextlib.suppress(ApiError):  # it starts, or is gone: what was heard last holds
-            await self.describe()
+        """The cell's description as last heard; of what it says only the drafters change."""
+        return self._info or await self.describe()
 
     async def ready(self) -> CellInfo:
         """A cell takes requests now; raises 503 if none does.
