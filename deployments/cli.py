@@ -122,8 +122,12 @@ def bench(context: typer.Context) -> None:
 
 @app.command(**_FORWARD)
 def simulate(context: typer.Context) -> None:
-    """Simulate a cell on hardware you need not have: the same scheduler, an event clock."""
-    _forward(context, "simulator.cli", "simulate")
+    """Simulate a cell, or `simulate fleet` of them, on hardware you need not have: the same scheduler."""
+    if context.args[:1] == ["fleet"]:
+        context.args.pop(0)
+        _forward(context, "simulator.fleet.cli", "simulate fleet")
+    else:
+        _forward(context, "simulator.cli", "simulate")
 
 
 @app.command(**_FORWARD)

@@ -1,0 +1,1 @@
+"""Many simulated cells behind the router and the scaling rules that serve."""
