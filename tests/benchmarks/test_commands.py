@@ -16,7 +16,20 @@ runner = CliRunner()
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "engine", "lossless", "vllm", "compare", "selection", "kills", "soak"]
+    "command",
+    [
+        "serve",
+        "engine",
+        "lossless",
+        "vllm",
+        "compare",
+        "selection",
+        "kills",
+        "soak",
+        "fidelity",
+        "acceptance",
+        "simulator",
+    ],
 )
 def test_help(command: str) -> None:
     result = runner.invoke(app, [command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})

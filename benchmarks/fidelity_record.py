@@ -1,0 +1,115 @@
+"""What `flotilla bench fidelity` measures on a running cell: requests, steps, costs. Knows no Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cluster.cost_model import CostProfile
+from cluster.stream_messages import Objective, Receipt
+
+CALIBRATION, TEST = "calibration", "test"
+
+
+class ServedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as it was sent and answered.
+
+    Attributes:
+        domain: its class.
+        arrival_s: when it was sent, from the start of the run.
+        objective: what it was served on.
+        receipt: the cell's account; None if it failed.
+        client_ms: end to end as the client saw it.
+    """
+
+    domain: str
+    arrival_s: float
+    objective: Objective
+    receipt: Receipt | None
+    client_ms: float | None
+
+
+class DraftSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One draft call.
+
+    Attributes:
+        drafter: its kind.
+        num_requests: drafted for.
+        rows: by layer of the deepest tree, nodes of all trees: each layer was a forward.
+        num_context: tokens of those requests.
+        seconds: it took, in the drafter.
+    """
+
+    drafter: str
+    num_requests: int
+    rows: list[int]
+    num_context: int
+    seconds: float
+
+
+class StepSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One decode iteration.
+
+    Attributes:
+        num_requests: verified.
+        num_tokens: rows of the trees.
+        num_committed: tokens they got.
+        profile_s: the forward by the cost profile, prompts read beside the trees included.
+        forward_s: as it was.
+        whole_s: from planning to the verdicts.
+        drafts: its draft calls.
+    """
+
+    num_requests: int
+    num_tokens: int
+    num_committed: int
+    profile_s: float
+    forward_s: float
+    whole_s: float
+    drafts: list[DraftSample] = []
+
+
+class ServedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy under one load.
+
+    Attributes:
+        policy: as asked for, like `flotilla` or `fixed:fixed_depth=3`.
+        config: of the cell with it (`FlotillaConfig`).
+        phase: `calibration` or `test`; they have different prompts.
+        load: share of the saturation throughput.
+        seed: of the requests.
+        duration_s: until the last answer.
+        requests: by arrival.
+        steps: its iterations.
+    """
+
+    policy: str
+    config: dict[str, Any]
+    phase: str
+    load: float
+    seed: int
+    duration_s: float
+    requests: list[ServedRequest]
+    steps: list[StepSample]
+
+
+class FidelityRecord(msgspec.Struct, kw_only=True):
+    """Everything a simulation needs, and what it is compared with.
+
+    Attributes:
+        environment: where it was measured.
+        profile: costs that the cell was told, measured just before.
+        num_slots, max_tokens: of the target.
+        saturation: requests per second without speculation.
+        acceptance_file: the log of what drafters say along answers to calibration prompts.
+        runs: in the order they were taken.
+    """
+
+    environment: dict[str, Any]
+    profile: CostProfile
+    num_slots: int
+    max_tokens: int
+    saturation: float
+    acceptance_file: str
+    runs: list[ServedRun] = []

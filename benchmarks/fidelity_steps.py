@@ -1,0 +1,68 @@
+"""Iterations of a real cell, from the record of its decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.fidelity_record import DraftSample, StepSample
+from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN
+from cluster.decisions import RequestDecision, StepRecord, read_entries
+
+
+def read_steps(lines: bytes) -> list[StepSample]:
+    """The steps of a record that were seen to their end."""
+    found = []
+    for entry in read_entries(lines.splitlines(keepends=True)):
+        if isinstance(entry, StepRecord):
+            sample = step_sample(entry)
+            if sample is not None:
+                found.append(sample)
+    return found
+
+
+def step_sample(step: StepRecord) -> StepSample | None:
+    """One of them; None if part of it is missing."""
+    call = step.select or (step.plans[-1] if step.plans else None)
+    verified = [one for one in step.requests if one.verified is not None]
+    if call is None or not verified or step.verify is None or step.whole is None:
+        return None
+    if step.verify.actual is None or step.whole.actual is None:
+        return None
+    if any(draft.seconds.actual is None for draft in step.drafts):
+        return None
+    corrections, kinds = call.context.corrections, call.context.kinds
+    kind = VERIFY_DRAFTED if step.drafts else VERIFY_PLAIN
+    drafts = []
+    for draft in step.drafts:
+        decided = [one for one in verified if one.request.drafter == draft.drafter and one.tree is not None]
+        rows = _rows(decided)
+        if rows and draft.seconds.actual is not None:
+            drafts.append(
+                DraftSample(
+                    drafter=kinds.get(draft.drafter, draft.drafter),
+                    num_requests=draft.num_requests,
+                    rows=rows,
+                    num_context=sum(one.request.num_context for one in decided),
+                    seconds=draft.seconds.actual,
+                )
+            )
+    return StepSample(
+        num_requests=len(verified),
+        num_tokens=sum(1 + (one.verified or 0) for one in verified),
+        num_committed=sum(one.committed or 0 for one in verified),
+        # The prediction holds the correction of its time; without it, it is the profile's.
+        profile_s=step.verify.predicted / corrections.get(kind, 1.0),
+        forward_s=step.verify.actual,
+        whole_s=step.whole.actual,
+        drafts=drafts,
+    )
+
+
+def _rows(decided: Sequence[RequestDecision]) -> list[int]:
+    depths = [one.tree.depth[1:] for one in decided if one.tree is not None]
+    if not depths:
+        return []
+    counts: list[int] = np.bincount(np.concatenate(depths))[1:].tolist()
+    return counts

@@ -1,0 +1,214 @@
+"""The simulator against the running system (SmartSpec, figure 13): the same requests, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from benchmarks.acceptance_table import AcceptanceTable
+from benchmarks.fidelity_record import (
+    CALIBRATION,
+    TEST,
+    FidelityRecord,
+    ServedRequest,
+    ServedRun,
+    StepSample,
+)
+from benchmarks.fidelity_steps import read_steps
+from cluster.config import FlotillaConfig
+from cluster.recorded_core import newest_decisions
+from simulator.fidelity_fit import ServedProfile, fit_profile, rest_s
+from simulator.metrics import Outcome, Summary
+from simulator.noise import key_of
+from simulator.recorded import RecordedAcceptance
+from simulator.run import Cell, Options
+from simulator.systems import System
+from simulator.workloads import SimRequest
+
+# Between runs the cell is idle for so long.
+PAUSE_S = 1.0
+# What is compared, with the places its figures are shown with.
+FIGURES = {
+    "latency_ms": 1,
+    "ttft_ms": 1,
+    "tpot_ms": 2,
+    "attainment": 3,
+    "goodput_tokens_s": 1,
+}
+STEP_FIGURES = {
+    "requests_per_step": 2,
+    "tokens_per_request_step": 3,
+    "rows_per_request_step": 3,
+    "step_ms": 2,
+    "forward_ms": 2,
+    "draft_ms": 2,
+    "beside_ms": 2,
+}
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """One test run, served and simulated.
+
+    Attributes:
+        policy, load, seed: of the run.
+        served, simulated: figures by name, those of `FIGURES` and `STEP_FIGURES`.
+    """
+
+    policy: str
+    load: float
+    seed: int
+    served: dict[str, float]
+    simulated: dict[str, float]
+
+
+def compare(record: FidelityRecord) -> dict[str, Any]:
+    """Simulate every test run, and hold what came of it against what was measured.
+
+    The scheduler is given the very configuration and cost profile that it had in the cell. What forwards took
+    and what came beside them is fitted to the calibration runs, whose prompts are others than the tests'.
+    Before each test the simulated scheduler serves the calibration runs of its policy, from which the real
+    one has learnt too.
+    """
+    fitted = fit_profile(record)
+    acceptance = RecordedAcceptance(AcceptanceTable.load(Path(record.acceptance_file)))
+    compared = [
+        Compared(
+            policy=run.policy,
+            load=run.load,
+            seed=run.seed,
+            served=served_figures(run),
+            simulated=simulate_run(record, run, fitted, acceptance),
+        )
+        for run in record.runs
+        if run.phase == TEST
+    ]
+    return {
+        "fitted": {
+            "factors": fitted.factors,
+            "trips": msgspec.to_builtins(fitted.profile.trips),
+            "jitter": fitted.jitter,
+            "num_steps": fitted.num_steps,
+            "step length error": fitted.error,
+        },
+        "runs": msgspec.to_builtins(compared),
+        "points": points(compared),
+    }
+
+
+def simulate_run(
+    record: FidelityRecord, run: ServedRun, fitted: ServedProfile, acceptance: RecordedAcceptance
+) -> dict[str, float]:
+    """Figures of a run's requests on the simulated cell, after its policy's calibration runs."""
+    config = FlotillaConfig.model_validate(run.config)
+    options = Options(
+        seed=run.seed, jitter=fitted.jitter, acceptance=acceptance, believed=record.profile, max_width=4
+    )
+    cell = Cell(fitted.profile, System(run.policy, config), options)
+    start = 1.0
+    earlier = [one for one in record.runs if one.phase == CALIBRATION and one.policy == run.policy]
+    for number, one in enumerate(earlier):
+        for request in requests_of(one, f"calibration-{number}", start):
+            cell.submit(request)
+        start += one.duration_s + PAUSE_S
+    cell.run()
+    num_before = len(_steps(cell))
+    asked = requests_of(run, "test", cell.clock.now + PAUSE_S)
+    for request in asked:
+        cell.submit(request)
+    cell.run()
+    outcomes = [Outcome.of(request, cell.receipts.get(request.request_id)) for request in asked]
+    ended = max((outcome.ended_s or 0.0 for outcome in outcomes), default=0.0)
+    figures = figures_of(outcomes, max(1e-9, ended - asked[0].arrival_s + run.requests[0].arrival_s))
+    return figures | step_figures(_steps(cell)[num_before:])
+
+
+def requests_of(run: ServedRun, name: str, start_s: float) -> list[SimRequest]:
+    """The requests that the cell answered, with the lengths of its answers."""
+    made = []
+    for number, request in enumerate(run.requests):
+        if request.receipt is None:
+            continue
+        made.append(
+            SimRequest(
+                request_id=f"{name}-{number}",
+                kind=request.domain,
+                arrival_s=start_s + request.arrival_s,
+                num_prompt=request.receipt.num_prompt_tokens,
+                num_output=max(1, request.receipt.num_output_tokens),
+                objective=request.objective,
+                seed=key_of(run.seed, number, *name.encode()) >> 1,
+            )
+        )
+    return made
+
+
+def served_figures(run: ServedRun) -> dict[str, float]:
+    """The same figures of the run as it was."""
+    answered = [request for request in run.requests if request.receipt is not None]
+    outcomes = [_outcome(request) for request in answered]
+    return figures_of(outcomes, run.duration_s) | step_figures(run.steps)
+
+
+def step_figures(steps: Sequence[StepSample]) -> dict[str, float]:
+    """Means over iterations, and where their time went."""
+    num, verified = max(1, len(steps)), sum(step.num_requests for step in steps)
+    drafting = [max((draft.seconds for draft in step.drafts), default=0.0) for step in steps]
+    return {
+        "requests_per_step": verified / num,
+        "tokens_per_request_step": sum(step.num_committed for step in steps) / max(1, verified),
+        "rows_per_request_step": sum(step.num_tokens for step in steps) / max(1, verified),
+        "step_ms": 1e3 * sum(step.whole_s for step in steps) / num,
+        "forward_ms": 1e3 * sum(step.forward_s for step in steps) / num,
+        "draft_ms": 1e3 * sum(drafting) / num,
+        "beside_ms": 1e3 * sum(rest_s(step) for step in steps) / num,
+    }
+
+
+def figures_of(outcomes: Sequence[Outcome], seconds: float) -> dict[str, float]:
+    """Means over requests; latencies by the scheduler's clock."""
+    summary = Summary.of(outcomes, seconds)
+    return {
+        "latency_ms": summary.e2e_ms.mean or 0.0,
+        "ttft_ms": summary.ttft_ms.mean or 0.0,
+        "tpot_ms": summary.tpot_ms.mean or 0.0,
+        "attainment": summary.attainment,
+        "goodput_tokens_s": summary.goodput_tokens_s,
+    }
+
+
+def points(compared: Sequence[Compared]) -> list[dict[str, Any]]:
+    """By policy and load, means over seeds and the simulator's relative error, positive if it is above."""
+    found = []
+    for policy, load in dict.fromkeys((one.policy, one.load) for one in compared):
+        held = [one for one in compared if (one.policy, one.load) == (policy, load)]
+        figures = {}
+        for name in (*FIGURES, *STEP_FIGURES):
+            was = float(np.mean([one.served[name] for one in held]))
+            said = float(np.mean([one.simulated[name] for one in held]))
+            figures[name] = {
+                "served": was,
+                "simulated": said,
+                "error": said / was - 1.0 if was else None,
+                "by seed": [[one.served[name], one.simulated[name]] for one in held],
+            }
+        found.append({"policy": policy, "load": load, "seeds": len(held), "figures": figures})
+    return found
+
+
+def _outcome(request: ServedRequest) -> Outcome:
+    """As `Outcome.of`, of a request that was served."""
+    receipt = request.receipt
+    if receipt is None:
+        return Outcome(kind=request.domain, attained=False)
+    asked = SimRequest(
+        "", request.domain, 0.0, receipt.num_prompt_tokens, receipt.num_output_tokens, request.objective, 0
+    )
+    return Outcome.of(asked, (request.arrival_s + receipt.e2e_ms / 1e3, receipt))
+
+
+def _steps(cell: Cell) -> list[StepSample]:
+    return read_steps(newest_decisions(cell.core, cell.core.config.debug.decisions) or b"")

@@ -1,0 +1,176 @@
+"""A profile of the cell as it served: `flotilla bench fidelity`'s calibration runs, put into numbers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from benchmarks.fidelity_record import CALIBRATION, DraftSample, FidelityRecord, StepSample
+from cluster.cost_model import CostProfile, LinearCost
+from simulator.acceptance import DraftQuality
+from simulator.hardware import DrafterProfile, HardwareProfile, Trips
+
+Float64 = NDArray[np.float64]
+
+# Steps that took this many times their median in relation to the fit met something else on the machine.
+OUTLIER = 5.0
+LEAST_SAMPLES = 20
+_COEFFICIENTS = ("alpha", "beta", "gamma", "rho", "delta", "gamma_knee")
+
+
+class ServedProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """What the calibration runs say of time.
+
+    Attributes:
+        profile: for the simulator.
+        jitter: standard deviation of the logarithm of a forward's time around its fit.
+        factors: of the profile's times that forwards took: of the target without and with drafts in the
+            batch, and of each drafter.
+        num_steps: seen.
+        error: mean relative difference between an iteration's fitted and real length, positive if the fit is
+            longer.
+    """
+
+    profile: HardwareProfile
+    jitter: float
+    factors: dict[str, float]
+    num_steps: int
+    error: float
+
+
+def fit_profile(record: FidelityRecord) -> ServedProfile:
+    """Factors on the profile's forwards, and what an iteration takes besides them.
+
+    Raises:
+        ValueError: without calibration runs.
+    """
+    steps = [step for run in record.runs if run.phase == CALIBRATION for step in run.steps]
+    steps = [step for step in steps if step.profile_s > 0.0 and step.whole_s > 0.0]
+    if not steps:
+        raise ValueError("the record has no calibration steps")
+    plain = [step for step in steps if not step.drafts]
+    drafted = [step for step in steps if step.drafts]
+    plain_factor = _factor([(s.forward_s, s.profile_s) for s in plain or steps])
+    drafted_factor = _factor([(s.forward_s, s.profile_s) for s in drafted]) if drafted else plain_factor
+    factors = {"target": plain_factor, "target after drafting": drafted_factor}
+    costs = dict(record.profile.drafters)
+    calls = [draft for step in drafted for draft in step.drafts]
+    for name, cost in record.profile.drafters.items():
+        own = [draft for draft in calls if draft.drafter == name] or calls
+        if len(own) >= LEAST_SAMPLES:
+            factors[name] = _factor([(draft.seconds, draft_seconds(cost, draft)) for draft in own])
+            costs[name] = scaled(cost, factors[name])
+    trips = _trips(plain, drafted)
+    logs = [
+        np.log(s.forward_s / (s.profile_s * (drafted_factor if s.drafts else plain_factor))) for s in steps
+    ]
+    # Robust: the middle two thirds of a normal distribution lie within one standard deviation.
+    low, high = np.quantile(logs, [0.159, 0.841])
+    profile = HardwareProfile(
+        name="this-machine",
+        target="as configured",
+        hardware=str(record.environment.get("processor", "")),
+        source="measured on a running cell",
+        error="",
+        cost=scaled(record.profile.target, plain_factor),
+        num_slots=record.num_slots,
+        max_tokens=record.max_tokens,
+        drafters={
+            name: DrafterProfile(model=name, cost=cost, quality=DraftQuality(rate={"*": 0.5}))
+            for name, cost in costs.items()
+        },
+        collocated=False,
+        overhead_s=record.profile.overhead_s,
+        trips=trips,
+        after_drafting=drafted_factor / plain_factor,
+    )
+    return ServedProfile(
+        profile=profile,
+        jitter=float(min(0.5, (high - low) / 2)),
+        factors={name: round(value, 4) for name, value in factors.items()},
+        num_steps=len(steps),
+        error=_error(steps, profile, record.profile, factors),
+    )
+
+
+def draft_seconds(cost: LinearCost, draft: DraftSample) -> float:
+    """A call by the profile: one forward reads what was committed and gives the first layer."""
+    mean = draft.num_context / max(1, draft.num_requests)
+    read = 2 * draft.num_requests
+    seconds = cost.seconds(draft.num_requests, read, draft.num_context, read * mean)
+    for rows in draft.rows[:-1]:
+        seconds += cost.seconds(
+            min(draft.num_requests, rows), rows, int(min(draft.num_requests, rows) * mean)
+        )
+    return seconds
+
+
+def scaled(cost: LinearCost, factor: float) -> LinearCost:
+    """A cost times a factor."""
+    changed: dict[str, Any] = {name: getattr(cost, name) * factor for name in _COEFFICIENTS}
+    return msgspec.structs.replace(cost, **changed)
+
+
+def _factor(pairs: Sequence[tuple[float, float]]) -> float:
+    """Sum of what was over sum of what was predicted, without what something else made longer."""
+    held = np.array([(was, said) for was, said in pairs if said > 0.0])
+    ratio = held[:, 0] / held[:, 1]
+    kept = held[ratio <= OUTLIER * np.median(ratio)]
+    return float(kept[:, 0].sum() / kept[:, 1].sum())
+
+
+def _trips(plain: Sequence[StepSample], drafted: Sequence[StepSample]) -> Trips:
+    """What is left of an iteration besides forwards, linear in its requests, without and with drafts."""
+    verify_s, verify_request_s = _line(plain) if len(plain) >= LEAST_SAMPLES else (0.0, 0.0)
+    if len(drafted) < LEAST_SAMPLES:
+        return Trips(verify_s=verify_s, verify_request_s=verify_request_s)
+    both_s, both_request_s = _line(drafted)
+    if len(plain) < LEAST_SAMPLES:
+        verify_s, verify_request_s = both_s / 2, both_request_s / 2
+    return Trips(
+        verify_s=verify_s,
+        verify_request_s=verify_request_s,
+        draft_s=max(0.0, both_s - verify_s),
+        draft_request_s=max(0.0, both_request_s - verify_request_s),
+    )
+
+
+def _line(steps: Sequence[StepSample]) -> tuple[float, float]:
+    """Seconds, and seconds per request, of what is in no forward; both at least 0."""
+    beside = np.array([rest_s(step) for step in steps])
+    count = np.array([step.num_requests for step in steps], dtype=np.float64)
+    kept = beside <= OUTLIER * max(1e-4, float(np.median(beside)))
+    columns = np.stack([np.ones(int(kept.sum())), count[kept]], axis=1)
+    (fixed, each), _ = nnls(columns, np.maximum(beside[kept], 0.0))
+    return float(fixed), float(each)
+
+
+def rest_s(step: StepSample) -> float:
+    """What of an iteration was neither the slowest draft call nor the target's forward."""
+    return step.whole_s - step.forward_s - max((draft.seconds for draft in step.drafts), default=0.0)
+
+
+def _error(
+    steps: Sequence[StepSample], profile: HardwareProfile, told: CostProfile, factors: dict[str, float]
+) -> float:
+    was: dict[bool, float] = defaultdict(float)
+    fitted: dict[bool, float] = defaultdict(float)
+    trips = profile.trips or Trips(verify_s=0.0)
+    for step in steps:
+        kind = bool(step.drafts)
+        seconds = step.profile_s * factors["target after drafting" if kind else "target"]
+        seconds += trips.verify_s + trips.verify_request_s * step.num_requests
+        if kind:
+            seconds += trips.draft_s + trips.draft_request_s * step.num_requests
+            seconds += max(
+                draft_seconds(told.drafters[d.drafter], d) * factors.get(d.drafter, 1.0) for d in step.drafts
+            )
+        was[kind] += step.whole_s
+        fitted[kind] += seconds
+    return sum(fitted.values()) / sum(was.values()) - 1.0

@@ -1,0 +1,199 @@
+"""Where the "running system" is itself simulated, on a machine that is known: the comparison must find it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.acceptance_table import AcceptanceTable
+from benchmarks.fidelity_record import CALIBRATION, TEST, FidelityRecord, ServedRequest, ServedRun
+from benchmarks.fidelity_steps import read_steps
+from cluster.config import DebugConfig, FlotillaConfig
+from cluster.cost_model import CostProfile, LinearCost
+from cluster.recorded_core import newest_decisions
+from cluster.stream_messages import Objective
+from simulator.acceptance import AcceptanceModel, DraftQuality, choices
+from simulator.fidelity import compare
+from simulator.fidelity_fit import fit_profile, scaled
+from simulator.hardware import DrafterProfile, HardwareProfile, Trips
+from simulator.noise import key_of
+from simulator.recorded import RecordedAcceptance
+from simulator.run import Cell, Options
+from simulator.systems import System, parse
+from simulator.workloads import SimRequest
+
+# Costs as on a CPU, as a profile has them; the machine is slower by these factors and takes time besides.
+TOLD = CostProfile(
+    target=LinearCost(alpha=1e-6, beta=1.4e-7, gamma=9e-5, delta=2.5e-3, gamma_knee=3e-5, knee_tokens=4.0),
+    drafters={"small": LinearCost(gamma=2.5e-5, rho=1.3e-5, delta=3.5e-4)},
+    overhead_s=1e-3,
+)
+FACTOR, AFTER_DRAFTING, DRAFTER_FACTOR = 1.1, 1.2, 1.3
+TRIPS = Trips(verify_s=8e-4, verify_request_s=1e-4, draft_s=1.2e-3, draft_request_s=1.5e-4)
+QUALITY = DraftQuality(rate={"chat": 0.75}, offset=-1.0)
+SATURATION = 12.0
+
+
+def machine(*, target: float = FACTOR, trips: Trips = TRIPS) -> HardwareProfile:
+    drafter = DrafterProfile(
+        model="small", cost=scaled(TOLD.drafters["small"], DRAFTER_FACTOR), quality=QUALITY
+    )
+    return HardwareProfile(
+        name="known",
+        target="target",
+        hardware="simulated",
+        source="made up",
+        error="",
+        cost=scaled(TOLD.target, target),
+        num_slots=20_000,
+        max_tokens=512,
+        drafters={"small": drafter},
+        collocated=False,
+        trips=trips,
+        after_drafting=AFTER_DRAFTING,
+    )
+
+
+def log() -> AcceptanceTable:
+    parts = [
+        choices(AcceptanceModel(), QUALITY, "chat", seed, 0, num_positions=60, num_astray=0, width=4)
+        for seed in range(40)
+    ]
+    return AcceptanceTable(
+        drafters=["small"],
+        domains=["chat"] * len(parts),
+        width=4,
+        drafter=np.zeros(60 * len(parts), np.int16),
+        answer=np.repeat(np.arange(len(parts), dtype=np.int32), 60),
+        position=np.tile(np.arange(1, 61, dtype=np.int32), len(parts)),
+        logp=np.concatenate([part.logp for part in parts]).astype(np.float32),
+        rank=np.concatenate([part.rank for part in parts]).astype(np.int8),
+    )
+
+
+def served(
+    profile: HardwareProfile, table: AcceptanceTable, policy: str, phase: str, load: float, seed: int
+) -> ServedRun:
+    """A run on the known machine, as if it had been measured."""
+    rng = np.random.default_rng((seed, 7))
+    config = parse(f"{policy}/sarathi").config.model_copy(update={"debug": DebugConfig(decisions=10_000)})
+    cell = Cell(
+        profile,
+        System(policy, config),
+        Options(seed=seed, jitter=0.05, acceptance=RecordedAcceptance(table), believed=TOLD),
+    )
+    times = np.cumsum(rng.exponential(1.0 / (load * SATURATION), size=40)).tolist()
+    asked = [
+        SimRequest(
+            request_id=f"r{number}",
+            kind="chat",
+            arrival_s=time,
+            num_prompt=int(rng.integers(8, 40)),
+            num_output=int(rng.integers(16, 60)),
+            objective=Objective(tpot_ms=7.0),
+            seed=key_of(seed, number) >> 1,
+        )
+        for number, time in enumerate(times)
+    ]
+    for request in asked:
+        cell.submit(request)
+    cell.run()
+    answered = [
+        ServedRequest(
+            domain="chat",
+            arrival_s=request.arrival_s,
+            objective=request.objective,
+            receipt=cell.receipts[request.request_id][1],
+            client_ms=None,
+        )
+        for request in asked
+    ]
+    return ServedRun(
+        policy=policy,
+        config=_dumped(config),
+        phase=phase,
+        load=load,
+        seed=seed,
+        duration_s=max(at for at, _ in cell.receipts.values()),
+        requests=answered,
+        steps=read_steps(newest_decisions(cell.core, 10_000) or b""),
+    )
+
+
+def _dumped(config: FlotillaConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json")
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> FidelityRecord:
+    path: Path = tmp_path_factory.mktemp("fidelity") / "log.npz"
+    table = log()
+    table.save(path)
+    runs = [
+        served(machine(), table, policy, phase, load, seed)
+        for policy in ("autoregressive", "fixed")
+        for phase, load, seed in ((CALIBRATION, 0.3, 1), (CALIBRATION, 0.8, 2), (TEST, 0.5, 3))
+    ]
+    return FidelityRecord(
+        environment={},
+        profile=TOLD,
+        num_slots=20_000,
+        max_tokens=512,
+        saturation=SATURATION,
+        acceptance_file=str(path),
+        runs=runs,
+    )
+
+
+def test_the_fit_finds_what_forwards_took_and_what_came_beside_them(record: FidelityRecord) -> None:
+    fitted = fit_profile(record)
+    assert fitted.factors["target"] == pytest.approx(FACTOR, rel=0.02)
+    assert fitted.factors["target after drafting"] == pytest.approx(FACTOR * AFTER_DRAFTING, rel=0.02)
+    assert fitted.factors["small"] == pytest.approx(DRAFTER_FACTOR, rel=0.05)
+    assert fitted.jitter == pytest.approx(0.05, rel=0.15)
+    trips = fitted.profile.trips
+    assert trips is not None
+    # With the requests that there were, 1 to 4 at once, what counts is the sum.
+    for requests in (1, 3):
+        plain = TRIPS.verify_s + requests * TRIPS.verify_request_s
+        assert trips.verify_s + requests * trips.verify_request_s == pytest.approx(plain, rel=0.1)
+        both = plain + TRIPS.draft_s + requests * TRIPS.draft_request_s
+        found = trips.verify_s + trips.draft_s + requests * (trips.verify_request_s + trips.draft_request_s)
+        assert found == pytest.approx(both, rel=0.1)
+    assert abs(fitted.error) < 0.02
+
+
+def test_simulating_a_known_machine_gives_what_it_served(record: FidelityRecord) -> None:
+    for point in compare(record)["points"]:
+        figures = point["figures"]
+        for name in ("latency_ms", "tpot_ms", "step_ms", "goodput_tokens_s"):
+            assert abs(figures[name]["error"]) < 0.1, (point["policy"], name, figures[name])
+        assert figures["attainment"]["simulated"] == pytest.approx(figures["attainment"]["served"], abs=0.1)
+
+
+def test_a_wrong_machine_is_told_from_the_right_one(record: FidelityRecord) -> None:
+    slow = [
+        served(
+            machine(target=1.5 * FACTOR),
+            AcceptanceTable.load(Path(record.acceptance_file)),
+            "autoregressive",
+            TEST,
+            0.5,
+            3,
+        )
+    ]
+    changed = FidelityRecord(
+        environment={},
+        profile=TOLD,
+        num_slots=20_000,
+        max_tokens=512,
+        saturation=SATURATION,
+        acceptance_file=record.acceptance_file,
+        runs=[run for run in record.runs if run.phase == CALIBRATION and run.policy == "autoregressive"]
+        + slow,
+    )
+    (point,) = compare(changed)["points"]
+    assert point["figures"]["step_ms"]["error"] < -0.2
