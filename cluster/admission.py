@@ -16,6 +16,7 @@ from cluster.stream_messages import Rejected, Submit
 SLOT_MARGIN = 40
 # Slots of growth set aside per running request before another is admitted.
 GROWTH_RESERVE = 16
+PREFILL = (State.PREFILLING, State.PREFILL_SENT)
 #: Why requests are refused: every code there is.
 CODES = frozenset(
     {
@@ -92,7 +93,7 @@ def _reject(submit: Submit, code: str, message: str, retry_after_s: float | None
 
 def _reserve(request: Request) -> int:
     """Slots a running request will still need soon."""
-    if request.state in (State.PREFILLING, State.PREFILL_SENT):
+    if request.state in PREFILL:
         return GROWTH_RESERVE + request.num_tokens - request.num_computed
     return GROWTH_RESERVE
 
@@ -108,7 +109,11 @@ class Room:
     @classmethod
     def beside(cls, running: Collection[Request], free_slots: int, max_running: int) -> Room:
         """Room beside the running requests and what they will still need soon."""
-        return cls(max_running - len(running), free_slots - sum(map(_reserve, running)), not running)
+        slots = free_slots - GROWTH_RESERVE * len(running)
+        for request in running:
+            if request.state in PREFILL:
+                slots -= request.num_tokens - request.num_computed
+        return cls(max_running - len(running), slots, not running)
 
     def takes(self, request: Request) -> bool:
         """Whether the request fits; with nobody running, whoever passed the door does."""

@@ -15,14 +15,16 @@ def commit(request: Request, verdict: Verdict, now: float) -> TokenEvent:
     # The trees are forgotten with the commit.
     trace = step_trace(request, verdict, now) if request.submit.speculation.trace else None
     request.commit(verdict, now)
+    num_accepted, num_tokens = verdict.num_accepted, len(verdict.tokens)
+    num_told = num_accepted + verdict.num_forced_accepted
     return TokenEvent(
         request_id=request.request_id,
         position=position,
         tokens=verdict.tokens,
         logprobs=verdict.logprobs,
         prompt_logprobs=request.prompt_logprobs if position == 0 else [],
-        drafter=drafter_of(request, verdict),
-        num_accepted=min(verdict.num_accepted + verdict.num_forced_accepted, len(verdict.tokens)),
+        drafter=request.drafted_kind if num_accepted else drafter_of(request, verdict),
+        num_accepted=num_told if num_told < num_tokens else num_tokens,
         trace=trace,
     )
 

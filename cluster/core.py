@@ -15,7 +15,7 @@ from cluster.commits import commit
 from cluster.config import FlotillaConfig
 from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN, CostModel
 from cluster.door import Door
-from cluster.draft_checks import checked
+from cluster.draft_checks import checked, take_drafts
 from cluster.drafter_pool import DrafterPool
 from cluster.events import (
     Action,
@@ -73,6 +73,7 @@ class SchedulerCore:
         self.verify_calls = VerifyCalls(cost, self.planner.heads)
         self.door = Door(config, cost)
         self._next_order = 0
+        self._longest = 0  # `max_model_tokens` while an answer of the target is taken in
         self._actions: list[Action] = []
         self._emitted: dict[str, list[TokenEvent]] = {}
 
@@ -196,37 +197,35 @@ class SchedulerCore:
         outstanding = self.pool.outstanding(event.drafter, event.result.call_id)
         if outstanding is None or self.limits is None:
             return
-        result = checked(event, outstanding, self.requests, self.limits.vocab_size, self.max_model_tokens)
-        self.pool.answered(event.drafter, result, now)
+        vocab_size, longest = self.limits.vocab_size, self.max_model_tokens
+        result, trees = checked(event, outstanding, self.requests, vocab_size, longest)
+        self.pool.answered(event.drafter, result, now, trees)
         self.totals.draft_forward_s += result.forward_seconds
         if outstanding.predicted_s > 0.0:
             self.cost.observe(event.drafter, outstanding.predicted_s, result.seconds, outstanding.depth)
-        waited_s = self.planner.heads.waited_s(event.drafter, result)
-        for draft in result.drafts:
-            request = self._awaiting(draft.request_id, result.call_id)
-            if request is not None:
-                self.micro_batches.drafted(request, waited_s, now)
-                request.num_drafted += draft.tree.num_drafted
-                self.totals.drafted_tokens += draft.tree.num_drafted
-                request.drafted(draft.tree)
+        if outstanding.depth == 0:
+            return  # nobody waits for what is only read
+        drafted = take_drafts(result, self.requests)
+        self.planner.trees = trees
+        self.totals.drafted_tokens += sum([len(r.tree.token) - 1 for r in drafted if r.tree is not None])
+        self.micro_batches.drafted(drafted, self.planner.heads.waited_s(event.drafter, result), now)
         # Whoever got no tree (unknown to the drafter, or left out) is verified without one.
-        served = {draft.request_id for draft in result.drafts}
-        for request_id in [i for i in outstanding.request_ids if i not in served]:
-            request = self._awaiting(request_id, result.call_id)
-            if request is not None:
-                request.drafted(TokenTree.root_only(request.last_token))
+        if len(drafted) < len(outstanding.request_ids):
+            for request_id in outstanding.request_ids:
+                request = self._awaiting(request_id, result.call_id)
+                if request is not None:
+                    request.drafted(TokenTree.root_only(request.last_token))
 
     def _awaiting(self, request_id: str, call_id: int) -> Request | None:
         """The request, if it still waits for this very draft call."""
         request = self.requests.get(request_id)
-        if request is None or request.state is not State.DRAFTING or request.draft_call != call_id:
-            return None
-        return request
+        return request if request is not None and request.awaits(call_id) else None
 
     def _verify_done(self, result: VerifyResult, now: float) -> None:
         sent = self.verify_calls.answered(result.call_id)
         if sent is None:
             return
+        self._longest = self.max_model_tokens
         self.free_slots = result.free_slots
         self.totals.count_step(result)
         self.door.forecast.verified(result, self.running.values(), now)
@@ -269,8 +268,10 @@ class SchedulerCore:
 
     def _commit(self, request: Request, verdict: Verdict, now: float) -> None:
         event = commit(request, verdict, now)
-        count(self.totals, verdict)
-        reason = "error" if verdict.error else request.finish_reason(self.max_model_tokens)
+        self.totals.committed_tokens += len(verdict.tokens)
+        if verdict.num_forced:
+            count(self.totals, verdict)
+        reason = "error" if verdict.error else request.finish_reason(self._longest)
         if reason is not None:
             self._finish(request, reason, now, event)
             return
@@ -363,7 +364,7 @@ class SchedulerCore:
         drafted = rule.verify(drafted, prefilling, running)
         # While drafters draft, the target would be idle: it prefills alone rather than with the trees.
         chosen = self.planner.select(drafted, now, self.max_model_tokens)
-        num_rows = sum(len(tree) for tree in chosen.values())
+        num_rows = sum([len(tree.token) for tree in chosen.values()])
         context = self.batcher.context(now, self.free_slots, self.planner.step_s)
         chunks = rule.prefill(prefilling, drafted, num_rows, running, context)
         needed = num_rows + sum(tokens for _, tokens in chunks)

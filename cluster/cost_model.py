@@ -91,9 +91,12 @@ class LinearCost(msgspec.Struct, frozen=True, kw_only=True):
             most: rows considered on top.
             context: context tokens of the requests they belong to, on average.
         """
+        flat = self.gamma + self.beta * context
+        if self.gamma_knee == 0.0 or num_tokens + most <= self.knee_tokens:
+            return np.full(most, flat)
         beyond = np.maximum(num_tokens + np.arange(most + 1, dtype=np.float64) - self.knee_tokens, 0.0)
         knee: Float64 = self.gamma_knee * (beyond[1:] - beyond[:-1])
-        return knee + (self.gamma + self.beta * context)
+        return knee + flat
 
     def knee(self, num_requests: int, slack: float = 1.5) -> int:
         """Most tokens whose time stays within `slack` times plain decoding of `num_requests`.
@@ -243,6 +246,20 @@ class CostModel:
             return first * self._factor.get(kind + ONE_LAYER, 1.0)
         later = cost.seconds(num_requests, width * num_requests, num_context)
         return (first + (depth - 1) * later) * self._factor.get(kind, 1.0)
+
+    def draft_seconds_by_depth(
+        self, drafter: str, num_requests: int, width: int, deepest: int, num_context: int = 0
+    ) -> list[float]:
+        """`draft_seconds` of every depth from 0 to `deepest`."""
+        kind = self.kinds.get(drafter, drafter)
+        cost = self.profile.drafters.get(kind)
+        if cost is None or deepest == 0:
+            return [0.0] * (deepest + 1)
+        first = cost.seconds(num_requests, 2 * num_requests, num_context)
+        later = cost.seconds(num_requests, width * num_requests, num_context)
+        factor = self._factor.get(kind, 1.0)
+        deep = [(first + more * later) * factor for more in range(1, deepest)]
+        return [0.0, first * self._factor.get(kind + ONE_LAYER, 1.0), *deep]
 
     def read_seconds(self, drafter: str, num_tokens: int) -> float:
         """Predicted seconds in which a drafter computes keys and values of `num_tokens` tokens of a request.

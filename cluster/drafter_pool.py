@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from cluster import pool_views
 from cluster.config import SelectorConfig
 from cluster.cost_model import CostModel
+from cluster.draft_items import draft_items, has_read
 from cluster.drafter_state import READ, DrafterState, OutstandingDraft
 from cluster.exploring import Explorer
 from cluster.pool_views import MeasuredCosts
 from cluster.requests import Request, State
-from cluster.switching import READ_WITH_DRAFT, Switching
+from cluster.switching import Switching
 from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
 from drafters.protocol import Capabilities
 from drafters.stop_rules import StopRule
-from engine.proposals import Proposals
+from engine.tree_batch import TreeBatch
 from selector.acceptance import AcceptanceEstimates
 from selector.protocol import Outcome, PoolView, RequestView, Selector
 from selector.registry import make_selector
@@ -202,11 +201,26 @@ class DrafterPool:
         """Have the selector say who drafts for these requests: once a step those that draft next."""
         if len(self._assignable) < len(self.drafters):
             self.leave_draining(requests)
-        views = []
+        begun = self._begun
         for request in requests:
-            if request.request_id not in self._begun:
+            if request.request_id not in begun:
                 self.begin(request)
-            views.append(self.request_view(request))
+        anyone, shortest = self._assignable, self._shortest
+        # By position, which takes half as long: one is made for each request and step.
+        views = [
+            RequestView(
+                request.request_id,
+                request.drafter,
+                anyone
+                if request.is_unrestricted and request.num_tokens < shortest
+                else self.allowed(request),
+                request.num_prompt,
+                request.num_tokens,
+                request.num_remaining,
+                request.num_steps,
+            )
+            for request in requests
+        ]
         chosen = self.selector.assign(views, self.pool_view())
         moving = []
         for request, view in zip(requests, views, strict=True):
@@ -271,37 +285,12 @@ class DrafterPool:
     # Calls
 
     def item(self, request: Request, plan: DraftPlan) -> DraftItem:
-        """The request's part of a call to its drafter; the drafter has then heard of all its tokens."""
+        """The request's part of a call to its drafter."""
         return self.item_for(request, self.drafters[request.drafter], plan)
 
     def item_for(self, request: Request, drafter: DrafterState, plan: DraftPlan = READ) -> DraftItem:
         """The request's part of a call to any drafter, which has then heard of all its tokens."""
-        start = request.num_tokens - drafter.num_unread(request)
-        request.heard[drafter.name] = request.num_tokens
-        drafter.known.add(request.request_id)
-        proposals = request.proposals if drafter.capabilities.num_candidates else None
-        if start == 0:
-            return self.opening(request, plan, proposals)
-        tokens = request.tokens_from(start)
-        return DraftItem(
-            request_id=request.request_id,
-            start=start,
-            tokens=np.array(tokens, np.int32),
-            plan=plan,
-            proposals=proposals,
-        )
-
-    @staticmethod
-    def opening(request: Request, plan: DraftPlan, proposals: Proposals | None = None) -> DraftItem:
-        """The item that opens the request on a drafter as it stands."""
-        return DraftItem(
-            request_id=request.request_id,
-            start=0,
-            tokens=np.zeros(0, dtype=np.int32),
-            plan=plan,
-            spec=request.spec(),
-            proposals=proposals,
-        )
+        return draft_items(drafter, [request], [plan])[0]
 
     def call(
         self,
@@ -322,22 +311,20 @@ class DrafterPool:
 
     def can_draft_now(self, request: Request) -> bool:
         """Whether its drafter has read nearly all of the request and reads no other: nobody has to wait."""
-        drafter, request_id = self.drafters[request.drafter], request.request_id
-        if not drafter.capabilities.needs_prefill:
-            return True
-        if request_id in drafter.reading or request_id not in drafter.known:
-            return False
-        if drafter.outstanding and any(call.depth == 0 for call in drafter.outstanding.values()):
-            return False
-        return request.num_tokens - request.heard.get(drafter.name, 0) <= READ_WITH_DRAFT
+        return has_read(self.drafters[request.drafter])(request)
 
     def outstanding(self, name: str, call_id: int) -> OutstandingDraft | None:
         """The call, if it is not answered."""
         drafter = self.drafters.get(name)
         return None if drafter is None else drafter.outstanding.get(call_id)
 
-    def answered(self, name: str, result: DraftResult, now: float) -> OutstandingDraft | None:
-        """Take an answer in: scores feed the estimates. None if the call is not known (any more)."""
+    def answered(
+        self, name: str, result: DraftResult, now: float, trees: TreeBatch | None = None
+    ) -> OutstandingDraft | None:
+        """Take an answer in: scores feed the estimates. None if the call is not known (any more).
+
+        `trees` are those of its drafts.
+        """
         drafter = self.drafters.get(name)
         if drafter is None:
             return None
@@ -346,31 +333,34 @@ class DrafterPool:
             drafter.is_late = False
             self._count_assignable()
         if outstanding is not None:
-            drafter.reading.difference_update(outstanding.request_ids)
-            self._correct_prediction(name, outstanding, result)
+            if drafter.reading:
+                drafter.reading.difference_update(outstanding.request_ids)
+            self._correct_prediction(
+                name, outstanding, trees or TreeBatch([draft.tree for draft in result.drafts])
+            )
             if outstanding.depth == 0 and len(outstanding.request_ids) == 1 and not result.unknown:
                 self.costs.have_read(drafter.kind, outstanding.num_read, result.seconds)
+        kind, observe = drafter.kind, self.acceptance.observe
+        score = self.selector.score if self.selector.learns_from_scores else None
         for draft in result.drafts:
             # Judged by what it would have said at every committed token. What verification accepts says
             # less: only tokens the drafter was sure of are verified, so of those nearly all are accepted.
             if draft.num_scored:
-                self.score(draft.request_id, drafter.kind, draft.num_scored, draft.num_agreed)
+                observe(draft.request_id, kind, draft.num_scored, draft.num_agreed)
+                if score is not None:
+                    score(draft.request_id, kind, draft.num_scored, draft.num_agreed)
         self.explorer.answered(name, result)
         self.switching.answered(name, result, now)
         for request_id in result.unknown:
             drafter.known.discard(request_id)
         return outstanding
 
-    def _correct_prediction(self, name: str, outstanding: OutstandingDraft, result: DraftResult) -> None:
+    def _correct_prediction(self, name: str, outstanding: OutstandingDraft, trees: TreeBatch) -> None:
         """Drafts that a stop rule ended early must not make their drafter look fast."""
         heads = self.drafters[name].capabilities.num_candidates > 0  # evaluated before anybody drafted
         if outstanding.predicted_s <= 0.0 or heads:
             return
-        depths = [draft.tree.depth for draft in result.drafts]
-        # The last node of a beam is one of the deepest; only where none went all the way need others be seen.
-        if any(int(depth[-1]) >= outstanding.depth for depth in depths):
-            return
-        depth = int(np.concatenate(depths).max()) if depths else 0
+        depth = int(trees.depth.max()) if trees else 0
         if depth < outstanding.depth:
             n, width = len(outstanding.request_ids), outstanding.width
             planned_s = self.cost.draft_seconds(name, n, width, outstanding.depth)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cluster.draft_items import opening
 from cluster.drafter_state import READ, DrafterState
 from cluster.requests import Request
 from drafters.messages import DraftCall, DraftItem, DraftResult
@@ -63,7 +64,7 @@ class Explorer:
         if not any(drafter.name == name for drafter in idle):
             return []
         self._since_read = 0
-        calls = self._explore(name, self.pool.opening(request, READ), now)
+        calls = self._explore(name, opening(request, READ), now)
         self.pool.drafters[name].release.append(request.request_id)
         return calls
 

@@ -25,7 +25,6 @@ def most_forced(submit: Submit, tree: TokenTree) -> int:
 class Counts(Protocol):
     """The scheduler's counters that a verdict adds to."""
 
-    committed_tokens: int
     drafted_tokens: int
     verified_tokens: int
     accepted_tokens: int
@@ -34,14 +33,12 @@ class Counts(Protocol):
 
 
 def count(totals: Counts, verdict: Verdict) -> None:
-    """Count the tokens of a verdict, and those that a grammar added to its tree."""
-    totals.committed_tokens += len(verdict.tokens)
-    if verdict.num_forced:
-        totals.drafted_tokens += verdict.num_forced
-        totals.verified_tokens += verdict.num_forced
-        totals.accepted_tokens += verdict.num_forced_accepted
-        totals.verified_by_drafter[GRAMMAR] += verdict.num_forced
-        totals.accepted_by_drafter[GRAMMAR] += verdict.num_forced_accepted
+    """Count the tokens of a verdict that a grammar added to its tree."""
+    totals.drafted_tokens += verdict.num_forced
+    totals.verified_tokens += verdict.num_forced
+    totals.accepted_tokens += verdict.num_forced_accepted
+    totals.verified_by_drafter[GRAMMAR] += verdict.num_forced
+    totals.accepted_by_drafter[GRAMMAR] += verdict.num_forced_accepted
 
 
 def drafter_of(request: Request, verdict: Verdict) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.tree import TokenTree
+from engine.tree_batch import TreeBatch
 
 # So few nodes are multiplied one by one in less time than layer by layer.
 FEW_NODES = 192
@@ -35,25 +36,14 @@ class Forest:
 
     @classmethod
     def of(cls, trees: Sequence[TokenTree]) -> Forest:
-        """Concatenate trees in order."""
-        sizes = np.array([len(tree.token) for tree in trees], dtype=np.int64)
-        offsets = np.zeros(len(trees) + 1, dtype=np.int64)
-        sizes.cumsum(out=offsets[1:])
-        roots = offsets[:-1]
-        parent = np.concatenate([tree.parent for tree in trees], dtype=np.int64)
-        parent += roots.repeat(sizes)
+        """Concatenate trees in order; of a batch what was concatenated before is used."""
+        batch = TreeBatch.of(trees)
+        roots = batch.offsets[:-1]
+        parent = batch.above.copy()
         parent[roots] = -1
-        logp = np.concatenate([tree.logp for tree in trees], dtype=np.float64)
-        conditional = np.exp(logp - logp[parent])
-        conditional[roots] = 1.0
+        conditional = np.exp(batch.step_logp)
         np.minimum(conditional, 1.0, out=conditional)
-        return cls(
-            offsets=offsets,
-            request=np.arange(len(trees)).repeat(sizes),
-            parent=parent,
-            depth=np.concatenate([tree.depth for tree in trees]),
-            conditional=conditional,
-        )
+        return cls(batch.offsets, batch.tree_of, parent, batch.depth, conditional)
 
     @property
     def num_requests(self) -> int:
@@ -105,15 +95,3 @@ class Forest:
         ends = np.bincount(request, minlength=self.num_requests).cumsum().tolist()
         # Views of one array, and plain numbers as bounds: there may be hundreds of requests.
         return [nodes[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-
-
-def tree_shapes(trees: Sequence[TokenTree]) -> list[tuple[int, int]]:
-    """Nodes of each tree's widest layer, and its depth."""
-    sizes = [len(tree.token) for tree in trees]
-    depth = np.concatenate([tree.depth for tree in trees])
-    num_layers = int(depth.max()) + 1
-    layer = (np.arange(len(trees)) * num_layers).repeat(sizes) + depth
-    counts = np.bincount(layer, minlength=len(trees) * num_layers).reshape(len(trees), num_layers)
-    # A tree has nodes in every layer down to its deepest.
-    depths = np.count_nonzero(counts, axis=1) - 1
-    return list(zip(counts.max(axis=1).tolist(), depths.tolist(), strict=True))

@@ -14,15 +14,19 @@ from cluster.calibration import Calibration
 from cluster.catching_up import catch_up
 from cluster.cost_model import CostModel
 from cluster.decode_views import DecodeViews
+from cluster.draft_items import draft_items, has_read
 from cluster.drafter_pool import DrafterPool
 from cluster.drafter_state import call_depth
+from cluster.drafting_time import drafting_seconds
 from cluster.events import Draft
-from cluster.forest import Forest, tree_shapes
+from cluster.forest import Forest
 from cluster.head_proposals import HeadProposals, evaluating_s
 from cluster.policies.base import DecodeRequest, Policy, Rests, StepContext, StopsDrafting
-from cluster.requests import Request, State, Trigger
-from drafters.messages import DraftItem
-from engine.tree import TokenTree, subsets
+from cluster.policies.decode_batch import DecodeBatch
+from cluster.requests import Request, State, Trigger, advance_all
+from drafters.messages import DraftPlan
+from engine.tree import TokenTree
+from engine.tree_batch import TreeBatch, subsets
 from selector.protocol import Outcome
 from verifier.messages import VerifyResult
 
@@ -106,7 +110,11 @@ class StepPlanner:
         self.calibration = Calibration(cost.kinds)
         self.totals = Totals()
         self.step_s = cost.verify_seconds(1, 1, 0)
+        # Of the draft call answered last: mostly they are what is selected from, and are not joined again.
+        self.trees = TreeBatch()
         self._views: dict[str, DecodeRequest] = {}
+        # Those planned for last: mostly they are selected for together.
+        self._batch = DecodeBatch()
         self._to_calibrate: list[tuple[list[TokenTree], list[str], list[list[int]]]] = []
         # Seconds of an iteration outside forwards and drafting; with a draft there are more messages.
         self._plain_overhead = RunningMean(cost.profile.overhead_s / 2)
@@ -152,10 +160,9 @@ class StepPlanner:
             name = request.drafter
             request.drafted_by, request.drafted_kind = name, kinds.get(name, name)
         # Kept for selection: A(r) counts from the start of the iteration, whose length t_spec estimates.
-        view_of = self._decode_views.of
-        batch = [view_of(request, now, max_model_tokens) for request in ready]
-        for view in batch:
-            self._views[view.request_id] = view
+        batch = DecodeBatch(self._decode_views.of_all(ready, now, max_model_tokens))
+        self._views.update(zip([request.request_id for request in ready], batch, strict=True))
+        self._batch = batch
         context = self._context()
         plans = self.policy.plan(batch, context)
         self.heads.planned(ready, plans)
@@ -165,49 +172,62 @@ class StepPlanner:
             self._proposing += SMOOTHING * (sum(asked) / len(asked) - self._proposing)
             if not any(asked):
                 self._unproposed = max(self._unproposed, len(ready))
-        items: dict[str, list[DraftItem]] = defaultdict(list)
-        drafting: dict[str, list[Request]] = defaultdict(list)
+        drafting: dict[str, tuple[list[Request], list[DraftPlan]]] = {}
         actions, behind = [], []
+        can_draft = {name: has_read(drafter) for name, drafter in self.pool.drafters.items()}
         for request, plan in zip(ready, plans, strict=True):
-            if plan.depth <= 0 or not request.drafter:
+            name = request.drafter
+            if plan.depth <= 0 or not name:
                 request.drafted(TokenTree.root_only(request.last_token))
-            elif not self.pool.can_draft_now(request):
+            elif not can_draft[name](request):
                 behind.append(request)
                 request.drafted(TokenTree.root_only(request.last_token))
             else:
-                items[request.drafter].append(self.pool.item(request, plan))
-                drafting[request.drafter].append(request)
+                mine = drafting.get(name)
+                if mine is None:
+                    mine = drafting[name] = ([], [])
+                mine[0].append(request)
+                mine[1].append(plan)
         # Those with most to draft may go on while the target verifies: they have a core to themselves.
-        ahead = sorted(items, key=lambda name: -len(items[name]))[: self._draft_ahead]
-        for name, mine in items.items():
-            depth = call_depth(mine)
-            width = max([item.plan.width for item in mine])
-            num_context = sum([request.num_tokens for request in drafting[name]])
-            predicted_s = self.cost.draft_seconds(name, len(mine), width, depth, num_context)
+        ahead = sorted(drafting, key=lambda name: -len(drafting[name][0]))[: self._draft_ahead]
+        for name, (requests, shapes) in drafting.items():
+            items = draft_items(self.pool.drafters[name], requests, shapes)
+            depth = call_depth(items)
+            width = max([plan.width for plan in shapes])
+            num_context = sum([request.num_tokens for request in requests])
+            predicted_s = self.cost.draft_seconds(name, len(items), width, depth, num_context)
             rule = None
             if self._stops_drafting is not None:
-                rule = self._stops_drafting.stop_rule(name, len(mine), batch, context)
-            call = self.pool.call(name, mine, now, predicted_s, rule, ahead=name in ahead)
-            for request in drafting[name]:
+                rule = self._stops_drafting.stop_rule(name, len(items), batch, context)
+            call = self.pool.call(name, items, now, predicted_s, rule, ahead=name in ahead)
+            for request in requests:
                 request.draft_call = call.call_id
-                request.advance(Trigger.DRAFT_SENT)
+            advance_all(requests, Trigger.DRAFT_SENT)
             actions.append(Draft(name, call))
         return actions + self._catch_up(behind, now)  # nobody's draft waits for what is read meanwhile
 
     def select(self, drafted: Sequence[Request], now: float, max_model_tokens: int) -> dict[str, TokenTree]:
         """The draft trees to verify, by request id."""
-        trees = [r.tree if r.tree is not None else TokenTree.root_only(r.last_token) for r in drafted]
-        if all(len(tree.token) == 1 for tree in trees):
+        trees = TreeBatch(
+            [r.tree if r.tree is not None else TokenTree.root_only(r.last_token) for r in drafted]
+        )
+        if max([len(tree.token) for tree in trees], default=1) == 1:
             return {r.request_id: tree for r, tree in zip(drafted, trees, strict=True)}
-        batch = [
-            self._views.get(request.request_id) or self.view(request, now, max_model_tokens)
-            for request in drafted
-        ]
-        selected = self.policy.select(batch, trees, self._context(self._drafting_seconds(drafted, trees)))
-        limits = (request.submit.speculation.max_tokens for request in drafted)
+        if trees == self.trees:
+            trees = self.trees
+        views = self._views
+        batch = DecodeBatch([views.get(r.request_id) or self.view(r, now, max_model_tokens) for r in drafted])
+        if batch == self._batch:
+            batch = self._batch
+        selected = self.policy.select(
+            batch, trees, self._context(drafting_seconds(self.cost, drafted, trees))
+        )
         # Trees are in topological order, so a prefix of the nodes is closed under parent.
-        nodes = [n if most is None else n[: most + 1] for n, most in zip(selected, limits, strict=True)]
-        chosen = subsets(trees, nodes)
+        for place, request in enumerate(drafted):
+            most = request.submit.speculation.max_tokens
+            if most is not None:
+                selected[place] = selected[place][: most + 1]
+        chosen = subsets(trees, selected)
         return {request.request_id: tree for request, tree in zip(drafted, chosen, strict=True)}
 
     def drafter_lost(self, name: str, requests: Iterable[Request]) -> list[Request]:
@@ -249,7 +269,11 @@ class StepPlanner:
             num_running: requests running.
             idle_s: seconds the call will take.
         """
-        read = [request for request in requests if self.may_read(request)]
+        if self._never_drafts:
+            return []
+        read = requests
+        if self._proposing < LEAST_PROPOSING:
+            read = [request for request in requests if self.may_read(request)]
         calls = self.pool.switching.prepare(read, now, idle_s) if self.pool.config.fast_switching else []
         if num_running <= EXPLORE_REQUESTS:
             for request in read:
@@ -277,19 +301,29 @@ class StepPlanner:
     ) -> None:
         """Count what one verified batch accepted; `reflect` calibrates on it."""
         trees, drafters, accepted_nodes = [], [], []
-        verified_by, accepted_by = self.totals.verified_by_drafter, self.totals.accepted_by_drafter
+        by_kind: dict[str, list[int]] = {}
+        tree_of, request_of = verified.get, requests.get
         for verdict in result.verdicts:
-            tree, request = verified.get(verdict.request_id), requests.get(verdict.request_id)
-            if tree is None or request is None or len(tree.token) == 1 or not request.drafted_kind:
+            tree, request = tree_of(verdict.request_id), request_of(verdict.request_id)
+            if tree is None or request is None:
                 continue
-            num_drafted, num_accepted, name = len(tree.token) - 1, len(verdict.nodes), request.drafted_kind
-            self.totals.verified_tokens += num_drafted
-            self.totals.accepted_tokens += num_accepted
-            verified_by[name] += num_drafted
-            accepted_by[name] += num_accepted
+            num_drafted, name = len(tree.token) - 1, request.drafted_kind
+            if not num_drafted or not name:
+                continue
+            nodes = verdict.nodes
+            counts = by_kind.get(name)
+            if counts is None:
+                counts = by_kind[name] = [0, 0]
+            counts[0] += num_drafted
+            counts[1] += len(nodes)
             trees.append(tree)
             drafters.append(name)
-            accepted_nodes.append(verdict.nodes)
+            accepted_nodes.append(nodes)
+        for name, (num_verified, num_accepted) in by_kind.items():
+            self.totals.verified_tokens += num_verified
+            self.totals.accepted_tokens += num_accepted
+            self.totals.verified_by_drafter[name] += num_verified
+            self.totals.accepted_by_drafter[name] += num_accepted
         if trees:
             self._to_calibrate.append((trees, drafters, accepted_nodes))
 
@@ -301,6 +335,8 @@ class StepPlanner:
         elapsed_s: float,
     ) -> None:
         """What an iteration of `elapsed_s` seconds brought each request; before they are forgotten."""
+        if not self.pool.selector.learns_from_steps:
+            return
         outcomes = []
         for verdict in result.verdicts:
             tree, request = verified.get(verdict.request_id), requests.get(verdict.request_id)
@@ -349,19 +385,6 @@ class StepPlanner:
         mean = self._draft_overhead if iteration.draft_s > 0.0 else self._plain_overhead
         # A hiccup of the machine is not overhead; it counts as twice the present estimate, or little more.
         mean.follow(min(overhead, 2 * mean.value + LEAST_OVERHEAD_S))
-
-    def _drafting_seconds(self, drafted: Sequence[Request], trees: Sequence[TokenTree]) -> float:
-        """What drafting these trees should have taken, drafters working at the same time."""
-        # By drafter: requests, width, depth, context tokens.
-        calls: dict[str, tuple[int, int, int, int]] = {}
-        for request, tree, (widest, deepest) in zip(drafted, trees, tree_shapes(trees), strict=True):
-            if len(tree.token) > 1:
-                n, width, depth, num_context = calls.get(request.drafted_by, (0, 0, 0, 0))
-                width = width if width >= widest else widest
-                depth = depth if depth >= deepest else deepest
-                calls[request.drafted_by] = (n + 1, width, depth, num_context + request.num_tokens)
-        seconds = (self.cost.draft_seconds(name, *call) for name, call in calls.items())
-        return max(seconds, default=0.0)
 
     def _context(self, draft_s: float = 0.0) -> StepContext:
         return StepContext(

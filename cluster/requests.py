@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from types import MappingProxyType
@@ -82,6 +82,12 @@ for (_state, _trigger), _target in TRANSITIONS.items():
     _NEXT[_state][_trigger] = _target
 
 
+# And by trigger, for many requests that the same thing happens to.
+_AFTER: dict[Trigger, dict[State, State]] = {trigger: {} for trigger in Trigger}
+for (_state, _trigger), _target in TRANSITIONS.items():
+    _AFTER[_trigger][_state] = _target
+
+
 class IllegalTransition(RuntimeError):
     """The scheduler tried to move a request in a way the table does not know: a bug, never user input."""
 
@@ -116,6 +122,7 @@ class Request:
         num_prompt: tokens of the prompt.
         num_tokens: prompt and committed output.
         num_remaining: output tokens it may still get by its own `max_tokens`.
+        is_unrestricted: whether any drafter may draft for it, as many tokens as there may be.
     """
 
     submit: Submit
@@ -160,12 +167,15 @@ class Request:
     num_prompt: int = field(init=False)
     num_tokens: int = field(init=False)
     num_remaining: int = field(init=False)
+    is_unrestricted: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.request_id, self.num_prompt = self.submit.request_id, len(self.submit.prompt)
         self.num_resubmitted = len(self.submit.output)
         self.num_tokens = self.num_prompt + len(self.output)
         self.num_remaining = self.submit.sampling.max_tokens - len(self.output)
+        wish = self.submit.speculation
+        self.is_unrestricted = wish.mode != "off" and not wish.drafters and wish.max_tokens is None
         self.pace = self._paced()
 
     @property
@@ -184,6 +194,10 @@ class Request:
         if target is None:
             raise IllegalTransition(f"request {self.request_id}: {trigger.name} while {self.state.name}")
         self.state = target
+
+    def awaits(self, call_id: int) -> bool:
+        """Whether it waits for this very draft call."""
+        return self.draft_call == call_id and self.state is State.DRAFTING
 
     def drafted(self, tree: TokenTree) -> None:
         """Its candidate tree is here; the root alone when nothing was or could be drafted."""
@@ -231,32 +245,37 @@ class Request:
         self.proposals = verdict.proposals
         self.num_computed = self.num_tokens - 1
         self.num_steps += 1
-        self.min_gap = min(self.min_gap, verdict.min_gap)
+        if verdict.min_gap < self.min_gap:
+            self.min_gap = verdict.min_gap
         tree, self.tree, self.candidates = self.tree, None, None
-        num_drafted = tree.num_drafted if tree is not None else 0
-        self.num_verified += num_drafted
-        self.num_accepted += verdict.num_accepted
+        num_accepted = verdict.num_accepted
+        num_drafted = 0 if tree is None else len(tree.token) - 1
         if num_drafted:
+            self.num_verified += num_drafted
             accepted = self.accepted_by_drafter
             kind = self.drafted_kind
-            accepted[kind] = accepted.get(kind, 0) + verdict.num_accepted
+            accepted[kind] = accepted.get(kind, 0) + num_accepted
+        self.num_accepted += num_accepted
         if verdict.num_forced:
+            num_accepted += verdict.num_forced_accepted
             self.num_drafted += verdict.num_forced
             self.num_verified += verdict.num_forced
             self.num_accepted += verdict.num_forced_accepted
             accepted = self.accepted_by_drafter
             accepted[GRAMMAR] = accepted.get(GRAMMAR, 0) + verdict.num_forced_accepted
-        num_accepted, by_depth = verdict.num_accepted + verdict.num_forced_accepted, self.accepted_by_depth
-        while len(by_depth) < num_accepted:
-            by_depth.append(0)
-        for depth in range(num_accepted):
-            by_depth[depth] += 1
+        if num_accepted:
+            by_depth = self.accepted_by_depth
+            while len(by_depth) < num_accepted:
+                by_depth.append(0)
+            for depth in range(num_accepted):
+                by_depth[depth] += 1
 
     def extend(self, tokens: Sequence[int]) -> None:
         """These are the next tokens of its output."""
+        num_tokens = len(tokens)
         self.output.extend(tokens)
-        self.num_tokens += len(tokens)
-        self.num_remaining -= len(tokens)
+        self.num_tokens += num_tokens
+        self.num_remaining -= num_tokens
 
     def _resume(self, now: float) -> None:
         """It has its next token after a preemption."""
@@ -273,11 +292,12 @@ class Request:
         if not self.output:
             return None
         sampling = self.submit.sampling
-        # A grammar may leave nothing but a stop token before `min_tokens`.
-        may_stop = len(self.output) > sampling.min_tokens or sampling.constraint is not None
-        if self.output[-1] in sampling.stop_token_ids and may_stop:
+        if self.output[-1] in sampling.stop_token_ids and (
+            # A grammar may leave nothing but a stop token before `min_tokens`.
+            len(self.output) > sampling.min_tokens or sampling.constraint is not None
+        ):
             return "stop"
-        if len(self.output) >= sampling.max_tokens or self.num_tokens >= max_model_tokens:
+        if self.num_remaining <= 0 or self.num_tokens >= max_model_tokens:
             return "length"
         return None
 
@@ -338,3 +358,14 @@ class Request:
             terms=Terms(tier=submit.tier, objective=submit.objective, priority=submit.priority),
             predicted=self.predicted,
         )
+
+
+def advance_all(requests: Iterable[Request], trigger: Trigger) -> None:
+    """Move all of them to their next states, or raise IllegalTransition at the first that cannot."""
+    after = _AFTER[trigger].get
+    for request in requests:
+        target = after(request.state)
+        if target is None:
+            request.advance(trigger)  # raises
+        else:
+            request.state = target

@@ -8,7 +8,7 @@ from engine.sampling_params import SamplingParams
 from verifier.messages import TokenLogprobs
 
 
-class Objective(msgspec.Struct, frozen=True):
+class Objective(msgspec.Struct, frozen=True, gc=False):
     """Latency objectives of a request, in milliseconds; None is no objective.
 
     Attributes:
@@ -36,7 +36,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
 
 
-class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+class Prediction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Latencies predicted when the request came, in milliseconds.
 
     Attributes:
@@ -202,7 +202,7 @@ class StepTrace(msgspec.Struct, frozen=True, kw_only=True):
     num_forced: int = 0
 
 
-class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
+class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Newly committed tokens of one request.
 
     Attributes:

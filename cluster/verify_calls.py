@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cluster.cost_model import CostModel
 from cluster.forced_tokens import most_forced
 from cluster.head_proposals import NOTHING_WANTED, HeadProposals, Wanted
-from cluster.requests import Request, State, Trigger
+from cluster.requests import Request, State, Trigger, advance_all
 from engine.tree import TokenTree
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem
 
@@ -97,12 +97,13 @@ class VerifyCalls:
         verify = []
         wanted_for = self._wanted(len(requests) + len(chunks))
         num_tokens = num_context = num_attended = num_forced = 0
+        advance_all(requests, Trigger.VERIFY_SENT)
         for request in requests:
             request.tree = tree = trees[request.request_id]
-            request.advance(Trigger.VERIFY_SENT)
             request.last_served_at = now
-            wanted = wanted_for(request)
-            max_forced = most_forced(request.submit, tree)
+            wanted = NOTHING_WANTED if wanted_for is None else wanted_for(request)
+            submit = request.submit
+            max_forced = 0 if submit.sampling.constraint is None else most_forced(submit, tree)
             num_forced += max_forced
             verify.append(
                 VerifyItem(
@@ -117,7 +118,10 @@ class VerifyCalls:
             num_tokens += num_rows
             num_context += context
             num_attended += num_rows * context
-        prefill = [_chunk(request, most, wanted_for(request), now) for request, most in chunks]
+        prefill = [
+            _chunk(request, most, NOTHING_WANTED if wanted_for is None else wanted_for(request), now)
+            for request, most in chunks
+        ]
         self._last_id += 1
         drafted = num_tokens > len(verify)
         for request, most in chunks:
@@ -142,11 +146,11 @@ class VerifyCalls:
         release, self._release = self._release, []
         return VerifyCall(call_id=self._last_id, verify=verify, prefill=prefill, release=release)
 
-    def _wanted(self, num_requests: int) -> Callable[[Request], Wanted]:
-        """What a call of so many requests asks of the heads for each of them."""
+    def _wanted(self, num_requests: int) -> Callable[[Request], Wanted] | None:
+        """What a call of so many requests asks of the heads for each of them; None without heads."""
         heads, num_outstanding = self.heads, len(self._sent)
         if heads is None or not heads.are_there:
-            return lambda _: NOTHING_WANTED
+            return None
         return lambda request: heads.wanted(request, num_requests, num_outstanding)
 
     def answered(self, call_id: int) -> OutstandingVerify | None:

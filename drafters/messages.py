@@ -12,7 +12,7 @@ from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
 
 
-class DraftPlan(msgspec.Struct, frozen=True):
+class DraftPlan(msgspec.Struct, frozen=True, gc=False):
     """The shape drafting may take for one request in one step.
 
     Attributes:
@@ -33,7 +33,7 @@ class DraftPlan(msgspec.Struct, frozen=True):
     least_forward_logp: float = float("-inf")
 
 
-class DraftItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class DraftItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """One request's part of a draft call.
 
     Attributes:
@@ -74,7 +74,7 @@ class DraftCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="draft"
     ahead: bool = False
 
 
-class Draft(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class Draft(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """One request's candidate tree.
 
     Attributes:

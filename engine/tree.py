@@ -12,11 +12,8 @@ Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 
-# So few trees are cut one by one in less time than all at once.
-FEW_TREES = 8
 
-
-class TokenTree(msgspec.Struct, frozen=True, eq=False):
+class TokenTree(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A tree of tokens in topological order; node 0 is the root, the last committed token.
 
     Attributes:
@@ -128,43 +125,6 @@ _ROOT_LOGP = np.zeros(1, dtype=np.float32)
 _ROOT_DEPTH = np.zeros(1, dtype=np.int32)
 for _array in (_ROOT_PARENT, _ROOT_LOGP, _ROOT_DEPTH):
     _array.flags.writeable = False
-
-
-def subsets(trees: Sequence[TokenTree], nodes: Sequence[Int32]) -> list[TokenTree]:
-    """`tree.subset` for every tree of a batch at once.
-
-    Raises:
-        ValueError: as `TokenTree.subset`, for any of them.
-    """
-    cut = [index for index, tree in enumerate(trees) if len(nodes[index]) < len(tree.token)]
-    result = list(trees)
-    if len(cut) < FEW_TREES:
-        for index in cut:
-            result[index] = trees[index].subset(nodes[index])
-        return result
-    of_cut = [trees[index] for index in cut]
-    chosen = np.concatenate([nodes[index] for index in cut])
-    sizes = np.array([len(tree.token) for tree in of_cut])
-    counts = np.array([len(nodes[index]) for index in cut])
-    before, ends = np.cumsum(sizes) - sizes, np.cumsum(counts)
-    starts = ends - counts
-    own_before = np.repeat(before, counts)
-    place = chosen + own_before  # within all of these trees
-    new_index = np.full(int(sizes.sum()), -1, dtype=np.int32)
-    new_index[place] = np.arange(len(place), dtype=np.int32) - np.repeat(starts, counts)
-    parent = np.concatenate([tree.parent for tree in of_cut])[place]
-    parent = np.where(parent < 0, -1, new_index[parent + own_before]).astype(np.int32)
-    # Roots have no parent, and nobody else.
-    if not counts.all() or chosen[starts].any() or np.count_nonzero(parent < 0) != len(cut):
-        raise ValueError("a draft tree contains the root and the parent of every node it contains")
-    token = np.concatenate([tree.token for tree in of_cut])[place]
-    logp = np.concatenate([tree.logp for tree in of_cut])[place]
-    depth = np.concatenate([tree.depth for tree in of_cut])[place]
-    for index, start, end in zip(cut, starts.tolist(), ends.tolist(), strict=True):
-        result[index] = TokenTree(
-            token=token[start:end], parent=parent[start:end], logp=logp[start:end], depth=depth[start:end]
-        )
-    return result
 
 
 def ancestor_mask(parent: Int32) -> Bool:

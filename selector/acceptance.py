@@ -43,10 +43,13 @@ NUM_ENDED = 64
 
 @dataclass(slots=True)
 class _Scores:
-    """One drafter on one request: its prior, its counts, the newest pieces of them, and what was taught."""
+    """One drafter on one request: its prior, its counts, the newest pieces of them, and what was taught.
+
+    `own` is the variance of what the drafter does not share with others: that of its prior is in it.
+    """
 
     mean: float
-    variance: float
+    own: float
     scored: float = 0.0
     agreed: float = 0.0
     piece_scored: float = 0.0
@@ -168,15 +171,28 @@ class AcceptanceEstimates:
             evidence = self._ended.get(request_id)
         if scored <= 0 or evidence is None:
             return
-        scores = self._scores(evidence, drafter)
-        self.num_shifts += scores.add(scored, agreed)
+        scores = evidence.scores.get(drafter) or self._scores(evidence, drafter)
+        if scores.add(scored, agreed):
+            self.num_shifts += 1
         evidence.shared = None
-        if has_ended or scores.scored >= max(TEACH_TOKENS, 2.0 * scores.taught_scored):
+        so_far = scores.scored
+        if has_ended or (so_far >= TEACH_TOKENS and so_far >= 2.0 * scores.taught_scored):
             self._teach(evidence, drafter)
 
     def rate(self, request_id: str, drafter: str) -> float:
         """Estimated acceptance rate: the prior for its prompt, moved by the request's own evidence."""
-        return self._posterior(request_id, drafter)[0]
+        evidence = self._live.get(request_id)
+        mine = None if evidence is None else evidence.scores.get(drafter)
+        if evidence is None or mine is None:
+            return self._posterior(request_id, drafter)[0]
+        # As `_posterior`, which is asked for far less often than this.
+        shared = evidence.shared
+        if shared is None:
+            shared = evidence.shared = self._shared(evidence)
+        rate, scored = mine.mean + shared, mine.scored
+        if scored > 0.0:
+            rate += mine.own / (mine.own + TOKEN_VARIANCE / scored) * (mine.agreed / scored - rate)
+        return 0.0 if rate < 0.0 else 1.0 if rate > 1.0 else rate
 
     def uncertainty(self, request_id: str, drafter: str) -> float:
         """Standard deviation of what tells this drafter's rate on this request from the others'."""
@@ -218,37 +234,37 @@ class AcceptanceEstimates:
         """The prior is kept as it was at the first question: later it has learnt from the request itself."""
         scores = evidence.scores.get(drafter)
         if scores is None:
-            mean, variance = self._model(drafter).prior.predict(evidence.features, self._num_begun)
-            scores = evidence.scores[drafter] = _Scores(mean, max(variance, 0.0))
+            model = self._model(drafter)
+            mean, variance = model.prior.predict(evidence.features, self._num_begun)
+            scores = evidence.scores[drafter] = _Scores(mean, model.own_variance + max(variance, 0.0))
         return scores
 
     def _posterior(self, request_id: str, drafter: str) -> tuple[float, float]:
         evidence = self._live.get(request_id)
         if evidence is None:
             evidence = _Evidence(self._features.of(()))
-        mine = self._scores(evidence, drafter)
-        if evidence.shared is None:
-            evidence.shared = self._shared(evidence)
+        mine = evidence.scores.get(drafter) or self._scores(evidence, drafter)
+        shared = evidence.shared
+        if shared is None:
+            shared = evidence.shared = self._shared(evidence)
         # What the shared term leaves over is the drafter's own.
-        rate, variance = mine.mean + evidence.shared, self._drafters[drafter].own_variance + mine.variance
-        if mine.scored > 0.0:
-            gain = variance / (variance + TOKEN_VARIANCE / mine.scored)
-            rate += gain * (mine.agreed / mine.scored - rate)
+        rate, variance, scored = mine.mean + shared, mine.own, mine.scored
+        if scored > 0.0:
+            gain = variance / (variance + TOKEN_VARIANCE / scored)
+            rate += gain * (mine.agreed / scored - rate)
             variance *= 1.0 - gain
-        return min(max(rate, 0.0), 1.0), variance**0.5
+        return (0.0 if rate < 0.0 else 1.0 if rate > 1.0 else rate), variance**0.5
 
     def _shared(self, evidence: _Evidence) -> float:
         """Posterior mean of the term shared by all drafters, from every one scored."""
         precision, information = 1.0 / SHARED_VARIANCE, 0.0
-        for name, other in evidence.scores.items():
-            if other.scored > 0.0:
-                noise = self._own(name, other) + TOKEN_VARIANCE / other.scored
+        for other in evidence.scores.values():
+            scored = other.scored
+            if scored > 0.0:
+                noise = other.own + TOKEN_VARIANCE / scored
                 precision += 1.0 / noise
-                information += (other.agreed / other.scored - other.mean) / noise
+                information += (other.agreed / scored - other.mean) / noise
         return information / precision
-
-    def _own(self, drafter: str, scores: _Scores) -> float:
-        return self._drafters[drafter].own_variance + scores.variance
 
     def _teach(self, evidence: _Evidence, drafter: str) -> None:
         """Bring the prior up to date with the request's counts, as if they were one observation.

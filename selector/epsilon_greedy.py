@@ -19,6 +19,9 @@ from selector.protocol import Outcome, PoolView, RequestView
 class EpsilonGreedy:
     """One coin per slot decides for all requests, as in the paper."""
 
+    learns_from_steps = True
+    learns_from_scores = False
+
     def __init__(self, epsilon: float = 0.2, seed: int = 0) -> None:
         """Explore in a share `epsilon` of slots.
 

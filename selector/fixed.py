@@ -11,6 +11,9 @@ from selector.protocol import Outcome, PoolView, RequestView
 class Fixed:
     """Each request takes the emptiest of the named drafters and stays while it may."""
 
+    learns_from_steps = False
+    learns_from_scores = False
+
     def __init__(self, drafters: Sequence[str] = ()) -> None:
         """Use only `drafters`, instances or kinds by name; all drafters if it is empty."""
         self._names = frozenset(drafters)

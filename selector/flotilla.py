@@ -57,9 +57,11 @@ class _State:
 class Flotilla:
     """Every request on the drafter of highest goodput, by matching where there are too few places."""
 
+    learns_from_steps = False
+
     def __init__(self, estimates: AcceptanceEstimates | None = None) -> None:
         """Decide by `estimates`, which somebody else feeds with scores; by its own if None."""
-        self._owns_estimates = estimates is None
+        self.learns_from_scores = estimates is None
         self._estimates = AcceptanceEstimates() if estimates is None else estimates
         self._exploration = Exploration(self._estimates)
         self._states: dict[str, _State] = {}
@@ -120,7 +122,7 @@ class Flotilla:
 
     def score(self, request_id: str, kind: str, scored: int, agreed: int) -> None:
         """See `Selector`; ignored if the estimates are somebody else's, who feeds them."""
-        if self._owns_estimates:
+        if self.learns_from_scores:
             self._estimates.observe(request_id, kind, scored, agreed)
 
     def destination(self, request: RequestView, pool: PoolView) -> str:

@@ -16,6 +16,9 @@ class GreedyLength:
     rank of a prompt changes with every request that comes and goes, and moving for that would cost caches.
     """
 
+    learns_from_steps = False
+    learns_from_scores = False
+
     def __init__(self) -> None:
         self._lengths: dict[str, int] = {}
 

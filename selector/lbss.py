@@ -53,6 +53,9 @@ class _State:
 class Lbss:
     """SPIN's bandit. In exploitation a slot costs a look-up per request."""
 
+    learns_from_steps = True
+    learns_from_scores = False
+
     def __init__(self, alpha: int = 16, beta: int = 4, switching_weight: float = 1.0, seed: int = 0) -> None:
         """Begin with the exploration of epoch 1.
 

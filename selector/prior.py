@@ -57,4 +57,4 @@ class DriftingRidge:
         gain = self._covariance @ features
         spread = float(features @ gain) + 1.0 / precision
         self._mean = self._mean + gain * ((value - float(self._mean @ features)) / spread)
-        self._covariance -= np.outer(gain, gain / spread)
+        self._covariance -= gain[:, None] * (gain / spread)

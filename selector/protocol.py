@@ -14,7 +14,7 @@ import msgspec
 
 
 # Structs, not dataclasses: one is made per request and step, and they are made several times faster.
-class RequestView(msgspec.Struct, frozen=True):
+class RequestView(msgspec.Struct, frozen=True, gc=False):
     """A request as a selector sees it.
 
     Attributes:
@@ -37,7 +37,7 @@ class RequestView(msgspec.Struct, frozen=True):
     num_steps: int
 
 
-class DrafterView(msgspec.Struct, frozen=True):
+class DrafterView(msgspec.Struct, frozen=True, gc=False):
     """A drafter instance as a selector sees it.
 
     Attributes:
@@ -95,7 +95,7 @@ class PoolView:
     may_decline: bool = True
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """What one verify step brought a request.
 
     Attributes:
@@ -114,7 +114,22 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Selector(Protocol):
-    """Assigns requests to drafters and learns from what came of it. Pure: no clock, and noise from a seed."""
+    """Assigns requests to drafters and learns from what came of it. Pure: no clock, and noise from a seed.
+
+    Attributes:
+        learns_from_steps, learns_from_scores: whether `observe` and `score` do anything; else they need not
+            be called.
+    """
+
+    @property
+    def learns_from_steps(self) -> bool:
+        """See above."""
+        ...
+
+    @property
+    def learns_from_scores(self) -> bool:
+        """See above."""
+        ...
 
     def begin(self, request_id: str, prompt: Sequence[int], labels: Sequence[str] = ()) -> None:
         """A request arrived; `labels` say where from (tier, client). Nothing if it is known already."""

@@ -10,7 +10,7 @@ per second.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -155,12 +155,17 @@ class ShareCosts:
         batch: of the batch.
         num_requests: in it.
         team: who drafts.
+        num_at_once: how many of its kinds compute at the same time.
     """
 
     own: StepCosts
     batch: BatchCosts
     num_requests: int
     team: Team
+    num_at_once: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_at_once", self.batch.sharing.num_at_once(self.team.counts))
 
     def verify_s(self, num_context: int) -> float:
         """See `StepCosts`."""
@@ -170,14 +175,18 @@ class ShareCosts:
     def token_s(self, num_context: int) -> float:
         """See `StepCosts`."""
         n = self.num_requests
-        deep, flat = (self.batch.step_s(n, depth, n * num_context) for depth in (2, 1))
-        return (deep - flat) / n
+        num_context *= n
+        return (self.batch.step_s(n, 2, num_context) - self.batch.step_s(n, 1, num_context)) / n
 
     def layer_s(self, kind: str, num_context: int) -> float:
         """See `StepCosts`: what a layer more takes for all that the kind serves, by request."""
         count = max(1, self.team.counts.get(kind, 1))
-        deep, flat = (self.batch.draft_s(kind, count, depth, count * num_context) for depth in (4, 2))
-        return (deep - flat) / 2 / count / self.batch.sharing.num_at_once(self.team.counts)
+        num_context *= count
+        deep, flat = (
+            self.batch.draft_s(kind, count, 4, num_context),
+            self.batch.draft_s(kind, count, 2, num_context),
+        )
+        return (deep - flat) / 2 / count / self.num_at_once
 
     def rebuild_s(self, kind: str, num_tokens: int) -> float:
         """See `StepCosts`."""

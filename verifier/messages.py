@@ -9,7 +9,7 @@ from engine.sampling_params import RequestSpec
 from engine.tree import TokenTree
 
 
-class VerifyItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class VerifyItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """A fully prefilled request and its draft tree; the tree's root is its last committed token.
 
     Attributes:
@@ -27,7 +27,7 @@ class VerifyItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     max_forced: int = 0
 
 
-class PrefillItem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class PrefillItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """A chunk of a request still being prefilled.
 
     The verifier computes up to `num_tokens` more of the tokens it knows (after any prefix found in its
@@ -56,7 +56,7 @@ class VerifyCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="verif
     release: list[str] = []
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Log-probability of a committed token and of the most probable alternatives.
 
     They are of the model's distribution before temperature, penalties and truncation, as vLLM's
@@ -68,7 +68,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top_logprobs: list[float]
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """What became of one request's tree.
 
     Attributes:
@@ -99,7 +99,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     error: str = ""
 
 
-class PrefillProgress(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class PrefillProgress(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """How far one request's prefill came.
 
     Attributes:

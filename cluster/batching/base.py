@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 from cluster.cost_model import CostModel
 from cluster.requests import Request
 
@@ -13,8 +15,8 @@ from cluster.requests import Request
 Chunk = tuple[Request, int]
 
 
-@dataclass(frozen=True, slots=True)
-class BatchContext:
+# A struct, not a dataclass: several are made per step, and structs are made several times faster.
+class BatchContext(msgspec.Struct, frozen=True, gc=False):
     """What a rule may read besides the requests, which it must not change.
 
     Attributes:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from cluster.batching.base import Admission, BatchContext, BatchingRule, OrdersQueue
 from cluster.batching.common import arrival_order

@@ -98,22 +98,27 @@ class MicroBatches:
             self.count == 1 and not self._slow and any(request.state is State.DRAFTING for request in running)
         )
 
-    def begin(self, ready: Iterable[Request], now: float) -> None:
+    def begin(self, ready: Collection[Request], now: float) -> None:
         """These begin an iteration."""
-        for request in ready:
-            self._began[request.request_id] = now
-            self._draft_s.pop(request.request_id, None)
+        ids = [request.request_id for request in ready]
+        self._began.update(dict.fromkeys(ids, now))
+        pop = self._draft_s.pop
+        for request_id in ids:
+            pop(request_id, None)
 
-    def drafted(self, request: Request, seconds: float, now: float) -> None:
-        """The request's draft is in; its drafter took so long."""
-        self._draft_s[request.request_id] = seconds
-        latency_s = now - self._began.get(request.request_id, now)
-        latency = self._latency.get(request.drafter)
-        if latency is None:
-            latency = self._latency[request.drafter] = RunningMean(latency_s)
-        latency.follow(latency_s)
-        if self._is_ours and len(self._latency) > 1:
-            self._compare(request.drafter)
+    def drafted(self, requests: Collection[Request], seconds: float, now: float) -> None:
+        """The drafts of these requests are in; their drafter took so long."""
+        self._draft_s.update(dict.fromkeys([request.request_id for request in requests], seconds))
+        if not self._is_ours:
+            return  # nothing goes by how long drafts take
+        for request in requests:
+            latency_s = now - self._began.get(request.request_id, now)
+            latency = self._latency.get(request.drafter)
+            if latency is None:
+                latency = self._latency[request.drafter] = RunningMean(latency_s)
+            latency.follow(latency_s)
+            if len(self._latency) > 1:
+                self._compare(request.drafter)
 
     def to_verify(self, by_batch: Mapping[int, list[Request]], now: float) -> list[Request]:
         """Members of complete micro-batches to verify in the next call; none only if none is complete.
@@ -121,6 +126,12 @@ class MicroBatches:
         A micro-batch is complete when drafts are in for all its members that were drafted for, those of slow
         drafters apart. The one that began its iteration first has waited longest, and is always among them.
         """
+        if self.count == 1 and not self._slow:  # all wait for each other
+            members = by_batch.get(0, [])
+            states = {request.state for request in members}
+            if State.DRAFTED not in states or State.DRAFTING in states:
+                return []
+            return [request for request in members if request.state is State.DRAFTED]
         parts: list[Part] = []
         drafting: list[Request] = []
         for index, of_batch in by_batch.items():
@@ -187,8 +198,9 @@ class MicroBatches:
         if sent.drafted:
             num_rows = sum([len(tree.token) for tree in sent.trees.values()]) / len(sent.trees)
             self._num_rows += SMOOTHING * (num_rows - self._num_rows)
-        began = min([self._began.pop(request_id, now) for request_id in sent.trees])
-        draft_s = max([self._draft_s.get(request_id, 0.0) for request_id in sent.trees])
+        pop_began, get_draft_s = self._began.pop, self._draft_s.get
+        began = min([pop_began(request_id, now) for request_id in sent.trees])
+        draft_s = max([get_draft_s(request_id, 0.0) for request_id in sent.trees])
         before, self._verified_at = self._verified_at, now
         if began >= now or began < self._undisturbed_since:
             return None

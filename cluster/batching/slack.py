@@ -44,7 +44,7 @@ def _ahead_s(request: Request, objective_s: float, now: float) -> float:
 
 
 # A struct, not a dataclass: one is made per request and step.
-class Pressure(msgspec.Struct, frozen=True):
+class Pressure(msgspec.Struct, frozen=True, gc=False):
     """What a request's TPOT objective asks of the step it decodes in; times from now.
 
     Attributes:

@@ -22,7 +22,7 @@ Int32 = NDArray[np.int32]
 
 
 # A struct, not a dataclass: one is made per request and step, and structs are made five times faster.
-class DecodeRequest(msgspec.Struct, frozen=True):
+class DecodeRequest(msgspec.Struct, frozen=True, gc=False):
     """A request about to be drafted for or verified, in the papers' terms.
 
     Attributes:

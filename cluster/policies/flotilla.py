@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from cluster.config import PolicyConfig
 from cluster.forest import Forest
 from cluster.policies.base import DecodeRequest, Int32, StepContext, clip
-from cluster.policies.goodput import drafter_load
+from cluster.policies.decode_batch import DecodeBatch
 from cluster.policies.horizon import quantile
-from cluster.policies.triage import MOST_CERTAIN_RATE, Float64, chain_rows, needs
+from cluster.policies.triage import Float64, chain_rows, needs
 from cluster.selection import marginal_goodput, slo_customized
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
@@ -56,7 +56,7 @@ class Flotilla:
         self._rest_until = 0
         self._rest_requests = 0
         # What a batch needs is worked out once for drafting and selection.
-        self._needed: tuple[list[DecodeRequest], float, Float64] = ([], 0.0, np.zeros(0))
+        self._needed: tuple[DecodeBatch, float, Float64] = (DecodeBatch(), 0.0, np.zeros(0))
         # Seconds of a step besides what was predicted of it (prompts, above all), and what was predicted.
         self._unseen_s = self._predicted_s = self._drafting_s = 0.0
 
@@ -68,57 +68,67 @@ class Flotilla:
         """Depth by predicted goodput from acceptance rates and measured costs; width by AdaServe's rule."""
         if not batch:
             return []
-        config, n = self._config, len(batch)
+        config, n, batch = self._config, len(batch), DecodeBatch.of(batch)
         width = clip(config.draft_budget / n + config.width_offset, 1, config.max_width)
         depth, goodput = self._best_depth(batch, 1, context)
-        can_draft = any(request.max_draft > 0 for request in batch)
         need = self._needs(batch, context)
-        is_urgent = bool((need > 1.0).any())
-        if depth == 0 and not is_urgent and context.step >= self._next_probe and can_draft:
+        is_urgent = np.count_nonzero(need > 1.0) > 0
+        if depth == 0 and not is_urgent and context.step >= self._next_probe and batch.num_drafting:
             self._next_probe = context.step + PROBE_INTERVAL
             return [DraftPlan(depth=min(PROBE_DEPTH, request.max_draft)) for request in batch]
         if depth == 0 and not is_urgent:
             # Few requests, or many that no drafter has read yet, are soon another matter.
-            if n > FEW_REQUESTS and 2 * sum(request.max_draft > 0 for request in batch) > n:
-                has_objectives = any(request.tpot_s is not None for request in batch)
-                self._rest_until = context.step + (REST_WITH_OBJECTIVES if has_objectives else REST_STEPS)
+            if n > FEW_REQUESTS and 2 * batch.num_drafting > n:
+                rest = REST_WITH_OBJECTIVES if batch.has_objectives else REST_STEPS
+                self._rest_until = context.step + rest
                 self._rest_requests = max(FEW_REQUESTS + 1, int(REST_SHARE * n))
             return [NO_DRAFT] * n
         # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
-        mean_context = sum(request.num_context for request in batch) / n
-        least = goodput * float(context.cost.verify_added_seconds(n, n * max(1, depth), mean_context).mean())
+        added_s = context.cost.verify_added_seconds(n, n * max(1, depth), batch.num_context / n)
+        least = goodput * float(added_s.mean())
         # A path less likely than this is not worth its token's time: the depth at which that is expected
         # bounds the plan, and drafting stops where the drafter itself finds it so.
         log_least = min(0.0, math.log(least)) if least > 0.0 else -math.inf
-        rate = sum(request.rate for request in batch) / n
+        rate = sum([request.rate for request in batch]) / n
         if (1.0 - rate) * SECOND_CHOICE < least:
             width = 1  # too few second choices are right to pay for verifying them
         layer_s = {
             name: context.cost.draft_layer_seconds(name, count, width, tokens) / count
-            for name, (count, tokens) in drafter_load(batch).items()
+            for name, (count, tokens) in batch.load.items()
         }
         cheap = self._cheap(layer_s, context)
-        rates = np.array([min(request.rate, MOST_CERTAIN_RATE) for request in batch])
-        chains = chain_rows(rates, need).tolist()
+        chains = chain_rows(batch.rates, need).tolist() if is_urgent else [0.0] * n
+        log, max_depth = math.log, config.max_depth
+        # With few requests the drafter's own confidence bounds depth as it goes, and knows more than any
+        # mean: a layer must be worth its tokens' time, and its forward's where it was not computed ahead.
+        # With many, some are always sure enough, and a forward for those few costs nearly as much.
+        planned = max_depth if n <= FEW_REQUESTS else depth
         plans = []
         for request, required, chain in zip(batch, need.tolist(), chains, strict=True):
-            # With few requests the drafter's own confidence bounds depth as it goes, and knows more than any
-            # mean: a layer must be worth its tokens' time, and its forward's where it was not computed ahead.
-            # With many, some are always sure enough, and a forward for those few costs nearly as much.
-            own, rate, stop_logp = config.max_depth if n <= FEW_REQUESTS else depth, request.rate, log_least
-            if request.drafter in cheap:
-                own = config.max_depth  # its rate counts tokens for which it proposes nothing
+            own, rate, stop_logp, name = planned, request.rate, log_least, request.drafter
+            if name in cheap:
+                own = max_depth  # its rate counts tokens for which it proposes nothing
             elif 0.0 < rate < 1.0 and least > 0.0:
-                own = min(own, int(log_least / math.log(rate)))
-            worth = goodput * layer_s.get(request.drafter, 0.0) / max(rate, 0.1)
-            least_forward = math.log(min(worth, MOST_CERTAIN)) if worth > 0.0 else -math.inf
+                reach = int(log_least / log(rate))
+                own = reach if reach < own else own
+            worth = goodput * layer_s.get(name, 0.0) / (rate if rate > 0.1 else 0.1)
+            least_forward = log(worth if worth < MOST_CERTAIN else MOST_CERTAIN) if worth > 0.0 else -math.inf
             if required > 1.0:
                 # One token a step will not do for its objective: it may need tokens that do not pay.
                 own, stop_logp = max(own, int(chain)), min(stop_logp, URGENT_LOGP)
                 least_forward = min(least_forward, URGENT_LOGP)
-            own = max(0, min(own, config.max_depth, request.max_draft))
+            most, widest = request.max_draft, request.max_width
+            own = most if most < own else own
+            own = max_depth if max_depth < own else own
+            # By position, which takes half as long.
             plans.append(
-                DraftPlan(own, min(width, request.max_width), stop_logp, least_forward_logp=least_forward)
+                DraftPlan(
+                    own if own > 0 else 0,
+                    width if width < widest else widest,
+                    stop_logp,
+                    -math.inf,
+                    least_forward,
+                )
             )
         return plans
 
@@ -128,7 +138,7 @@ class Flotilla:
         """The SLO phase within the knee of the roofline, then nodes while they pay."""
         if not batch:
             return []
-        forest = Forest.of(trees)
+        batch, forest = DecodeBatch.of(batch), Forest.of(trees)
         drafters = [request.drafter for request in batch]
         probability = context.calibration.path_probabilities(forest, drafters)
         cost, n = context.cost, len(batch)
@@ -136,7 +146,7 @@ class Flotilla:
         required = self._needs(batch, context)
         capped = np.minimum(required, forest.depths + 1.0)
         chosen = slo_customized(forest, probability, capped, self._config.max_nodes, budget)
-        num_context = sum(request.num_context for request in batch)
+        num_context = batch.num_context
         num_chosen = int(np.count_nonzero(chosen))
         verify_s = cost.verify_seconds(n, num_chosen, num_context, drafted=True)
         # Drafting is spent already, but it belongs to the step whose tokens per second are maximised.
@@ -144,17 +154,17 @@ class Flotilla:
         added = cost.verify_added_seconds(num_chosen, forest.num_nodes - num_chosen, num_context / n)
         chosen = marginal_goodput(chosen, probability, base, added)
         num_added = int(np.count_nonzero(chosen)) - num_chosen
-        self._follow(base + float(added[:num_added].sum()), context)
+        self._follow(base + float(np.add.reduce(added[:num_added])), context)
         return forest.chosen_nodes(chosen)
 
-    def _needs(self, batch: Sequence[DecodeRequest], context: StepContext) -> Float64:
+    def _needs(self, batch: DecodeBatch, context: StepContext) -> Float64:
         """What each request is to get from this step, by `triage.needs`."""
         before, step_s, found = self._needed
-        if step_s == context.step_s and before == batch:
+        if step_s == context.step_s and (before is batch or before == batch):
             return found
         beside_s = context.draft_overhead_s + self._drafting_s + self._unseen_s
         found = needs(batch, context, self._z, self._config.max_depth, beside_s)
-        self._needed = (list(batch), context.step_s, found)
+        self._needed = (batch, context.step_s, found)
         return found
 
     def _follow(self, predicted_s: float, context: StepContext) -> None:
@@ -166,42 +176,37 @@ class Flotilla:
         self._predicted_s += SMOOTHING * (predicted_s - self._predicted_s)
         self._drafting_s += SMOOTHING * (context.draft_s - self._drafting_s)
 
-    def _best_depth(
-        self, batch: Sequence[DecodeRequest], width: int, context: StepContext
-    ) -> tuple[int, float]:
+    def _best_depth(self, batch: DecodeBatch, width: int, context: StepContext) -> tuple[int, float]:
         """Depth with the highest predicted goodput (SmartSpec's objective) and that goodput."""
-        n, deepest = len(batch), self._config.max_depth
-        num_context = sum(request.num_context for request in batch)
-        rates = np.array(
-            [min(request.rate, MOST_CERTAIN_RATE) if request.drafter else 0.0 for request in batch]
-        )
-        limits = np.array([request.max_draft for request in batch])
+        n, deepest, cost = len(batch), self._config.max_depth, context.cost
+        num_context, rates = batch.num_context, batch.drafted_rates
         depths = np.arange(1, deepest + 1)[:, None]
-        gain = np.where(limits >= depths, rates**depths, 0.0)  # [depths, requests]
+        gain = np.where(batch.limits >= depths, rates**depths, 0.0)  # [depths, requests]
         # Selection will drop drafts that have little chance this deep, and what cheap drafters are unsure of.
         worth = gain > LEAST_CHANCE
-        load = drafter_load(batch)
-        layer_s = {name: context.cost.draft_layer_seconds(name, 1, width) for name in load}
+        load = batch.load
+        layer_s = {name: cost.draft_layer_seconds(name, 1, width) for name in load}
         cheap = self._cheap(layer_s, context)
         rows: NDArray[np.float64] | NDArray[np.bool_] = worth
         if cheap:
             is_cheap = np.array([request.drafter in cheap for request in batch])
             rows = worth * np.where(is_cheap, np.minimum(gain / PRECISION, 1.0), 1.0)
         # By depth from 0, as plain numbers: one is looked at after the other.
-        expected = [float(n), *(n + (gain * worth).sum(axis=1).cumsum()).tolist()]
-        drafted = [0.0, *rows.sum(axis=1).cumsum().tolist()]
-        best_depth, best = 0, n / (context.cost.verify_seconds(n, n, num_context) + context.plain_overhead_s)
+        expected = [float(n), *(n + np.add.reduce(gain * worth, axis=1).cumsum()).tolist()]
+        drafted = [0.0, *np.add.reduce(rows, axis=1, dtype=np.float64).cumsum().tolist()]
+        best_depth, best = 0, n / (cost.verify_seconds(n, n, num_context) + context.plain_overhead_s)
+        drafts_s = [
+            cost.draft_seconds_by_depth(name, count, width, deepest, tokens)
+            for name, (count, tokens) in load.items()
+        ]
+        # Drafters work at the same time.
+        slowest_s = drafts_s[0] if len(drafts_s) == 1 else [max(each) for each in zip(*drafts_s, strict=True)]
+        beside_s = context.draft_overhead_s, HANDLING_S * n
         for depth in range(1, deepest + 1):
             if drafted[depth] == drafted[depth - 1]:
                 break
-            draft_s = max(
-                [
-                    context.cost.draft_seconds(name, count, width, depth, tokens)
-                    for name, (count, tokens) in load.items()
-                ]
-            )
-            verify_s = context.cost.verify_seconds(n, n + round(drafted[depth]), num_context, drafted=True)
-            step_s = draft_s + verify_s + context.draft_overhead_s + HANDLING_S * n
+            verify_s = cost.verify_seconds(n, n + round(drafted[depth]), num_context, drafted=True)
+            step_s = slowest_s[depth] + verify_s + beside_s[0] + beside_s[1]
             goodput = expected[depth] / step_s
             if goodput > best:
                 best_depth, best = depth, goodput

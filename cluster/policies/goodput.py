@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.policies.base import DecodeRequest, StepContext
+from cluster.policies.decode_batch import DecodeBatch
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -54,12 +55,7 @@ class StepTimes:
 
 def drafter_load(batch: Sequence[DecodeRequest]) -> dict[str, tuple[int, int]]:
     """By drafter: requests of the batch it drafts for, and their context tokens in total."""
-    load: dict[str, tuple[int, int]] = {}
-    for request in batch:
-        if request.drafter:
-            count, tokens = load.get(request.drafter, (0, 0))
-            load[request.drafter] = (count + 1, tokens + request.num_context)
-    return load
+    return DecodeBatch.of(batch).load
 
 
 def chain_limits(batch: Sequence[DecodeRequest], max_depth: int) -> Int64:
@@ -76,6 +72,8 @@ def chain_tokens(rates: Float64, lengths: Int64) -> Float64:
         lengths: int64 [requests], k: tokens drafted.
     """
     certain = rates >= 1.0
+    if not np.count_nonzero(certain):
+        return (1.0 - rates ** (lengths + 1)) / (1.0 - rates)
     rest = np.where(certain, 0.0, rates)
     return np.where(certain, lengths + 1.0, (1.0 - rest ** (lengths + 1)) / (1.0 - rest))
 

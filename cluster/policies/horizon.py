@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cluster.policies.base import DecodeRequest
 
 # An objective is met on time at whichever token the answer ends; so many tokens ahead it must hold again.
 HORIZON_TOKENS = 64
+# So few requests are looked at one by one in less time than all at once.
+FEW_REQUESTS = 48
 
 
 def quantile(miss_probability: float) -> float:
@@ -59,3 +65,29 @@ def required_tokens(request: DecodeRequest, step_s: float, z: float) -> float:
     # Zero for z = 0, where rounding can take it below.
     discriminant = max(0.0, b * b - 4.0 * a * horizon * horizon)
     return min(float(horizon), (-b + math.sqrt(discriminant)) / (2.0 * a))
+
+
+def required_by(batch: Sequence[DecodeRequest], step_s: float, z: float) -> NDArray[np.float64]:
+    """float64 [requests], `required_tokens` of each."""
+    if len(batch) < FEW_REQUESTS:
+        return np.array([required_tokens(request, step_s, z) for request in batch])
+    paced = [(r.tpot_s, r.num_decoded, r.decoding_s, r.num_remaining) for r in batch if r.tpot_s is not None]
+    if not paced:
+        return np.zeros(len(batch))
+    tpot_s, num_decoded, decoding_s, num_remaining = np.array(paced, dtype=np.float64).T
+    horizon = np.maximum(np.minimum(num_remaining, HORIZON_TOKENS), 1.0)
+    steps = (tpot_s * (num_decoded + horizon) - decoding_s) / step_s
+    a = steps * steps - z * z * steps
+    b = z * z * steps - 2.0 * horizon * steps
+    discriminant = np.maximum(b * b - 4.0 * a * horizon * horizon, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.minimum((np.sqrt(discriminant) - b) / (2.0 * a), horizon)
+    # From the last case of `required_tokens` to the first: whoever is in two is in the earlier one.
+    found = np.where(a <= 0.0, horizon, found)
+    found = np.where(steps >= horizon, 0.0, found)
+    found = np.where(steps < 1.0, (decoding_s + step_s) / tpot_s - num_decoded, found)
+    if len(paced) == len(batch):
+        return found
+    required = np.zeros(len(batch))
+    required[[request.tpot_s is not None for request in batch]] = found
+    return required

@@ -8,15 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.policies.base import DecodeRequest, StepContext
+from cluster.policies.decode_batch import DecodeBatch
 from cluster.policies.goodput import chain_tokens
-from cluster.policies.horizon import required_tokens
+from cluster.policies.horizon import required_by
 
 Float64 = NDArray[np.float64]
 
 # Step lengths tried, as multiples of a step that verifies the roots alone.
 LENGTHS = np.geomspace(1.0, 4.0, 12)
-# An acceptance rate of 1 would make any chain sure.
-MOST_CERTAIN_RATE = 0.98
 
 
 def needs(
@@ -40,28 +39,29 @@ def needs(
     Returns:
         float64 [requests]; 0 without an objective, too.
     """
-    n = len(batch)
-    required = np.array([required_tokens(request, context.step_s, z) for request in batch])
-    if not required.any():
+    n, batch = len(batch), DecodeBatch.of(batch)
+    required = required_by(batch, context.step_s, z)
+    if not np.count_nonzero(required):
         return required
     pace = required / context.step_s
-    rates = np.array([min(request.rate, MOST_CERTAIN_RATE) if request.drafter else 0.0 for request in batch])
-    reach = chain_tokens(rates, np.array([min(request.max_draft, max_depth) for request in batch]))
-    num_context = sum(request.num_context for request in batch)
-    roots_s = beside_s + context.cost.verify_seconds(n, n, num_context, drafted=True)
-    added_s = context.cost.verify_added_seconds(n, n * max_depth, num_context / n)
-    until_s = roots_s + np.concatenate([[0.0], np.cumsum(added_s)])
+    rates = batch.drafted_rates
+    reach = chain_tokens(rates, np.minimum(batch.limits, max_depth))
+    roots_s = beside_s + context.cost.verify_seconds(n, n, batch.num_context, drafted=True)
+    added_s = context.cost.verify_added_seconds(n, n * max_depth, batch.num_context / n)
+    until_s = np.zeros(len(added_s) + 1)
+    added_s.cumsum(out=until_s[1:])
+    until_s += roots_s
     lengths = roots_s * LENGTHS[:, None]
     need = pace * lengths
     rows = chain_rows(rates, np.minimum(need, reach))
     rows[need > reach] = n * max_depth + 1
-    order = np.argsort(rows, axis=1, kind="stable")
-    total = np.cumsum(np.take_along_axis(rows, order, axis=1), axis=1)
-    fits = total <= np.searchsorted(until_s, lengths, side="right") - 1
-    counts = fits.sum(axis=1)
-    best = len(counts) - 1 - int(np.argmax(counts[::-1]))
+    ordered = rows.copy()
+    ordered.sort(axis=1)
+    fits = ordered.cumsum(axis=1) <= until_s.searchsorted(lengths, side="right") - 1
+    counts = np.add.reduce(fits, axis=1, dtype=np.int64)
+    best = len(counts) - 1 - int(counts[::-1].argmax())
     kept = np.zeros(n)
-    served = order[best, : counts[best]]
+    served = rows[best].argsort(kind="stable")[: counts[best]]
     kept[served] = need[best, served]
     return kept
 

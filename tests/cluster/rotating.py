@@ -11,6 +11,8 @@ from selector.protocol import Outcome, PoolView, RequestView
 class Rotate:
     """Each request goes from drafter to drafter in the order of their names, after `every` steps on each."""
 
+    learns_from_steps = learns_from_scores = True
+
     def __init__(self, every: int = 3) -> None:
         self.every = every
 

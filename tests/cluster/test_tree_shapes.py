@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.forest import tree_shapes
 from engine.tree import TokenTree
+from engine.tree_batch import tree_shapes
 
 
 @st.composite
@@ -30,4 +30,6 @@ def trees(draw: st.DrawFn) -> TokenTree:
 @given(st.lists(trees(), min_size=1, max_size=6))
 def test_shapes_are_those_of_each_tree_by_itself(batch: list[TokenTree]) -> None:
     layers = [Counter(tree.depth.tolist()) for tree in batch]
-    assert tree_shapes(batch) == [(max(sizes.values()), max(sizes)) for sizes in layers]
+    widths, depths = tree_shapes(batch)
+    assert widths.tolist() == [max(sizes.values()) for sizes in layers]
+    assert depths.tolist() == [max(sizes) for sizes in layers]

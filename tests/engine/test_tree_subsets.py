@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.tree import FEW_TREES, Int32, TokenTree, subsets
+from engine.tree import Int32, TokenTree
+from engine.tree_batch import FEW_TREES, subsets
 
 
 @st.composite
