@@ -25,11 +25,11 @@ from deployments.cell_client import Endpoint
 from deployments.console import ConsoleState
 from deployments.directory import DirectoryClient, ListedCells
 from deployments.exposure import exposure_warnings, grpc_credentials, num_front_ends
+from deployments.farewell import Farewell
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_replica import GrpcReplica
 from deployments.grpc_server import GrpcThread
 from deployments.grpc_service import GenerationService
-from deployments.farewell import Farewell
 from deployments.http_limits import server_config
 from deployments.listening import shared_listener
 from deployments.metric_gathering import Gatherer, serve_metrics
