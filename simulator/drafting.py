@@ -38,6 +38,8 @@ def grow(
         the trees, and for each layer how many requests had a forward for it.
     """
     width = plans[0].width
+    if width == 1:
+        return _grow_chains(table, roots, tokens, plans, stop_rule)
     n, deepest = len(plans), max(plan.depth for plan in plans)
     limit = np.array([plan.depth for plan in plans])
     # A draft ends where its best path falls below either.
@@ -60,7 +62,7 @@ def grow(
     while layer < deepest and num_active:
         layer += 1
         forwards.append(num_active)
-        own = table.logp[rows, :width] if width > 1 else table.logp[rows, :1]
+        own = table.logp[rows, :width]
         after = table.next[rows, :width]
         said = table.token[rows, :width]
         children = path[:, :, None] + own
@@ -101,6 +103,58 @@ def grow(
         TokenTree(token=t[:size], parent=p[:size], logp=v[:size], depth=depths[:size])
         for t, p, v, size in zip(token, parent, logp, sizes, strict=True)
     ]
-    if token_stops_below is not None and width > 1:
+    if token_stops_below is not None:
         trees = [tree.subset(np.flatnonzero(tree.logp > -np.inf).astype(np.int32)) for tree in trees]
+    return trees, forwards
+
+
+def _grow_chains(
+    table: DrafterTable, roots: Int64, tokens: Int64, plans: Sequence[DraftPlan], stop_rule: StopRule | None
+) -> tuple[list[TokenTree], list[int]]:
+    """As `grow` for beams of one node, most of all drafts: nothing is sorted, and columns are read alone."""
+    n, deepest = len(plans), max([plan.depth for plan in plans])
+    limit = np.array([plan.depth for plan in plans])
+    stop = [max(plan.stop_logp, plan.least_forward_logp) for plan in plans]
+    stops_below = np.array(stop) if max(stop) > -np.inf else None
+    stop_token = [plan.stop_token_logp for plan in plans]
+    token_stops_below = np.array(stop_token) if max(stop_token) > -np.inf else None
+    adaptive = AdaptiveDrafter(stop_rule) if stop_rule is not None else None
+    first_logp, first_token, first_next = table.logp[:, 0], table.token[:, 0], table.next[:, 0]
+
+    # [layers, requests]: a layer is written at once.
+    token = np.empty((1 + deepest, n), dtype=np.int32)
+    logp = np.zeros((1 + deepest, n), dtype=np.float32)
+    token[0] = tokens
+    depth, forwards = np.zeros(n, dtype=np.int64), []
+    active = np.ones(n, dtype=np.bool_)
+    path: Float64 = np.zeros(n)
+    rows, layer, num_active = roots, 0, n
+    while layer < deepest and num_active:
+        layer += 1
+        forwards.append(num_active)
+        own = first_logp[rows]
+        token[layer] = first_token[rows]
+        path = path + own
+        logp[layer] = path
+        depth += active
+        if adaptive is not None:
+            adaptive.correct(np.exp(path[active]).tolist())
+        active &= limit > layer
+        if stops_below is not None:
+            active &= path >= stops_below
+        if token_stops_below is not None:
+            path = np.where(own >= token_stops_below, path, -np.inf)
+            active &= path > -np.inf
+        num_active = int(np.count_nonzero(active))
+        if adaptive is not None and num_active and not adaptive.pays(np.exp(path[active]).tolist()):
+            break
+        if layer < deepest and num_active:
+            rows = first_next[rows]
+    depths = np.arange(1 + layer, dtype=np.int32)
+    parents = depths - 1
+    by_request, path_logp = np.ascontiguousarray(token.T), np.ascontiguousarray(logp.T)
+    trees = [
+        TokenTree(token=t[:size], parent=parents[:size], logp=v[:size], depth=depths[:size])
+        for t, v, size in zip(by_request, path_logp, (1 + depth).tolist(), strict=True)
+    ]
     return trees, forwards
