@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping
@@ -16,7 +17,7 @@ from deployments.answering import Call
 from deployments.call_ids import call_prefix, new_call_id
 from deployments.cell_client import Endpoint, LocatedCell
 from deployments.cell_clients import CellClients, CellSource
-from deployments.errors import model_not_found, not_ready
+from deployments.errors import ApiError, model_not_found, not_ready
 from deployments.generation import TextAssembler, Update, generate, merge, prompt_only
 from deployments.objectives import Asked
 from deployments.openai_responses import ChatFormat, ChoiceState, CompletionFormat, Envelope
@@ -35,6 +36,8 @@ Answer = TypeVar("Answer")
 
 #: A cell that does not answer within this is not ready.
 _DESCRIBE_TIMEOUT_S = 5.0
+#: What it said of itself longer ago is asked again.
+_HEARD_LATELY_S = 2.0
 
 
 class CellControl(Protocol):
@@ -94,6 +97,8 @@ class ApiService:
         self._codec = codec
         self._tiers = dict(tiers or {})
         self._info: CellInfo | None = None
+        self._heard_at = 0.0
+        self._hearing: asyncio.Task[None] | None = None
         self._constraints = ConstraintCheck(codec)
         self.client = CellClients(
             cells or LocatedCell(cell.endpoint), give_up_after_s=give_up_after_s, silent_s=silent_s
@@ -114,12 +119,23 @@ class ApiService:
             raise not_ready("The model does not answer.") from error
         if not info.ready:
             raise not_ready("The model is still loading.")
-        self._info = info
+        self._info, self._heard_at = info, time.monotonic()
         return info
 
     async def info(self) -> CellInfo:
-        """The cell's description as last heard; of what it says only the drafters change."""
-        return self._info or await self.describe()
+        """The cell's description as last heard, some seconds ago while requests come."""
+        if self._info is None:
+            return await self.describe()
+        if time.monotonic() > self._heard_at + _HEARD_LATELY_S and (
+            self._hearing is None or self._hearing.done()
+        ):
+            self._hearing = asyncio.create_task(self._hear(), name="description of the cell")
+        return self._info
+
+    async def _hear(self) -> None:
+        """Others serve after a rollout, with other drafters, limits and costs."""
+        with contextlib.suppress(ApiError):  # it starts, or is gone: what was heard last holds
+            await self.describe()
 
     async def ready(self) -> CellInfo:
         """A cell takes requests now; raises 503 if none does.
@@ -164,6 +180,8 @@ class ApiService:
 
     async def close(self) -> None:
         """Drop the connection to the cell."""
+        if self._hearing is not None:
+            self._hearing.cancel()
         await self.client.close()
 
     # -- requests ------------------------------------------------------------------------------------

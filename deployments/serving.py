@@ -135,7 +135,8 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
             startup.enter("gRPC")
             await_grpc(shown_address(config.grpc), has_tls=config.http.tls_certificate is not None)
             console.print(f"gRPC on [bold]{shown_address(config.grpc)}[/]", highlight=False)
-    console.print(f"[dim]ready after {startup.seconds:.0f} s[/]")
+    ray_address = ray.get_runtime_context().gcs_address
+    console.print(f"[dim]ready after {startup.seconds:.0f} s, on the Ray cluster {ray_address}[/]")
     return url
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from cluster.members import Member
 from deployments import cli
 from deployments.farewell import Farewell
 from deployments.rollout import Progress, RolloutError, allowed
+from tests.fakes.cell_stand_in import CellStandIn
 
 RUNNING = FlotillaConfig.model_validate(
     {
@@ -103,6 +105,28 @@ def test_the_command_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["rollout", str(path)])
     assert result.exit_code == 2
     assert "policy.nmae" in result.output
+
+
+async def test_front_ends_learn_what_the_cells_that_came_say_of_themselves(
+    http: AsyncClient, cell: CellStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.api_service._HEARD_LATELY_S", 0.0)
+
+    async def num_tokens() -> int:
+        card = (await http.get("/v1/models")).json()["data"][0]
+        return int(card["max_model_len"])
+
+    assert await num_tokens() == cell.max_tokens == 256
+    cell.max_tokens = 128
+    for _ in range(100):
+        if await num_tokens() == 128:
+            break
+        await asyncio.sleep(0.01)
+    assert await num_tokens() == 128
+    cell.away = True
+    for _ in range(3):
+        assert await num_tokens() == 128  # what was heard last
+        await asyncio.sleep(0.01)
 
 
 async def test_a_front_end_that_goes_asks_for_connections_to_be_closed() -> None:

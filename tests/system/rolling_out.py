@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import httpx
@@ -47,5 +48,7 @@ def check_a_rollout(server: Server, ask: Callable[[], object], expected: object)
     assert answers
     assert all(answer == expected for answer in answers), answers
     assert min(num_ready) >= 1, "there was a time without a cell"
-    card = httpx.get(f"{server.url}/v1/models", timeout=30).json()["data"][0]
-    assert card["policy"] == "smartspec"
+    deadline = time.monotonic() + 20
+    while httpx.get(f"{server.url}/v1/models", timeout=30).json()["data"][0]["policy"] != "smartspec":
+        assert time.monotonic() < deadline, "front ends still tell of a former cell"
+        time.sleep(0.2)

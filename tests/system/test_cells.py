@@ -18,6 +18,8 @@ from cluster.members import Member
 from deployments.application import APP_NAME
 from deployments.directory import DIRECTORY_NAME
 from tests.system.conftest import Server, start
+from tests.system.front_end_loss import check_a_stream_goes_on
+from tests.system.rolling_out import check_a_rollout
 
 NUM_REQUESTS = 10
 
@@ -111,3 +113,14 @@ def test_a_cell_killed_in_the_midst_of_answers_changes_no_text(
 ) -> None:
     serving = two_serving()
     assert asyncio.run(answers(two_cells, int(serving[0].details["pid"]))) == undisturbed
+
+
+def test_a_stream_goes_on_at_its_last_event_when_its_front_end_was_killed(two_cells: Server) -> None:
+    check_a_stream_goes_on(two_cells)
+
+
+def test_another_configuration_is_rolled_out_under_load(
+    two_cells: Server, undisturbed: list[list[int]]
+) -> None:
+    """Last: there is one cell then."""
+    check_a_rollout(two_cells, lambda: asyncio.run(answers(two_cells, None)), undisturbed)
