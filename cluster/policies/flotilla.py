@@ -97,6 +97,9 @@ class Flotilla:
             for name, (count, tokens) in batch.load.items()
         }
         cheap = self._cheap(layer_s, context)
+        # A lookup is cheap for one request too; a small model is only when many share its forward.
+        alone_s = {name: context.cost.draft_layer_seconds(name, 1, width) for name in layer_s}
+        lookups = self._cheap(alone_s, context)
         chains = chain_rows(batch.rates, need).tolist() if is_urgent else [0.0] * n
         log, max_depth = math.log, config.max_depth
         # With few requests the drafter's own confidence bounds depth as it goes, and knows more than any
@@ -106,8 +109,10 @@ class Flotilla:
         plans = []
         for request, required, chain in zip(batch, need.tolist(), chains, strict=True):
             own, rate, stop_logp, name = planned, request.rate, log_least, request.drafter
-            if name in cheap:
-                own = max_depth  # its rate counts tokens for which it proposes nothing
+            if name in lookups or (name in cheap and request.tpot_s is not None):
+                # A lookup's rate counts tokens for which it proposes nothing. What a model drafts beyond the
+                # depth that pays gives the SLO phase more to choose from; without objectives it is wasted.
+                own = max_depth
             elif 0.0 < rate < 1.0 and least > 0.0:
                 reach = int(log_least / log(rate))
                 own = reach if reach < own else own
