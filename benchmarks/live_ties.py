@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +13,7 @@ from benchmarks.live_requests import LiveRequest
 def explain_differences(
     target: str, differences: Sequence[tuple[Delivery, str]], references: Mapping[int, Mapping[int, Choice]]
 ) -> list[dict[str, Any]]:
-    """For every choice whose tokens differ, where, by how much the target preferred its own, and whether
+    """For every choice that differs, where, by how much the target preferred its own, and whether
     rounding explains it (`benchmarks.near_ties`).
 
     Args:
@@ -21,32 +21,57 @@ def explain_differences(
         differences: deliveries and in what way they differ.
         references: the right answers, by the request's index.
     """
-    if not differences:
-        return []
+    found = []
+    judge: Callable[..., Any] | None = None
+    for delivery, verdict in differences:
+        request, right = delivery.request, references[delivery.request.index]
+        for index in sorted(right.keys() | delivery.last.choices.keys()):
+            expected = right.get(index, Choice())
+            got = delivery.last.choices.get(index, Choice())
+            if got == expected:
+                continue
+            if got.tokens == expected.tokens:
+                # The same tokens shown as another text, or ended for another reason: no rounding does that.
+                found.append(_unproven(request, index, verdict, len(expected.tokens)))
+                continue
+            judge = judge or _judge(target)
+            difference = judge(request, index, expected.tokens, got.tokens)
+            found.append({**asdict(difference), "verdict": verdict, "choice": index})
+    return found
+
+
+def _judge(target: str) -> Callable[..., Any]:
+    """Loads the target, which takes seconds: only where tokens differ."""
     from benchmarks import demo
-    from benchmarks.near_ties import explain, first_difference
+    from benchmarks.near_ties import Difference, explain
     from benchmarks.transformers_engine import Reference
 
     reference = Reference(demo.directory(target), "float32")
-    found = []
-    for delivery, verdict in differences:
-        request = delivery.request
-        for index, expected in references[request.index].items():
-            got = delivery.last.choices.get(index, Choice())
-            if got.tokens == expected.tokens:
-                continue
-            at = first_difference(expected.tokens, got.tokens)
-            difference = explain(
-                reference,
-                _params(request, index),
-                reference.encode(request.prompt),
-                expected.tokens,
-                got.tokens,
-                index=request.index,
-                domain=request.domain,
-            )
-            found.append({**asdict(difference), "verdict": verdict, "choice": index, "position": at})
-    return found
+
+    def judge(request: LiveRequest, choice: int, expected: list[int], got: list[int]) -> Difference:
+        return explain(
+            reference,
+            _params(request, choice),
+            reference.encode(request.prompt),
+            expected,
+            got,
+            index=request.index,
+            domain=request.domain,
+        )
+
+    return judge
+
+
+def _unproven(request: LiveRequest, choice: int, verdict: str, position: int) -> dict[str, Any]:
+    return {
+        "prompt": request.index,
+        "domain": request.domain,
+        "choice": choice,
+        "verdict": verdict,
+        "position": position,
+        "gap": None,
+        "proven": False,
+    }
 
 
 def _params(request: LiveRequest, choice: int) -> Any:

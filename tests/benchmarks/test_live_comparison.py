@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from benchmarks.live_client import Attempt, Choice, Delivery
 from benchmarks.live_comparison import Comparison, compare_choices, compare_tokens, is_beginning
 from benchmarks.live_requests import LiveRequest, mixed_requests
+from benchmarks.live_ties import explain_differences
 
 # No token comes twice, so that a damage can be told from its result in one way only.
 DISTINCT = st.lists(st.integers(0, 200), min_size=1, max_size=24, unique=True)
@@ -97,3 +98,19 @@ def test_the_mixed_requests_come_in_all_classes_modes_and_both_ways() -> None:
     assert all(one.max_tokens <= 64 for one in requests)
     assert [one.body("m") for one in mixed_requests(84, 3, 64)] == [one.body("m") for one in requests]
     assert [one.body("m") for one in mixed_requests(84, 4, 64)] != [one.body("m") for one in requests]
+
+
+def test_another_text_of_the_same_tokens_is_no_near_tie() -> None:
+    asked = mixed_requests(84, 0, 16)
+    greedy = next(one for one in asked if one.mode == "greedy")
+    right = {0: Choice([300, 301], "ab", "stop")}
+
+    def judged(choice: Choice) -> list[bool]:
+        got = Delivery(greedy, "id", [Attempt(0.0, 0.1, "answered", {0: choice})])
+        found = explain_differences("zoo:nowhere", [(got, "differing")], {greedy.index: right})
+        return [one["proven"] for one in found]
+
+    assert judged(Choice([300, 301], "abc", "stop")) == [False]
+    assert judged(Choice([300, 301], "ab", "length")) == [False]
+    # No target is loaded for these.
+    assert explain_differences("zoo:nowhere", [], {}) == []
