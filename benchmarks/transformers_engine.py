@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from benchmarks.engine_under_test import RunResult, Task, until_end
 from benchmarks.prompts import Prompt
+from engine.devices import resolve_device
 from engine.grammar import Grammars
 
 
@@ -59,15 +60,15 @@ class Reference:
     @torch.inference_mode()
     def top2(self, tokens: Sequence[int], prompt_len: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and logits of the two best tokens at every output position of `tokens` and after it."""
-        logits = self.model(input_ids=torch.tensor([list(tokens)])).logits[0, prompt_len - 1 :].float()
-        values, ids = logits.topk(2, dim=-1)
-        return ids, values
+        inputs = torch.tensor([list(tokens)], device=self.model.device)
+        values, ids = self.model(input_ids=inputs).logits[0, prompt_len - 1 :].float().topk(2, dim=-1)
+        return ids.cpu(), values.cpu()
 
 
 def load_model(path: str, dtype: str) -> Any:
-    """A model for inference on the CPU."""
+    """A model for inference, on a GPU if there is one: where a target of the default `device` runs."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-    model.eval()
+    model.eval().to(resolve_device("auto"))
     return model
 
 
@@ -85,8 +86,9 @@ def generate(
     """`generate` over one batch, padded on the left; outputs end with their end token."""
     width = max(map(len, prompts))
     pad = model.generation_config.pad_token_id or 0
-    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    padded = [[pad] * (width - len(prompt)) + prompt for prompt in prompts]
+    seen = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    ids, mask = (torch.tensor(rows, device=model.device) for rows in (padded, seen))
     lookup = options.pop("prompt_lookup_num_tokens", None)
     fields = {} if lookup is None else {"prompt_lookup_num_tokens": lookup}
     with torch.inference_mode():

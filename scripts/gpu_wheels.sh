@@ -1,0 +1,29 @@
+#!/bin/sh
+# Gather in .gpu/ what a GPU machine without a network needs beside its own torch: a few wheels, and FlashInfer
+# without sources of kernels that are not ours, which is most of it.
+#   scripts/gpu_wheels.sh [PYTHON_VERSION]        then carry .gpu/ there; scripts/gpu_session.sh unpacks it
+set -eu
+python_version=${1:-3.12}
+root=$(cd "$(dirname "$0")/.." && pwd)
+out=$root/.gpu
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$out"
+rm -f "$out"/*.whl "$out"/flashinfer.tar.xz
+cd "$out"
+for package in msgspec 'llguidance>=1.9,<2' pydantic==2.12.5 pydantic-core==2.41.5 annotated-types typing-inspection \
+    pytest-asyncio apache-tvm-ffi; do
+    "$root/.venv/bin/python" -m pip download -q --no-deps --only-binary=:all: --python-version "$python_version" \
+        --implementation cp --platform manylinux_2_34_x86_64 --platform manylinux_2_31_x86_64 \
+        --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 \
+        --platform manylinux_2_24_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -d . "$package"
+done
+cd "$work"
+"$root/.venv/bin/python" -m pip download -q --no-deps --only-binary=:all: -d . flashinfer-python==0.7.2
+"$root/.venv/bin/python" -m zipfile -e flashinfer_python-*.whl site
+cd site
+find flashinfer/data/csrc -mindepth 1 -maxdepth 1 -type d -exec rm -rf {} +
+rm -rf flashinfer/data/cutlass/examples flashinfer/data/cutlass/python flashinfer/data/cutlass/test \
+    flashinfer/data/cutlass/media flashinfer/moe_ep/kernel_src
+tar -cf - . | xz -6 > "$out/flashinfer.tar.xz"
+du -sh "$out"

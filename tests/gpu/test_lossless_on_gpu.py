@@ -1,0 +1,62 @@
+"""Target and drafters on a GPU: outputs are those of the target alone on a CPU, but for proven near ties."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.near_ties import audit, explain
+from benchmarks.transformers_engine import Reference
+from cluster.config import FlotillaConfig
+from cluster.local import LocalEngine
+from cluster.model_paths import model_directory
+from cluster.stream_messages import Submit
+from deployments.demo import demo_config
+from engine.devices import resolve_device
+from engine.sampling_params import SamplingParams
+
+MODES = (
+    SamplingParams(temperature=0.0, max_tokens=48),
+    SamplingParams(temperature=0.8, top_p=0.95, max_tokens=48, seed=3),
+    SamplingParams(temperature=1.0, top_k=50, min_p=0.02, repetition_penalty=1.1, max_tokens=48, seed=4),
+)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_outputs_are_the_targets_own(graphs: bool) -> None:
+    raw: dict[str, Any] = demo_config().model_dump()
+    for part in (raw["target"], *raw["drafters"]):
+        if "device" in part:
+            part |= {"num_slots": 4096, "cuda_graphs": graphs}
+    engine = LocalEngine(FlotillaConfig.model_validate(raw))
+    assert engine.target.device == resolve_device("cuda")
+    reference = Reference(str(model_directory(raw["target"]["path"])))
+    text = Path(__file__).read_text()
+    prompts = [reference.tokenizer(text[i * 97 : i * 97 + 300])["input_ids"] for i in range(12)]
+    requests = [
+        Submit(request_id=str(i), prompt=prompt, sampling=MODES[i % len(MODES)])
+        for i, prompt in enumerate(prompts)
+    ]
+    done = engine.generate(requests)
+    differing = 0
+    for i, prompt in enumerate(prompts):
+        output = done[str(i)].tokens
+        alone = audit(reference, MODES[i % len(MODES)], prompt, output)
+        if alone == output:
+            continue
+        differing += 1
+        place = next(j for j, (a, b) in enumerate(zip(alone, output, strict=True)) if a != b)
+        difference = explain(
+            reference,
+            MODES[i % len(MODES)],
+            prompt,
+            alone[: place + 1],
+            output,
+            index=i,
+            domain="gpu",
+            tolerance=1e-3,
+        )
+        assert difference.proven, difference
+    assert differing <= 2

@@ -1,0 +1,149 @@
+"""Runners on a GPU: equal to a CPU in float32; captured and FlashInfer forwards equal to ordinary ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.model_paths import model_directory
+from engine.attention import PaddedAttention
+from engine.cuda_graphs import GraphedRunner
+from engine.devices import memory_of
+from engine.flashinfer_attention import FlashInferAttention, why_not_flashinfer
+from engine.kv_budget import NotEnoughMemory
+from engine.llama_runner import LlamaRunner
+from engine.llama_weights import LlamaWeights, load_llama_weights
+from engine.loading import RunnerKind, load_runner
+from engine.noise import gumbel_noise, uniform_noise
+from engine.runner import Segment
+from tests.engine import tiny_models
+from tests.engine.test_runners import logits_of
+from tests.engine.test_static_forwards import batch
+
+TARGET = "zoo:target-8x384"
+
+
+def directories(tmp_path: Path) -> list[Path]:
+    return [model_directory(TARGET), tiny_models.write("qwen3", tmp_path)]
+
+
+def test_noise_is_the_same_on_both_devices(cuda: torch.device) -> None:
+    seeds, positions = [0, 1, 2**63, 2**64 - 1], [0, 7, 100_000, 2**31]
+    uniform = uniform_noise(seeds, positions, 128_256, device=cuda).cpu()
+    assert torch.equal(uniform, uniform_noise(seeds, positions, 128_256))
+    # Two logarithms in float64, rounded to float32: the devices may differ in the last bit of few.
+    noise, expected = (
+        gumbel_noise(seeds, positions, 128_256, device=cuda).cpu(),
+        gumbel_noise(seeds, positions, 128_256),
+    )
+    torch.testing.assert_close(noise, expected, atol=0, rtol=3e-7)
+    assert float((noise == expected).float().mean()) > 0.9999
+
+
+@pytest.mark.parametrize("runner", ["lean", "hf"])
+def test_float32_logits_equal_those_of_a_cpu(runner: RunnerKind, tmp_path: Path) -> None:
+    for directory in directories(tmp_path):
+        on_cpu = load_runner(directory, num_slots=256, runner=runner)
+        on_gpu = load_runner(
+            directory, num_slots=256, runner=runner, device="cuda"
+        )  # passes its self-test, too
+        assert on_gpu.num_slots == 256
+        for got, expected in zip(logits_of(on_gpu, 1), logits_of(on_cpu, 1), strict=True):
+            assert got.is_cuda
+            torch.testing.assert_close(got.cpu(), expected, atol=1e-3, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[torch.dtype, LlamaWeights]:
+    from transformers import AutoModelForCausalLM
+
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = AutoModelForCausalLM.from_pretrained(model_directory(TARGET), dtype=dtype).eval()
+        found[dtype] = load_llama_weights(model, device=torch.device("cuda", 0))
+    return found
+
+
+def ragged(rng: np.random.Generator, slots: int) -> list[Segment]:
+    kinds = ("causal", "tree", "wide")
+    shapes = [
+        (int(rng.integers(0, 60)), int(rng.integers(1, 10)), kinds[rng.integers(3)])
+        for _ in range(rng.integers(1, 9))
+    ]
+    return batch(rng, shapes, rng.permutation(slots).astype(np.int32))
+
+
+@pytest.mark.parametrize("backend", ["padded", "flashinfer"])
+def test_captured_forwards_equal_ordinary_ones(
+    backend: str, weights: dict[torch.dtype, LlamaWeights], cuda: torch.device
+) -> None:
+    dtype = torch.float32 if backend == "padded" else torch.bfloat16
+    of = weights[dtype]
+    if backend == "flashinfer" and (reason := why_not_flashinfer(dtype, cuda, of.head_dim)):
+        pytest.skip(reason)
+    plain = LlamaRunner(of, 1000, backend)  # type: ignore[arg-type]
+    static = GraphedRunner(LlamaRunner(of, 1001, backend), capture_at=1)  # type: ignore[arg-type]
+    tolerance = 1e-3 if dtype == torch.float32 else 0.15
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        segments = ragged(rng, 1000)
+        keep = np.arange(sum(len(s.slots) for s in segments), dtype=np.int32)
+        for _ in range(2):  # capture, then replay
+            expected, got = plain.forward(segments, keep), static.forward(segments, keep)
+            torch.testing.assert_close(got, expected, atol=tolerance, rtol=1e-2)
+    assert static.shapes
+
+
+def test_a_replay_waits_for_nothing(weights: dict[torch.dtype, LlamaWeights]) -> None:
+    static = GraphedRunner(LlamaRunner(weights[torch.float32], 1001, "padded"), capture_at=1)
+    segments = ragged(np.random.default_rng(1), 1000)
+    keep = np.arange(sum(len(s.slots) for s in segments), dtype=np.int32)
+    static.forward(segments, keep)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        static.forward(segments, keep)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_flashinfer_equals_padded_attention(dtype: torch.dtype, cuda: torch.device) -> None:
+    if reason := why_not_flashinfer(dtype, cuda, 64):
+        pytest.skip(reason)
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    padded, paged = (
+        PaddedAttention(1000, dtype=dtype, device=cuda),
+        FlashInferAttention(1000, dtype=dtype, device=cuda),
+    )
+    for _ in range(30):
+        segments = ragged(rng, 1000)
+        earlier = [
+            Segment(tokens=s.past, positions=s.past, slots=s.past, past=s.past[:0])
+            for s in segments
+            if len(s.past)
+        ]
+        for part in filter(None, (earlier, segments)):
+            rows = sum(len(segment.slots) for segment in part)
+            q, k, v = (torch.randn(rows, heads, 64, dtype=dtype, device=cuda) for heads in (8, 2, 2))
+            out = [backend.run(backend.plan(part), 0, q, k, v, 0.125) for backend in (padded, paged)]
+        torch.testing.assert_close(out[1], out[0], atol=2e-2, rtol=2e-2)
+
+
+def test_automatic_slots_keep_to_the_budget(cuda: torch.device) -> None:
+    before = torch.cuda.memory_allocated(cuda)
+    runner = load_runner(
+        model_directory(TARGET), num_slots="auto", memory_fraction=0.02, device_share=0.5, device="cuda"
+    )
+    used = torch.cuda.memory_allocated(cuda) - before
+    budget = memory_of(cuda).total * 0.02 * 0.5
+    assert 0.7 * budget < used <= 1.02 * budget
+    assert runner.num_slots > 1000
+
+
+def test_too_many_slots_are_refused_with_figures() -> None:
+    with pytest.raises(NotEnoughMemory, match=r"1000000000 KV slots need .* GiB on cuda:0.*free"):
+        load_runner(model_directory(TARGET), num_slots=10**9, device="cuda")
