@@ -234,7 +234,7 @@ class SurfaceCells:
         if len(self._queue):
             tokens = (self._queue.prompt + self._queue.done).astype(float)
             unread = unread + np.bincount(self._queue_cell, weights=tokens, minlength=self._num_places)
-        reading_s: Floats = unread * per_token_s
+        reading_s = np.asarray(unread * per_token_s, np.float64)
         too_many = self._running + waiting + 1 - self._surface.max_running
         if not (too_many > 0).any():
             return reading_s
