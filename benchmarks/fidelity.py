@@ -24,6 +24,7 @@ _SHOWN = {
     "goodput_tokens_s": ("goodput tokens/s", 0),
 }
 _STEPS = {
+    "drafted_share": ("with drafts", 2),
     "requests_per_step": ("requests", 2),
     "rows_per_request_step": ("rows each", 2),
     "tokens_per_request_step": ("tokens each", 2),

@@ -40,6 +40,7 @@ FIGURES = {
     "goodput_tokens_s": 1,
 }
 STEP_FIGURES = {
+    "drafted_share": 2,
     "requests_per_step": 2,
     "tokens_per_request_step": 3,
     "rows_per_request_step": 3,
@@ -158,6 +159,7 @@ def step_figures(steps: Sequence[StepSample]) -> dict[str, float]:
     num, verified = max(1, len(steps)), sum(step.num_requests for step in steps)
     drafting = [max((draft.seconds for draft in step.drafts), default=0.0) for step in steps]
     return {
+        "drafted_share": sum(bool(step.drafts) for step in steps) / num,
         "requests_per_step": verified / num,
         "tokens_per_request_step": sum(step.num_committed for step in steps) / max(1, verified),
         "rows_per_request_step": sum(step.num_tokens for step in steps) / max(1, verified),

@@ -19,7 +19,7 @@ from simulator.hardware import DrafterProfile, HardwareProfile, Trips
 Float64 = NDArray[np.float64]
 
 # Steps that took this many times their median in relation to the fit met something else on the machine.
-OUTLIER = 5.0
+OUTLIER = 20.0
 LEAST_SAMPLES = 20
 _COEFFICIENTS = ("alpha", "beta", "gamma", "rho", "delta", "gamma_knee")
 
