@@ -19,6 +19,7 @@ from benchmarks import (
     cli_grpc,
     cli_kills,
     cli_overhead,
+    cli_overload,
     cli_pipeline,
     cli_pool,
     cli_regret,
@@ -38,6 +39,7 @@ app.add_typer(vllm_app, name="vllm")
 app.command()(cli_chaos.chaos)
 app.command()(cli_kills.kills)
 app.command()(cli_soak.soak)
+app.command()(cli_overload.overload)
 app.command()(cli_compare.compare)
 app.command()(cli_compare.selection)
 app.command()(cli_pipeline.pipeline)

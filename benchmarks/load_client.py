@@ -37,6 +37,7 @@ class Outcome:
         finish_reason: as the server gave it.
         metrics: the server's own account of the request.
         error: what went wrong; empty when nothing did.
+        retry_after_s: when to come back, if the server said so.
         status: HTTP status; 0 without an answer.
         parse_s: time the client itself spent on reading this stream.
     """
@@ -55,6 +56,7 @@ class Outcome:
     metrics: dict[str, Any] | None = None
     error: str = ""
     status: int = 0
+    retry_after_s: float | None = None
     parse_s: float = 0.0
 
     @property
@@ -173,11 +175,16 @@ class LoadClient:
         return body
 
     async def send(
-        self, request: BenchRequest, origin: float | None = None, extra: Mapping[str, Any] | None = None
+        self,
+        request: BenchRequest,
+        origin: float | None = None,
+        extra: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Outcome:
         """Send one request and read its stream to the end; never raises for what the server does.
 
-        `origin` is the run's start on the performance counter; `extra` overrides body fields.
+        `origin` is the run's start on the performance counter; `extra` overrides body fields, and `headers`
+        those of the client, such as the API key.
         """
         outcome = Outcome(request)
         path = "/v1/chat/completions" if request.is_chat else "/v1/completions"
@@ -189,9 +196,13 @@ class LoadClient:
                 outcome.lag_ms = max(0.0, outcome.sent_s - request.arrival_s) * 1000.0
         try:
             async with self.session.post(
-                self._base + path, data=payload, headers={"Content-Type": "application/json"}
+                self._base + path,
+                data=payload,
+                headers={"Content-Type": "application/json", **(headers or {})},
             ) as response:
                 outcome.status = response.status
+                after = response.headers.get("Retry-After", "")
+                outcome.retry_after_s = float(after) if after.isdecimal() else None
                 if response.status != 200:
                     outcome.error = f"HTTP {response.status}: {_error_text(await response.read())}"
                     return outcome

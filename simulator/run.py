@@ -232,6 +232,7 @@ def submission(request: SimRequest) -> Submit:
         priority=request.priority,
         on_miss=request.on_miss,
         downgrades=request.downgrades,
+        tenant=request.tenant,
     )
 
 

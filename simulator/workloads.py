@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.arrivals import category_peaks, read_text, renewal_times, rescale, trace_times
 from benchmarks.objectives import NO_SLO_SPEC, Limit, Slo, SloSpec
 from benchmarks.prompts import adaserve_category
-from cluster.stream_messages import Objective, Terms
+from cluster.stream_messages import NOBODY, Objective, Tenant, Terms
 from simulator.noise import key_of
 
 
@@ -32,6 +32,7 @@ class SimRequest:
         seed: of its text and of what drafters say of it.
         priority: smaller is served earlier.
         on_miss, downgrades: what is done if it is predicted to miss its objective, as in `Submit`.
+        tenant: whose it is, where API keys compete.
     """
 
     request_id: str
@@ -44,6 +45,7 @@ class SimRequest:
     priority: int = 0
     on_miss: str = "serve"
     downgrades: tuple[Terms, ...] = ()
+    tenant: Tenant = NOBODY
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,103 @@
+"""`flotilla bench overload`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.cli_common import JsonFile, Seed, failed
+
+
+def overload(
+    times: Annotated[
+        float, typer.Option(min=1.0, help="Load during the overload, in multiples of the saturated rate.")
+    ] = 4.0,
+    minutes: Annotated[float, typer.Option(min=0.05, help="How long it lasts.")] = 5.0,
+    usual: Annotated[float, typer.Option(min=0.05, help="Share of that rate before and after.")] = 0.8,
+    around: Annotated[float, typer.Option(min=2.0, help="Seconds of usual load before and after.")] = 60.0,
+    saturation_s: Annotated[
+        float, typer.Option(min=2.0, help="Seconds in which saturation is measured.")
+    ] = 20.0,
+    max_running: Annotated[int, typer.Option(min=1, help="Requests the cell decodes at once.")] = 8,
+    max_waiting: Annotated[int, typer.Option(min=2, help="Requests that may wait.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Bound on every answer's tokens.")] = 48,
+    fair: Annotated[bool, typer.Option(help="Tell API keys apart.")] = True,
+    plot: Annotated[Path | None, typer.Option(help="Write the plot to this file.")] = None,
+    logs: Annotated[Path, typer.Option(help="Folder for the server's log.")] = Path("/tmp/flotilla-overload"),
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Ask a served system for several times what it can do, from one of four API keys, in three tiers.
+
+    Whoever is refused comes back when told. Reports attainment before, during and after, whether the times
+    told were true, how soon all is well again, and what the other keys noticed.
+    """
+    from benchmarks import overload as measured
+    from benchmarks import tables
+
+    try:
+        options = measured.OverloadOptions(
+            times=times,
+            minutes=minutes,
+            usual=usual,
+            before_s=around,
+            after_s=around,
+            saturation_s=saturation_s,
+            max_running=max_running,
+            max_waiting=max_waiting,
+            max_tokens=max_tokens,
+            fair=fair,
+            seed=seed,
+            logs=logs,
+        )
+        record = measured.run(options)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise failed("overload", error) from None
+    tables.write_json(json_file, record)
+    _print(record)
+    if plot is not None:
+        from benchmarks import overload_plot
+
+        overload_plot.draw(record, plot)
+        tables.console.print(f"Wrote {plot}.")
+
+
+def _print(record: dict[str, Any]) -> None:
+    from benchmarks import tables
+
+    heads = ["", "phase", "sent", "refused", "on time, of those taken", "of all sent", "median TTFT ms"]
+    for kind, title in (("tiers", "By tier"), ("keys", "By API key, tiers with objectives")):
+        rows = [
+            [
+                name,
+                phase,
+                str(part["num_sent"]),
+                str(part["num_refused"]),
+                tables.percent(part["attained_of_taken"]),
+                tables.percent(part["attained_of_sent"]),
+                tables.number(part["ttft_ms_median"], 0),
+            ]
+            for name, phases in record[kind].items()
+            for phase, part in phases.items()
+        ]
+        tables.console.print(tables.plain_table(title, heads, rows))
+    rows = [
+        [
+            tier,
+            str(part["num_refused"]),
+            f"{part['num_taken_then']} of {part['num_came_back']}",
+            tables.number(part["told_s_median"]),
+            tables.number(part["told_s_most"]),
+            tables.number(part["could_s_median"]),
+        ]
+        for tier, part in record["refusals"].items()
+    ]
+    heads = ["tier", "refusals", "taken when they came back", "told s", "most s", "next taken s"]
+    tables.console.print(tables.plain_table("Refusals", heads, rows))
+    tables.console.print(f"Saturated at {record['saturated_rate']:.2f} requests/s.")
+    tables.console.print(
+        f"All on time {record['recovery_s']:.1f} s after the overload, other keys "
+        f"{record['recovery_of_others_s']:.1f} s; {record['num_errors']} failed."
+    )
