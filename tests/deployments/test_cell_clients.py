@@ -279,3 +279,28 @@ async def test_a_cell_with_nothing_to_say_is_not_left(clients: CellClients, list
     await asyncio.sleep(0.4)  # four times what a silent cell is given
     assert clients.num_silent == 0
     assert clients.is_connected
+
+
+async def test_an_event_loop_that_does_not_turn_is_told(clients: CellClients, listed: Listed) -> None:
+    listed.add("one")
+    await connected(clients, 1)
+    clients.check(stuck_s=0.0)
+    clients._turned_at -= 60
+    with pytest.raises(RuntimeError, match="has not turned for 6"):
+        clients.check(stuck_s=20.0)
+    await asyncio.sleep(0.05)
+    clients.check(stuck_s=20.0)
+
+
+async def test_who_is_connected_to_a_cell_that_takes_requests_can_serve(
+    clients: CellClients, listed: Listed
+) -> None:
+    assert not clients.can_serve
+    one = listed.add("one")
+    listed.states["one"] = "starting"
+    await connected(clients, 1)
+    assert not clients.can_serve
+    listed.states["one"] = "ready"
+    await eventually(lambda: clients.can_serve)
+    one.stopped = True
+    await eventually(lambda: not clients.can_serve)

@@ -191,3 +191,12 @@ def test_files_that_are_no_records_exit_with_2_and_say_why(file: Path, tmp_path:
     code, output = replay(file, "--policy", "luck")
     assert code == 2
     assert "unknown policy" in output
+
+
+async def test_how_workers_are_is_passed_on(deciding: DecidingCell, client: httpx.AsyncClient) -> None:
+    answer = await client.get("/debug/workers")
+    assert answer.status_code == 200
+    assert answer.json() == {"object": "list", "data": await deciding.workers()}
+    deciding.away = True
+    deciding.workers = deciding.describe  # type: ignore[method-assign, assignment]
+    assert (await client.get("/debug/workers")).status_code == 503
