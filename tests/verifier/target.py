@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from engine.cuda_graphs import GraphedRunner
 from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights
@@ -52,7 +53,9 @@ class Target:
         self._weights = load_llama_weights(self.plain)
         self._cache: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def runner(self, num_slots: int = 400, *, lean: bool = True) -> ModelRunner:
+    def runner(self, num_slots: int = 400, *, lean: bool = True, captured: bool = False) -> ModelRunner:
+        if captured:
+            return GraphedRunner(LlamaRunner(self._weights, num_slots + 1), capture_at=1)
         return LlamaRunner(self._weights, num_slots) if lean else HFRunner(self._model, num_slots)
 
     @torch.no_grad()

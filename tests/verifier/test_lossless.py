@@ -47,7 +47,7 @@ prompts = st.one_of(
 @given(
     requests=st.lists(st.tuples(prompts, params), min_size=1, max_size=5),
     num_slots=st.sampled_from([90, 150, 600]),
-    lean=st.booleans(),
+    runner=st.sampled_from(["hf", "lean", "captured"]),
     prefix_sharing=st.booleans(),
     preempt=st.sampled_from([0.0, 0.15]),
     seed=st.integers(0, 2**32),
@@ -55,12 +55,13 @@ prompts = st.one_of(
 def test_any_schedule_equals_plain_decoding(
     requests: list[tuple[list[int], SamplingParams]],
     num_slots: int,
-    lean: bool,
+    runner: str,
     prefix_sharing: bool,
     preempt: float,
     seed: int,
 ) -> None:
-    verifier = Verifier(TARGET.runner(num_slots, lean=lean), prefix_sharing=prefix_sharing)
+    model = TARGET.runner(num_slots, lean=runner == "lean", captured=runner == "captured")
+    verifier = Verifier(model, prefix_sharing=prefix_sharing)
     clients, ties = [], 0
     for i, (prompt, sampling) in enumerate(requests):
         spec = spec_of(f"r{i}", prompt, sampling)
