@@ -96,7 +96,7 @@ _smartspec11 = Figure(
     ),
     reference="autoregressive",
     quick_seconds=40.0,
-    note="Llama-2-70B on four A100s; the built-in chat class, without its objective, for SmartSpec's requests "
+    note="Llama-2-70B on four A100s; the built-in chat class, without its objective: SmartSpec's requests "
     "have none.",
 )  # fmt: skip
 
