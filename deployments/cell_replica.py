@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 from ray import serve
@@ -55,6 +56,10 @@ class CellReplica(Cell):
         self._directory.start()
         while self.state != "ready" and not self._failure and (scaling.await_ready or self._others_serve()):
             await asyncio.sleep(_POLL_S)
+        if self.state == "ready":
+            # Known before Serve stops whom it replaces.
+            with contextlib.suppress(Exception):  # it is reported again in any case
+                await self._directory.report()
         if self._failure and (scaling.await_ready or self._others_serve()):
             raise RuntimeError(self._failure)
 

@@ -58,7 +58,10 @@ def serve(
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         from deployments import serving
 
-        serving.run(settings)
+        def reload() -> FlotillaConfig:
+            return load_config(config, host, port, policy, drafters, tensor_parallel, dtype)
+
+        serving.run(settings, reload=reload)
     except preflight.StartError as error:
         _fail(str(error))
 

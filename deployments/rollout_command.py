@@ -40,7 +40,10 @@ def rollout(
             address or os.environ.get("RAY_ADDRESS", "auto"), logging_level=logging.ERROR, log_to_driver=False
         )
     except (ConnectionError, ValueError) as error:
-        _fail(f"there is no Ray cluster to connect to: {error}")
+        _fail(
+            f"there is no Ray cluster to connect to: {error}. One that `flotilla serve` started by itself "
+            "cannot be joined; send that process SIGHUP, and it rolls out its configuration file"
+        )
     shown = ""
     try:
         for progress in begin(wanted):

@@ -55,18 +55,52 @@ class _Interrupted(BaseException):
     """A signal asked to stop; raised wherever the main thread is, so that a start can be interrupted too."""
 
 
-def run(config: FlotillaConfig, block: bool = True, console: Console | None = None) -> str:
-    """Serve until interrupted (without `block`: until `stop` or the end of the process); returns the URL."""
+def run(
+    config: FlotillaConfig,
+    block: bool = True,
+    console: Console | None = None,
+    reload: Callable[[], FlotillaConfig] | None = None,
+) -> str:
+    """Serve until interrupted (without `block`: until `stop` or the end of the process); returns the URL.
+
+    While it blocks, SIGHUP rolls out what `reload` returns then (`deployments.rollout`).
+    """
     console = console or Console(stderr=True)
     if not block:
         return _start(config, console)
     try:
         with running(config, console, on_ray=_stop_on_signal) as url:
             _print_welcome(console, config, url)
+            hangups = 0
+
+            def on_hangup(*_: object) -> None:
+                nonlocal hangups
+                hangups += 1
+
+            if reload is not None:
+                signal.signal(signal.SIGHUP, on_hangup)
             while True:
-                time.sleep(3600)
+                time.sleep(_POLL_S)
+                if reload is not None and hangups:
+                    hangups = 0
+                    _roll_out(reload, console)
     except _Interrupted:
         return ""
+
+
+def _roll_out(reload: Callable[[], FlotillaConfig], console: Console) -> None:
+    """Go over to the configuration as it is now; what is wrong with it is said, and changes nothing."""
+    from deployments.rollout import begin
+
+    shown = ""
+    try:
+        for progress in begin(reload()):
+            line = f"failed: {progress.message}" if progress.has_failed else progress.summary()
+            if line != shown:
+                console.print(f"rollout: {line}", markup=False, highlight=False)
+            shown = line
+    except Exception as error:  # who serves is not to end for the sake of a change
+        console.print(f"rollout: {error}", style="red", markup=False, highlight=False)
 
 
 @contextmanager
@@ -135,8 +169,7 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
             startup.enter("gRPC")
             await_grpc(shown_address(config.grpc), has_tls=config.http.tls_certificate is not None)
             console.print(f"gRPC on [bold]{shown_address(config.grpc)}[/]", highlight=False)
-    ray_address = ray.get_runtime_context().gcs_address
-    console.print(f"[dim]ready after {startup.seconds:.0f} s, on the Ray cluster {ray_address}[/]")
+    console.print(f"[dim]ready after {startup.seconds:.0f} s[/]")
     return url
 
 
