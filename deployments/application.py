@@ -75,6 +75,8 @@ def build_app(args: FlotillaConfig) -> serve.Application:
         **front_ends,
         max_ongoing_requests=_UNBOUNDED,
         ray_actor_options=actor,
+        # Serve's own 10 s is how long the place of a dead one would stay empty.
+        health_check_period_s=2,
         max_surge_percent=_SURGE_PERCENT,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=scaling.cells.drain_timeout_s + _FAREWELL_S,
