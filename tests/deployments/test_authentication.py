@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from cluster.grpc_config import GrpcConfig
 from cluster.security_config import KeyConfig, KeyLimits, Permission, SecurityConfig
-from cluster.stream_messages import Rejected
+from cluster.stream_messages import NOBODY, Rejected
 from deployments.api_keys import hash_key, new_key
 from deployments.api_service import ApiService
 from deployments.authentication import Authenticator
@@ -351,3 +351,22 @@ def test_without_keys_everybody_is_let_in() -> None:
         assert grant.key is None
         assert grant.headers() == {}
         assert grant.named("x") == "x"
+
+
+def test_cells_tell_keys_apart_but_not_whose_they_are(tmp_path: Any, authenticator: Authenticator) -> None:
+    tenants = {}
+    for name in ("plain", "other"):
+        with authenticator.admitted(bearer(name)["Authorization"], "api") as grant:
+            assert grant.key is not None
+            tenants[name] = grant.tenant
+            assert len(grant.tenant.label) == 16
+            assert grant.tenant.label not in grant.key.hash
+            assert name not in grant.tenant.label
+    assert tenants["plain"] != tenants["other"]
+    path = tmp_path / "one.yaml"
+    path.write_text(
+        yaml.safe_dump({"keys": [{"name": "plain", "hash": hash_key(KEYS["plain"]), "weight": 3}]})
+    )
+    alone = Authenticator(SecurityConfig(keys_file=path), environment={})
+    with alone.admitted(bearer("plain")["Authorization"], "api") as grant:
+        assert grant.tenant == NOBODY

@@ -1,0 +1,184 @@
+"""A simulated cell asked for several times what it can do by one API key: what the others notice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from cluster.config import FlotillaConfig
+from cluster.events import Action, Reject
+from cluster.stream_messages import Objective, Rejected, Tenant
+from simulator import hardware, systems, workloads
+from simulator.run import Cell, Options
+from simulator.workloads import SimRequest
+
+PROFILE = hardware.load("llama-8b-a100")
+KEYS = ("greedy", "one", "two", "three")
+#: Requests per second that end in the midst of serving 120 that came at once.
+SATURATED = 13.6
+BEFORE_S, DURING_S, AFTER_S = 3.0, 8.0, 14.0
+TIMES, USUAL = 4.0, 0.8
+OBJECTIVES = {
+    "interactive": Objective(ttft_ms=1500.0, tpot_ms=35.0),
+    "standard": Objective(ttft_ms=3000.0, tpot_ms=50.0),
+    "batch": Objective(),
+}
+
+
+class Overloaded(Cell):
+    """Whoever is refused comes back when told, once."""
+
+    def __init__(self, *, fair: bool) -> None:
+        system = systems.parse("flotilla")
+        raw = system.config.model_dump()
+        raw["scheduler"] |= {"max_running": 48, "max_waiting": 128}
+        raw["tiers"] = {"interactive": {"priority": -1}, "standard": {}, "batch": {"priority": 10}}
+        raw["fairness"] = {"enabled": fair}
+        super().__init__(PROFILE, replace(system, config=FlotillaConfig.model_validate(raw)), Options(seed=1))
+        self.requests: dict[str, SimRequest] = {}
+        self.refused: dict[str, Rejected] = {}
+
+    def submit(self, request: SimRequest) -> None:
+        self.requests[request.request_id] = request
+        super().submit(request)
+
+    def _act(self, action: Action) -> None:
+        super()._act(action)
+        if isinstance(action, Reject):
+            told = action.rejection
+            self.refused[told.request_id] = told
+            if not told.request_id.endswith(" again"):
+                assert told.retry_after_s is not None
+                request = self.requests[told.request_id]
+                at = self.clock.now + math.ceil(told.retry_after_s)
+                self.submit(replace(request, request_id=f"{told.request_id} again", arrival_s=at))
+
+
+def load() -> list[SimRequest]:
+    """Four keys at usual load, of which one asks for as much more as makes four times the saturated rate."""
+    each = USUAL * SATURATED / len(KEYS)
+    greedy = TIMES * SATURATED - each * (len(KEYS) - 1)
+    tiers = ["interactive"] * 3 + ["standard"] * 4 + ["batch"] * 3
+    priorities = {"interactive": -1, "standard": 0, "batch": 10}
+    found = []
+    for number, key in enumerate(KEYS):
+        spans = (
+            (0.0, BEFORE_S, each),
+            (BEFORE_S, DURING_S, greedy if key == "greedy" else each),
+            (BEFORE_S + DURING_S, AFTER_S, each),
+        )
+        for part, (begins_s, length_s, rate) in enumerate(spans):
+            seed = 10 * number + part
+            made = workloads.arrive(
+                workloads.synthetic(round(rate * length_s), seed), PROFILE.baseline_s(), rate=rate, seed=seed
+            )
+            for place, request in enumerate(made):
+                tier = tiers[(place * 7 + seed) % len(tiers)]
+                found.append(
+                    replace(
+                        request,
+                        request_id=f"{key}-{part}-{place}",
+                        arrival_s=begins_s + request.arrival_s,
+                        kind=tier,
+                        objective=OBJECTIVES[tier],
+                        priority=priorities[tier],
+                        on_miss="serve" if tier == "batch" else "reject",
+                        tenant=Tenant(key),
+                    )
+                )
+    return found
+
+
+@dataclass
+class Figures:
+    """What came of it: shares of requests of the two tiers with objectives.
+
+    Attributes:
+        others, greedy: taken at once and on time during the overload, of all sent by the other
+            keys, and by the greedy one.
+        taken_on_time: on time of those taken during the overload, by whomever.
+        true: refused ones that were taken when they came back.
+        refused: of each tier during the overload.
+        recovery_s: when the last one after the overload was refused or late.
+    """
+
+    others: float
+    greedy: float
+    taken_on_time: float
+    true: tuple[int, int]
+    refused: dict[str, tuple[int, int]]
+    recovery_s: float
+
+
+def overload(*, fair: bool) -> Figures:
+    cell = Overloaded(fair=fair)
+    for request in load():
+        cell.submit(request)
+    cell.run()
+
+    def on_time(name: str) -> bool:
+        if name not in cell.receipts:
+            return False
+        receipt, objective = cell.receipts[name][1], cell.requests[name].objective
+        return (receipt.ttft_ms or 0.0) <= (objective.ttft_ms or math.inf) and (receipt.tpot_ms or 0.0) <= (
+            objective.tpot_ms or math.inf
+        )
+
+    first = [r for name, r in cell.requests.items() if not name.endswith("again")]
+    during = [r for r in first if "-1-" in r.request_id]
+    served = [r for r in during if r.kind != "batch"]
+
+    def share(requests: list[SimRequest]) -> float:
+        return sum(on_time(r.request_id) for r in requests) / len(requests)
+
+    refused = [name for name in cell.refused if not name.endswith("again")]
+    late = [
+        r.arrival_s - BEFORE_S - DURING_S
+        for r in first
+        if "-2-" in r.request_id and r.kind != "batch" and not on_time(r.request_id)
+    ]
+    assert all(f"{name} again" in cell.requests for name in refused)
+    assert len(cell.receipts) + len(cell.refused) == len(cell.requests)  # nobody taken is lost
+    return Figures(
+        share([r for r in served if not r.request_id.startswith("greedy")]),
+        share([r for r in served if r.request_id.startswith("greedy")]),
+        share([r for r in served if r.request_id not in cell.refused]),
+        (sum(f"{name} again" not in cell.refused for name in refused), len(refused)),
+        {
+            tier: (
+                sum(r.request_id in cell.refused for r in during if r.kind == tier),
+                sum(r.kind == tier for r in during),
+            )
+            for tier in OBJECTIVES
+        },
+        max(late, default=0.0),
+    )
+
+
+def test_one_key_does_not_spoil_it_for_the_others() -> None:
+    """Figures are in docs/objectives.md."""
+    fair, unfair = overload(fair=True), overload(fair=False)
+    print(fair, unfair, sep="\n")
+    assert fair.others > 0.8
+    assert fair.others > unfair.others + 0.3
+    assert fair.recovery_s <= 14.0
+    # The tier without objectives is the first to be refused.
+    shares = {tier: refused / sent for tier, (refused, sent) in fair.refused.items()}
+    assert shares["batch"] > max(shares["interactive"], shares["standard"])
+
+
+def test_one_key_fills_half_of_the_queue() -> None:
+    cell = Overloaded(fair=True)
+    made = workloads.arrive(workloads.synthetic(260, 0), PROFILE.baseline_s(), rate=1e5, seed=0)
+    for place, request in enumerate(made):
+        who = "greedy" if place < 200 else "two"
+        asked = replace(request, kind="standard", objective=Objective(), tenant=Tenant(who))
+        cell.submit(replace(asked, request_id=f"{who}-{place}"))
+    cell.run()
+    refused = [name for name in cell.refused if not name.endswith("again")]
+    # 48 run and half of 128 wait; of the 64 places left the other key may again have half.
+    assert sum(name.startswith("greedy") for name in refused) == 200 - 48 - 64
+    assert sum(name.startswith("two") for name in refused) == 60 - 32
+    told = cell.refused[refused[0]]
+    assert told.code == "queue_full"
+    assert "of this API key are already waiting" in told.message
