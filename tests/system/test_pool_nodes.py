@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.cell import Cell
 from cluster.config import FlotillaConfig
+from cluster.placement import rank_name
 from cluster.stream_messages import Speculation, Submit
 from deployments.application import WORKER_ENVIRONMENT
 from deployments.cell_client import CellClient
@@ -38,7 +39,7 @@ PROMPT = [40, 41, 42, 43, 44, 45] * 6
 
 
 def two_zones() -> FlotillaConfig:
-    """A target on the head, a drafter that may be on any drafter node, and one that must be in zone a."""
+    """A target on nodes for it, a drafter that may be on any drafter node, and one that must be in zone a."""
     lookup = {"kind": "prompt_lookup", "max_requests": 16}
     raw = demo_config().model_dump() | {
         "drafters": [
@@ -88,7 +89,8 @@ def machines() -> Iterator[Machines]:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     os.environ.update(WORKER_ENVIRONMENT)
     made = Machines()
-    made.add("head", 2, role="target")
+    made.add("head", 2)
+    made.add("engine", 2, role="target")
     made.add("first", 1, role="drafter", zone="a")
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
     yield made
@@ -134,14 +136,16 @@ async def client(cell: Any) -> AsyncIterator[CellClient]:
     await made.close()
 
 
-async def ask(connection: CellClient, name: str, drafter: str | None = None) -> tuple[list[int], set[str]]:
+async def ask(
+    connection: CellClient, name: str, drafter: str | None = None, max_tokens: int = 48
+) -> tuple[list[int], set[str]]:
     """The tokens of a greedy request, and the drafters that served it."""
     tokens: list[int] = []
     served: set[str] = set()
     request = Submit(
         request_id=name,
         prompt=PROMPT,
-        sampling=SamplingParams(temperature=0.0, max_tokens=48),
+        sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens),
         speculation=Speculation(drafters=(drafter,) if drafter else ()),
     )
     async for event in connection.submit(request):
@@ -163,13 +167,14 @@ async def test_workers_land_where_their_labels_say_and_serve(machines: Machines,
 
 async def test_a_drafter_added_for_a_node_of_its_own_gets_one(machines: Machines, cell: Any) -> None:
     machines.add("second", 1, role="drafter", zone="b")
-    alone = {"kind": "prompt_lookup", "name": "alone", "placement": {"collocate": "own-node"}}
+    placement = {"collocate": "own-node", "labels": {"role": "drafter"}}
+    alone = {"kind": "prompt_lookup", "name": "alone", "placement": placement}
     (added,) = await cell.add_drafter.remote(alone)
     assert added["state"] == "ready", added
     assert added["node"] == machines.id_of("second")
     beside = {"kind": "prompt_lookup", "name": "beside", "placement": {"collocate": "target"}}
     (added,) = await cell.add_drafter.remote(beside)
-    assert added["node"] == machines.id_of("head")
+    assert added["node"] == machines.id_of("engine")
     await cell.remove_drafter.remote("alone")
     await cell.remove_drafter.remote("beside")
 
@@ -211,3 +216,39 @@ async def test_when_such_a_node_is_there_again_so_is_the_drafter(machines: Machi
     back = await eventually(cell, "pinned", lambda one: one["state"] == "ready")
     assert back["node"] == machines.id_of("third")
     assert not back["waits_for"]
+
+
+async def test_the_targets_node_is_lost_and_another_takes_over_where_requests_stopped(
+    machines: Machines, cell: Any
+) -> None:
+    """Last: what was collocated with the target is elsewhere then."""
+    async with client(cell) as connection:
+        undisturbed, _ = await ask(connection, "before", max_tokens=400)
+        running = [
+            asyncio.create_task(ask(connection, f"across {number}", max_tokens=400)) for number in range(4)
+        ]
+        await asyncio.sleep(0.3)
+        assert not any(one.done() for one in running), "too late to show anything"
+        begun = time.monotonic()
+        await asyncio.to_thread(machines.kill, "engine")
+        await target(cell, lambda one: one["state"] == "lost")
+        assert not any(one.done() for one in running)
+        noticed = time.monotonic()
+        machines.add("other engine", 2, role="target")  # Ray does this in the main thread only
+        back = await target(cell, lambda one: one["state"] in ("ready", "busy"))
+        assert back["node"] == machines.id_of("other engine")
+        answers = await asyncio.wait_for(asyncio.gather(*running), 60)
+    assert [tokens for tokens, _ in answers] == [undisturbed] * 4
+    print(f"the target's node was missed after {noticed - begun:.1f} s")
+    print(f"the target was ready on another {back['recovery_s']:.1f} s after that")
+
+
+async def target(cell: Any, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The state of the target's rank, once the condition holds for it."""
+    deadline = time.monotonic() + 60
+    while True:
+        found = next(one for one in await cell.workers.remote() if one["process"] == rank_name(0))
+        if condition(found):
+            return dict(found)
+        assert time.monotonic() < deadline, found
+        await asyncio.sleep(0.1)
