@@ -24,6 +24,12 @@ cd "$work"
 cd site
 find flashinfer/data/csrc -mindepth 1 -maxdepth 1 -type d -exec rm -rf {} +
 rm -rf flashinfer/data/cutlass/examples flashinfer/data/cutlass/python flashinfer/data/cutlass/test \
-    flashinfer/data/cutlass/media flashinfer/moe_ep/kernel_src
-tar -cf - . | xz -6 > "$out/flashinfer.tar.xz"
+    flashinfer/data/cutlass/media flashinfer/data/cccl/c flashinfer/data/cccl/cudax flashinfer/moe_ep/kernel_src \
+    flashinfer/attention/prims_ts/kernels
+for kernels in b12x cake_vsa_sm90_cute sm110_xqa cake_mla_varq_dcp_decode; do
+    rm -rf "flashinfer/experimental/$kernels"
+done
+# Tables of engines that nobody here runs; the modules beside them are imported.
+find flashinfer/fused_moe/backends/cudnn_frost -type f ! -name '*.py' -delete
+tar -cf - flashinfer flashinfer_python-*.dist-info | xz -6 > "$out/flashinfer.tar.xz"
 du -sh "$out"
