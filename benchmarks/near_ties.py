@@ -96,7 +96,7 @@ def masks_for(
 def last_logits(reference: Reference, tokens: Sequence[int], count: int) -> torch.Tensor:
     """Logits after each of the last `count` tokens, float32 [count, vocabulary]."""
     logits: torch.Tensor = reference.model(
-        input_ids=torch.tensor([list(tokens)], device=reference.model.device)
+        input_ids=torch.tensor([list(tokens)], device=reference.device)
     ).logits.cpu()
     return logits[0, -count:].float()
 

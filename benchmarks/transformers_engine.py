@@ -30,6 +30,7 @@ class Reference:
         self.path, self.dtype = path, dtype
         self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
         self.model: Any = load_model(path, dtype)
+        self.device: torch.device = self.model.device
         end = self.model.generation_config.eos_token_id
         self.end_tokens: tuple[int, ...] = tuple(end) if isinstance(end, list) else (end,)
 

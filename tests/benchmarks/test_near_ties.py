@@ -19,6 +19,8 @@ GREEDY = SamplingParams(temperature=0.0)
 class FakeReference:
     """A model whose logits after a token are a row of a table."""
 
+    device = torch.device("cpu")
+
     def __init__(self, table: torch.Tensor) -> None:
         self._table = table
 
