@@ -131,10 +131,10 @@ class Door:
         place = bisect_right(cell.waiting, arrival_order(newcomer), key=arrival_order)
         queue = [*cell.waiting[:place], newcomer, *cell.waiting[place:]]
         if newcomer in batcher.would_admit(queue, running, context).admitted:
-            return self.forecast.schedule(running, (), is_full=False, drafts=drafts)
+            return self.forecast.schedule(running, (), is_full=False, drafts=drafts, starts_only=True)
         ordered = batcher.in_order(queue, context)
         ahead = ordered[: ordered.index(newcomer)]
-        return self.forecast.schedule(running, ahead, is_full=True, drafts=drafts)
+        return self.forecast.schedule(running, ahead, is_full=True, drafts=drafts, starts_only=True)
 
     def _missed(self, objective: Objective, predicted: Prediction, tolerance: float | None = None) -> bool:
         beyond = 1.0 + (self.config.admission.tolerance if tolerance is None else tolerance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -204,7 +205,13 @@ class Forecast:
         return profile.target.seconds(num_decoding + 1, num_decoding + num_tokens, 0) + profile.overhead_s
 
     def schedule(
-        self, running: Collection[Request], ahead: Sequence[Request], *, is_full: bool, drafts: bool
+        self,
+        running: Collection[Request],
+        ahead: Sequence[Request],
+        *,
+        is_full: bool,
+        drafts: bool,
+        starts_only: bool = False,
     ) -> Schedule:
         """When those running and waiting would begin and end, places being given in the queue's order.
 
@@ -213,6 +220,8 @@ class Forecast:
             ahead: waiting requests before the newcomer.
             is_full: whether no more can run than do now, as when anybody waits.
             drafts: whether there are drafters.
+            starts_only: leave out when those end whose end nobody waits for, and say infinity; it is most
+                of the work, and what will be true now does not depend on it.
         """
         places = len(running) if is_full else self.max_running
         free = max(0, places - len(running))
@@ -233,6 +242,9 @@ class Forecast:
             starts.append(now_s)
             heapq.heappush(heap, tokens + self._num_left(request))
         while heap:
+            if starts_only and start_s is not None:
+                ends += [math.inf] * len(heap)
+                break
             now_s, tokens = self._next_end(heap, now_s, tokens, paces, drafts=drafts)
             ends.append(now_s)
             if start_s is None:

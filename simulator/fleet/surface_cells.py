@@ -223,7 +223,8 @@ class SurfaceCells:
         done = self._num_done()
         mean = self._surface.mean_output
         expected = np.minimum(np.maximum(mean - done, mean / 4), self._held.output - done)
-        return np.maximum(1.0, expected)
+        at_least_one: Floats = np.maximum(1.0, expected)
+        return at_least_one
 
     def _queue_s(self, reports: Floats, waiting: Ints, per_token_s: float) -> Floats:
         """Until a request that came now began its prefill."""
