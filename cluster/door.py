@@ -274,7 +274,7 @@ class Door:
     # Promises
 
     def _promise(self, after_s: float, submit: Submit, terms: tuple[Terms, ...], now: float) -> float:
-        after_s = min(max(1.0, self._stretch * after_s), self.config.admission.max_retry_after_s)
+        after_s = min(self._stretch * max(1.0, after_s), self.config.admission.max_retry_after_s)
         if len(self._promised) < MOST_PROMISED:
             insort(self._promised, Promise(now + after_s, submit, terms))
         return after_s
