@@ -145,6 +145,11 @@ class Follower:
             self._answers.left(self._answer)
 
 
+# What becomes of requests with a key, and why answers are given up, as counted.
+OUTCOMES = ("new", "attached", "replayed", "mismatch", "refused")
+DROPPED = ("ttl", "memory", "abandoned")
+
+
 class Answers:
     """The answers of one front end to requests with keys, for those that ask again (one event loop).
 
@@ -160,6 +165,11 @@ class Answers:
         self.config = config
         self._metrics = metrics
         self._limit_s = limit_s
+        if metrics is not None:  # a counter that has not counted yet is zero, not absent
+            for outcome in OUTCOMES:
+                metrics.set.counter("flotilla_idempotent_requests_total", outcome)
+            for reason in DROPPED:
+                metrics.set.counter("flotilla_idempotent_answers_dropped_total", reason)
         self._answers: dict[str, Answer] = {}  # complete ones in the order in which they ended
 
     def __len__(self) -> int:

@@ -19,7 +19,10 @@ from deployments.openai_schema import (
 )
 from deployments.receipts import ChoiceOutcome, metrics
 
-DOCUMENT = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
+# Without blocks of code: their fences would be taken for quotes.
+DOCUMENT = re.sub(
+    r"```.*?```", "", (Path(__file__).parents[1] / "docs" / "api.md").read_text(), flags=re.DOTALL
+)
 NAMED = set(re.findall(r"[a-z0-9_]+(?:\.[a-z0-9_]+)?", " ".join(re.findall(r"`([^`]+)`", DOCUMENT))))
 
 
