@@ -23,7 +23,7 @@ serve: $(RUNTIME) ## serve the embedded demo models over HTTP; ARGS="--config my
 	@$(BIN)/flotilla serve $(ARGS)
 
 test: check ## what CI runs: the checks, then every test; ARGS="-k name"
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
 
 check: $(DEV) ## formatting, linter, strict types, import contracts
 	@$(MAKE) --no-print-directory --keep-going format-check lint types imports
