@@ -108,54 +108,8 @@ def load(server: Server, expected: list[str], drafter: str | None = None) -> Ite
     assert len(ends) >= len(PROMPTS)
 
 
-def test_a_killed_drafter_costs_no_request_and_drafts_again(server: Server, texts: list[str]) -> None:
-    with load(server, texts, "small"):
-        eventually(lambda: drafters(server)["small"]["load"] > 0)
-        before = drafters(server)["small"]
-        os.kill(before["pid"], signal.SIGKILL)
-        eventually(lambda: drafters(server)["small"]["restarts"] > before["restarts"])
-        eventually(lambda: drafters(server)["small"]["state"] == "ready")
-        after = drafters(server)["small"]
-        verified = verified_by_small(server)
-        eventually(lambda: verified_by_small(server) > verified)
-    assert after["pid"] != before["pid"]
-    assert 0.0 < after["recovery_s"] < 30.0
-    print(f"a killed drafter was ready again after {after['recovery_s']:.2f} s")
-    assert value(server.url, "flotilla_worker_restarts_total", worker="small") == after["restarts"]
-
-
-def processes_in_reserve(server: Server) -> list[int]:
-    """Workers for drafters that are no drafter, have nothing to do and have imported torch, by process id."""
-    serving = {one["pid"] for one in drafters(server).values()}
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            is_idle = child.pid not in serving and "".join(child.cmdline()).strip() == "ray::DrafterWorker"
-            if is_idle and child.memory_info().rss > WITH_TORCH:
-                found.append(child.pid)
-    return found
-
-
-def test_a_process_in_reserve_becomes_the_lost_drafter(server: Server, texts: list[str]) -> None:
-    # They are made in time that nobody else uses, of which a busy machine has little.
-    eventually(lambda: len(processes_in_reserve(server)) == 1, within_s=120.0)
-    (reserve,) = processes_in_reserve(server)
-    with load(server, texts, "small"):
-        eventually(lambda: drafters(server)["small"]["load"] > 0)
-        before = drafters(server)["small"]
-        os.kill(before["pid"], signal.SIGKILL)
-        eventually(lambda: drafters(server)["small"]["restarts"] > before["restarts"])
-        eventually(lambda: drafters(server)["small"]["state"] == "ready")
-        after = drafters(server)["small"]
-        assert after["pid"] == reserve
-        print(f"with a process in reserve it was ready again after {after['recovery_s']:.2f} s")
-        verified = verified_by_small(server)
-        eventually(lambda: verified_by_small(server) > verified)
-    eventually(lambda: len(processes_in_reserve(server)) == 1, within_s=120.0)
-    assert processes_in_reserve(server) != [reserve]
-
-
 def test_a_drafter_that_hangs_is_left_behind_and_replaced(server: Server, texts: list[str]) -> None:
+    """First, with the next one: meanwhile a process is made in reserve."""
     with load(server, texts, "lookup/1") as ends:
         eventually(lambda: drafters(server)["lookup/1"]["load"] > 0)
         before = drafters(server)["lookup/1"]
@@ -192,6 +146,40 @@ def test_an_idle_drafter_that_is_stopped_is_found_by_its_silence(server: Server)
 
 def is_running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def processes_in_reserve(server: Server) -> list[int]:
+    """Workers for drafters that are no drafter, have nothing to do and have imported torch, by process id."""
+    serving = {one["pid"] for one in drafters(server).values()}
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            is_idle = child.pid not in serving and "".join(child.cmdline()).strip() == "ray::DrafterWorker"
+            if is_idle and child.memory_info().rss > WITH_TORCH:
+                found.append(child.pid)
+    return found
+
+
+def test_a_killed_drafter_costs_no_request_and_a_process_in_reserve_becomes_it(
+    server: Server, texts: list[str]
+) -> None:
+    # They are made in time that nobody else uses, of which a busy machine has little.
+    eventually(lambda: len(processes_in_reserve(server)) == 1, within_s=120.0)
+    (reserve,) = processes_in_reserve(server)
+    with load(server, texts, "small"):
+        eventually(lambda: drafters(server)["small"]["load"] > 0)
+        before = drafters(server)["small"]
+        os.kill(before["pid"], signal.SIGKILL)
+        eventually(lambda: drafters(server)["small"]["restarts"] > before["restarts"])
+        eventually(lambda: drafters(server)["small"]["state"] == "ready")
+        after = drafters(server)["small"]
+        verified = verified_by_small(server)
+        eventually(lambda: verified_by_small(server) > verified)
+    assert after["pid"] != before["pid"]
+    assert after["pid"] == reserve
+    assert 0.0 < after["recovery_s"] < 30.0
+    print(f"a killed drafter was ready again after {after['recovery_s']:.2f} s")
+    assert value(server.url, "flotilla_worker_restarts_total", worker="small") == after["restarts"]
 
 
 def test_a_stopped_target_is_replaced_and_every_request_ends_with_its_text(
@@ -248,6 +236,12 @@ def test_drafters_are_added_scaled_drained_and_removed_while_serving(
         assert client.post(admin, json=other).json()["data"][0]["costs"] == "measured"
         assert client.patch(f"{admin}/lookup", json={"replicas": 2}).status_code == 200
         assert client.delete(f"{admin}/short-lookup").status_code == 200
+
+
+def test_another_process_is_in_reserve_once_one_was_used(server: Server) -> None:
+    """Some time after one was, so that it is made while other tests run."""
+    assert drafters(server)["small"]["restarts"] > 0, "none was used"
+    eventually(lambda: len(processes_in_reserve(server)) == 1, within_s=120.0)
 
 
 def test_what_cannot_be_done_is_said(server: Server) -> None:
