@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import httpx
@@ -35,10 +35,12 @@ class Server:
         return dict(response.json())
 
 
-def small_demo(**changes: object) -> FlotillaConfig:
-    """The demo family on any free port, with the changes given."""
+def small_demo(drafters: Collection[str] | None = None, **changes: object) -> FlotillaConfig:
+    """The demo family on any free port, with the changes given; `drafters` names those to keep."""
     raw = demo_config().model_dump()
     raw["http"]["port"] = 0
+    if drafters is not None:
+        raw["drafters"] = [one for one in raw["drafters"] if one["name"] in drafters]
     for path, value in changes.items():
         section, _, field = path.partition("__")
         raw[section][field] = value

@@ -1,77 +1,131 @@
-"""Two tensor-parallel ranks, chains, and a KV pool too small for the load: still the target's own text."""
+"""Two tensor-parallel ranks, chains, two micro-batches, a KV pool too small: still the target's own text."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks.lossless import LosslessOptions, run
 from cluster.placement import rank_name
+from deployments import cli
 from tests.system.conftest import Server, small_demo, start
 
 pytestmark = pytest.mark.system
 
 
+# Together they need more slots than there are; alone, each has plenty.
+PROMPTS = [f"def function_{number}(value, other):\n    " for number in range(4)]
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
+    # Each further drafter is a process to start; none of these tests is about which drafter drafts.
     config = small_demo(
+        drafters=("general-2x192", "prompt-lookup"),
         target__tensor_parallel=2,
         target__num_slots=400,
         policy__name="adaserve",
         policy__max_width=1,
+        scheduler__micro_batches=2,
+        debug__timeline=20_000,
         health__silent_s=2.0,
     )
     yield from start(config)
 
 
+def ask(server: Server, prompt: str) -> tuple[str, int]:
+    """The text of a long answer, and how often it was preempted."""
+    answer = server.complete(prompt, max_tokens=130, ignore_eos=True)
+    return answer["choices"][0]["text"], answer["metrics"]["num_preemptions"]
+
+
+@pytest.fixture(scope="module")
+def alone(server: Server) -> list[tuple[str, int]]:
+    """What each prompt's request gives when nothing else runs."""
+    return [ask(server, prompt) for prompt in PROMPTS]
+
+
 def test_two_ranks_return_the_targets_own_text(server: Server) -> None:
-    options = LosslessOptions(server.url, server.model, num_prompts=15, max_tokens=32, drafters=())
+    options = LosslessOptions(server.url, server.model, num_prompts=6, max_tokens=32, drafters=())
     report = asyncio.run(run(options))
     assert report["num_unproven"] == 0
     assert any(result["receipts"]["num_verified"] > 0 for result in report["results"])
 
 
-def test_requests_that_outgrow_the_pool_are_preempted_and_return_the_same_text(server: Server) -> None:
-    prompts = [f"def function_{number}(value, other):\n    " for number in range(8)]
-
-    def ask(prompt: str) -> tuple[str, int]:
-        answer = server.complete(prompt, max_tokens=150, ignore_eos=True)
-        return answer["choices"][0]["text"], answer["metrics"]["num_preemptions"]
-
-    alone = [ask(prompt) for prompt in prompts]
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        together = list(pool.map(ask, prompts))
+def test_requests_that_outgrow_the_pool_are_preempted_and_return_the_same_text(
+    server: Server, alone: list[tuple[str, int]]
+) -> None:
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        together = list(pool.map(lambda prompt: ask(server, prompt), PROMPTS))
     assert [text for text, _ in together] == [text for text, _ in alone]
     assert sum(preemptions for _, preemptions in alone) == 0
     assert sum(preemptions for _, preemptions in together) > 0
 
 
-def test_a_stopped_rank_holds_up_the_others_and_all_are_replaced(server: Server) -> None:
-    prompts = [f"def function_{number}(value, other):\n    " for number in range(3)]
+def trace(server: Server, file: Path) -> list[dict[str, Any]]:
+    """The events of the timeline so far."""
+    result = CliRunner().invoke(cli.app, ["timeline", "--url", server.url, "--output", str(file)])
+    assert result.exit_code == 0, result.output
+    events: list[dict[str, Any]] = json.loads(file.read_text())["traceEvents"]
+    return events
+
+
+def test_drafting_and_verification_overlap_in_the_trace(server: Server, tmp_path: Path) -> None:
+    earlier = [e["ts"] for e in trace(server, tmp_path / "earlier.json") if e["ph"] == "X"]
+    prompts = [f"def overlap_{number}(first, second):\n    " for number in range(8)]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(lambda prompt: server.complete(prompt, max_tokens=48), prompts))
+    assert all(answer["choices"][0]["text"] for answer in answers)
+
+    events = trace(server, tmp_path / "timeline.json")
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    slices = [e for e in events if e["ph"] == "X" and e["ts"] > max(earlier, default=0.0)]
+    verifies = [e for e in slices if names[e["tid"]] == "target" and e["name"] == "verify"]
+    drafts = [e for e in slices if e["name"] == "draft"]
+    assert {names[e["tid"]] for e in drafts} <= {drafter.name for drafter in server.config.drafters}
+    for track in {e["tid"] for e in verifies + drafts}:
+        own = sorted((e for e in slices if e["tid"] == track), key=lambda e: e["ts"])
+        for before, after in pairwise(own):
+            assert before["ts"] + before["dur"] <= after["ts"] + 1.0
+    assert {batch for e in verifies for batch in e["args"]["micro_batches"]} == {0, 1}
+    overlapping = [
+        d
+        for d in drafts
+        if any(d["ts"] < v["ts"] + v["dur"] and v["ts"] < d["ts"] + d["dur"] for v in verifies)
+    ]
+    assert len(overlapping) > len(drafts) / 4
+    print(f"{len(overlapping)} of {len(drafts)} drafts overlap one of {len(verifies)} verifications")
+
+
+def test_a_stopped_rank_holds_up_the_others_and_all_are_replaced(
+    server: Server, alone: list[tuple[str, int]]
+) -> None:
+    """Last: the target is started again."""
 
     def workers() -> dict[str, dict[str, Any]]:
         answer = httpx.get(f"{server.url}/debug/workers", timeout=30).json()
         return {one["process"]: one for one in answer["data"]}
 
-    def ask(prompt: str) -> str:
-        return str(server.complete(prompt, max_tokens=120, ignore_eos=True)["choices"][0]["text"])
-
-    undisturbed = [ask(prompt) for prompt in prompts]
     before = workers()
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        answers = [pool.submit(ask, prompt) for prompt in prompts]
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(ask, server, prompt) for prompt in PROMPTS[:2]]
         while workers()[rank_name(1)]["state"] != "busy":
             assert not any(answer.done() for answer in answers), "stopped too late to show anything"
         os.kill(before[rank_name(1)]["pid"], signal.SIGSTOP)
-        assert [answer.result(timeout=90) for answer in answers] == undisturbed
+        told = [answer.result(timeout=90)[0] for answer in answers]
+    assert told == [text for text, _ in alone[:2]]
     after = workers()
     assert after[rank_name(1)]["stalls"] == before[rank_name(1)]["stalls"] + 1
     for rank in range(2):
