@@ -28,6 +28,7 @@ from cluster.events import VerifierReady
 from cluster.rank import Rank
 from cluster.step_server import StepServer
 from drafters.protocol import Capabilities, Drafter
+from engine.importing import without_collections
 from engine.wire import Decoder, encode
 from verifier.messages import VerifyCall, VerifyResult
 
@@ -41,6 +42,9 @@ _log = logging.getLogger(__name__)
 
 # Environment of every worker: one torch thread each, and no spinning while others compute.
 WORKER_ENV = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+# What importing torch and Transformers comes with.
+_DRAFTER_MODULES = ("drafters.model_drafter", "engine.loading")
+_TARGET_MODULES = ("cluster.target",)
 Address = tuple[str, int]
 #: Ray's id of a node, and a process id on it.
 Whereabouts = tuple[str, int]
@@ -59,10 +63,14 @@ class DrafterWorker:
 
     def prepare(self) -> Whereabouts:
         """Import what a model drafter needs, in time that nobody else uses, and say where it is."""
-        importing = threading.Thread(target=_import_models)
+        importing = threading.Thread(target=_import_models_in_idle_time)
         importing.start()
         importing.join()
         return _whereabouts()
+
+    def import_models(self) -> None:
+        """Import what a model drafter needs, while the target is loaded, which says what to load."""
+        _import(_DRAFTER_MODULES)
 
     def open(self, token: bytes, heartbeat_s: float) -> Address:
         """Listen: signs of life are sent from now on, calls are answered once it is loaded."""
@@ -73,6 +81,8 @@ class DrafterWorker:
 
     def load(self, config: DrafterConfig, vocab_size: int, max_tokens: int, target_path: str) -> Capabilities:
         """Build the drafter."""
+        if config.kind == "model":
+            _import(_DRAFTER_MODULES)
         from cluster.pool_drafter import build_pool_drafter
 
         self._drafter = build_pool_drafter(config, vocab_size, max_tokens, target_path)
@@ -125,6 +135,7 @@ class VerifierWorker:
 
     def load(self, config: TargetConfig, rank: Rank) -> VerifierReady:
         """Load the model (this rank of it)."""
+        _import(_TARGET_MODULES)
         from cluster.target import build_target
 
         self._rank = rank.rank
@@ -189,7 +200,13 @@ def this_node() -> str:
     return ""
 
 
-def _import_models() -> None:
+def _import(modules: tuple[str, ...]) -> None:
+    with without_collections():
+        for name in modules:
+            importlib.import_module(name)
+
+
+def _import_models_in_idle_time() -> None:
     """Import torch, Transformers and the runners at the lowest priority there is.
 
     Only this thread gets it, and ends with it: what a process gave up of its own priority it may not take
@@ -197,8 +214,7 @@ def _import_models() -> None:
     """
     if sys.platform == "linux":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    for name in ("drafters.model_drafter", "engine.loading"):
-        importlib.import_module(name)
+    _import(_DRAFTER_MODULES)
 
 
 def _whereabouts() -> Whereabouts:

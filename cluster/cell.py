@@ -258,7 +258,7 @@ class Cell:
             self._address = await self._clients.start(get_node_ip_address())
             await self._lifecycle.reserve(self._enter)
             self._enter("loading the target")
-            ready = await self._lifecycle.load_target()
+            ready = await self._lifecycle.load_first_target()
             self._enter("loading drafters")
             loaded = await self._lifecycle.load_drafters()
             self._enter("measuring costs")

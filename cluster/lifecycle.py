@@ -136,6 +136,16 @@ class Lifecycle:
         drafters = {life.name: life.config for life in self._drafters() if life.config is not None}
         await self._workers.reserve(drafters, report)
 
+    async def load_first_target(self) -> VerifierReady:
+        """As `load_target`; the configured drafters' processes start at the same time."""
+        self._target = await self._workers.load_target(meanwhile=self._begin_drafters)
+        return self._target
+
+    def _begin_drafters(self) -> None:
+        for life in self._drafters():
+            if life.config is not None:
+                self._workers.begin_drafter(life.name, life.config)
+
     async def load_target(self) -> VerifierReady:
         """Make the target's workers."""
         self._target = await self._workers.load_target()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from cluster.actors import DrafterWorker, VerifierWorker, Whereabouts, spawn
+from cluster.actors import DrafterWorker, VerifierWorker, Whereabouts, end, spawn
 from cluster.config import FlotillaConfig
 from cluster.cost_model import LinearCost
 from cluster.draft_service import InPlaceDrafter
@@ -64,6 +64,7 @@ class WorkerSet:
         self._reservations = Reservations()
         self.standby = Standby(config.pool.standby)
         self.workers: dict[str, Worker] = {}
+        self._begun: dict[str, Any] = {}  # actors of drafters that are not loaded yet
 
     # Resources
 
@@ -96,19 +97,27 @@ class WorkerSet:
 
     # Workers come and go
 
-    async def load_target(self) -> VerifierReady:
-        """Make the target's ranks and connect to them."""
+    async def load_target(self, meanwhile: Callable[[], None] = lambda: None) -> VerifierReady:
+        """Make the target's ranks and connect to them; `meanwhile` is called once their processes start."""
         target = self._config.target
         worker = self.workers[VERIFIER] = Worker(VERIFIER)
         for rank in range(target.tensor_parallel):
             options = self._reservations.options(rank_name(rank), target.placement)
             worker.actors.append(spawn(VerifierWorker, options))
+        meanwhile()
         async with self._placing(worker, [rank_name(rank) for rank in range(target.tensor_parallel)]):
             names = [rank_name(rank) for rank in range(target.tensor_parallel)]
             await self._connect(worker, names, [self._hear_rank(rank) for rank in range(len(names))])
             ready: VerifierReady = await self._watched(worker, self._load_ranks(worker))
         worker.loaded()
         return ready
+
+    def begin_drafter(self, name: str, config: DrafterConfig) -> None:
+        """Make a model drafter's process, which imports meanwhile; `load_drafter` goes on with it."""
+        if config.kind == "model":
+            actor = spawn(DrafterWorker, self._reservations.options(name, config.placement))
+            actor.import_models.remote()
+            self._begun[name] = actor
 
     async def load_drafter(self, name: str, config: DrafterConfig, target: VerifierReady) -> DrafterReady:
         """Make one instance of a drafter and connect to it; one without work of its own is made here."""
@@ -123,11 +132,13 @@ class WorkerSet:
             drafter = build_pool_drafter(config, target.vocab_size, target.max_tokens, path)
             worker.steps.append(InPlaceDrafter(drafter, lambda data: self._listener.drafted(name, data)))
             return DrafterReady(name, drafter.capabilities, config.max_requests, kind=config.name)
-        actor = await self.standby.take(config, await self._reservations.node_of(name))
+        actor = self._begun.pop(name, None)
+        if actor is None:
+            actor = await self.standby.take(config, await self._reservations.node_of(name))
+            if actor is not None:
+                _log.info("a process in reserve becomes %s", name)
         if actor is None:
             actor = spawn(DrafterWorker, self._reservations.options(name, config.placement))
-        else:
-            _log.info("a process in reserve becomes %s", name)
         worker.actors.append(actor)
         async with self._placing(worker, [name]):
             await self._connect(worker, [name], [lambda data: self._listener.drafted(name, data)])
@@ -157,6 +168,9 @@ class WorkerSet:
 
     async def stop(self, name: str) -> None:
         """Close the connections and end the processes; what is reserved stays reserved."""
+        begun = self._begun.pop(name, None)
+        if begun is not None:
+            end(begun)
         worker = self.workers.pop(name, None)
         if worker is None:
             return
@@ -176,6 +190,8 @@ class WorkerSet:
     def kill_all(self) -> None:
         """End every process, when the cell itself ends."""
         self.standby.kill()
+        for actor in self._begun.values():
+            end(actor)
         for worker in self.workers.values():
             worker.kill()
 
