@@ -32,7 +32,7 @@ def two_cells() -> Iterator[Server]:
         "http": {"port": 0},
         # Room for a third, so that Serve asks the policy; there is no time for one to be added.
         "scaling": {"cells": {"min": 2, "max": 3, "upscale_delay_s": 3600}},
-        "health": {"silent_s": 2.0, "member_silent_s": 6.0},
+        "health": {"silent_s": 2.0, "member_silent_s": 5.0},
     }
     yield from start(FlotillaConfig.model_validate(config))
 
