@@ -201,8 +201,7 @@ class SchedulerCore:
         result, trees = checked(event, outstanding, self.requests, vocab_size, longest)
         self.pool.answered(event.drafter, result, now, trees)
         self.totals.draft_forward_s += result.forward_seconds
-        if outstanding.predicted_s > 0.0:
-            self.cost.observe(event.drafter, outstanding.predicted_s, result.seconds, outstanding.depth)
+        self.cost.observe_draft(event.drafter, outstanding.layers_s, result.seconds)
         if outstanding.depth == 0:
             return  # nobody waits for what is only read
         drafted = take_drafts(result, self.requests)

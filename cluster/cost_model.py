@@ -9,13 +9,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.call_cost import CallCost
+
 # Names under which verify forwards are corrected: plain decoding, and with drafts in between. No drafter
 # may be called `verifier`, so the first cannot be one's name.
 VERIFY_PLAIN, VERIFY_DRAFTED = "verifier", "verifier after drafting"
 
-# Calls of a single layer are corrected apart: what a call takes beside its layers weighs most in them, and
-# nothing of them was computed ahead.
-ONE_LAYER = " one layer"
+# Name, after a drafter's, of what its calls take besides their layers, as a multiple of its smallest forward.
+PER_CALL = " per call"
 
 Float64 = NDArray[np.float64]
 
@@ -190,6 +191,7 @@ class CostModel:
     accounts: dict[str, CostAccount] = field(default_factory=dict)
     _factor: dict[str, float] = field(default_factory=dict)
     _seen: dict[str, int] = field(default_factory=dict)
+    _calls: dict[str, CallCost] = field(default_factory=dict)
     _drifting: set[str] = field(default_factory=set)
     _against: dict[str, int] = field(default_factory=dict)
     _drifts: list[Drift] = field(default_factory=list)
@@ -241,11 +243,22 @@ class CostModel:
         cost = self.profile.drafters.get(kind)
         if cost is None or depth == 0:
             return 0.0
-        first = cost.seconds(num_requests, 2 * num_requests, num_context)
-        if depth == 1:
-            return first * self._factor.get(kind + ONE_LAYER, 1.0)
-        later = cost.seconds(num_requests, width * num_requests, num_context)
-        return (first + (depth - 1) * later) * self._factor.get(kind, 1.0)
+        layers_s = _layers_s(cost, num_requests, width, depth, num_context)
+        return layers_s * self._factor.get(kind, 1.0) + self._per_call_s(kind, cost)
+
+    def layers_seconds(
+        self, drafter: str, num_requests: int, width: int, depth: int, num_context: int = 0
+    ) -> float:
+        """What the profile alone says of a draft call's forwards; arguments as of `draft_seconds`."""
+        cost = self.profile.drafters.get(self.kinds.get(drafter, drafter))
+        if cost is None or depth == 0:
+            return 0.0
+        return _layers_s(cost, num_requests, width, depth, num_context)
+
+    def _per_call_s(self, kind: str, cost: LinearCost) -> float:
+        """Seconds of a draft call besides its layers."""
+        multiple = self._factor.get(kind + PER_CALL)
+        return 0.0 if multiple is None else multiple * cost.seconds(1, 1, 0)
 
     def draft_seconds_by_depth(
         self, drafter: str, num_requests: int, width: int, deepest: int, num_context: int = 0
@@ -257,9 +270,8 @@ class CostModel:
             return [0.0] * (deepest + 1)
         first = cost.seconds(num_requests, 2 * num_requests, num_context)
         later = cost.seconds(num_requests, width * num_requests, num_context)
-        factor = self._factor.get(kind, 1.0)
-        deep = [(first + more * later) * factor for more in range(1, deepest)]
-        return [0.0, first * self._factor.get(kind + ONE_LAYER, 1.0), *deep]
+        factor, per_call_s = self._factor.get(kind, 1.0), self._per_call_s(kind, cost)
+        return [0.0, *((first + more * later) * factor + per_call_s for more in range(deepest))]
 
     def read_seconds(self, drafter: str, num_tokens: int) -> float:
         """Predicted seconds in which a drafter computes keys and values of `num_tokens` tokens of a request.
@@ -291,25 +303,43 @@ class CostModel:
         """AdaServe's hardware budget for a batch of `num_requests`."""
         return self.profile.target.knee(num_requests)
 
-    def observe(self, model: str, predicted: float, actual: float, depth: int | None = None) -> None:
-        """Fold one step into the correction factor.
+    def observe_draft(self, drafter: str, layers_s: float, actual: float) -> None:
+        """Learn from a draft call what its layers take, and what the call takes besides.
 
         Args:
-            model: a drafter, `VERIFY_PLAIN` or `VERIFY_DRAFTED`.
-            predicted: what this model itself said.
+            drafter: its name.
+            layers_s: `layers_seconds` of what the call came to.
             actual: seconds it took.
-            depth: of a draft call.
         """
-        if predicted <= 0.0 or actual <= 0.0:
+        kind = self.kinds.get(drafter, drafter)
+        cost = self.profile.drafters.get(kind)
+        if cost is None or layers_s <= 0.0 or actual <= 0.0:
             return
-        model = self.kinds.get(model, model)
+        call = self._calls.get(kind) or self._calls.setdefault(kind, CallCost())
+        self._count(kind, call.expected_s(layers_s), actual)
+        call.observe(layers_s, actual, self.smoothing)
+        self._factor[kind] = call.slope
+        self._factor[kind + PER_CALL] = call.fixed_s / cost.seconds(1, 1, 0)
+        self._watch(kind, call.slope)
+
+    def _count(self, model: str, predicted: float, actual: float) -> None:
         account = self.accounts.get(model) or self.accounts.setdefault(model, CostAccount())
         account.calls += 1
         account.predicted_s += predicted
         account.actual_s += actual
         account.error_s += abs(predicted - actual)
-        if depth == 1:
-            model += ONE_LAYER
+
+    def observe(self, model: str, predicted: float, actual: float) -> None:
+        """Fold one step into the correction factor.
+
+        Args:
+            model: `VERIFY_PLAIN` or `VERIFY_DRAFTED`.
+            predicted: what this model itself said.
+            actual: seconds it took.
+        """
+        if predicted <= 0.0 or actual <= 0.0:
+            return
+        self._count(model, predicted, actual)
         current = self._factor.get(model, 1.0)
         # A hiccup of the machine must not be believed at once: a step counts at most fourfold.
         ratio = min(max(actual / predicted, 0.25), 4.0)
@@ -353,3 +383,11 @@ class CostModel:
         self._against[model] = 0
         self._drifting.symmetric_difference_update((model,))
         self._drifts.append(Drift(model, factor, is_beyond))
+
+
+def _layers_s(cost: LinearCost, num_requests: int, width: int, depth: int, num_context: int) -> float:
+    """Forwards of one draft call, the first on up to two rows per request."""
+    first = cost.seconds(num_requests, 2 * num_requests, num_context)
+    if depth == 1:
+        return first
+    return first + (depth - 1) * cost.seconds(num_requests, width * num_requests, num_context)

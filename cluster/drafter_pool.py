@@ -300,12 +300,13 @@ class DrafterPool:
         predicted_s: float = 0.0,
         stop_rule: StopRule | None = None,
         ahead: bool = False,
+        num_context: int = 0,
     ) -> DraftCall:
         """A call to one drafter, with the releases owed to it."""
         drafter = self.drafters[name]
         self._next_call += 1
         call_id = self._next_call
-        drafter.outstanding[call_id] = OutstandingDraft.of(call_id, items, now, predicted_s)
+        drafter.outstanding[call_id] = OutstandingDraft.of(call_id, items, now, predicted_s, num_context)
         release, drafter.release = drafter.release, []
         return DraftCall(call_id=call_id, items=items, release=release, stop_rule=stop_rule, ahead=ahead)
 
@@ -335,9 +336,7 @@ class DrafterPool:
         if outstanding is not None:
             if drafter.reading:
                 drafter.reading.difference_update(outstanding.request_ids)
-            self._correct_prediction(
-                name, outstanding, trees or TreeBatch([draft.tree for draft in result.drafts])
-            )
+            self._weigh(name, outstanding, trees or TreeBatch([draft.tree for draft in result.drafts]))
             if outstanding.depth == 0 and len(outstanding.request_ids) == 1 and not result.unknown:
                 self.costs.have_read(drafter.kind, outstanding.num_read, result.seconds)
         kind, observe = drafter.kind, self.acceptance.observe
@@ -355,13 +354,12 @@ class DrafterPool:
             drafter.known.discard(request_id)
         return outstanding
 
-    def _correct_prediction(self, name: str, outstanding: OutstandingDraft, trees: TreeBatch) -> None:
-        """Drafts that a stop rule ended early must not make their drafter look fast."""
-        heads = self.drafters[name].capabilities.num_candidates > 0  # evaluated before anybody drafted
-        if outstanding.predicted_s <= 0.0 or heads:
+    def _weigh(self, name: str, outstanding: OutstandingDraft, trees: TreeBatch) -> None:
+        """Layers that the call came to: drafts ended early must not make their drafter look fast."""
+        if outstanding.predicted_s <= 0.0:
             return
-        depth = int(trees.depth.max()) if trees else 0
-        if depth < outstanding.depth:
-            n, width = len(outstanding.request_ids), outstanding.width
-            planned_s = self.cost.draft_seconds(name, n, width, outstanding.depth)
-            outstanding.predicted_s *= self.cost.draft_seconds(name, n, width, depth) / planned_s
+        depth = outstanding.depth
+        if not self.drafters[name].capabilities.num_candidates:  # heads were evaluated before anybody drafted
+            depth = min(depth, int(trees.depth.max()) if trees else 0)
+        n, width = len(outstanding.request_ids), outstanding.width
+        outstanding.layers_s = self.cost.layers_seconds(name, n, width, depth, outstanding.num_context)

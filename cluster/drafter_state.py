@@ -20,10 +20,12 @@ class OutstandingDraft:
     Attributes:
         call_id: of the call.
         sent_at: when.
-        predicted_s: what the cost model expects of it; once answered, of the depth that it came to.
+        predicted_s: what the cost model expects of it; 0 if it need not be learnt from.
         request_ids: who is drafted for.
         depth, width: of its largest plans; of a call to decoding heads, depth is how many were evaluated.
         num_read: tokens of its requests that the drafter had not heard.
+        num_context: tokens of its requests.
+        layers_s: what the profile says of the layers that it came to, once answered.
     """
 
     call_id: int
@@ -33,10 +35,17 @@ class OutstandingDraft:
     depth: int
     width: int
     num_read: int = 0
+    num_context: int = 0
+    layers_s: float = 0.0
 
     @classmethod
     def of(
-        cls, call_id: int, items: Sequence[DraftItem], sent_at: float, predicted_s: float
+        cls,
+        call_id: int,
+        items: Sequence[DraftItem],
+        sent_at: float,
+        predicted_s: float,
+        num_context: int = 0,
     ) -> OutstandingDraft:
         """The call with these items."""
         return cls(
@@ -47,6 +56,7 @@ class OutstandingDraft:
             depth=call_depth(items),
             width=max([item.plan.width for item in items]),
             num_read=sum([len(item.tokens if item.spec is None else item.spec.tokens) for item in items]),
+            num_context=num_context,
         )
 
 

@@ -199,7 +199,7 @@ class StepPlanner:
             rule = None
             if self._stops_drafting is not None:
                 rule = self._stops_drafting.stop_rule(name, len(items), batch, context)
-            call = self.pool.call(name, items, now, predicted_s, rule, ahead=name in ahead)
+            call = self.pool.call(name, items, now, predicted_s, rule, name in ahead, num_context)
             for request in requests:
                 request.draft_call = call.call_id
             advance_all(requests, Trigger.DRAFT_SENT)

@@ -42,4 +42,4 @@ def test_a_draft_that_ended_early_is_judged_by_the_layers_it_came_to(came_to: in
     drafts = [Draft(request_id=name, tree=tree) for name, tree in trees.items()]
     outstanding = pool.answered("small", DraftResult(call_id=call.call_id, drafts=drafts), 0.0)
     assert outstanding is not None
-    assert outstanding.predicted_s == pytest.approx(cost.draft_seconds("small", 2, 1, came_to))
+    assert outstanding.layers_s == pytest.approx(cost.layers_seconds("small", 2, 1, came_to))

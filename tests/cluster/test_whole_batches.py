@@ -48,10 +48,10 @@ def test_draft_times_by_depth_are_those_of_each_depth(n: int, width: int, deepes
         )
     )
     for depth in (1, 4):
-        cost.observe("d", cost.draft_seconds("d", n, width, depth), 0.01, depth)
+        cost.observe_draft("d", cost.layers_seconds("d", n, width, depth), 0.01)
     cost.observe(VERIFY_PLAIN, 0.01, 0.02)
     expected = [cost.draft_seconds("d", n, width, depth, context) for depth in range(deepest + 1)]
-    assert cost.draft_seconds_by_depth("d", n, width, deepest, context) == expected
+    assert cost.draft_seconds_by_depth("d", n, width, deepest, context) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("trigger", Trigger)
