@@ -251,6 +251,11 @@ class DecisionLog:
             record.whole = Seconds(predicted=step.predicted_s(), actual=self.now - record.time_s)
         self._close(step)
 
+    def target_lost(self) -> None:
+        """What it was asked to verify is not answered any more: those steps are over."""
+        for step in [one for one in self._open if one.verify_call >= 0]:
+            self._close(step)
+
     def _close(self, step: OpenStep) -> None:
         self._open.remove(step)
         for request_id in [one for one, its_step in self._step_of.items() if its_step is step]:

@@ -15,7 +15,7 @@ from cluster.core import SchedulerCore
 from cluster.cost_model import CostModel
 from cluster.decision_log import DecisionLog
 from cluster.decisions import FORMAT_VERSION, Header
-from cluster.events import Action, Draft, DraftDone, Event, Verify, VerifyDone
+from cluster.events import Action, Draft, DraftDone, Event, Verify, VerifyDone, WorkerLost
 from cluster.phase_trace import tracing
 from cluster.policies.base import DecodeRequest, Int32, Policy, StepContext, StopsDrafting
 from cluster.policies.registry import make_policy
@@ -66,6 +66,8 @@ class RecordedCore(SchedulerCore):
                 self.log.draft_done(drafter, result)
             case VerifyDone(result):
                 self.log.verify_done(result)
+            case WorkerLost(name) if name == "verifier":
+                self.log.target_lost()
         actions = super().handle(event, now)
         for action in actions:
             match action:

@@ -45,13 +45,16 @@ export async function* streamed(path, body, signal) {
     signal,
   });
   if (!response.ok) throw await failure(response);
+  let isWhole = false;
   for await (const data of events(response.body)) {
-    if (data === "[DONE]") return;
+    // Read to the end all the same: a body given up before it has ended is a request that failed.
+    if (data === "[DONE]") isWhole = true;
+    if (isWhole) continue;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ApiError(200, chunk.error.message, chunk.error.param);
     yield chunk;
   }
-  throw new ApiError(200, "The answer ended early: the connection to the server was lost.");
+  if (!isWhole) throw new ApiError(200, "The answer ended early: the connection to the server was lost.");
 }
 
 async function* events(stream) {
