@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -22,18 +22,23 @@ def forward(
 ) -> None:
     """Time forwards of a model's shape, with random weights, beside what the device's memory allows."""
     from benchmarks import forward_floor, tables
+    from engine.attention_kinds import AttentionKind
     from engine.devices import DeviceUnavailable
 
     if shape not in forward_floor.SHAPES:
         raise typer.BadParameter(f"one of {', '.join(forward_floor.SHAPES)}", param_hint="--shape")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise typer.BadParameter("float32, bfloat16 or float16", param_hint="--dtype")
+    kinds: tuple[AttentionKind, ...] = get_args(AttentionKind)
+    kind = next((one for one in kinds if one == attention), None)
+    if attention is not None and kind is None:
+        raise typer.BadParameter(f"one of {', '.join(kinds)}", param_hint="--attention")
     try:
         record = forward_floor.run(
             shape,
             device=device,
             dtype=dtype,
-            attention=attention,  # type: ignore[arg-type]
+            attention=kind,
             context=context,
             repeats=repeats,
         )

@@ -148,8 +148,9 @@ def run(
     max_tokens = context + max(rows for _, rows in cases)
     bandwidth, operations = measured_rates(where, kind)
     weights = random_weights(sizes, kind, where, max_tokens)
+    ordinary = LlamaRunner(weights, slots, attention)
     runners: dict[str, ModelRunner] = {
-        "ordinary": LlamaRunner(weights, slots, attention),
+        "ordinary": ordinary,
         "captured": GraphedRunner(LlamaRunner(weights, slots + 1, attention), capture_at=1),
     }
     results = []
@@ -184,7 +185,7 @@ def run(
         "weight_bytes": sizes.multiplied * kind.itemsize,
         "device": str(where) if where.type == "cpu" else torch.cuda.get_device_name(where),
         "dtype": dtype,
-        "attention": type(runners["ordinary"].attention).__name__,  # type: ignore[attr-defined]
+        "attention": type(ordinary.attention).__name__,
         "context": context,
         "bytes_per_second": bandwidth,
         "operations_per_second": operations,

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.objectives import Slo, SloSpec
 from simulator.hardware import HardwareProfile
-from simulator.sizing import Load, Sizing
+from simulator.sizing import Load
 from simulator.workloads import MIX
 
 # What NVIDIA's device plugin calls the accelerators of the profiles (label `nvidia.com/gpu.product`).
@@ -46,13 +46,13 @@ def tiers(profile: HardwareProfile, load: Load) -> dict[str, dict[str, float]]:
     return found
 
 
-def values(profile: HardwareProfile, load: Load, sizing: Sizing, target: float) -> dict[str, Any]:
+def values(profile: HardwareProfile, load: Load, num_cells: int, target: float) -> dict[str, Any]:
     """Values for so many cells; where models and images are, their owner must fill in.
 
     Raises:
         ValueError: without any cell, or as of `gpus`.
     """
-    if not sizing.num_cells:
+    if num_cells < 1:
         raise ValueError("no number of cells attains the target, so there is nothing to install")
     of_target, of_drafters, kind = gpus(profile)
     model = profile.target.partition(",")[0]
@@ -79,16 +79,14 @@ def values(profile: HardwareProfile, load: Load, sizing: Sizing, target: float) 
                 for name, drafter in profile.drafters.items()
             ],
             "tiers": tiers(profile, load),
-            "scaling": {
-                "cells": {"min": sizing.num_cells, "max": sizing.num_cells, "target_attainment": target}
-            },
+            "scaling": {"cells": {"min": num_cells, "max": num_cells, "target_attainment": target}},
         },
         "models": {"source": "pvc", "pvc": {"claimName": "models"}},
         "workerGroups": [
             {
                 "name": "cell",
-                "minReplicas": sizing.num_cells,
-                "maxReplicas": sizing.num_cells,
+                "minReplicas": num_cells,
+                "maxReplicas": num_cells,
                 "gpu": {"count": per_cell, "type": _PRODUCTS.get(kind, kind)},
                 "resources": {"requests": dict(resources), "limits": dict(resources)},
             }

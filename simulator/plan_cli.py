@@ -96,7 +96,7 @@ def plan(
         )
     if values_file is not None:
         head = _HEAD.format(profile=chosen.source, rate=rate, target=target, cell_rate=sizing.cell_rate)
-        body = yaml.safe_dump(chart_values.values(chosen, load, sizing, target), sort_keys=False)
+        body = yaml.safe_dump(chart_values.values(chosen, load, sizing.num_cells, target), sort_keys=False)
         values_file.write_text(head + body)
         console.print(f"Wrote {values_file}.")
 

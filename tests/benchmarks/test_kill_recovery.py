@@ -18,12 +18,13 @@ from benchmarks.kill_recovery import (
     unexplained_breaks,
 )
 from benchmarks.kills import KillOptions, parse_roles
+from benchmarks.live_client import End
 from benchmarks.live_load import Ended
 
 
-def ended(sent_s: float, ended_s: float, attained: bool = True, how: str = "answered") -> Ended:
+def ended(sent_s: float, ended_s: float, attained: bool = True, how: End = "answered") -> Ended:
     attempts = ((sent_s, (sent_s + ended_s) / 2, ended_s, how),)
-    return Ended("code", sent_s, ended_s, 1.0, 1.0, attained, 10, attempts)  # type: ignore[arg-type]
+    return Ended("code", sent_s, ended_s, 1.0, 1.0, attained, 10, attempts)
 
 
 @given(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from benchmarks.overload import OverloadOptions
@@ -11,9 +13,14 @@ from benchmarks.overload_summary import recovery_s, refusals, summary
 PHASES = Phases({"greedy": 2.0, "other": 2.0}, "greedy", 20.0, 10.0, 10.0, 10.0)
 
 
-def attempt(at_s: float, arrival: int, number: int = 0, **changes: object) -> Attempt:
-    fields = {"key": "other", "tier": "standard", "attained": True, "num_tokens": 10} | changes
-    return Attempt(number=number, sent_s=at_s, arrival=arrival, **fields)  # type: ignore[arg-type]
+def attempt(at_s: float, arrival: int, number: int = 0, **changes: Any) -> Attempt:
+    fields: dict[str, Any] = {
+        "key": "other",
+        "tier": "standard",
+        "attained": True,
+        "num_tokens": 10,
+    } | changes
+    return Attempt(number=number, sent_s=at_s, arrival=arrival, **fields)
 
 
 def refused(at_s: float, arrival: int, number: int, told_s: float) -> Attempt:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -79,7 +81,9 @@ def samples(role: str, mb_per_hour: float) -> Samples:
     return found
 
 
-def record(role: str = "scheduler", mb_per_hour: float = 0.0, left: float = 0.0, verifiers: int = 1) -> dict:  # type: ignore[type-arg]
+def record(
+    role: str = "scheduler", mb_per_hour: float = 0.0, left: float = 0.0, verifiers: int = 1
+) -> dict[str, Any]:
     seen = samples(role, mb_per_hour)
     before = {"drafter": 2, "verifier": 1, "scheduler": 1, "front_end": 2, "directory": 1}
     return {

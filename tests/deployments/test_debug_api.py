@@ -198,5 +198,4 @@ async def test_how_workers_are_is_passed_on(deciding: DecidingCell, client: http
     assert answer.status_code == 200
     assert answer.json() == {"object": "list", "data": await deciding.workers()}
     deciding.away = True
-    deciding.workers = deciding.describe  # type: ignore[method-assign, assignment]
     assert (await client.get("/debug/workers")).status_code == 503

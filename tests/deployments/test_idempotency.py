@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -75,7 +76,7 @@ async def test_a_retry_attaches_to_a_running_answer(url: str, cell: CellStandIn)
             key = KEY if body is STREAM else {}
             first = asyncio.create_task(client.post(url + COMPLETIONS, json=body, headers=key))
             before = len(cell.submissions)
-            await eventually(lambda before=before: len(cell.submissions) > before)  # type: ignore[misc]
+            await eventually(partial(_has_more, cell, before))
             again = await client.post(url + COMPLETIONS, json=body, headers=key)
             assert not cell.cancels
             assert again.headers["Idempotent-Replayed"] == "true"
@@ -293,3 +294,7 @@ async def test_what_is_kept_is_bounded(service: ApiService, cell: CellStandIn) -
         assert f'requests_total{{front_end="",outcome="{outcome}"}} {number}.0' in text
     assert 'reason="memory"} 3.0' in text
     assert 'reason="ttl"}' in text
+
+
+def _has_more(cell: CellStandIn, than: int) -> bool:
+    return len(cell.submissions) > than

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from fastapi import FastAPI
@@ -14,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from typer.testing import CliRunner
 
 from cluster.config import FlotillaConfig
-from cluster.members import Member
+from cluster.members import Member, State
 from deployments import cli
 from deployments.farewell import Farewell
 from deployments.rollout import Progress, RolloutError, allowed
@@ -70,8 +71,8 @@ def test_what_clients_or_requests_under_way_rely_on_is_refused_by_name(
         allowed(RUNNING, wanted(**change))
 
 
-def member(kind: str, name: str, state: str = "ready") -> Member:
-    return Member(kind=kind, id=name, node="here", state=state)  # type: ignore[arg-type]
+def member(kind: Literal["cell", "front_end"], name: str, state: State = "ready") -> Member:
+    return Member(kind=kind, id=name, node="here", state=state)
 
 
 def progress(status: str, *members: Member) -> Progress:

@@ -95,6 +95,8 @@ class CellStandIn:
         return "# TYPE flotilla_requests_total counter\nflotilla_requests_total 1\n"
 
     async def workers(self) -> list[dict[str, Any]]:
+        if self.away:
+            raise ConnectionError("no such actor")
         return [{"worker": "verifier", "process": "verifier", "kind": "target", "state": "ready"}]
 
     async def check_health(self) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from cluster.model_paths import model_directory
 from engine.attention import PaddedAttention
+from engine.attention_kinds import AttentionKind
 from engine.cuda_graphs import GraphedRunner
 from engine.devices import memory_of
 from engine.flashinfer_attention import FlashInferAttention, why_not_flashinfer
@@ -78,14 +79,14 @@ def ragged(rng: np.random.Generator, slots: int) -> list[Segment]:
 
 @pytest.mark.parametrize("backend", ["padded", "flashinfer"])
 def test_captured_forwards_equal_ordinary_ones(
-    backend: str, weights: dict[torch.dtype, LlamaWeights], cuda: torch.device
+    backend: AttentionKind, weights: dict[torch.dtype, LlamaWeights], cuda: torch.device
 ) -> None:
     dtype = torch.float32 if backend == "padded" else torch.bfloat16
     of = weights[dtype]
     if backend == "flashinfer" and (reason := why_not_flashinfer(dtype, cuda, of.head_dim)):
         pytest.skip(reason)
-    plain = LlamaRunner(of, 1000, backend)  # type: ignore[arg-type]
-    static = GraphedRunner(LlamaRunner(of, 1001, backend), capture_at=1)  # type: ignore[arg-type]
+    plain = LlamaRunner(of, 1000, backend)
+    static = GraphedRunner(LlamaRunner(of, 1001, backend), capture_at=1)
     tolerance = 1e-3 if dtype == torch.float32 else 0.15
     rng = np.random.default_rng(0)
     for _ in range(30):

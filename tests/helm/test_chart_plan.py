@@ -7,15 +7,14 @@ import pytest
 pytest.importorskip("helm", reason="helm-python-sdk is not installed (extra dev-kubernetes)")
 
 from simulator import chart_values, hardware
-from simulator.sizing import Load, Sizing
+from simulator.sizing import Load
 from tests.helm import operator_rules, rendered_chart
 
 
 @pytest.mark.parametrize("name", hardware.names())
 def test_a_plan_renders_with_as_many_gpus_as_it_counts(name: str) -> None:
     profile, load = hardware.load(name), Load()
-    sizing = Sizing(cell_rate=2.0, at_capacity=None, num_cells=3, num_spare=0, tried=())  # type: ignore[arg-type]
-    values = chart_values.values(profile, load, sizing, 0.95)
+    values = chart_values.values(profile, load, 3, 0.95)
     service = rendered_chart.ray_service(values)
     assert operator_rules.violations(service) == []
     (group,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]

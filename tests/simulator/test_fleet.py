@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -183,7 +184,7 @@ def test_a_cell_reads_prompts_one_after_the_other() -> None:
     assert cells.close([0]).number.size == 1
 
 
-def test_the_command_reports_and_says_what_is_wrong(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_command_reports_and_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulator.fleet.cli.measure", lambda *_: surface())
     file = tmp_path / "small.yaml"
     file.write_text(SMALL.model_dump_json())

@@ -44,7 +44,7 @@ def test_an_objective_out_of_reach_needs_no_number_of_cells() -> None:
     assert (sizing.cell_rate, sizing.num_cells) == (0.0, 0)
     assert least_attainment(sizing.at_capacity) == 0.0
     with pytest.raises(ValueError, match="nothing to install"):
-        chart_values.values(profile, load, sizing, 0.95)
+        chart_values.values(profile, load, sizing.num_cells, 0.95)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,7 @@ def test_values_out_of_range_are_refused(changed: dict[str, float]) -> None:
 @pytest.mark.parametrize("name", hardware.names())
 def test_values_hold_a_configuration_that_loads_and_pods_that_suffice(name: str) -> None:
     profile, load = hardware.load(name), Load(slos={"chat": SloSpec(tpot=Limit(2.0, relative=True))})
-    sizing = Sizing(cell_rate=3.0, at_capacity=None, num_cells=5, num_spare=1, tried=())  # type: ignore[arg-type]
-    values = yaml.safe_load(yaml.safe_dump(chart_values.values(profile, load, sizing, 0.9)))
+    values = yaml.safe_load(yaml.safe_dump(chart_values.values(profile, load, 5, 0.9)))
     config = FlotillaConfig.model_validate(values["config"])
     assert config.scaling.cells.min == config.scaling.cells.max == 5
     assert config.tiers["chat"].tpot_ms == pytest.approx(2e3 * profile.baseline_s(), abs=0.1)
