@@ -47,7 +47,7 @@ class CallCost:
         if layers_s <= 0.0 or seconds <= 0.0:
             return
         if not self._calls:
-            self._layers_s = self._seconds = layers_s
+            self._layers_s, self._seconds = layers_s, self.expected_s(layers_s)
         self._calls += 1
         seconds = min(seconds, MOST_TIMES * self.expected_s(layers_s))
         weight = max(smoothing, 1.0 / (self._calls + PRIOR_CALLS))

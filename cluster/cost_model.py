@@ -214,6 +214,11 @@ class CostModel:
         predicted = self.profile.target.seconds(num_requests, num_tokens, num_context, num_attended)
         return predicted * self._factor.get(VERIFY_DRAFTED if drafted else VERIFY_PLAIN, 1.0)
 
+    def verify_fixed_seconds(self, *, drafted: bool = False) -> float:
+        """What a verify forward takes whatever is in it; `drafted` as of `verify_seconds`."""
+        factor = self._factor.get(VERIFY_DRAFTED if drafted else VERIFY_PLAIN, 1.0)
+        return self.profile.target.delta * factor
+
     def verify_token_seconds(self, context: float = 0.0) -> float:
         """Marginal seconds of one more token in a verify forward past the knee.
 

@@ -24,6 +24,7 @@ from cluster.head_proposals import HeadProposals, evaluating_s
 from cluster.policies.base import DecodeRequest, Policy, Rests, StepContext, StopsDrafting
 from cluster.policies.decode_batch import DecodeBatch
 from cluster.requests import Request, State, Trigger, advance_all
+from cluster.step_overhead import StepOverhead
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
 from engine.tree_batch import TreeBatch, subsets
@@ -32,8 +33,6 @@ from verifier.messages import VerifyResult
 
 # Weight of the newest step in the running means of iteration time and overhead.
 SMOOTHING = 0.1
-# What an estimate of overhead may always rise by, so that it can leave zero.
-LEAST_OVERHEAD_S = 2e-4
 # Verified trees are calibrated on when there are so many, or after so many steps.
 CALIBRATE_TREES, CALIBRATE_STEPS = 64, 8
 # Share of recent plans with a draft below which prompts are not read by drafters (SmartSpec), but for one
@@ -116,9 +115,8 @@ class StepPlanner:
         # Those planned for last: mostly they are selected for together.
         self._batch = DecodeBatch()
         self._to_calibrate: list[tuple[list[TokenTree], list[str], list[list[int]]]] = []
-        # Seconds of an iteration outside forwards and drafting; with a draft there are more messages.
-        self._plain_overhead = RunningMean(cost.profile.overhead_s / 2)
-        self._draft_overhead = RunningMean(cost.profile.overhead_s)
+        self.overhead = StepOverhead(cost.profile.overhead_s)
+        self._prompt_share = RunningMean(0.0)
         self._rests = policy if isinstance(policy, Rests) else None
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
         self._decode_views = DecodeViews(pool, self.heads, self.may_read)
@@ -163,7 +161,7 @@ class StepPlanner:
         batch = DecodeBatch(self._decode_views.of_all(ready, now, max_model_tokens))
         self._views.update(zip([request.request_id for request in ready], batch, strict=True))
         self._batch = batch
-        context = self._context()
+        context = self._context(len(batch))
         plans = self.policy.plan(batch, context)
         self.heads.planned(ready, plans)
         # Whom no drafter has read yet, nothing can be proposed for: that says nothing of whether it pays.
@@ -219,9 +217,8 @@ class StepPlanner:
         batch = DecodeBatch([views.get(r.request_id) or self.view(r, now, max_model_tokens) for r in drafted])
         if batch == self._batch:
             batch = self._batch
-        selected = self.policy.select(
-            batch, trees, self._context(drafting_seconds(self.cost, drafted, trees))
-        )
+        context = self._context(len(batch), drafting_seconds(self.cost, drafted, trees))
+        selected = self.policy.select(batch, trees, context)
         # Trees are in topological order, so a prefix of the nodes is closed under parent.
         for place, request in enumerate(drafted):
             most = request.submit.speculation.max_tokens
@@ -382,17 +379,19 @@ class StepPlanner:
         self.totals.step_verify_s += forward_s
         self.step_s += SMOOTHING * (iteration.elapsed_s - self.step_s)
         overhead = max(0.0, iteration.slot_s - iteration.draft_s - heads_s - forward_s)
-        mean = self._draft_overhead if iteration.draft_s > 0.0 else self._plain_overhead
-        # A hiccup of the machine is not overhead; it counts as twice the present estimate, or little more.
-        mean.follow(min(overhead, 2 * mean.value + LEAST_OVERHEAD_S))
+        if result.verdicts:
+            self._prompt_share.follow(float(bool(result.prefills)))
+        drafted = iteration.draft_s > 0.0
+        self.overhead.observe(len(result.verdicts), overhead, drafted=drafted)
 
-    def _context(self, draft_s: float = 0.0) -> StepContext:
+    def _context(self, num_requests: int, draft_s: float = 0.0) -> StepContext:
         return StepContext(
             cost=self.cost,
             calibration=self.calibration,
             step_s=self.step_s,
             draft_s=draft_s,
-            plain_overhead_s=self._plain_overhead.value,
-            draft_overhead_s=self._draft_overhead.value,
+            plain_overhead_s=self.overhead.plain_s(num_requests),
+            draft_overhead_s=self.overhead.drafted_s(num_requests),
             step=self.totals.steps,
+            prompt_share=self._prompt_share.value,
         )

@@ -32,9 +32,6 @@ LEAST_CHANCE = 0.1
 CHEAP_SHARE, PRECISION = 0.25, 0.7
 # Share of a drafter's wrong first choices where its second is right.
 SECOND_CHOICE = 0.4
-# Seconds of the scheduler's own work on each draft, which the overhead of a step, a mean over all sizes, does
-# not show.
-HANDLING_S = 5e-5
 # For a request in need, drafting goes on down to a path of this chance.
 URGENT_LOGP = math.log(0.2)
 # Weight of the newest step in what is known of steps beside drafts and their verification.
@@ -155,11 +152,12 @@ class Flotilla:
         num_chosen = int(np.count_nonzero(chosen))
         verify_s = cost.verify_seconds(n, num_chosen, num_context, drafted=True)
         # Drafting is spent already, but it belongs to the step whose tokens per second are maximised.
-        base = context.draft_s + context.draft_overhead_s + verify_s
+        whole_s = context.draft_s + context.draft_overhead_s + verify_s
+        base = whole_s - _spent_on_prompts(context, drafted=True)
         added = cost.verify_added_seconds(num_chosen, forest.num_nodes - num_chosen, num_context / n)
         chosen = marginal_goodput(chosen, probability, base, added)
         num_added = int(np.count_nonzero(chosen)) - num_chosen
-        self._follow(base + float(np.add.reduce(added[:num_added])), context)
+        self._follow(whole_s + float(np.add.reduce(added[:num_added])), context)
         return forest.chosen_nodes(chosen)
 
     def _needs(self, batch: DecodeBatch, context: StepContext) -> Float64:
@@ -199,19 +197,20 @@ class Flotilla:
         # By depth from 0, as plain numbers: one is looked at after the other.
         expected = [float(n), *(n + np.add.reduce(gain * worth, axis=1).cumsum()).tolist()]
         drafted = [0.0, *np.add.reduce(rows, axis=1, dtype=np.float64).cumsum().tolist()]
-        best_depth, best = 0, n / (cost.verify_seconds(n, n, num_context) + context.plain_overhead_s)
+        plain_s = cost.verify_seconds(n, n, num_context) + context.plain_overhead_s
+        best_depth, best = 0, n / (plain_s - _spent_on_prompts(context, drafted=False))
         drafts_s = [
             cost.draft_seconds_by_depth(name, count, width, deepest, tokens)
             for name, (count, tokens) in load.items()
         ]
         # Drafters work at the same time.
         slowest_s = drafts_s[0] if len(drafts_s) == 1 else [max(each) for each in zip(*drafts_s, strict=True)]
-        beside_s = context.draft_overhead_s, HANDLING_S * n
+        beside_s = context.draft_overhead_s - _spent_on_prompts(context, drafted=True)
         for depth in range(1, deepest + 1):
             if drafted[depth] == drafted[depth - 1]:
                 break
             verify_s = cost.verify_seconds(n, n + round(drafted[depth]), num_context, drafted=True)
-            step_s = slowest_s[depth] + verify_s + beside_s[0] + beside_s[1]
+            step_s = slowest_s[depth] + verify_s + beside_s
             goodput = expected[depth] / step_s
             if goodput > best:
                 best_depth, best = depth, goodput
@@ -222,3 +221,15 @@ class Flotilla:
         """Of these drafters, by seconds per request and layer, those that cost next to nothing."""
         most_s = CHEAP_SHARE * context.cost.verify_token_seconds()
         return {name for name, seconds in layer_s.items() if seconds < most_s}
+
+
+def _spent_on_prompts(context: StepContext, *, drafted: bool) -> float:
+    """Seconds of a step that decoding does not pay for.
+
+    Weights are read and messages sent for the prompts in a step whether or not it decodes. While every step
+    has some, tokens that drafts save cost next to nothing, and the time of drafting is lost to the prompts.
+    As long as there are steps without prompts, those are what drafts save: hence the square, which in a loop
+    that is always full does no worse than the share or its cube anywhere.
+    """
+    fixed_s = context.cost.verify_fixed_seconds(drafted=drafted) + context.plain_overhead_s
+    return context.prompt_share**2 * fixed_s

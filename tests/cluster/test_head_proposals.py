@@ -243,7 +243,7 @@ def test_the_heads_are_charged_once_and_plain_steps_do_without_them() -> None:
     assert cost.correction("heads") == pytest.approx(1.0, rel=0.2)  # the drafter's own time is in it
     assert cost.correction(VERIFY_DRAFTED) == pytest.approx(1.0, rel=0.05)
     # What is left of a step is neither the heads' time nor a part of it.
-    assert planner._draft_overhead.value == pytest.approx(OVERHEAD_S, rel=0.1)
+    assert planner.overhead.drafted_s(4) == pytest.approx(OVERHEAD_S, rel=0.1)
     totals, num_drafts = world.core.totals, len(world.plans)
     assert totals.step_draft_s == pytest.approx(world.evaluated_s + num_drafts * DRAFT_S, rel=0.1)
 
@@ -252,7 +252,7 @@ def test_the_heads_are_charged_once_and_plain_steps_do_without_them() -> None:
         world.submit(number, 300)
     world.run()
     assert world.core.cost.correction(VERIFY_PLAIN) == pytest.approx(1.0, rel=0.02)
-    assert world.core.planner._plain_overhead.value == pytest.approx(OVERHEAD_S, rel=0.05)
+    assert world.core.planner.overhead.plain_s(8) == pytest.approx(OVERHEAD_S, rel=0.05)
 
 
 def test_a_shallow_draft_from_many_heads_does_not_make_them_look_dear() -> None:

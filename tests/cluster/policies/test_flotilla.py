@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cluster.config import PolicyConfig
 from cluster.policies.flotilla import PROBE_DEPTH, Flotilla
 from tests.cluster.policies.batches import context, request
@@ -25,3 +27,15 @@ def test_a_probe_is_as_deep_as_drafts_are() -> None:
     plans = policy.plan(batch, context(draft_s=5e-2))
     assert [plan.depth for plan in plans] == [2, PROBE_DEPTH, PROBE_DEPTH]
     assert all(plan.depth == 0 for plan in policy.plan(batch, context(draft_s=5e-2)))
+
+
+def test_what_prompts_pay_for_is_not_saved_by_drafts() -> None:
+    """Without prompts in every step a step saved is its whole time; with them, hardly more than its rows."""
+    policy, batch = (
+        Flotilla(PolicyConfig(max_depth=6)),
+        [request(str(number), rate=0.7) for number in range(8)],
+    )
+    policy._next_probe = 1000
+    alone = context(draft_s=3e-4, token_s=3e-4, verify_s=5e-3)
+    assert all(plan.depth > 0 for plan in policy.plan(batch, alone))
+    assert all(plan.depth == 0 for plan in policy.plan(batch, replace(alone, prompt_share=1.0)))

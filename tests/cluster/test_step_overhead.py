@@ -1,0 +1,36 @@
+"""What steps take besides their forwards is predicted for as many requests as are at hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cluster.step_overhead import StepOverhead
+
+
+def test_before_any_step_it_is_what_the_profile_says_and_a_little_each_request() -> None:
+    overhead = StepOverhead(2e-3)
+    assert overhead.drafted_s(0) == pytest.approx(2e-3)
+    assert overhead.plain_s(0) == pytest.approx(1e-3)
+    assert overhead.drafted_s(32) > overhead.drafted_s(1)
+
+
+def test_large_steps_and_small_ones_are_told_apart() -> None:
+    overhead, rng = StepOverhead(1e-3), np.random.default_rng(0)
+    for num_requests in rng.integers(1, 33, 600).tolist():
+        noise = float(rng.uniform(0.9, 1.1))
+        overhead.observe(num_requests, noise * (1e-3 + 2e-4 * num_requests), drafted=True)
+        overhead.observe(num_requests, noise * 8e-4, drafted=False)
+    assert overhead.drafted_s(1) == pytest.approx(1.2e-3, rel=0.35)
+    assert overhead.drafted_s(32) == pytest.approx(7.4e-3, rel=0.1)  # a mean would say 4.3 ms
+    assert overhead.plain_s(1) == pytest.approx(8e-4, rel=0.25)
+    assert overhead.plain_s(32) == pytest.approx(8e-4, rel=0.3)
+
+
+def test_a_step_without_requests_says_nothing_and_one_without_overhead_does() -> None:
+    overhead = StepOverhead(1e-3)
+    overhead.observe(0, 1.0, drafted=True)
+    assert overhead.drafted_s(4) == StepOverhead(1e-3).drafted_s(4)
+    for _ in range(200):
+        overhead.observe(4, 0.0, drafted=True)
+    assert overhead.drafted_s(4) == pytest.approx(0.0, abs=1e-6)
