@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,10 +16,10 @@ import aiohttp
 from benchmarks import environment, tables
 from benchmarks.live_client import LiveClient
 from benchmarks.live_comparison import Comparison
-from benchmarks.live_load import OpenLoop, measure_baseline, measure_saturation
+from benchmarks.live_load import OpenLoop, load_rate, measure_baseline
 from benchmarks.live_requests import mixed_requests
 from benchmarks.live_rest import left_in, left_when_idle
-from benchmarks.live_system import OUR_ROLES, LiveSystem, SystemOptions, psutil, serving
+from benchmarks.live_system import OUR_ROLES, LiveSystem, Scrape, SystemOptions, psutil, serving
 from benchmarks.live_ties import explain_differences
 from benchmarks.soak_verdict import Slope, by_minute, fit, latency_change
 
@@ -122,16 +124,17 @@ async def _measure(options: SoakOptions, system: LiveSystem) -> dict[str, Any]:
     async with client, aiohttp.ClientSession() as session:
         baseline = await measure_baseline(client, requests)
         compared = Comparison(baseline.references)
-        saturated = None
-        if not options.rate:
-            saturated = await measure_saturation(
-                client, requests, options.saturation_s, options.saturation_streams, compared
-            )
-        rate = options.rate or options.load * (saturated or 0.0)
-        if not rate:
-            raise RuntimeError("no request ended while saturation was measured; make --saturation-s longer")
+        rate = await load_rate(
+            client,
+            requests,
+            compared,
+            rate=options.rate,
+            load=options.load,
+            saturation_s=options.saturation_s,
+            saturation_streams=options.saturation_streams,
+        )
         before = await _idle(system, session)
-        load = OpenLoop(client, requests, rate, baseline.slos, compared, "soak")
+        load = OpenLoop(client, requests, rate.per_s, baseline.slos, compared, "soak")
         started = clock()
         watching = asyncio.create_task(_watch(options, system, session, samples, started, clock))
         try:
@@ -149,10 +152,10 @@ async def _measure(options: SoakOptions, system: LiveSystem) -> dict[str, Any]:
         "environment": environment.describe(),
         "options": {
             **{k: v for k, v in asdict(options).items() if k not in ("system", "logs")},
-            "system": {**asdict(options.system), "config": str(options.system.config or "")},
+            "system": options.system.record(),
         },
-        "saturated_requests_per_s": saturated,
-        "requests_per_s": rate,
+        "saturated_requests_per_s": rate.saturated_per_s,
+        "requests_per_s": rate.per_s,
         "client_late_s": load.late_s,
         "answers": compared.summary(),
         "differences": ties,
@@ -193,6 +196,7 @@ async def _watch(
     started: float,
     clock: Any,
 ) -> None:
+    keeps_answers = system.config.idempotency.enabled
     while True:
         time_s = clock() - started
         # Reading the memory maps of large processes takes milliseconds each: in a thread.
@@ -205,6 +209,7 @@ async def _watch(
                     **left_in(scrape),
                     "kv_use": scrape.total("flotilla_kv_cache_usage_ratio"),
                     "series": float(len(scrape.samples)),
+                    "answers_full": float(not keeps_answers or answers_are_full(scrape)),
                     "requests": scrape.total("flotilla_requests_total"),
                     "output_tokens": scrape.total("flotilla_generation_tokens_total"),
                     "cells": float(len(scrape.members("cell"))),
@@ -215,14 +220,27 @@ async def _watch(
         await asyncio.sleep(max(0.0, started + time_s + options.sample_s - clock()))
 
 
+def answers_are_full(scrape: Scrape) -> bool:
+    """Whether every front end keeps as many answers for retries as it may: each new one costs an old one."""
+    dropped: Counter[str] = Counter()
+    for name, labels, value in scrape.samples:
+        if name == "flotilla_idempotent_answers_dropped_total":
+            # One that was abandoned made no room for others.
+            dropped[labels["front_end"]] += 0 if labels["reason"] == "abandoned" else int(value)
+    return bool(dropped) and all(dropped.values())
+
+
 def fits(samples: Samples, settled_s: float, limit: float) -> list[dict[str, Any]]:
     """Growth of every process's private memory in MB per hour, and whether it is a leak.
 
-    Private memory (USS), because shared pages come and go with other processes.
+    Private memory (USS), because shared pages come and go with other processes. Front ends are judged from
+    when they keep as many answers as they may, which takes longer than `settled_s` at a low rate.
     """
     found = []
+    full_s = next((one["time_s"] for one in samples.system if one["answers_full"]), math.inf)
     for (role, pid), of in samples.processes.items():
-        settled = [one for one in of if one["time_s"] >= settled_s]
+        begin_s = max(settled_s, full_s) if role == "front_end" else settled_s
+        settled = [one for one in of if one["time_s"] >= begin_s]
         slope: Slope | None = None
         if len(settled) >= 3:
             hours = [one["time_s"] / 3600.0 for one in settled]

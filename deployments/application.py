@@ -16,8 +16,11 @@ from deployments.names import APP_NAME as APP_NAME
 
 CELL_NAME = "Cell"
 
-#: Of every process: one torch thread, because on few cores the threads of several workers fight.
+#: Of every process: one torch thread, because on few cores the threads of several workers fight, and two
+#: arenas of glibc's allocator. By default there are eight for each core, and Ray's threads take turns in all
+#: of them: each grows by itself, and what is freed in one is of no use to the others.
 WORKER_ENVIRONMENT = {
+    "MALLOC_ARENA_MAX": "2",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",

@@ -158,6 +158,9 @@ def server_config(app: ASGIApp, http: HttpConfig) -> Config:
     """uvicorn as front ends run it: quiet, with limits, with TLS where there is a certificate."""
     return Config(
         app,
+        # uvicorn's own would have `logging` close every handler of the process, that of Ray Serve's log too,
+        # which from then on writes nothing and keeps each line in memory.
+        log_config=None,
         log_level="warning",
         access_log=False,
         timeout_keep_alive=75,

@@ -13,6 +13,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,7 @@ _SEED_BITS = 53
 Produce = Callable[[ReplayLog], Awaitable[bool]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Key:
     """What names a request.
 
@@ -104,7 +105,17 @@ def first_position(headers: Mapping[str, str]) -> int:
 
 
 class Answer:
-    """One answer, being generated or complete."""
+    """One answer, being generated or complete.
+
+    Attributes:
+        key: of the requests it is the answer to.
+        log: what it says.
+        num_readers: who follows it now.
+        task: generates it; None once it is complete.
+        timer: ends what nobody reads, then forgets what is complete.
+    """
+
+    __slots__ = ("key", "log", "num_readers", "task", "timer")
 
     def __init__(self, key: Key) -> None:
         self.key = key
@@ -269,7 +280,11 @@ class Answers:
         self._answers[answer.key.name] = self._answers.pop(answer.key.name)
         if answer.timer is not None:
             answer.timer.cancel()
-        answer.timer = asyncio.get_running_loop().call_later(self.config.ttl_s, self._drop, answer, "ttl")
+        # Neither the task nor the timer's context is to hold the request and its connection for so long.
+        answer.task = None
+        answer.timer = asyncio.get_running_loop().call_later(
+            self.config.ttl_s, self._drop, answer, "ttl", context=Context()
+        )
         self._make_room(0)
 
     def _failed(self, answer: Answer, error: ApiError) -> None:

@@ -94,9 +94,14 @@ def serve_metrics(gatherer: Gatherer, host: str, port: int) -> None:
     """Serve the metric routes, and nothing else, from a thread; front ends of one node share the port."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     add_metric_routes(app, gatherer)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    server = uvicorn.Server(metrics_config(app))
     listener = shared_listener(host, port)
     threading.Thread(target=server.run, args=([listener],), name="metrics", daemon=True).start()
+
+
+def metrics_config(app: FastAPI) -> uvicorn.Config:
+    """uvicorn as it serves metrics: quiet. Why `log_config` is None says `http_limits.server_config`."""
+    return uvicorn.Config(app, log_config=None, log_level="warning", access_log=False)
 
 
 async def _fetch(session: aiohttp.ClientSession, url: str) -> str | None:

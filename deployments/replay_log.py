@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator
 
 from deployments.errors import ApiError, bad_request
+
+# Of memory, for each part beside its own bytes: the object's head, and its place in the list.
+_PART_BYTES = sys.getsizeof(b"") + 8
+# And for the log itself, with what is known of the answer beside it.
+_LOG_BYTES = 1024
 
 
 class ReplayLog:
@@ -14,16 +20,19 @@ class ReplayLog:
     It belongs to one event loop. A position is the index of a part.
 
     Attributes:
-        num_bytes: of all parts.
+        num_bytes: memory that is held, of all parts and of the log itself.
         is_complete: whether nothing more comes.
         error: what ended it before its first part; None if nothing did.
         headers: of the response.
     """
 
+    __slots__ = ("_changed", "_parts", "error", "headers", "is_complete", "num_bytes")
+
     def __init__(self) -> None:
         self._parts: list[bytes] = []
-        self._changed = asyncio.Event()
-        self.num_bytes = 0
+        # Only while somebody waits: a log is kept for long after its last part.
+        self._changed: asyncio.Event | None = None
+        self.num_bytes = _LOG_BYTES
         self.is_complete = False
         self.error: ApiError | None = None
         self.headers: dict[str, str] = {}
@@ -34,7 +43,7 @@ class ReplayLog:
     def add(self, part: bytes) -> None:
         """The next part."""
         self._parts.append(part)
-        self.num_bytes += len(part)
+        self.num_bytes += len(part) + _PART_BYTES
         self._wake()
 
     def add_events(self, events: bytes) -> None:
@@ -61,6 +70,8 @@ class ReplayLog:
                 position += 1
             if self.is_complete:
                 break
+            if self._changed is None:
+                self._changed = asyncio.Event()
             await self._changed.wait()
         if self.error is not None:
             raise self.error
@@ -72,6 +83,7 @@ class ReplayLog:
             )
 
     def _wake(self) -> None:
-        # Who waits holds the old one; those that come wait for the next part.
-        self._changed.set()
-        self._changed = asyncio.Event()
+        # Who waits holds it; those that come wait for the next part.
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None

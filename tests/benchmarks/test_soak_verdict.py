@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from scipy import stats
 
 from benchmarks.live_load import Ended
 from benchmarks.live_system import Scrape, role_of
-from benchmarks.soak import Samples, counts, fits, leaks
+from benchmarks.soak import Samples, answers_are_full, counts, fits, leaks
 from benchmarks.soak_verdict import by_minute, fit, latency_change
 
 
@@ -107,6 +108,39 @@ def test_leaks_are_named() -> None:
     assert leaks(record(left=2.0)) == ["running: 2 left when idle"]
     assert leaks(record(verifiers=3)) == ["verifier: 1 processes before the load, 3 after it"]
     assert [one["fds_most"] for one in record()["counts"]] == [40.0]
+
+
+def test_front_ends_are_judged_once_they_keep_all_answers_they_may() -> None:
+    def verdict(seen: Samples, full_s: float) -> str:
+        seen.system = [{"time_s": at * 30.0, "answers_full": at * 30.0 >= full_s} for at in range(120)]
+        return str(fits(seen, 600.0, 8.0)[0]["verdict"])
+
+    filling = samples("front_end", 0.0)  # for half an hour, at 120 MB per hour
+    for sample in filling.processes["front_end", 17]:
+        sample["private_mb"] += min(sample["time_s"], 1800.0) / 30.0
+    assert verdict(filling, 0.0) != "flat"
+    assert verdict(filling, 1800.0) == "flat"
+    assert verdict(filling, math.inf) == "too short to say"
+    assert verdict(samples("front_end", 90.0), 900.0) == "grows"
+    assert verdict(samples("scheduler", 90.0), math.inf) == "grows", "others keep no answers"
+
+
+def test_answers_are_full_when_every_front_end_drops_some() -> None:
+    metric = "flotilla_idempotent_answers_dropped_total"
+
+    def scrape(**dropped: tuple[int, int, int]) -> Scrape:
+        return Scrape.of(
+            f"# TYPE {metric} counter\n"
+            + "".join(
+                f'{metric}{{front_end="{front_end}",reason="{reason}"}} {number}\n'
+                for front_end, numbers in dropped.items()
+                for reason, number in zip(("ttl", "memory", "abandoned"), numbers, strict=True)
+            )
+        )
+
+    assert answers_are_full(scrape(a=(0, 3, 0), b=(1, 0, 0)))
+    assert not answers_are_full(scrape(a=(0, 3, 0), b=(0, 0, 5)))
+    assert not answers_are_full(scrape())
 
 
 def test_processes_are_told_apart_by_their_titles() -> None:

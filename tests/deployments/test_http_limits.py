@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import logging.handlers
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -16,6 +19,7 @@ from fastapi import FastAPI
 from cluster.http_config import HttpConfig
 from deployments.api_service import ApiService
 from deployments.http_limits import server_config
+from deployments.metric_gathering import metrics_config
 from deployments.openai_api import create_app
 from tests.fakes.cell_stand_in import CellStandIn, eventually
 from tests.fakes.tiny_tokenizer import ids
@@ -209,3 +213,18 @@ async def test_json_that_is_nested_too_deep_is_refused(
         answer = await client.post("/v1/completions", content=body("[" * depth + "]" * depth))
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["code"]
+
+
+def test_a_server_leaves_the_logs_of_the_process_open(tmp_path: Path) -> None:
+    """Ray Serve's log is such a handler: closed, it would write nothing and keep every line in memory."""
+    written = logging.FileHandler(tmp_path / "log")
+    handler = logging.handlers.MemoryHandler(capacity=1, target=written)
+    logger = logging.Logger("Ray Serve's")
+    logger.addHandler(handler)
+    for config in (server_config(FastAPI(), LIMITS), metrics_config(FastAPI())):
+        assert config.access_log is False
+        for number in range(100):
+            logger.info("line %d", number)
+    assert handler.buffer == []
+    assert len((tmp_path / "log").read_text().splitlines()) == 200
+    handler.close()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import tracemalloc
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +20,10 @@ from deployments.api_keys import hash_key
 from deployments.api_service import ApiService
 from deployments.authentication import Authenticator
 from deployments.front_end_metrics import FrontEndMetrics
+from deployments.idempotency import HEADER, Answers, Key
 from deployments.openai_api import create_app
+from deployments.replay_log import ReplayLog
+from deployments.request_context import RequestContext
 from tests.fakes.cell_stand_in import CellStandIn, eventually
 from tests.fakes.tiny_tokenizer import ANSWER
 
@@ -294,6 +300,45 @@ async def test_what_is_kept_is_bounded(service: ApiService, cell: CellStandIn) -
         assert f'requests_total{{front_end="",outcome="{outcome}"}} {number}.0' in text
     assert 'reason="memory"} 3.0' in text
     assert 'reason="ttl"}' in text
+
+
+async def _produce(log: ReplayLog, number: int) -> bool:
+    for event in range(12):
+        log.add_events(f"data: event {event} of answer {number} {'x' * 200}\n\n".encode())
+        await asyncio.sleep(0)
+    return True
+
+
+async def _ask_directly(answers: Answers, number: int) -> weakref.ref[RequestContext]:
+    """One request within its context, as a front end answers it."""
+    request = RequestContext({"request_id": f"r{number}", "connection": bytearray(20_000)})
+    key = Key(name=f"{number:064x}", field=HEADER, body=f"{number:064x}")
+    with request.entered():
+        follower = answers.attach(key, partial(_produce, number=number))
+        assert len([part async for part in follower.parts()]) == 12
+    return weakref.ref(request)
+
+
+async def test_what_is_counted_of_an_answer_is_what_is_held() -> None:
+    """Its request and connection are not; the bound on bytes would be of no use."""
+    answers = Answers(IdempotencyConfig())
+    ask = partial(_ask_directly, answers)
+    for number in range(20):  # what is made once
+        await asyncio.create_task(ask(number))
+    gc.collect()
+    counted_before = answers.num_bytes
+    tracemalloc.start()
+    try:
+        requests = [await asyncio.create_task(ask(number)) for number in range(20, 220)]
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    counted = answers.num_bytes - counted_before
+    assert len(answers) == 220
+    assert not any(request() for request in requests)
+    assert 0.8 * counted < held < 1.2 * counted
+    await answers.close()
 
 
 def _has_more(cell: CellStandIn, than: int) -> bool:

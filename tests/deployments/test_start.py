@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import platform
 import socket
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -11,6 +15,7 @@ from rich.console import Console
 from cluster.config import FlotillaConfig
 from cluster.model_paths import model_directory
 from deployments import preflight
+from deployments.application import WORKER_ENVIRONMENT
 from deployments.demo import demo_config
 from deployments.startup import Startup
 
@@ -69,3 +74,35 @@ def test_failed_stage_is_not_ticked_off() -> None:
         raise preflight.StartError("no")
     assert isinstance(console.file, io.StringIO)
     assert "✓" not in console.file.getvalue()
+
+
+#: Threads that all hold memory of glibc's allocator; it writes how much of it there is, arena by arena.
+_MANY_THREADS = """
+import ctypes, sys, threading
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.fdopen.restype = ctypes.c_void_p
+everybody = threading.Barrier(20)
+def hold():
+    libc.malloc(ctypes.c_size_t(1000))
+    everybody.wait()
+threads = [threading.Thread(target=hold) for _ in range(20)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+file = ctypes.c_void_p(libc.fdopen(1, b"w"))
+libc.malloc_info(0, file)
+libc.fflush(file)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is one of glibc's allocator")
+def test_threads_share_what_is_freed() -> None:
+    """Ray has tens of threads in each process; by default they take turns in eight arenas for each core."""
+    run = subprocess.run(
+        [sys.executable, "-c", _MANY_THREADS],
+        env={**os.environ, **WORKER_ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert 1 <= run.stdout.count("<heap nr=") <= 2
