@@ -25,6 +25,8 @@ from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
 from drafters.protocol import Drafter
 from engine.sampling_params import RequestSpec, SamplingParams
 
+TREES = {"host": False, "device": True}
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -43,7 +45,8 @@ class Cost:
     Attributes:
         shape: what was drafted.
         call_ms: one draft call, catching up included.
-        forward_ms: part of it in model forwards.
+        forward_ms: part of it in model forwards; on a device that grows the trees, from the first launch to
+            having all results.
         overhead_ms_per_forward: the rest, per forward (the catch-up or a layer): top k, beam, slots.
         overhead_share: the rest, as a share of the call.
     """
@@ -63,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--path", type=Path, help="drafter's Hugging Face directory; default random, 2x128")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--trees", choices=("auto", *TREES), default="auto", help="where they are grown")
     parser.add_argument("--runner", choices=("auto", "hf", "lean"), default="auto")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--depth", type=int, nargs="+", default=[4])
@@ -83,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             dtype=args.dtype,
             runner=args.runner,
             device=args.device,
+            on_device=TREES.get(args.trees),
             num_slots=max(args.requests) * (args.context + 8 * args.calls + 512),
         )
         shapes = [

@@ -25,6 +25,7 @@ class Beam:
 
     Attributes:
         plan: depth, width and stop rule.
+        stops: tokens after which generation ends.
         token, parent, logp: per node, as in `TokenTree`.
         frontier: nodes to expand next; empty once the tree is finished.
         depth: layers so far.
@@ -33,18 +34,18 @@ class Beam:
 
     __slots__ = (
         "_node_depth",
-        "_stops",
         "depth",
         "frontier",
         "layer",
         "logp",
         "parent",
         "plan",
+        "stops",
         "token",
     )
 
     def __init__(self, root: int, plan: DraftPlan, stops: frozenset[int] = frozenset()) -> None:
-        """A tree of the root alone; `stops` are the tokens after which generation ends."""
+        """A tree of the root alone."""
         self.plan = plan
         self.token = [root]
         self.parent = [NONE]
@@ -52,7 +53,7 @@ class Beam:
         self.frontier = [0]
         self.depth = 0
         self.layer = range(0)
-        self._stops = stops
+        self.stops = stops
         self._node_depth = [0]
 
     def grow(self, logp: Sequence[Sequence[float]], token: Sequence[Sequence[int]]) -> None:
@@ -84,7 +85,7 @@ class Beam:
             self.token.append(child)
             self.parent.append(frontier[row])
             self.logp.append(-loss)
-            if child not in self._stops and logp[row][choice] >= self.plan.stop_token_logp:
+            if child not in self.stops and logp[row][choice] >= self.plan.stop_token_logp:
                 self.frontier.append(node)
         added = len(candidates)
         self.layer = range(size, size + added)

@@ -157,6 +157,13 @@ class ComputedTree:
             node = self.parent[node]
         return tokens[::-1]
 
+    def above(self, node: int) -> list[int]:
+        """Nodes between the root and `node`, both excluded, from the top."""
+        nodes = []
+        while (node := self.parent[node]) > ROOT:
+            nodes.append(node)
+        return nodes[::-1]
+
     def follow(self, tokens: Sequence[int]) -> Followed:
         """Walk from the root along `tokens`."""
         node, scored, agreed, path = ROOT, 0, 0, list[int]()
@@ -188,10 +195,10 @@ class ComputedTree:
                 tree.learn(node, self.values[old], self.choices[old])
                 kept.append((node, self.slot[old]))
         if kept:
-            tree._hold(kept)
+            tree.hold(kept)
         return tree
 
-    def _hold(self, kept: Sequence[tuple[int, int]]) -> None:
+    def hold(self, kept: Sequence[tuple[int, int]]) -> None:
         """Give computed nodes the slots they hold: pairs of node and slot."""
         for column, (node, slot) in enumerate(kept, start=self._num_computed):
             self.slot[node] = slot

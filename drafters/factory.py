@@ -21,6 +21,7 @@ def build_drafter(
     memory_fraction: float = 0.9,
     device_share: float = 1.0,
     graphs: bool = True,
+    on_device: bool | None = None,
     prefix_sharing: bool = True,
     max_ngram: int = 4,
     min_ngram: int = 2,
@@ -40,6 +41,7 @@ def build_drafter(
         path: model: its Hugging Face directory.
         dtype, num_slots, runner, attention, device, memory_fraction, device_share, graphs: model: as for
             `engine.loading.load_runner`.
+        on_device: model: whether trees grow where the model runs; see `ModelDrafter`.
         prefix_sharing: model: whether requests share KV of equal prefixes.
         max_ngram, min_ngram: prompt lookup: lengths of the suffixes looked up.
         max_match, min_match, scope, capacity: suffix automaton: see `SuffixAutomatonDrafter`.
@@ -72,6 +74,7 @@ def build_drafter(
             max_width=max_width,
             prefix_sharing=prefix_sharing,
             num_parameters=count_parameters(path),
+            on_device=on_device,
         )
     if kind == "prompt_lookup":
         if vocab_size is None or max_tokens is None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from drafters.computed_tree import ROOT
 from drafters.job import Job
-from drafters.next_tokens import NextTokens, Ranking
+from drafters.next_tokens import NextTokens, Ranking, Tokens, Values
 from drafters.stop_rules import AdaptiveDrafter, StopRule
 from engine.kv_cache import KVCache
 from engine.runner import Segment
 
 Int32 = NDArray[np.int32]
+Missing = Sequence[tuple[Job, list[int]]]
+"""Nodes of trees that are to be computed, parents before children."""
+Forward = Callable[[Missing], None]
 
 
 def catch_up(jobs: Sequence[Job], model: NextTokens, kv: KVCache, max_rows: int) -> None:
@@ -26,34 +29,83 @@ def catch_up(jobs: Sequence[Job], model: NextTokens, kv: KVCache, max_rows: int)
         kv: slot tables; the rows forwarded are committed.
         max_rows: most rows in one forward, so that activations stay bounded on long prompts.
     """
+    for reading in readings(jobs, kv, max_rows):
+        best = model.best(reading.segments, reading.keep, reading.rankings, reading.num_choices)
+        reading.settle(*best)
+
+
+def readings(jobs: Sequence[Job], kv: KVCache, max_rows: int) -> Iterator[Reading]:
+    """The forwards of `catch_up`; each is to be run before the next is asked for."""
     pending = list(jobs)
     while pending:
-        segments: list[Segment] = []
-        parts: list[_Part] = []
-        keep: list[Int32] = []
-        num_rows = 0
+        reading = Reading()
         for job in pending:
-            room = max_rows - num_rows
+            room = max_rows - reading.num_rows
             if room == 0:
                 break
-            part = _Part(job, room)
-            segments.append(part.segment(kv.past(job.request_id)))
-            keep.append(np.arange(part.keep_from, part.high, dtype=np.int32) + (num_rows - part.low))
-            num_rows += part.high - part.low
-            parts.append(part)
-        rankings = [ranking for part in parts for ranking in part.rankings()]
-        logp, token = model.best(
-            segments, np.concatenate(keep), rankings, max(part.job.tree.num_choices for part in parts)
-        )
-        row = 0
-        for part, segment in zip(parts, segments, strict=True):
+            reading.add(_Part(job, room), kv)
+        yield reading
+        reading.commit(kv)
+        pending = [job for job in pending if job.done < len(job.held.tokens)]
+
+
+class Reading:
+    """One forward of committed tokens: parts of some requests.
+
+    Attributes:
+        segments, rankings: as `NextTokens.best` takes them.
+        num_rows: forwarded.
+    """
+
+    def __init__(self) -> None:
+        """Of nothing."""
+        self.segments: list[Segment] = []
+        self.rankings: list[Ranking | None] = []
+        self.num_rows = 0
+        self._parts: list[_Part] = []
+        self._keep: list[Int32] = []
+
+    def add(self, part: _Part, kv: KVCache) -> None:
+        """Take in a part of another request."""
+        self.segments.append(part.segment(kv.past(part.job.request_id)))
+        first = self.num_rows - part.low
+        self._keep.append(np.arange(part.keep_from, part.high, dtype=np.int32) + first)
+        self.rankings += part.rankings()
+        self.num_rows += part.high - part.low
+        self._parts.append(part)
+
+    @property
+    def keep(self) -> Int32:
+        """int32 [n], rows whose next tokens are wanted."""
+        return np.concatenate(self._keep)
+
+    @property
+    def num_choices(self) -> int:
+        """How many of them, at least."""
+        return max(part.job.tree.num_choices for part in self._parts)
+
+    @property
+    def roots(self) -> list[tuple[Job, int]]:
+        """Jobs that are caught up by this forward, and which of the rows kept is their root's."""
+        ends = np.cumsum([len(rows) for rows in self._keep]).tolist()
+        return [(part.job, end - 1) for part, end in zip(self._parts, ends, strict=True) if part.reaches_root]
+
+    def commit(self, kv: KVCache) -> None:
+        """The forward was run, or is under way: its rows have KV."""
+        for part, segment in zip(self._parts, self.segments, strict=True):
             kv.commit(part.job.request_id, segment.slots)
-            end = row + part.high - part.keep_from
+            if part.reaches_root:
+                part.job.held.caught_up()
+
+    def settle(self, logp: Values, token: Tokens) -> None:
+        """Take in the best next tokens of the rows kept."""
+        row = 0
+        for part, keep in zip(self._parts, self._keep, strict=True):
+            end = row + len(keep)
             part.score(token[row:end])
             if part.reaches_root:
                 part.job.tree.learn(ROOT, logp[end - 1], token[end - 1])
             row = end
-        pending = [job for job in pending if job.done < len(job.held.tokens)]
 
 
 class _Part:
@@ -94,18 +146,15 @@ class _Part:
         actual = held.tokens[self.keep_from + 1 : self.high + 1]  # one short if the root is among the rows
         self.job.num_scored += len(actual)
         self.job.num_agreed += sum(token == best[0] for token, best in zip(actual, choices, strict=False))
-        if self.reaches_root:
-            held.caught_up()
 
 
-def grow(jobs: Sequence[Job], model: NextTokens, kv: KVCache, stop_rule: StopRule | None = None) -> None:
+def grow(jobs: Sequence[Job], forward: Forward, stop_rule: StopRule | None = None) -> None:
     """Grow all candidate trees to their plans' ends, at most one forward per layer over all of them.
 
     Args:
         jobs: their roots are computed, and their `slots` are reserved for the rows of the layers; a
             tree ends where its slots do.
-        model: what is forwarded.
-        kv: slot tables.
+        forward: makes nodes computed.
         stop_rule: ends all trees at the layer after which another is predicted not to pay.
     """
     adaptive = AdaptiveDrafter(stop_rule) if stop_rule is not None else None
@@ -127,13 +176,13 @@ def grow(jobs: Sequence[Job], model: NextTokens, kv: KVCache, stop_rule: StopRul
                 job.beam.stop()
             return
         if missing:
-            compute(missing, model, kv)
+            forward(missing)
         for job in active:
             job.extend()
         jobs = active
 
 
-def compute(missing: Sequence[tuple[Job, list[int]]], model: NextTokens, kv: KVCache) -> None:
+def compute(missing: Missing, model: NextTokens, kv: KVCache) -> None:
     """One forward of nodes that are not computed, into the first of their jobs' reserved `slots`."""
     segments: list[Segment] = []
     rankings: list[Ranking | None] = []

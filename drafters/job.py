@@ -103,6 +103,13 @@ class Held(Heard):
             return None
         return self._ranking(len(self.tokens) - 1 + tree.depth[node], tree.path_tokens(node))
 
+    def layer_ranking(self, depth: int) -> Ranking | None:
+        """How to rank those after any node so many layers below the last of `tokens`.
+
+        Only if `sampling.needs_history` is false: else that depends on the path to the node.
+        """
+        return None if self.is_plain else self._ranking(len(self.tokens) - 1 + depth, [])
+
     def _ranking(self, position: int, path: list[int]) -> Ranking:
         decided = position + 1 - self.spec.prompt_len
         noise = self.noise.get(decided) if self.noise is not None else None

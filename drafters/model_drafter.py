@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from drafters.beam import Beam
 from drafters.computed_tree import NONE, ROOT, ComputedTree
+from drafters.device_draft import DeviceDraft
 from drafters.draft_ahead import DraftAhead
 from drafters.forwards import catch_up, compute, grow
 from drafters.heard import fit_plan, news
@@ -46,6 +48,7 @@ class ModelDrafter:
         catch_up_rows: int = CATCH_UP_ROWS,
         prefix_sharing: bool = True,
         num_parameters: int = 0,
+        on_device: bool | None = None,
     ) -> None:
         """A drafter on `runner`, whose KV slots it takes over.
 
@@ -55,8 +58,14 @@ class ModelDrafter:
             catch_up_rows: most rows in one catch-up forward, which bounds memory on long prompts.
             prefix_sharing: whether requests share KV of equal prefixes.
             num_parameters: of the model, if known.
+            on_device: whether trees grow where the model runs, so that the host waits once a call and not
+                once a layer (see `drafters.device_draft`); None for where that is not the CPU. Never with a
+                runner that cannot be given rows by its device.
         """
         self._model = NextTokens(runner)
+        if on_device is None:
+            on_device = self._model.device.type != "cpu"
+        self._on_device = on_device and self._model.takes_rows
         self._kv = KVCache(runner.num_slots, prefix_sharing=prefix_sharing)
         self._held: dict[str, Held] = {}  # least recently used first
         self._catch_up_rows = catch_up_rows
@@ -115,14 +124,22 @@ class ModelDrafter:
             ]
             move_windows(windows, self._capabilities.vocab_size, self._model.device)
             behind = [job for job in ready if not job.tree.is_computed(ROOT)]
-            if behind:
+            device = DeviceDraft(ready, self._model, self._kv) if self._on_device else None
+            if device is not None:
+                device.catch_up(behind, self._catch_up_rows)
+            else:
                 catch_up(behind, self._model, self._kv, self._catch_up_rows)
             for job in ready:
                 if job.opened:
                     self._kv.publish(job.request_id, job.held.tokens)
                 job.held.tree = job.tree
                 job.slots = self._reserve_layers(job)
-            grow(ready, self._model, self._kv, call.stop_rule)
+            if device is not None:
+                device.launch_layers(ready)
+                device.finish()
+                grow(ready, device.compute, call.stop_rule)
+            else:
+                grow(ready, partial(compute, model=self._model, kv=self._kv), call.stop_rule)
             close_windows((window for window, _ in windows), self._capabilities.vocab_size)
         if call.ahead:
             self._ahead = DraftAhead(ready, self._capabilities.max_tokens)

@@ -14,12 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.best_tokens import best_tokens
+from engine.best_tokens import best_tokens, highest
+from engine.device_rows import DeviceRows, DeviceRowsRunner
+from engine.devices import to_device, to_host
 from engine.noise import gumbel_noise
 from engine.runner import ModelRunner, Segment
 from engine.sampling import Row, processed_logits
@@ -42,20 +45,42 @@ class Ranking:
     noise: torch.Tensor | None = None
 
 
+class OnDevice(NamedTuple):
+    """Best next tokens of some rows, on the device: float32 [n, k], descending, and int64 [n, k]."""
+
+    values: torch.Tensor
+    tokens: torch.Tensor
+
+
 class NextTokens:
     """Runs the model and reports the best next tokens of the rows kept.
+
+    Either at once, by `best`, or later: `launch` and `launch_rows` leave the answers on the device, and
+    `fetch` brings them to the host with one wait for all.
 
     Attributes:
         seconds: time spent in forwards since `reset`.
         num_forwards: forwards since `reset`.
-        device: where the logits are, as far as seen.
+        device: where the logits are, as far as known.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         """Run `runner`."""
         self._runner = runner
-        self.device = torch.device("cpu")
+        self._rows_runner = runner if isinstance(runner, DeviceRowsRunner) else None
+        self.device = torch.device("cpu") if self._rows_runner is None else self._rows_runner.device
+        self._launched: float | None = None  # when the first forward was that is not fetched
         self.reset()
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether `launch_rows` is possible."""
+        return self._rows_runner is not None
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether it is possible with several rows per request."""
+        return self._rows_runner is not None and self._rows_runner.takes_trees
 
     def reset(self) -> None:
         """Zero the counters."""
@@ -88,33 +113,70 @@ class NextTokens:
             self.seconds += perf_counter() - started  # kernels run behind: the transfer waits for them
         return values.tolist(), tokens.tolist()
 
+    def launch(
+        self, segments: Sequence[Segment], keep: Int32, rankings: Sequence[Ranking | None], k: int
+    ) -> OnDevice:
+        """As `best`, without waiting for the device."""
+        self._begin()
+        return _highest(self._runner.forward(segments, keep), rankings, k)
 
-def _scores(logits: torch.Tensor, rankings: Sequence[Ranking | None]) -> torch.Tensor:
+    def launch_rows(
+        self, segments: Sequence[Segment], rows: DeviceRows, rankings: Sequence[Ranking | None], k: int
+    ) -> OnDevice:
+        """As `launch`, of all rows, whose tokens the device knows."""
+        assert self._rows_runner is not None
+        self._begin()
+        return _highest(self._rows_runner.forward_rows(segments, rows), rankings, k)
+
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> list[NDArray[np.int32]]:
+        """Wait for what was launched, and bring int32 tensors of it to the host in one transfer."""
+        joined = to_host(torch.cat([tensor.reshape(-1) for tensor in tensors])).numpy()
+        if self._launched is not None:
+            self.seconds += perf_counter() - self._launched
+            self._launched = None
+        ends = np.cumsum([tensor.numel() for tensor in tensors])
+        parts = np.split(joined, ends[:-1])
+        return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+    def _begin(self) -> None:
+        self.num_forwards += 1
+        if self._launched is None:
+            self._launched = perf_counter()
+
+
+def _highest(logits: torch.Tensor, rankings: Sequence[Ranking | None], k: int) -> OnDevice:
+    return OnDevice(*highest(torch.log_softmax(_scores(logits, rankings, may_wait=False), dim=-1), k))
+
+
+def _scores(
+    logits: torch.Tensor, rankings: Sequence[Ranking | None], *, may_wait: bool = True
+) -> torch.Tensor:
     """Perturbed scores of the rows with a ranking, the logits themselves elsewhere."""
     described = [ranking for ranking in rankings if ranking is not None]
     if not described:
         return logits
     if len(described) == len(rankings):
-        return _perturbed(logits, described)
-    which = torch.tensor(
-        [i for i, ranking in enumerate(rankings) if ranking is not None], device=logits.device
+        return _perturbed(logits, described, may_wait=may_wait)
+    which = to_device(
+        torch.tensor([i for i, ranking in enumerate(rankings) if ranking is not None]), logits.device
     )
-    return logits.index_copy(0, which, _perturbed(logits[which], described))
+    scores = _perturbed(logits.index_select(0, which), described, may_wait=may_wait)
+    return logits.index_copy(0, which, scores)
 
 
-def _perturbed(logits: torch.Tensor, rankings: Sequence[Ranking]) -> torch.Tensor:
+def _perturbed(logits: torch.Tensor, rankings: Sequence[Ranking], *, may_wait: bool) -> torch.Tensor:
     """As `engine.sampling.perturbed_scores`, with the noise that is at hand."""
-    scores = processed_logits(logits, [ranking.row for ranking in rankings]).log_softmax(dim=-1)
+    rows = [ranking.row for ranking in rankings]
+    scores = processed_logits(logits, rows, may_wait=may_wait).log_softmax(dim=-1)
     sampled = [i for i, ranking in enumerate(rankings) if not ranking.row.params.is_greedy]
     if not sampled:
         return scores
     noise = {i: rankings[i].noise for i in sampled}
     missing = [i for i, row in noise.items() if row is None]
     if missing:
-        rows = [rankings[i].row for i in missing]
         computed = gumbel_noise(
-            [row.params.seed for row in rows],
-            [row.position for row in rows],
+            [rows[i].params.seed for i in missing],
+            [rows[i].position for i in missing],
             scores.shape[1],
             device=scores.device,
         )
@@ -122,4 +184,4 @@ def _perturbed(logits: torch.Tensor, rankings: Sequence[Ranking]) -> torch.Tenso
     added = torch.stack([row.to(scores.device) for row in noise.values() if row is not None])
     if len(sampled) == len(rankings):
         return scores.add_(added)
-    return scores.index_add_(0, torch.tensor(sampled, device=scores.device), added)
+    return scores.index_add_(0, to_device(torch.tensor(sampled), scores.device), added)

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 
-import numpy as np
-
 from drafters.heard import Heard
 from drafters.messages import Draft, DraftCall, DraftItem, DraftPlan
 from drafters.modelless import ModellessDrafter
@@ -190,9 +188,4 @@ class _Trie:
             node = child
 
     def tree(self) -> TokenTree:
-        return TokenTree(
-            token=np.array(self._token, dtype=np.int32),
-            parent=np.array(self._parent, dtype=np.int32),
-            logp=np.array(self._logp, dtype=np.float32),
-            depth=np.array(self._depth, dtype=np.int32),
-        )
+        return TokenTree.of(self._token, self._parent, self._logp, self._depth)

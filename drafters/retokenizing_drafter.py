@@ -234,9 +234,4 @@ class RetokenizingDrafter:
                 if child_token in stops:
                     break
                 node = child
-        return TokenTree(
-            token=np.array(token, dtype=np.int32),
-            parent=np.array(parent, dtype=np.int32),
-            logp=np.array(logp, dtype=np.float32),
-            depth=np.array(depth, dtype=np.int32),
-        )
+        return TokenTree.of(token, parent, logp, depth)

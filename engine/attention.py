@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -12,19 +12,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from engine.devices import to_device
+from engine.rectangles import first_rows, key_counts, key_slots, partition, rectangle
 from engine.runner import KeyTokens, Segment
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 Plan = TypeVar("Plan")
-
-HIDDEN = np.float32(-1e30)
-"""Added to the score of an invisible key: finite, so that a row of padding cannot become NaN."""
-
-# Relative costs that decide the grouping of segments, in units of one score of one query row over all
-# heads: gathering a key and its value costs about as much as two scores, a further group as 400.
-GATHER_COST = 2
-GROUP_COST = 400
+RectangleMask = Callable[[int, int], torch.Tensor]
+"""From rows and keys to float [segments, 1, rows, keys], what to add to scores."""
 
 CHUNK_BYTES = 4 << 20
 """Keys and values gathered at a time on a CPU: few enough that its cache still has them when they are used.
@@ -113,9 +108,11 @@ class PaddedAttention:
     Attributes:
         num_slots: KV slots of the pool.
         chunk_bytes: most bytes of keys and values gathered at a time, but always at least one segment's.
+        takes_device_masks: whether masks may be made on the device, see `plan_rectangle`.
     """
 
     chunk_bytes = CHUNK_BYTES
+    takes_device_masks = True
 
     def __init__(self, num_slots: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.num_slots = num_slots
@@ -162,9 +159,18 @@ class PaddedAttention:
 
     def plan(self, segments: Sequence[Segment]) -> PaddedPlan:
         """See `AttentionBackend`."""
+        return self._plan(segments, self.partition(segments))
+
+    def plan_rectangle(self, segments: Sequence[Segment], mask: RectangleMask) -> PaddedPlan:
+        """As `plan`, with all segments in one rectangle and what `mask(rows, keys)` says of it."""
+        return self._plan(segments, [list(range(len(segments)))], mask)
+
+    def _plan(
+        self, segments: Sequence[Segment], partition: list[list[int]], mask: RectangleMask | None = None
+    ) -> PaddedPlan:
         starts = first_rows(segments)
         write = np.concatenate([segment.slots for segment in segments]).astype(np.int64)
-        groups = [self._group(segments, members, starts) for members in self.partition(segments)]
+        groups = [self._group(segments, members, starts, mask) for members in partition]
         keys = sum(key_counts(segments))
         padding = sum(group.segments * group.keys for group in groups) - keys
         return PaddedPlan(starts[-1], self._tensor(write), groups, KeyTokens(keys, padding))
@@ -285,15 +291,24 @@ class PaddedAttention:
         return torch.index_select(storage, 0, read, out=out)
 
     def _tensor(self, array: Int64 | Float32) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._device.type == "cpu" else to_device(tensor, self._device)
+        return to_device(torch.from_numpy(array), self._device)
 
-    def _group(self, segments: Sequence[Segment], members: list[int], starts: list[int]) -> Group:
+    def _group(
+        self,
+        segments: Sequence[Segment],
+        members: list[int],
+        starts: list[int],
+        mask_of: RectangleMask | None = None,
+    ) -> Group:
         chosen = [segments[index] for index in members]
         row_counts = [len(segment.slots) for segment in chosen]
         counts = key_counts(chosen)
         rows, keys, size = max(row_counts), max(counts), len(chosen)
-        read, mask = rectangle(chosen, rows, keys)
+        if mask_of is None:
+            read, host_mask = rectangle(chosen, rows, keys)
+            mask = None if host_mask is None else self._tensor(host_mask).unsqueeze(1)
+        else:
+            read, mask = key_slots(chosen, keys), mask_of(rows, keys)
         first = int(read[0, 0])
         is_run = size == 1 and int(read[0, -1]) - first == keys - 1 and bool((np.diff(read[0]) == 1).all())
         padded = min(row_counts) < rows
@@ -312,78 +327,9 @@ class PaddedAttention:
             keys=keys,
             read=self._tensor(read.reshape(-1)),
             first_slot=first if is_run else -1,
-            mask=None if mask is None else self._tensor(mask).unsqueeze(1).to(self._dtype),
+            mask=None if mask is None else mask.to(self._dtype),
             gather=gather,
             keep=keep,
             target=target,
             span=slice(starts[members[0]], starts[members[-1] + 1]),
         )
-
-
-def first_rows(segments: Sequence[Segment]) -> list[int]:
-    """Batch row of each segment's first row, then the number of rows of the batch."""
-    starts = [0]
-    for segment in segments:
-        starts.append(starts[-1] + len(segment.slots))
-    return starts
-
-
-def key_counts(segments: Sequence[Segment]) -> list[int]:
-    """Keys of each segment: those of earlier tokens, and its own."""
-    return [len(segment.past) + len(segment.slots) for segment in segments]
-
-
-def partition(segments: Sequence[Segment]) -> list[list[int]]:
-    """Indices of the segments of each group, ascending within a group."""
-    shapes = [(len(segment.slots), len(segment.past) + len(segment.slots)) for segment in segments]
-    if len(shapes) == 1:
-        return [[0]]
-    order = sorted(range(len(shapes)), key=shapes.__getitem__, reverse=True)
-    groups: list[list[int]] = []
-    rows = keys = 0
-    for index in order:
-        q, k = shapes[index]
-        if groups:
-            members = groups[-1]
-            apart = len(members) * keys * (rows + GATHER_COST) + k * (q + GATHER_COST) + GROUP_COST
-            wide = max(keys, k)
-            if (len(members) + 1) * wide * (rows + GATHER_COST) <= apart:
-                members.append(index)
-                keys = wide
-                continue
-        groups.append([index])
-        rows, keys = q, k
-    return [sorted(members) for members in groups]
-
-
-def rectangle(segments: Sequence[Segment], rows: int, keys: int) -> tuple[Int64, Float32 | None]:
-    """Segments as one rectangle of `rows` queries and `keys` keys each, no fewer than any of them has.
-
-    Returns:
-        int64 [segments, keys], slots of the keys, for padding one of the segment's own; and float32
-        [segments, rows, keys], what to add to scores, None if every key is visible to every row. A row of
-        padding sees some key of its segment.
-    """
-    read = np.empty((len(segments), keys), dtype=np.int64)
-    for line, segment in zip(read, segments, strict=True):
-        past = len(segment.past)
-        total = past + len(segment.slots)
-        line[:past] = segment.past
-        line[past:total] = segment.slots
-        line[total:] = segment.slots[0]
-    return read, _mask(segments, [len(s.slots) for s in segments], key_counts(segments), rows, keys)
-
-
-def _mask(
-    segments: Sequence[Segment], row_counts: list[int], totals: list[int], rows: int, keys: int
-) -> Float32 | None:
-    """float32 [segments, rows, keys], what to add to scores; None if every key is visible to every row."""
-    if rows == 1 and min(totals) == keys and all(segment.visible is None for segment in segments):
-        return None
-    limits = (np.array(totals) - np.array(row_counts))[:, None] + np.arange(1, rows + 1)
-    mask = np.where(np.arange(keys) < limits[:, :, None], np.float32(0), HIDDEN)
-    for line, segment, total in zip(mask, segments, totals, strict=True):
-        if segment.visible is not None:
-            n, recent = segment.visible.shape
-            line[:n, total - recent : total] = np.where(segment.visible, np.float32(0), HIDDEN)
-    return mask

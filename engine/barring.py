@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.devices import to_device
+
 
 def allow_only_(logits: torch.Tensor, row: int, allowed: Sequence[int]) -> None:
     """Bar every token of a row that is not in `allowed`; ids outside the vocabulary are ignored.
@@ -19,17 +21,17 @@ def allow_only_(logits: torch.Tensor, row: int, allowed: Sequence[int]) -> None:
     ids = [token for token in allowed if 0 <= token < logits.shape[1]]
     if not ids:
         return
-    index = torch.tensor(ids, device=logits.device)
-    kept = logits[row, index]
-    logits[row].fill_(-math.inf)
-    logits[row, index] = kept
+    index = to_device(torch.tensor(ids), logits.device)
+    line = logits[row]
+    kept = line.index_select(0, index)
+    line.fill_(-math.inf).index_copy_(0, index, kept)
 
 
 def bar_(logits: torch.Tensor, row: int, tokens: Sequence[int]) -> None:
     """Bar tokens of a row; arguments as of `allow_only_`."""
     ids = [token for token in tokens if 0 <= token < logits.shape[1]]
     if ids:
-        logits[row, torch.tensor(ids, device=logits.device)] = -math.inf
+        logits[row].index_fill_(0, to_device(torch.tensor(ids), logits.device), -math.inf)
 
 
 def ends_of_bad_words(

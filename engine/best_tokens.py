@@ -24,9 +24,27 @@ def best_tokens(logp: torch.Tensor, k: int) -> tuple[Float32, Int64]:
     return best_on_host(logp.numpy(), k) if logp.device.type == "cpu" else best_on_device(logp, k)
 
 
+def highest(logp: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `k` highest of each row of float32 [n, vocab], ties to the lowest token, where `logp` is.
+
+    `torch.topk` breaks ties as it likes. So it is given integers of which no two are equal: the bits of the
+    score in the order of floats, and below them the token, lowest first. Does not wait for the device.
+
+    Returns:
+        (float32 [n, k], descending; int64 [n, k]).
+    """
+    vocab = logp.shape[1]
+    bits = (logp + 0.0).view(torch.int32)  # minus zero becomes zero, which it ties with
+    keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() << 32
+    keys |= torch.arange(vocab - 1, -1, -1, device=logp.device)
+    best = torch.topk(keys, min(k, vocab), dim=-1).values
+    token = (vocab - 1) - (best & 0xFFFFFFFF)
+    return logp.gather(1, token), token
+
+
 def best_on_device(logp: torch.Tensor, k: int) -> tuple[Float32, Int64]:
     """The `k` highest of each row of float32 [n, vocab], in one transfer and so one synchronisation."""
-    best, token = torch.topk(logp, k, dim=-1)
+    best, token = highest(logp, k)
     values, ids = torch.stack((best.double(), token.double())).cpu()  # token ids are exact in float64
     return values.float().numpy(), ids.long().numpy()
 

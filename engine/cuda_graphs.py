@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.device_rows import DeviceRows, all_rows
 from engine.devices import overwrite, to_device
 from engine.flashinfer_attention import FlashInferAttention
 from engine.llama_runner import LlamaRunner
@@ -47,7 +48,7 @@ class _Static:
 
 
 class GraphedRunner:
-    """A `LlamaRunner` whose small forwards are captured; `ModelRunner` and `HiddenStateRunner`.
+    """A `LlamaRunner` whose small forwards are captured; also `HiddenStateRunner` and `DeviceRowsRunner`.
 
     With tensor parallelism all ranks capture at the same calls, for the same calls decide it. One of the
     runner's slots is its own: `num_slots` is one less.
@@ -83,21 +84,49 @@ class GraphedRunner:
         """Those that are replayed, in the order of their capture."""
         return list(self._static)
 
+    @property
+    def device(self) -> torch.device:
+        """See `DeviceRowsRunner`."""
+        return self._runner.device
+
+    @property
+    def takes_trees(self) -> bool:
+        """See `DeviceRowsRunner`."""
+        return self._runner.takes_trees
+
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], keep: Int32) -> torch.Tensor:
         """See `ModelRunner`."""
         static = self._static_for(segments, keep)
         if static is None:
             return self._runner.forward(segments, keep)
+        return self._replay(static, segments, keep)
+
+    @torch.inference_mode()
+    def forward_rows(self, segments: Sequence[Segment], rows: DeviceRows) -> torch.Tensor:
+        """See `DeviceRowsRunner`."""
+        keep = all_rows(segments)
+        static = self._static_for(segments, keep)
+        if static is None:
+            return self._runner.forward_rows(segments, rows)
+        return self._replay(static, segments, keep, rows)
+
+    def _replay(
+        self, static: _Static, segments: Sequence[Segment], keep: Int32, rows: DeviceRows | None = None
+    ) -> torch.Tensor:
+        """Logits of the rows `keep`, by the graph of the batch's shape, captured now if it is new."""
         device = self._runner.device
         padded = pad_rows(segments, static.shape, self._scratch)
+        batch_rows = to_device(torch.from_numpy(padded.batch_rows[keep]), device)
         for tensor, values in (
             (static.tokens, padded.tokens),
             (static.positions, padded.positions),
             (static.attention.plan.write, padded.write),
         ):
             overwrite(tensor, values)
-        key_tokens = static.attention.fill(segments)
+        if rows is not None:
+            static.tokens.index_copy_(0, batch_rows, rows.tokens)
+        key_tokens = static.attention.fill(segments, rows)
         if device.type != "cuda":
             self._compute(static)
         else:
@@ -105,9 +134,8 @@ class GraphedRunner:
                 self._capture(static)
             assert static.graph is not None
             static.graph.replay()
-        rows = to_device(torch.from_numpy(padded.batch_rows[keep]), device)
-        self._runner.note(static.final.index_select(0, rows), key_tokens)
-        return static.logits.index_select(0, rows)
+        self._runner.note(static.final.index_select(0, batch_rows), key_tokens)
+        return static.logits.index_select(0, batch_rows)
 
     def _static_for(self, segments: Sequence[Segment], keep: Int32) -> _Static | None:
         """Tensors of the batch's shape; None if it is to go the ordinary way."""

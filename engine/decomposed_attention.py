@@ -10,15 +10,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine.attention import (
-    PaddedAttention,
-    PaddedPlan,
-    first_rows,
-    key_counts,
-    partition,
-)
+from engine.attention import PaddedAttention, PaddedPlan
 from engine.decomposition import AttentionCost, Decomposition, cheapest, stitch
 from engine.pieces import Pieces, lay_out
+from engine.rectangles import first_rows, key_counts, partition
 from engine.runner import KeyTokens, Segment
 
 # In units of one score of one query row over all heads. `flotilla bench decomposition` measures them; in

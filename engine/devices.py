@@ -121,6 +121,11 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device)
 
 
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of any device on the host, which waits until all that was queued before it is done."""
+    return tensor.cpu()
+
+
 def overwrite(tensor: torch.Tensor, values: NDArray[Any]) -> None:
     """Put an array of the host into a tensor of as many elements; on a GPU without waiting for it."""
     source = torch.from_numpy(np.ascontiguousarray(values)).view(tensor.shape)

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.attention import PaddedAttention, PaddedPlan, first_rows, key_counts
+from engine.attention import PaddedAttention, PaddedPlan
 from engine.devices import to_device
 from engine.paged_layout import PagedLayout, paged_layout, split_by_mask
+from engine.rectangles import first_rows, key_counts
 from engine.runner import KeyTokens, Segment
 
 #: What FlashInfer's documentation recommends as workspace of a wrapper, for partial results of split keys.
@@ -73,6 +74,8 @@ class FlashInferAttention(PaddedAttention):
     A layer's storage [num_slots, 2 * kv_heads * dim] is FlashInfer's cache [pages, 2, 1, kv_heads, dim] of
     pages of one slot, without a copy. Keys and values must be of one size.
     """
+
+    takes_device_masks = False  # packing a mask reads its size back
 
     def __init__(self, num_slots: int, *, dtype: torch.dtype, device: torch.device | str = "cuda") -> None:
         """A pool of `num_slots` on a GPU.

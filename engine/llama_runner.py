@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from engine.attention import PaddedAttention, PaddedPlan
 from engine.attention_kinds import AttentionKind, make_attention
+from engine.device_rows import DeviceRows
 from engine.devices import to_device
 from engine.linear import Linear
 from engine.llama_weights import LlamaWeights
@@ -20,7 +21,7 @@ Int32 = NDArray[np.int32]
 
 
 class LlamaRunner:
-    """`ModelRunner` for Llama-shaped models, without modules: fused weights, few operations a layer.
+    """`ModelRunner` and `DeviceRowsRunner` for Llama-shaped models: fused weights, few operations a layer.
 
     With tensor parallelism every rank holds a share of the heads and of the feed-forward units, and all
     ranks must make the same calls; embeddings and output projection are replicated, so that logits are
@@ -108,6 +109,23 @@ class LlamaRunner:
         )
         return logits
 
+    @property
+    def takes_trees(self) -> bool:
+        """See `DeviceRowsRunner`."""
+        return self._attention.takes_device_masks
+
+    @torch.inference_mode()
+    def forward_rows(self, segments: Sequence[Segment], rows: DeviceRows) -> torch.Tensor:
+        """See `DeviceRowsRunner`."""
+        positions = np.concatenate([segment.positions for segment in segments])
+        if rows.seen is None:
+            plan = self._attention.plan(segments)
+        else:
+            plan = self._attention.plan_rectangle(segments, rows.mask)
+        self._key_tokens = plan.key_tokens
+        logits, self._final = self.compute(rows.tokens, self._to_device(positions), plan, None)
+        return logits
+
     def compute(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: PaddedPlan, selected: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -190,8 +208,7 @@ class LlamaRunner:
         return partial.add_(x)
 
     def _to_device(self, indices: Int32) -> torch.Tensor:
-        tensor = torch.from_numpy(indices)
-        return tensor if self._weights.device.type == "cpu" else to_device(tensor, self._weights.device)
+        return to_device(torch.from_numpy(indices), self._weights.device)
 
 
 def _is_range(keep: Int32) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.devices import to_device
+
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK32 = 0xFFFFFFFF
@@ -35,7 +37,7 @@ def philox4x32(counter: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     even = even.expand(2, *shape)
     odd = odd.expand(2, *shape)
     key = key.clone()
-    weyl = key.new_tensor(_WEYL).view(2, *[1] * (key.dim() - 1))
+    weyl = to_device(torch.tensor(_WEYL), key.device).view(2, *[1] * (key.dim() - 1))
     for _ in range(_ROUNDS):
         product = even.new_empty((2, *shape))
         # The rounds cross the halves over: word pair (0, 1) is fed from word 2 and the reverse.
@@ -61,13 +63,13 @@ def uniform_noise(
         vocab_size: tokens per row.
         device: where the rows are wanted.
     """
-    n = len(seeds)
+    n, device = len(seeds), torch.device(device)
     blocks = -(-vocab_size // 4)
     seed_words = [[seed & _MASK32 for seed in seeds], [(seed >> 32) & _MASK32 for seed in seeds]]
-    key = torch.tensor(seed_words, dtype=torch.int64, device=device).view(2, n, 1)
+    key = to_device(torch.tensor(seed_words, dtype=torch.int64), device).view(2, n, 1)
     counter = torch.zeros((4, n, blocks), dtype=torch.int64, device=device)
     counter[0] = torch.arange(blocks, device=device)
-    counter[1] = torch.tensor(list(positions), dtype=torch.int64, device=device).view(n, 1)
+    counter[1] = to_device(torch.tensor(list(positions), dtype=torch.int64), device).view(n, 1)
     words = philox4x32(counter, key).permute(1, 2, 0).reshape(n, blocks * 4)[:, :vocab_size]
     # (word + 1/2) / 2**32 is exact in float64 and can reach neither 0 nor 1.
     return words.double().add_(0.5).mul_(2.0**-32)

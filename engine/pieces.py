@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.attention import HIDDEN, key_counts
 from engine.decomposition import Decomposition, ragged_arange
+from engine.rectangles import HIDDEN, key_counts
 from engine.runner import Segment
 
 Int64 = NDArray[np.int64]

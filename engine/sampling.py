@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.barring import allow_only_, bar_, ends_of_bad_words
+from engine.devices import to_device
 from engine.noise import gumbel_noise
 from engine.sampling_params import SamplingParams
 from engine.token_masks import mask_out_
@@ -150,19 +152,23 @@ def decide(logits: torch.Tensor, rows: Sequence[Row]) -> Decision:
     return Decision(tokens=tokens[:, 0], gap=(best - second)[:, 0])
 
 
-def processed_logits(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+def processed_logits(logits: torch.Tensor, rows: Sequence[Row], *, may_wait: bool = True) -> torch.Tensor:
     """Logits after every operation but the noise, float32 [n, vocab]; excluded tokens are -inf.
 
-    May return `logits` itself when there is nothing to do.
+    May return `logits` itself when there is nothing to do. Unless it `may_wait`, the host does not wait for
+    the device (rows with a grammar's mask apart), which makes `top_p` dearer.
     """
-    return _process(logits, rows, _where(rows, lambda row: not row.params.is_greedy))
+    sampled = _where(rows, lambda row: not row.params.is_greedy)
+    return _process(logits, rows, sampled, may_wait=may_wait)
 
 
 def _where(rows: Sequence[Row], needs: Callable[[Row], bool]) -> list[int]:
     return [i for i, row in enumerate(rows) if needs(row)]
 
 
-def _process(logits: torch.Tensor, rows: Sequence[Row], sampled: list[int]) -> torch.Tensor:
+def _process(
+    logits: torch.Tensor, rows: Sequence[Row], sampled: list[int], *, may_wait: bool = True
+) -> torch.Tensor:
     """All operations, each on the rows that ask for it; a copy unless nothing applies."""
     if len(rows) != len(logits):
         raise ValueError(f"{len(logits)} rows of logits but {len(rows)} descriptions")
@@ -182,7 +188,7 @@ def _process(logits: torch.Tensor, rows: Sequence[Row], sampled: list[int]) -> t
     if penalized:
         _penalize(work, rows, penalized)
     if sampled:
-        _truncate(work, rows, sampled)
+        _truncate(work, rows, sampled, may_wait=may_wait)
     return work
 
 
@@ -215,8 +221,8 @@ def _mask_and_bias(work: torch.Tensor, rows: Sequence[Row], which: list[int]) ->
                     index.append((i, token))
                     shift.append(-math.inf)
     if index:
-        row, token_id = torch.tensor(index, device=work.device).unbind(1)
-        values = torch.tensor(shift, dtype=work.dtype, device=work.device)
+        row, token_id = to_device(torch.tensor(index), work.device).unbind(1)
+        values = _column(shift, work, work.dtype)
         work.index_put_((row, token_id), values, accumulate=True)
 
 
@@ -231,13 +237,14 @@ def _penalize(work: torch.Tensor, rows: Sequence[Row], which: list[int]) -> None
         row_ids, row_counts = history.entries(rows[i].path)
         ids.append(row_ids)
         counts.append(row_counts)
-    lengths = torch.tensor([len(row_ids) for row_ids in ids], device=work.device)
-    row = _column(which, work, torch.int64).repeat_interleave(lengths)
-    token = torch.from_numpy(np.concatenate(ids)).to(work.device)
-    count = torch.from_numpy(np.concatenate(counts)).to(work.device)
+    lengths = [len(row_ids) for row_ids in ids]
+    row = to_device(torch.from_numpy(np.repeat(np.array(which), lengths)), work.device)
+    token = to_device(torch.from_numpy(np.concatenate(ids)), work.device)
+    count = to_device(torch.from_numpy(np.concatenate(counts)), work.device)
 
     def per_entry(value: Callable[[SamplingParams], float]) -> torch.Tensor:
-        return _column([value(rows[i].params) for i in which], work).repeat_interleave(lengths)
+        values = np.array([value(rows[i].params) for i in which], dtype=np.float32)
+        return to_device(torch.from_numpy(np.repeat(values, lengths)), work.device)
 
     repetition = per_entry(lambda params: params.repetition_penalty)
     frequency = per_entry(lambda params: params.frequency_penalty)
@@ -249,19 +256,22 @@ def _penalize(work: torch.Tensor, rows: Sequence[Row], which: list[int]) -> None
     work.index_put_((row, token), value)
 
 
-def _truncate(work: torch.Tensor, rows: Sequence[Row], sampled: list[int]) -> None:
+def _truncate(work: torch.Tensor, rows: Sequence[Row], sampled: list[int], *, may_wait: bool) -> None:
     """Temperature, min_p, top_k and top_p of the sampled rows."""
     vocab = work.shape[1]
     params = [rows[i].params for i in sampled]
-    part = work if len(sampled) == len(rows) else work[sampled]
+    which = None if len(sampled) == len(rows) else _column(sampled, work, torch.int64)
+    part = work if which is None else work.index_select(0, which)
     # Subtracting the maximum first keeps tiny temperatures from overflowing to inf - inf.
     part -= part.amax(dim=-1, keepdim=True)
     part /= _column([p.temperature for p in params], work).unsqueeze(1)
     _apply(part, min_p_, [p.min_p for p in params], [p.min_p > 0.0 for p in params])
     _apply(part, top_k_, [p.top_k for p in params], [0 < p.top_k < vocab for p in params])
-    _apply(part, top_p_, [p.top_p for p in params], [p.top_p < 1.0 for p in params])
-    if part is not work:
-        work[sampled] = part
+    _apply(
+        part, partial(top_p_, may_wait=may_wait), [p.top_p for p in params], [p.top_p < 1.0 for p in params]
+    )
+    if which is not None:
+        work.index_copy_(0, which, part)
 
 
 def _apply(
@@ -275,9 +285,10 @@ def _apply(
     if len(which) == len(values):
         operation(part, values)
     elif which:
-        some = part[which]
+        index = _column(which, part, torch.int64)
+        some = part.index_select(0, index)
         operation(some, [values[j] for j in which])
-        part[which] = some
+        part.index_copy_(0, index, some)
 
 
 def _add_noise(scores: torch.Tensor, rows: Sequence[Row], sampled: list[int]) -> torch.Tensor:
@@ -293,11 +304,11 @@ def _add_noise(scores: torch.Tensor, rows: Sequence[Row], sampled: list[int]) ->
         device=scores.device,
     )
     if len(distinct) < len(keys):
-        noise = noise[[distinct[key] for key in keys]]
+        noise = noise.index_select(0, _column([distinct[key] for key in keys], scores, torch.int64))
     if len(sampled) == len(rows):
         return scores.add_(noise)
     return scores.index_add_(0, _column(sampled, scores, torch.int64), noise)
 
 
 def _column(values: Sequence[float], like: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype, device=like.device)
+    return to_device(torch.tensor(values, dtype=dtype), like.device)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from engine.attention import Group, PaddedAttention, PaddedPlan, key_counts, rectangle
+from engine.attention import Group, PaddedAttention, PaddedPlan
+from engine.device_rows import DeviceRows
 from engine.devices import overwrite
 from engine.flashinfer_attention import FlashInferAttention, FlashInferPlan, Part
 from engine.padded_segments import Shape, filled
 from engine.paged_layout import paged_layout
+from engine.rectangles import key_counts, key_slots, rectangle
 from engine.runner import KeyTokens, Segment
 
 
@@ -24,8 +27,11 @@ class StaticAttention(Protocol):
         """What layers attend by; its tensors never move."""
         ...
 
-    def fill(self, segments: Sequence[Segment]) -> KeyTokens:
-        """Describe a batch that the shape holds; what attention will read for it."""
+    def fill(self, segments: Sequence[Segment], rows: DeviceRows | None = None) -> KeyTokens:
+        """Describe a batch that the shape holds; what attention will read for it.
+
+        `rows` has its masks, if the device made them.
+        """
         ...
 
 
@@ -52,15 +58,22 @@ class PaddedStatic:
         write = torch.full((shape.num_rows,), scratch, dtype=torch.int64, device=device)
         self.plan = PaddedPlan(shape.num_rows, write, [self._group], KeyTokens(0, 0))
 
-    def fill(self, segments: Sequence[Segment]) -> KeyTokens:
+    def fill(self, segments: Sequence[Segment], rows: DeviceRows | None = None) -> KeyTokens:
         """See `StaticAttention`."""
         shape = self._shape
-        read, mask = rectangle(filled(segments, shape, self._scratch), shape.rows, shape.keys)
-        overwrite(self._group.read, read)
-        if mask is None:
-            self._mask.zero_()
+        everybody = filled(segments, shape, self._scratch)
+        if rows is not None and rows.seen is not None:
+            read = key_slots(everybody, shape.keys)
+            self._mask.fill_(-math.inf)
+            self._mask[..., 0].zero_()  # requests of nobody see themselves
+            self._mask[: len(segments)] = rows.mask(shape.rows, shape.keys)
         else:
-            overwrite(self._mask, mask)
+            read, mask = rectangle(everybody, shape.rows, shape.keys)
+            if mask is None:
+                self._mask.zero_()
+            else:
+                overwrite(self._mask, mask)
+        overwrite(self._group.read, read)
         # What was derived from the mask is of the last batch; a captured forward derives it anew itself.
         self._group.folded.clear()
         real = sum(key_counts(segments))
@@ -99,8 +112,9 @@ class FlashInferStatic:
             parts=[Part(layout, None, is_planned=True, wrapper=self._wrapper)],
         )
 
-    def fill(self, segments: Sequence[Segment]) -> KeyTokens:
-        """See `StaticAttention`."""
+    def fill(self, segments: Sequence[Segment], rows: DeviceRows | None = None) -> KeyTokens:
+        """See `StaticAttention`; the device makes no masks for this one."""
+        assert rows is None or rows.seen is None
         everybody = filled(segments, self._shape, self._scratch)
         layout = paged_layout(everybody, self._shape.rows, masked=self._shape.rows > 1)
         self._attention.tell(self._wrapper, layout, 0, self._q_heads, self._scale)

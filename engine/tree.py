@@ -37,6 +37,18 @@ class TokenTree(msgspec.Struct, frozen=True, eq=False, gc=False):
         )
 
     @classmethod
+    def of(
+        cls, token: Sequence[int], parent: Sequence[int], logp: Sequence[float], depth: Sequence[int]
+    ) -> TokenTree:
+        """The tree of these nodes, as documented above; `validate` says whether it is one."""
+        return cls(
+            token=np.array(token, dtype=np.int32),
+            parent=np.array(parent, dtype=np.int32),
+            logp=np.array(logp, dtype=np.float32),
+            depth=np.array(depth, dtype=np.int32),
+        )
+
+    @classmethod
     def chain(cls, root: int, tokens: Sequence[int], logps: Sequence[float]) -> TokenTree:
         """A tree of width one: `tokens` after `root`; `logps` are the steps' own log-probabilities."""
         if len(tokens) != len(logps):

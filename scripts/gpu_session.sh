@@ -43,6 +43,10 @@ floors)
     done
     ;;
 speed)
+    for trees in device host; do
+        part "draft-$trees" 60 python3 -m benchmarks.draft_cost --device cuda --path zoo/weights/drafter-general-2x192 \
+            --depth 4 8 --width 1 4 --requests 1 8 --trees $trees --json "$out/draft-$trees.json"
+    done
     flotilla_bench engine 400 engine --no-processes --batch 1 --batch 32 --rounds 3 --json "$out/engine.json"
     ;;
 profile)

@@ -34,11 +34,10 @@ def test_missing_and_unknown_arguments_are_named() -> None:
         build_drafter("oracle")  # type: ignore[arg-type]
 
 
-def test_the_cost_of_draft_calls_is_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("trees", ["host", "device"])
+def test_the_cost_of_draft_calls_is_measured(trees: str, tmp_path: Path) -> None:
     file = tmp_path / "cost.json"
-    draft_cost.main(
-        ["--requests", "2", "--width", "2", "--context", "16", "--calls", "2", "--json", str(file)]
-    )
+    draft_cost.main(f"--requests 2 --width 2 --context 16 --calls 2 --trees {trees} --json {file}".split())
     (cost,) = json.loads(file.read_text())["costs"]
     assert cost["shape"] == {"requests": 2, "depth": 4, "width": 2, "sampled": False}
     assert 0 < cost["forward_ms"] < cost["call_ms"]

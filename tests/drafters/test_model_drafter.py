@@ -49,12 +49,7 @@ def brute_force(
             depth.append(layer)
         if not best or best[0][0] < plan.stop_logp:
             break
-    return TokenTree(
-        token=np.array(token, np.int32),
-        parent=np.array(parent, np.int32),
-        logp=np.array(logp, np.float32),
-        depth=np.array(depth, np.int32),
-    )
+    return TokenTree.of(token, parent, logp, depth)
 
 
 @pytest.mark.parametrize(("depth", "width"), [(1, 1), (5, 1), (1, 4), (4, 3), (3, 6)])

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafters.messages import DraftPlan
 from drafters.model_drafter import ModelDrafter
@@ -17,28 +15,13 @@ from drafters.retokenized_text import Pair, RetokenizedText, drafted_tokens
 from drafters.retokenizing_drafter import RetokenizingDrafter
 from engine.hf_runner import HFRunner
 from engine.sampling_params import SamplingParams
-from tests.drafters.tiny import assert_same_tree, call, following, opening, trees
+from tests.drafters.tiny import assert_same_tree, call, following, llama, opening, trees
 from tests.drafters.tokenizers_of_all_kinds import byte_level
 
 TARGET_SIZE, OWN_SIZE = 420, 300
 
 
-def model() -> LlamaForCausalLM:
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=OWN_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
-MODEL = model()
+MODEL = llama(3, vocab_size=OWN_SIZE)
 
 
 @pytest.fixture(scope="module")

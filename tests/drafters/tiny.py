@@ -7,32 +7,24 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
 from drafters.model_drafter import ModelDrafter
 from engine.hf_runner import HFRunner
 from engine.sampling_params import RequestSpec, SamplingParams
 from engine.tree import TokenTree
+from tests.random_llama import random_llama
 
 VOCAB = 50
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10_000)
 
 
-def llama(seed: int = 0, max_tokens: int = 256) -> LlamaForCausalLM:
+def llama(seed: int = 0, max_tokens: int = 256, vocab_size: int = VOCAB) -> LlamaForCausalLM:
     """A random Llama, sharp enough that candidates differ."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=max_tokens,
-        initializer_range=0.3,
+    return random_llama(
+        seed, vocab_size=vocab_size, max_position_embeddings=max_tokens, initializer_range=0.3
     )
-    return LlamaForCausalLM(config).eval()
 
 
 def perturbed(model: LlamaForCausalLM, scale: float, seed: int = 1) -> LlamaForCausalLM:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
-import socket
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +17,8 @@ from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights
 from engine.loading import load_runner
 from engine.runner import ModelRunner, Segment
-from engine.tensor_parallel import join, leave
 from tests.engine import tiny_models
+from tests.engine.ranks import on_two_ranks
 
 NUM_HEADS, SCALE = 3, 2.5
 LENGTHS = (5, 9, 2)
@@ -143,43 +140,20 @@ def test_heads_of_another_width_or_behind_another_runner_are_refused() -> None:
         DecodingHeads(Opaque(), head_weights(12))  # type: ignore[arg-type]
 
 
-def _rank(rank: int, port: int, directories: list[str], results: Any) -> None:
-    try:
-        join(rank, 2, "127.0.0.1", port)
-        found = []
-        for directory, kind in zip(directories, ("lean", "hf"), strict=True):
-            runner = load_runner(
-                directory, num_slots=64, runner=kind, tensor_parallel=(rank, 2), self_test=False
-            )
-            weight = head_weights(len(runner.hidden_scale))
-            found.append(evaluate(runner, weight)[0].numpy())
-        leave()
-        results.put((rank, found))
-    except BaseException as error:
-        results.put((rank, repr(error)))
-        raise
+def _evaluations(rank: int, directories: list[str]) -> list[np.ndarray]:
+    found = []
+    for directory, kind in zip(directories, ("lean", "hf"), strict=True):
+        runner = load_runner(directory, num_slots=64, runner=kind, tensor_parallel=(rank, 2), self_test=False)
+        weight = head_weights(len(runner.hidden_scale))
+        found.append(evaluate(runner, weight)[0].numpy())
+    return found
 
 
 def test_two_ranks_evaluate_the_heads_of_one_process(tmp_path: Path) -> None:
     names = ("llama_bias", "qwen3")
     directories = [str(tiny_models.write(name, tmp_path / name)) for name in names]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    ranks = [context.Process(target=_rank, args=(rank, port, directories, results)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    try:
-        by_rank = dict(results.get(timeout=120) for _ in ranks)
-    finally:
-        for process in ranks:
-            process.join(timeout=20)
-            process.kill()
+    by_rank = on_two_ranks(_evaluations, directories)
     for index, (directory, kind) in enumerate(zip(directories, ("lean", "hf"), strict=True)):
-        assert not isinstance(by_rank[0], str), by_rank[0]
-        assert not isinstance(by_rank[1], str), by_rank[1]
         alone = load_runner(directory, num_slots=64, runner=kind, self_test=False)
         expected, _ = evaluate(alone, head_weights(len(alone.hidden_scale)))
         np.testing.assert_array_equal(by_rank[0][index], by_rank[1][index])

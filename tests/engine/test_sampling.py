@@ -22,6 +22,7 @@ from engine.logprobs import raw_logprobs
 from engine.noise import gumbel_noise
 from engine.sampling import Row, TokenHistory, decide, perturbed_scores, processed_logits
 from engine.sampling_params import SamplingParams
+from engine.truncation import top_p_
 
 VOCAB = 300
 
@@ -44,6 +45,22 @@ def test_top_k(top_k: int) -> None:
     logits = logits_of(20)
     oracle = TopKLogitsWarper(top_k)(None, logits)
     assert torch.equal(kept(processed(logits, top_k=top_k)), kept(oracle))
+
+
+@given(
+    values=st.lists(
+        st.lists(st.sampled_from([0.0, 1.0, 1.5, 4.0, -2.0, -math.inf]), min_size=9, max_size=9),
+        min_size=2,
+        max_size=2,
+    ).filter(lambda rows: all(max(row) > -math.inf for row in rows)),
+    top_p=st.sampled_from([0.0, 0.2, 0.5, 0.9, 0.999999]),
+)
+def test_a_nucleus_is_the_same_without_waiting_for_its_size(values: list[list[float]], top_p: float) -> None:
+    waiting = torch.tensor(values)
+    sorting = waiting.clone()
+    top_p_(waiting, [top_p, 0.7])
+    top_p_(sorting, [top_p, 0.7], may_wait=False)
+    assert torch.equal(waiting, sorting)
 
 
 @pytest.mark.parametrize("top_p", [1e-6, 0.1, 0.5, 0.9, 0.99, 0.9999])

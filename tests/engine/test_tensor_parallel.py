@@ -2,57 +2,34 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import socket
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from engine.loading import RunnerKind, UnsupportedModel, load_runner
-from engine.tensor_parallel import check_divisible, join, leave
+from engine.tensor_parallel import check_divisible
 from tests.engine import tiny_models
+from tests.engine.ranks import on_two_ranks
 from tests.engine.test_runners import logits_of
 
 CASES: list[tuple[str, RunnerKind]] = [("llama_bias", "lean"), ("qwen3", "hf")]
 
 
-def _rank(rank: int, port: int, directories: list[str], results: Any) -> None:
-    try:
-        join(rank, 2, "127.0.0.1", port)
-        outputs = []
-        for directory, (_, runner) in zip(directories, CASES, strict=True):
-            loaded = load_runner(directory, num_slots=128, runner=runner, tensor_parallel=(rank, 2))
-            logits = [out.numpy() for out in logits_of(loaded, 1)]
-            outputs.append((logits, loaded.shape.kv_bytes_per_token))
-        leave()
-        results.put((rank, outputs))
-    except BaseException as error:
-        results.put((rank, repr(error)))
-        raise
+def _logits(rank: int, directories: list[str]) -> list[tuple[list[np.ndarray], int]]:
+    outputs = []
+    for directory, (_, runner) in zip(directories, CASES, strict=True):
+        loaded = load_runner(directory, num_slots=128, runner=runner, tensor_parallel=(rank, 2))
+        logits = [out.numpy() for out in logits_of(loaded, 1)]
+        outputs.append((logits, loaded.shape.kv_bytes_per_token))
+    return outputs
 
 
 def test_two_ranks_equal_one_process(tmp_path: Path) -> None:
     directories = [str(tiny_models.write(name, tmp_path / name)) for name, _ in CASES]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    ranks = [context.Process(target=_rank, args=(rank, port, directories, results)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    try:
-        by_rank = dict(results.get(timeout=120) for _ in ranks)
-    finally:
-        for process in ranks:
-            process.join(timeout=20)
-            process.kill()
+    by_rank = on_two_ranks(_logits, directories)
     for index, (directory, (_, runner)) in enumerate(zip(directories, CASES, strict=True)):
-        assert not isinstance(by_rank[0], str), by_rank[0]
-        assert not isinstance(by_rank[1], str), by_rank[1]
         alone = load_runner(directory, num_slots=128, runner=runner)
         (first, first_bytes), (second, _) = by_rank[0][index], by_rank[1][index]
         assert first_bytes * 2 == alone.shape.kv_bytes_per_token

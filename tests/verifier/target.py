@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from engine.cuda_graphs import GraphedRunner
 from engine.hf_runner import HFRunner
@@ -18,6 +18,7 @@ from engine.runner import ModelRunner
 from engine.sampling import Row, TokenHistory, decide
 from engine.sampling_params import RequestSpec, SamplingParams
 from engine.tree import TokenTree
+from tests.random_llama import random_llama
 from verifier.messages import PrefillItem, TokenLogprobs, Verdict, VerifyCall, VerifyItem, VerifyResult
 from verifier.verifier import Verifier
 
@@ -28,20 +29,14 @@ NEAR_TIE = 1e-4
 
 def make_model() -> LlamaForCausalLM:
     """Random weights, large enough that the next token really depends on the context."""
-    torch.manual_seed(1)
-    config = LlamaConfig(
+    return random_llama(
+        1,
         vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=MAX_TOKENS,
         initializer_range=0.4,
         bos_token_id=0,
         eos_token_id=1,
     )
-    return LlamaForCausalLM(config).eval()
 
 
 class Target:

@@ -1,0 +1,106 @@
+"""Drafts grown on a GPU: those of the host, and one wait a call."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.model_paths import model_directory
+from drafters import next_tokens
+from drafters.messages import DraftItem, DraftPlan
+from drafters.model_drafter import ModelDrafter
+from engine.attention_kinds import AttentionKind
+from engine.devices import to_host
+from engine.flashinfer_attention import why_not_flashinfer
+from engine.loading import load_runner
+from engine.sampling_params import SamplingParams
+from tests.drafters.tiny import GREEDY, assert_same_tree, call, following, opening, trees
+
+DRAFTER = "zoo:drafter-general-2x192"
+SAMPLINGS = [
+    GREEDY,
+    SamplingParams(temperature=0.8, top_p=0.95, seed=3, max_tokens=999),
+    SamplingParams(temperature=1.0, top_k=50, min_p=0.02, logit_bias={7: 2.0}, seed=4, max_tokens=999),
+]
+
+
+def drafter(attention: AttentionKind, *, on_device: bool, graphs: bool = True) -> ModelDrafter:
+    dtype = "bfloat16" if attention == "flashinfer" else "float32"
+    runner = load_runner(
+        model_directory(DRAFTER),
+        dtype=dtype,
+        num_slots=4096,
+        attention=attention,
+        device="cuda",
+        graphs=graphs,
+        self_test=False,
+    )
+    return ModelDrafter(runner, on_device=on_device)
+
+
+def calls(width: int, number: int = 4, new: int = 2) -> list[list[DraftItem]]:
+    """Calls one after the other for three requests; all but the first are of the same shapes."""
+    rng = np.random.default_rng(0)
+    lengths = [20, 45, 70]
+    plans = [DraftPlan(5, max(1, width - i)) for i in range(3)]
+    found = [
+        [
+            opening(str(i), rng.integers(0, 4096, length).tolist(), plans[i], sampling=SAMPLINGS[i])
+            for i, length in enumerate(lengths)
+        ]
+    ]
+    for _ in range(number - 1):
+        found.append(
+            [following(str(i), lengths[i], rng.integers(0, 4096, new).tolist(), plans[i]) for i in range(3)]
+        )
+        lengths = [length + new for length in lengths]
+    return found
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("width", [1, 4])
+def test_drafts_are_those_of_the_host(width: int, graphs: bool, cuda: torch.device) -> None:
+    """In float32; what the two forward differs in shapes, so that near ties may be decided otherwise."""
+    device = drafter("padded", on_device=True, graphs=graphs)
+    host = drafter("padded", on_device=False, graphs=graphs)
+    assert device._model.device == cuda
+    for items in calls(width):
+        found, expected = trees(device.draft(call(*items))), trees(host.draft(call(*items)))
+        for name, tree in found.items():
+            assert_same_tree(tree, expected[name])
+
+
+def waits_once(device: ModelDrafter, width: int, monkeypatch: pytest.MonkeyPatch, *, new: int = 2) -> None:
+    """The last of several calls; those before it capture."""
+    *before, last = calls(width, number=6, new=new)
+    for items in before:
+        device.draft(call(*items))
+    transfers = []
+
+    def counted(tensor: torch.Tensor) -> torch.Tensor:
+        torch.cuda.set_sync_debug_mode("default")
+        transfers.append(tensor.numel())
+        return to_host(tensor)
+
+    monkeypatch.setattr(next_tokens, "to_host", counted)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        result = device.draft(call(*last))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(transfers) == 1
+    assert result.num_forwards == 5
+    assert max(len(tree) for tree in trees(result).values()) == 1 + 5 * width
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_call_waits_once(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits_once(drafter("padded", on_device=True), width, monkeypatch)
+
+
+def test_chains_with_flashinfer_wait_once(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason := why_not_flashinfer(torch.bfloat16, cuda, 64):
+        pytest.skip(reason)
+    # Two rows each would be captured with masks, whose planning waits.
+    waits_once(drafter("flashinfer", on_device=True), 1, monkeypatch, new=1)
