@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.chaos_workers import VOCAB, make_tree
+from benchmarks.chaos_workers import VOCAB
 from drafters.messages import Draft, DraftResult
 from engine.tree import TokenTree
 
@@ -62,7 +62,7 @@ CORRUPTIONS: dict[str, Callable[[DraftResult], DraftResult]] = {
         lambda tree: _with(_chain(int(tree.token[0]), 2), parent=np.array([-1, -1, 0], dtype=np.int32))
     ),
     "wrong depths": _of_every_tree(lambda tree: _with(tree, depth=tree.depth * 2 + 1)),
-    "no nodes": _of_every_tree(lambda tree: make_tree([], [], [], [])),
+    "no nodes": _of_every_tree(lambda tree: TokenTree.of([], [], [], [])),
     "lengths differ": _of_every_tree(
         lambda tree: _with(_chain(int(tree.token[0]), 3), logp=np.zeros(2, dtype=np.float32))
     ),
@@ -70,7 +70,7 @@ CORRUPTIONS: dict[str, Callable[[DraftResult], DraftResult]] = {
     "above one": _of_every_tree(lambda tree: _with(tree, logp=tree.depth.astype(np.float32) * 90.0)),
     "far too deep": _of_every_tree(lambda tree: _chain(int(tree.token[0]), 150)),
     "far too wide": _of_every_tree(
-        lambda tree: make_tree(
+        lambda tree: TokenTree.of(
             [int(tree.token[0]), *[3] * 400], [-1, *[0] * 400], [0.0, *[-0.5] * 400], [0, *[1] * 400]
         )
     ),

@@ -319,16 +319,4 @@ class ChaosDrafter:
                 logp.append(logp[best] - 0.2 - rank)
                 depths.append(layer)
             best = first
-        return make_tree(token, parent, logp, depths)
-
-
-def make_tree(
-    token: Sequence[int], parent: Sequence[int], logp: Sequence[float], depth: Sequence[int]
-) -> TokenTree:
-    """A tree of these nodes, right or not."""
-    return TokenTree(
-        token=np.array(token, dtype=np.int32),
-        parent=np.array(parent, dtype=np.int32),
-        logp=np.array(logp, dtype=np.float32),
-        depth=np.array(depth, dtype=np.int32),
-    )
+        return TokenTree.of(token, parent, logp, depths)

@@ -28,7 +28,7 @@ from benchmarks import (
     cli_soak,
 )
 from benchmarks.arrivals import Arrivals
-from benchmarks.cli_common import JsonFile, Seed, failed
+from benchmarks.cli_common import JsonFile, MaxTokens, Prompts, PromptsOfEachClass, Seed, failed
 from benchmarks.cli_vllm import vllm_app
 
 app = typer.Typer(
@@ -78,7 +78,7 @@ def serve(
         str | None, typer.Option(help="Shares by class, as in `code=60,chat=20,summary=20`.")
     ] = None,
     num_requests: Annotated[int | None, typer.Option(min=1, help="How many; all prompts if unset.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")] = None,
+    max_tokens: MaxTokens = None,
     arrivals: Annotated[
         Arrivals | None, typer.Option(help="Arrival process; follows from the other options if unset.")
     ] = None,
@@ -161,7 +161,7 @@ def engine(
     config: Annotated[
         Path | None, typer.Option(exists=True, help="Cell configuration; the demo family if unset.")
     ] = None,
-    prompts: Annotated[str, typer.Option(help="`zoo` or a prompt file.")] = "zoo",
+    prompts: Prompts = "zoo",
     domain: Annotated[list[str] | None, typer.Option(help="Classes to measure; all if unset.")] = None,
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Requests at once: 1, 8, 32 if unset.")
@@ -170,7 +170,7 @@ def engine(
         int, typer.Option(min=1, help="Prompts of each class in a run (at least the batch).")
     ] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; figures are medians over them.")] = 3,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")] = None,
+    max_tokens: MaxTokens = None,
     processes: Annotated[
         bool, typer.Option(help="Measure a Ray cell with its worker processes, or all in this process.")
     ] = True,
@@ -227,8 +227,8 @@ def lossless(
         str | None,
         typer.Option(help="The model served, as `zoo:NAME` or a directory; the demo target if unset."),
     ] = None,
-    prompts: Annotated[str, typer.Option(help="`zoo` or a prompt file.")] = "zoo",
-    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, equally many of each class.")] = 200,
+    prompts: Prompts = "zoo",
+    num_prompts: PromptsOfEachClass = 200,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
     drafters: Annotated[
         str | None,
@@ -239,7 +239,7 @@ def lossless(
         typer.Option(help="A further variant as NAME=JSON, merged into bodies; may repeat."),
     ] = None,
     sampling: Annotated[bool, typer.Option(help="Also test seeded sampling.")] = True,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")] = None,
+    max_tokens: MaxTokens = None,
     tolerance: Annotated[
         float, typer.Option(help="Score gap below which a difference is a near tie.")
     ] = 1e-4,
@@ -284,8 +284,8 @@ def lossless_matrix(
     configuration: Annotated[
         list[str] | None, typer.Option(help="Configurations to serve; all of them if unset. May repeat.")
     ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, equally many of each class.")] = 200,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")] = None,
+    num_prompts: PromptsOfEachClass = 200,
+    max_tokens: MaxTokens = None,
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:

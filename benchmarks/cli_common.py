@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
 Seed = Annotated[int, typer.Option(help="Seed of the workload.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")]
+Prompts = Annotated[str, typer.Option(help="`zoo` or a prompt file.")]
+PromptsOfEachClass = Annotated[int, typer.Option(min=1, help="Prompts, equally many of each class.")]
+Plot = Annotated[Path | None, typer.Option(help="Write the plot to this file.")]
+# Of the commands that start a system, load it and watch it.
+LoadShare = Annotated[float, typer.Option(min=0.05, max=2.0, help="Share of the saturated request rate.")]
+Rate = Annotated[float, typer.Option(min=0.0, help="Requests per second in place of --load.")]
+SaturationS = Annotated[float, typer.Option(min=2.0, help="Seconds in which saturation is measured.")]
+NumDistinct = Annotated[int, typer.Option(min=14, help="Distinct requests.")]
+DistinctMaxTokens = Annotated[int, typer.Option(min=8, help="Bound on every answer's tokens.")]
+Cells = Annotated[int, typer.Option(min=1, help="Cells.")]
+FrontEnds = Annotated[int, typer.Option(min=1, help="Front ends.")]
+TensorParallel = Annotated[int, typer.Option(min=1, help="Ranks of each target.")]
+ServedConfig = Annotated[
+    Path | None, typer.Option(exists=True, help="Serve this configuration in place of the demo family.")
+]
+ServerLogs = Annotated[Path, typer.Option(help="Folder for the server's log.")]
+
+
+def write_plot(draw: Callable[[dict[str, Any], Path], None], record: dict[str, Any], path: Path) -> None:
+    """Draw a record's plot, and say where it is."""
+    from benchmarks import tables
+
+    draw(record, path)
+    tables.console.print(f"Wrote {path}.")
 
 
 def failed(command: str, error: Exception) -> typer.Exit:

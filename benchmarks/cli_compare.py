@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli_common import JsonFile, Seed, failed
+from benchmarks.cli_common import JsonFile, MaxTokens, Seed, failed
 
 
 def compare(
@@ -77,7 +77,7 @@ def compare(
     peaks: Annotated[
         bool, typer.Option("--peaks", help="Classes peak one after the other (AdaServe figures 13, 14).")
     ] = False,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")] = None,
+    max_tokens: MaxTokens = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     warmups: Annotated[int, typer.Option(min=1, help="Requests before each run, not measured.")] = 8,
     baseline_requests: Annotated[int, typer.Option(min=1, help="Per class, for the baseline latency.")] = 6,

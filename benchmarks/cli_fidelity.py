@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cli_common import JsonFile, failed
+from benchmarks.cli_common import JsonFile, MaxTokens, failed
 
 # The simulator stands above the benchmarks; it is known here by name only.
 _COMPARE, _FIT, _SPEED = "simulator.fidelity", "simulator.acceptance_fit", "simulator.speed"
@@ -37,7 +37,7 @@ def fidelity(
     drafter: Annotated[
         list[str] | None, typer.Option(help="Model drafters to use, by name; all if unset. May repeat.")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")] = None,
+    max_tokens: MaxTokens = None,
     config: Annotated[
         Path | None, typer.Option(exists=True, help="Cell configuration; the demo family if unset.")
     ] = None,

@@ -7,7 +7,23 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cli_common import JsonFile, Seed, failed
+from benchmarks.cli_common import (
+    Cells,
+    DistinctMaxTokens,
+    FrontEnds,
+    JsonFile,
+    LoadShare,
+    NumDistinct,
+    Plot,
+    Rate,
+    SaturationS,
+    Seed,
+    ServedConfig,
+    ServerLogs,
+    TensorParallel,
+    failed,
+    write_plot,
+)
 
 
 def kills(
@@ -19,29 +35,23 @@ def kills(
     stop: Annotated[
         bool, typer.Option("--stop", help="Stop processes (SIGSTOP) in place of ending them.")
     ] = False,
-    load: Annotated[
-        float, typer.Option(min=0.05, max=2.0, help="Share of the saturated request rate.")
-    ] = 0.6,
-    rate: Annotated[float, typer.Option(min=0.0, help="Requests per second in place of --load.")] = 0.0,
-    cells: Annotated[int, typer.Option(min=1, help="Cells.")] = 1,
-    front_ends: Annotated[int, typer.Option(min=1, help="Front ends.")] = 2,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="Ranks of each target.")] = 1,
+    load: LoadShare = 0.6,
+    rate: Rate = 0.0,
+    cells: Cells = 1,
+    front_ends: FrontEnds = 2,
+    tensor_parallel: TensorParallel = 1,
     policy: Annotated[
         str,
         typer.Option(help="Speculation policy; one that drafts in every step shows when a drafter is back."),
     ] = "adaserve",
-    config: Annotated[
-        Path | None, typer.Option(exists=True, help="Serve this configuration in place of the demo family.")
-    ] = None,
+    config: ServedConfig = None,
     quiet: Annotated[float, typer.Option(min=5.0, help="Seconds of load before the first kill.")] = 30.0,
-    distinct: Annotated[int, typer.Option(min=14, help="Distinct requests.")] = 84,
-    max_tokens: Annotated[int, typer.Option(min=8, help="Bound on every answer's tokens.")] = 96,
-    saturation_s: Annotated[
-        float, typer.Option(min=2.0, help="Seconds in which saturation is measured.")
-    ] = 20.0,
+    distinct: NumDistinct = 84,
+    max_tokens: DistinctMaxTokens = 96,
+    saturation_s: SaturationS = 20.0,
     give_up: Annotated[float, typer.Option(min=5.0, help="Seconds until an answer counts as lost.")] = 120.0,
-    plot: Annotated[Path | None, typer.Option(help="Write the plot to this file.")] = None,
-    logs: Annotated[Path, typer.Option(help="Folder for the server's log.")] = Path("/tmp/flotilla-kills"),
+    plot: Plot = None,
+    logs: ServerLogs = Path("/tmp/flotilla-kills"),
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
@@ -76,10 +86,9 @@ def kills(
     tables.write_json(json_file, record)
     _print(record)
     if plot is not None:
-        from benchmarks import kills_plot
+        from benchmarks.kills_plot import draw
 
-        kills_plot.draw(record, plot)
-        tables.console.print(f"Wrote {plot}.")
+        write_plot(draw, record, plot)
     if not measured.is_lossless(record):
         raise typer.Exit(1)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cli_common import JsonFile, Seed, failed
+from benchmarks.cli_common import JsonFile, Plot, SaturationS, Seed, ServerLogs, failed, write_plot
 
 
 def overload(
@@ -17,15 +17,13 @@ def overload(
     minutes: Annotated[float, typer.Option(min=0.05, help="How long it lasts.")] = 5.0,
     usual: Annotated[float, typer.Option(min=0.05, help="Share of that rate before and after.")] = 0.8,
     around: Annotated[float, typer.Option(min=2.0, help="Seconds of usual load before and after.")] = 60.0,
-    saturation_s: Annotated[
-        float, typer.Option(min=2.0, help="Seconds in which saturation is measured.")
-    ] = 20.0,
+    saturation_s: SaturationS = 20.0,
     max_running: Annotated[int, typer.Option(min=1, help="Requests the cell decodes at once.")] = 8,
     max_waiting: Annotated[int, typer.Option(min=2, help="Requests that may wait.")] = 64,
     max_tokens: Annotated[int, typer.Option(min=2, help="Bound on every answer's tokens.")] = 48,
     fair: Annotated[bool, typer.Option(help="Tell API keys apart.")] = True,
-    plot: Annotated[Path | None, typer.Option(help="Write the plot to this file.")] = None,
-    logs: Annotated[Path, typer.Option(help="Folder for the server's log.")] = Path("/tmp/flotilla-overload"),
+    plot: Plot = None,
+    logs: ServerLogs = Path("/tmp/flotilla-overload"),
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
@@ -58,10 +56,9 @@ def overload(
     tables.write_json(json_file, record)
     _print(record)
     if plot is not None:
-        from benchmarks import overload_plot
+        from benchmarks.overload_plot import draw
 
-        overload_plot.draw(record, plot)
-        tables.console.print(f"Wrote {plot}.")
+        write_plot(draw, record, plot)
 
 
 def _print(record: dict[str, Any]) -> None:

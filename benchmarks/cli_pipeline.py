@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli_common import JsonFile, Seed, failed
+from benchmarks.cli_common import JsonFile, Seed, failed, write_plot
 
 
 def pipeline(
@@ -51,5 +51,4 @@ def pipeline(
     if plot is not None:
         from benchmarks.pipeline_plot import draw
 
-        draw(record, plot)
-        tables.console.print(f"Wrote {plot}.")
+        write_plot(draw, record, plot)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli_common import JsonFile, Seed, failed
+from benchmarks.cli_common import JsonFile, MaxTokens, Prompts, Seed, failed
 
 
 def pool(
@@ -17,7 +17,7 @@ def pool(
             exists=True, help="Cell configuration; the demo family with every kind of drafter if unset."
         ),
     ] = None,
-    prompts: Annotated[str, typer.Option(help="`zoo` or a prompt file.")] = "zoo",
+    prompts: Prompts = "zoo",
     drafter: Annotated[
         list[str] | None, typer.Option(help="Drafters of the pool, by name; all configured if unset.")
     ] = None,
@@ -30,7 +30,7 @@ def pool(
     warm_ups: Annotated[
         int, typer.Option(min=0, help="Rounds before, in which selectors learn and nothing is counted.")
     ] = 1,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")] = None,
+    max_tokens: MaxTokens = None,
     fixed_depth: Annotated[
         int | None,
         typer.Option(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchmarks.cli_common import JsonFile, Seed, failed
+from benchmarks.cli_common import JsonFile, Plot, Seed, failed, write_plot
 
 
 def regret(
@@ -21,7 +20,7 @@ def regret(
     epsilon: Annotated[
         float, typer.Option(min=0, max=1, help="Epsilon-greedy's share of exploration.")
     ] = 0.2,
-    plot: Annotated[Path | None, typer.Option(help="Write the plot to this file.")] = None,
+    plot: Plot = None,
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
@@ -38,7 +37,6 @@ def regret(
         raise failed("regret", error) from None
     tables.write_json(json_file, record)
     if plot is not None:
-        from benchmarks import regret_plot
+        from benchmarks.regret_plot import draw
 
-        regret_plot.draw(record, plot)
-        tables.console.print(f"Wrote {plot}.")
+        write_plot(draw, record, plot)

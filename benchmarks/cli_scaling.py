@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchmarks.cli_common import JsonFile, Seed, failed
+from benchmarks.cli_common import JsonFile, Plot, Seed, failed, write_plot
 
 
 def scaling(
@@ -18,7 +17,7 @@ def scaling(
     max_running: Annotated[int, typer.Option(min=1, help="Requests a cell decodes at once.")] = 4,
     tpot_ms: Annotated[float, typer.Option(help="Objective for the time per token.")] = 40.0,
     ttft_ms: Annotated[float, typer.Option(help="Objective for the first token.")] = 1000.0,
-    plot: Annotated[Path | None, typer.Option(help="Write the plot to this file.")] = None,
+    plot: Plot = None,
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
@@ -47,7 +46,6 @@ def scaling(
         f"{record['last_cells']} at the end"
     )
     if plot is not None:
-        from benchmarks import scaling_plot
+        from benchmarks.scaling_plot import draw
 
-        scaling_plot.draw(record, plot)
-        tables.console.print(f"Wrote {plot}.")
+        write_plot(draw, record, plot)

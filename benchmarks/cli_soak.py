@@ -7,15 +7,29 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cli_common import JsonFile, Seed, failed
+from benchmarks.cli_common import (
+    Cells,
+    DistinctMaxTokens,
+    FrontEnds,
+    JsonFile,
+    LoadShare,
+    NumDistinct,
+    Plot,
+    Rate,
+    SaturationS,
+    Seed,
+    ServedConfig,
+    ServerLogs,
+    TensorParallel,
+    failed,
+    write_plot,
+)
 
 
 def soak(
     minutes: Annotated[float, typer.Option(min=0.5, help="How long the load lasts.")] = 60.0,
-    load: Annotated[
-        float, typer.Option(min=0.05, max=2.0, help="Share of the saturated request rate.")
-    ] = 0.8,
-    rate: Annotated[float, typer.Option(min=0.0, help="Requests per second in place of --load.")] = 0.0,
+    load: LoadShare = 0.8,
+    rate: Rate = 0.0,
     sample: Annotated[
         float, typer.Option(min=1.0, help="Seconds between two looks at the processes.")
     ] = 10.0,
@@ -24,20 +38,16 @@ def soak(
         typer.Option(help="Seconds left out of memory fits; a quarter of the time, at most 600, if unset."),
     ] = None,
     limit: Annotated[float, typer.Option(help="MB per hour above which a process leaks.")] = 8.0,
-    cells: Annotated[int, typer.Option(min=1, help="Cells.")] = 1,
-    front_ends: Annotated[int, typer.Option(min=1, help="Front ends.")] = 1,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="Ranks of each target.")] = 1,
+    cells: Cells = 1,
+    front_ends: FrontEnds = 1,
+    tensor_parallel: TensorParallel = 1,
     policy: Annotated[str, typer.Option(help="Speculation policy.")] = "flotilla",
-    config: Annotated[
-        Path | None, typer.Option(exists=True, help="Serve this configuration in place of the demo family.")
-    ] = None,
-    distinct: Annotated[int, typer.Option(min=14, help="Distinct requests.")] = 84,
-    max_tokens: Annotated[int, typer.Option(min=8, help="Bound on every answer's tokens.")] = 96,
-    saturation_s: Annotated[
-        float, typer.Option(min=2.0, help="Seconds in which saturation is measured.")
-    ] = 20.0,
-    plot: Annotated[Path | None, typer.Option(help="Write the plot to this file.")] = None,
-    logs: Annotated[Path, typer.Option(help="Folder for the server's log.")] = Path("/tmp/flotilla-soak"),
+    config: ServedConfig = None,
+    distinct: NumDistinct = 84,
+    max_tokens: DistinctMaxTokens = 96,
+    saturation_s: SaturationS = 20.0,
+    plot: Plot = None,
+    logs: ServerLogs = Path("/tmp/flotilla-soak"),
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
@@ -70,10 +80,9 @@ def soak(
     tables.write_json(json_file, record)
     _print(record, measured.leaks(record))
     if plot is not None:
-        from benchmarks import soak_plot
+        from benchmarks.soak_plot import draw
 
-        soak_plot.draw(record, plot)
-        tables.console.print(f"Wrote {plot}.")
+        write_plot(draw, record, plot)
     if not measured.is_sound(record):
         raise typer.Exit(1)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli_common import JsonFile, Seed, failed
+from benchmarks.cli_common import JsonFile, MaxTokens, Prompts, Seed, failed
 
 vllm_app = typer.Typer(
     help="Measure this server beside vLLM's CPU build, on the same weights, prompts and client.",
@@ -27,14 +27,14 @@ def vllm(
     config: Annotated[
         Path | None, typer.Option(exists=True, help="Our cell's configuration; the demo family if unset.")
     ] = None,
-    prompts: Annotated[str, typer.Option(help="`zoo` or a prompt file.")] = "zoo",
+    prompts: Prompts = "zoo",
     mode: Annotated[
         list[str] | None, typer.Option(help="vLLM's modes: base, ngram, draft; all if unset.")
     ] = None,
     streams: Annotated[list[int] | None, typer.Option(min=1, help="Requests at once: 1, 8 if unset.")] = None,
     per_domain: Annotated[int, typer.Option(min=1, help="Prompts of each class in a run.")] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; figures are medians over them.")] = 5,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")] = None,
+    max_tokens: MaxTokens = None,
     draft_model: Annotated[str | None, typer.Option(help="vLLM's draft model; our general drafter.")] = None,
     num_speculative_tokens: Annotated[int, typer.Option(min=1, help="Tokens vLLM drafts a step.")] = 4,
     eager: Annotated[

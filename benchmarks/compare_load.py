@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 import numpy as np
 
-from benchmarks.load_client import LoadResult, Outcome
+from benchmarks.load_client import LoadResult, Outcome, send_when_due
 from benchmarks.workload import BenchRequest
 from cluster.stream_messages import Objective, Receipt, Submit
 from deployments.cell_client import CellClient, CellLost, RequestRejected
@@ -58,22 +58,12 @@ class CellLoad:
             on_done: called with each outcome.
             on_tokens: called with the number of tokens that just arrived.
         """
-        bound = asyncio.Semaphore(max_concurrency or max(1, len(requests)))
-        origin, cpu_origin = time.perf_counter(), time.process_time()
-
-        async def one(request: BenchRequest) -> Outcome:
-            if request.arrival_s is not None:
-                await asyncio.sleep(max(0.0, origin + request.arrival_s - time.perf_counter()))
-            async with bound:
-                outcome = await self._send(request, origin, on_tokens)
-            if on_done is not None:
-                on_done(outcome)
-            return outcome
-
-        outcomes = await asyncio.gather(*map(one, requests))
-        duration = time.perf_counter() - origin
-        cpu_share = (time.process_time() - cpu_origin) / duration if duration > 0 else 0.0
-        return LoadResult(list(outcomes), duration, cpu_share)
+        return await send_when_due(
+            requests,
+            lambda request, origin: self._send(request, origin, on_tokens),
+            max_concurrency=max_concurrency,
+            on_done=on_done,
+        )
 
     async def _send(
         self, request: BenchRequest, origin: float, on_tokens: Callable[[int], None] | None

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.attention import CHUNK_BYTES, PaddedAttention, PaddedPlan, partition
+from engine.attention import CHUNK_BYTES, PaddedAttention, PaddedPlan
 from engine.decomposed_attention import COST, SHORTEST_ROW, DecomposedAttention
 from engine.decomposition import Decomposition, cheapest, split_rows, stitch
+from engine.rectangles import partition
 from engine.runner import Segment
 
 METHODS = ("one rectangle", "rectangle in chunks", "grouped", "decomposed", "stitched", "auto")

@@ -21,7 +21,7 @@ from benchmarks.kill_recovery import Kill, Throughput, assess, attainment, by_ro
 from benchmarks.kill_recovery import unexplained_breaks as num_unexplained
 from benchmarks.live_client import LiveClient
 from benchmarks.live_comparison import Comparison
-from benchmarks.live_load import OpenLoop, measure_baseline, measure_saturation
+from benchmarks.live_load import OpenLoop, load_rate, measure_baseline
 from benchmarks.live_requests import mixed_requests
 from benchmarks.live_rest import left_when_idle
 from benchmarks.live_system import ROLES, LiveSystem, Role, Scrape, SystemOptions, psutil, serving
@@ -247,22 +247,23 @@ async def _measure(options: KillOptions, system: LiveSystem) -> dict[str, Any]:
     async with client, aiohttp.ClientSession() as session:
         baseline = await measure_baseline(client, requests)
         undisturbed = Comparison(baseline.references)
-        saturated = None
-        if not options.rate:
-            saturated = await measure_saturation(
-                client, requests, options.saturation_s, options.saturation_streams, undisturbed
-            )
-        rate = options.rate or options.load * (saturated or 0.0)
-        if not rate:
-            raise RuntimeError("no request ended while saturation was measured; make --saturation-s longer")
-        quiet = OpenLoop(client, requests, rate, baseline.slos, undisturbed, "quiet")
+        rate = await load_rate(
+            client,
+            requests,
+            undisturbed,
+            rate=options.rate,
+            load=options.load,
+            saturation_s=options.saturation_s,
+            saturation_streams=options.saturation_streams,
+        )
+        quiet = OpenLoop(client, requests, rate.per_s, baseline.slos, undisturbed, "quiet")
         quiet_from = clock()
         await quiet.run(options.quiet_s)
         quiet_until = quiet_from + options.quiet_s
 
         compared = Comparison(baseline.references)
         killer = Killer(system, session, options, clock)
-        load = OpenLoop(client, requests, rate, baseline.slos, compared, "load")
+        load = OpenLoop(client, requests, rate.per_s, baseline.slos, compared, "load")
         killed_from = clock()
         await asyncio.gather(
             load.run(options.minutes * 60.0 + min(_LAST_S, options.every_s)),
@@ -291,10 +292,10 @@ async def _measure(options: KillOptions, system: LiveSystem) -> dict[str, Any]:
     return {
         "benchmark": "kills",
         "environment": environment.describe(),
-        "options": {**asdict(options), "logs": str(options.logs), "system": _system(options.system)},
+        "options": {**asdict(options), "logs": str(options.logs), "system": options.system.record()},
         "slos": baseline.slos,
-        "saturated_requests_per_s": saturated,
-        "requests_per_s": rate,
+        "saturated_requests_per_s": rate.saturated_per_s,
+        "requests_per_s": rate.per_s,
         "client_late_s": load.late_s,
         "usual_tokens_per_s": throughput.rate(quiet_from + 1.0, quiet_until),
         "usual_pause_s": gap[1] - gap[0] if gap else None,
@@ -320,10 +321,6 @@ async def _measure(options: KillOptions, system: LiveSystem) -> dict[str, Any]:
             [round(one.sent_s, 3), round(one.ended_s, 3), one.domain, one.attained] for one in load.ended
         ],
     }
-
-
-def _system(options: SystemOptions) -> dict[str, Any]:
-    return {**asdict(options), "config": None if options.config is None else str(options.config)}
 
 
 def is_lossless(record: dict[str, Any]) -> bool:

@@ -7,12 +7,12 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import aiohttp
 import msgspec
 
+from benchmarks.http_client import HttpClient, event_data
 from benchmarks.live_requests import LiveRequest
 
 #: How an attempt ended: `answered`; `refused` (429 or 503 with Retry-After: ask again then); `broken` (the
@@ -121,8 +121,8 @@ class Delivery:
         return in_time and (tpot_ms is None or tpot_ms <= slo["tpot_ms"])
 
 
-class LiveClient:
-    """Asks one server; use as an async context manager.
+class LiveClient(HttpClient):
+    """Asks one server until it answers; use as an async context manager.
 
     Args:
         url: of the server.
@@ -139,30 +139,16 @@ class LiveClient:
         clock: Callable[[], float] = time.monotonic,
         on_tokens: Callable[[float, int], None] = lambda at, tokens: None,
     ) -> None:
-        self.url = url
+        super().__init__(url, timeout=aiohttp.ClientTimeout())
         self.model = ""
         self.give_up_s = give_up_s
         self._clock = clock
         self._on_tokens = on_tokens
-        self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), read_bufsize=1 << 18, timeout=aiohttp.ClientTimeout()
-        )
-        async with self._session.get(f"{self.url}/v1/models") as response:
-            response.raise_for_status()
-            self.model = (await response.json())["data"][0]["id"]
+        await super().__aenter__()
+        self.model = (await self.models())[0]["id"]
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._session is not None:
-            await self._session.close()
 
     async def ask(
         self, request: LiveRequest, request_id: str, slo: Mapping[str, float] | None = None
@@ -197,9 +183,8 @@ class LiveClient:
     async def _attempt(
         self, request: LiveRequest, payload: bytes, headers: Mapping[str, str], attempt: Attempt
     ) -> None:
-        assert self._session is not None
         try:
-            async with self._session.post(self.url + request.path, data=payload, headers=headers) as response:
+            async with self.session.post(self.url + request.path, data=payload, headers=headers) as response:
                 attempt.status = response.status
                 if response.status != 200:
                     self._take_refusal(attempt, response, await response.read())
@@ -224,9 +209,9 @@ class LiveClient:
 
     async def _take_stream(self, attempt: Attempt, response: aiohttp.ClientResponse) -> None:
         async for line in response.content:
-            if not line.startswith(b"data:"):
+            data = event_data(line)
+            if data is None:
                 continue
-            data = line[5:].strip()
             if data == b"[DONE]":
                 attempt.end = "answered"
                 return

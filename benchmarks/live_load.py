@@ -85,6 +85,50 @@ async def measure_saturation(
 
 
 @dataclass(frozen=True, slots=True)
+class LoadRate:
+    """How fast an open loop sends.
+
+    Attributes:
+        per_s: requests per second.
+        saturated_per_s: what the system saturates at, if that was measured.
+    """
+
+    per_s: float
+    saturated_per_s: float | None
+
+
+async def load_rate(
+    client: LiveClient,
+    requests: Sequence[LiveRequest],
+    comparison: Comparison,
+    *,
+    rate: float,
+    load: float,
+    saturation_s: float,
+    saturation_streams: int,
+) -> LoadRate:
+    """The rate that is asked for.
+
+    Args:
+        client: asks, where saturation is to be measured.
+        requests: distinct ones, in turn.
+        comparison: is told of every end.
+        rate: requests per second; 0 takes `load` as a share of the saturated rate, which is measured.
+        load: that share.
+        saturation_s, saturation_streams: how it is measured (`measure_saturation`).
+
+    Raises:
+        RuntimeError: if nothing ended while saturation was measured.
+    """
+    if rate:
+        return LoadRate(rate, None)
+    saturated = await measure_saturation(client, requests, saturation_s, saturation_streams, comparison)
+    if not saturated:
+        raise RuntimeError("no request ended while saturation was measured; make --saturation-s longer")
+    return LoadRate(load * saturated, saturated)
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """What is kept of a request of an open loop; times in seconds on the client's clock.
 

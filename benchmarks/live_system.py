@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -59,6 +59,10 @@ class SystemOptions:
     num_slots: int = 16384
     policy: str = "flotilla"
     config: Path | None = None
+
+    def record(self) -> dict[str, Any]:
+        """As it stands in a JSON file."""
+        return {**asdict(self), "config": None if self.config is None else str(self.config)}
 
     def served(self) -> FlotillaConfig:
         """The configuration."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 import msgspec
 
+from benchmarks.http_client import HttpClient, event_data
 from benchmarks.workload import BenchRequest
 
 
@@ -96,7 +96,7 @@ def _error_text(body: bytes) -> str:
     return str(error.get("message", error) if isinstance(error, dict) else error)[:300]
 
 
-class LoadClient:
+class LoadClient(HttpClient):
     """Sends requests to one server; use as an async context manager.
 
     Args:
@@ -118,43 +118,15 @@ class LoadClient:
         api_key: str | None = None,
         timeout_s: float = 300.0,
     ) -> None:
-        self._base = url.rstrip("/").removesuffix("/v1")
+        super().__init__(
+            url,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=timeout_s),
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+            keepalive_s=60.0,
+        )
         self.model = model
         self._sampling = dict(sampling or {"temperature": 0.0})
         self._send_slo = send_slo
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=timeout_s)
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0)
-        self._session = aiohttp.ClientSession(
-            connector=connector, headers=self._headers, timeout=self._timeout, read_bufsize=1 << 18
-        )
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._session is not None:
-            await self._session.close()
-
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        """The open HTTP session."""
-        if self._session is None:
-            raise RuntimeError("use the client as `async with LoadClient(...) as client`")
-        return self._session
-
-    async def models(self) -> list[dict[str, Any]]:
-        """Entries of `/v1/models`."""
-        async with self.session.get(f"{self._base}/v1/models") as response:
-            response.raise_for_status()
-            entries: list[dict[str, Any]] = (await response.json())["data"]
-            return entries
 
     def body(self, request: BenchRequest, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The JSON body sent for a request."""
@@ -196,7 +168,7 @@ class LoadClient:
                 outcome.lag_ms = max(0.0, outcome.sent_s - request.arrival_s) * 1000.0
         try:
             async with self.session.post(
-                self._base + path,
+                self.url + path,
                 data=payload,
                 headers={"Content-Type": "application/json", **(headers or {})},
             ) as response:
@@ -218,12 +190,11 @@ class LoadClient:
         done = False
         async for line in response.content:
             arrived = time.perf_counter()
-            if line.startswith(b"data:"):
-                data = line[5:].strip()
-                if data == b"[DONE]":
-                    done = True
-                else:
-                    _take_chunk(msgspec.json.decode(data), outcome, pieces, (arrived - start) * 1000.0)
+            data = event_data(line)
+            if data == b"[DONE]":
+                done = True
+            elif data is not None:
+                _take_chunk(msgspec.json.decode(data), outcome, pieces, (arrived - start) * 1000.0)
             outcome.parse_s += time.perf_counter() - arrived
         outcome.text = "".join(pieces)
         if outcome.error:
@@ -276,6 +247,28 @@ async def run_load(
     counts from sending; what waited for the bound shows in `lag_ms`. `extra` overrides body fields, the
     same of all requests or, given a function, of each its own.
     """
+
+    async def send(request: BenchRequest, origin: float) -> Outcome:
+        return await client.send(request, origin, extra(request) if callable(extra) else extra)
+
+    return await send_when_due(requests, send, max_concurrency=max_concurrency, on_done=on_done)
+
+
+async def send_when_due(
+    requests: Sequence[BenchRequest],
+    send: Callable[[BenchRequest, float], Awaitable[Outcome]],
+    *,
+    max_concurrency: int | None = None,
+    on_done: Callable[[Outcome], None] | None = None,
+) -> LoadResult:
+    """As `run_load`, by any way to send a request.
+
+    Args:
+        requests: those without an arrival time are due at once.
+        send: given a request and the run's start on the performance counter.
+        max_concurrency: most requests at once; any number if None.
+        on_done: called with each outcome.
+    """
     bound = asyncio.Semaphore(max_concurrency or max(1, len(requests)))
     origin, cpu_origin = time.perf_counter(), time.process_time()
 
@@ -283,7 +276,7 @@ async def run_load(
         if request.arrival_s is not None:
             await asyncio.sleep(max(0.0, origin + request.arrival_s - time.perf_counter()))
         async with bound:
-            outcome = await client.send(request, origin, extra(request) if callable(extra) else extra)
+            outcome = await send(request, origin)
         if on_done is not None:
             on_done(outcome)
         return outcome

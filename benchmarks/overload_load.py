@@ -18,6 +18,8 @@ SHARES: Mapping[str, float] = {"interactive": 0.3, "standard": 0.4, "batch": 0.3
 SERVED = ("interactive", "standard")
 # A refused client comes back so often before it gives up.
 MOST_RETURNS = 2
+# Whoever is told to come back later than this gives up; OpenAI's clients do not wait longer either.
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,8 @@ async def play(
             attempt.num_tokens = outcome.num_prompt_tokens + outcome.num_output_tokens
             attempt.error = "" if attempt.is_refused else outcome.error
             if not attempt.is_refused or attempt.told_s is None or number == MOST_RETURNS:
+                return
+            if attempt.told_s > PATIENCE_S:
                 return
             await asyncio.sleep(attempt.told_s)
 

@@ -115,9 +115,4 @@ class ScriptedWorkers:
                 parent.append(node)
                 logp.append(path)
                 depths.append(layer)
-        return TokenTree(
-            token=np.full(len(parent), TOKEN, dtype=np.int32),
-            parent=np.array(parent, dtype=np.int32),
-            logp=np.array(logp, dtype=np.float32),
-            depth=np.array(depths, dtype=np.int32),
-        )
+        return TokenTree.of([TOKEN] * len(parent), parent, logp, depths)

@@ -67,11 +67,7 @@ class Reservations:
         told = ""
         try:
             while not await asyncio.to_thread(group.wait, POLL_S):
-                message = await self.explain(plan)
-                if message != told:
-                    _log.warning("%s", message)
-                    report(message)
-                    told = message
+                told = await self._tell(plan, told, report)
         except BaseException:
             remove_placement_group(group)
             raise
@@ -125,15 +121,19 @@ class Reservations:
                     await asyncio.sleep(POLL_S)
                 elif await asyncio.to_thread(other.wait, POLL_S):
                     return False
-                message = await self.explain(plan)
-                if message != told:
-                    _log.warning("%s", message)
-                    report(message)
-                    told = message
+                told = await self._tell(plan, told, report)
         except BaseException:
             _give_up(other)
             raise
         return True
+
+    async def _tell(self, plan: Plan, told: str, report: Callable[[str], None]) -> str:
+        """Say what the plan waits for, unless that is what was told last; what has been told now."""
+        message = await self.explain(plan)
+        if message != told:
+            _log.warning("%s", message)
+            report(message)
+        return message
 
     def reuse(self, name: str, placement: ResourcesConfig) -> bool:
         """Give a new worker the seat of one that was removed and asked for the same; False without one."""

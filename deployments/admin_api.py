@@ -21,6 +21,7 @@ from deployments.key_gate import grant_of
 Instances = list[dict[str, Any]]
 Read = Callable[[Request], Awaitable[bytes]]
 _Answer = TypeVar("_Answer")
+_Body = TypeVar("_Body")
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _DRAFTER: TypeAdapter[DrafterConfig] = TypeAdapter(DrafterConfig)
@@ -61,6 +62,9 @@ class Scale(BaseModel):
     replicas: int = Field(ge=1, le=64, strict=True)
 
 
+_SCALE = TypeAdapter(Scale)
+
+
 def add_admin_routes(app: FastAPI, pool: PoolControl | None, read: Read) -> None:
     """Add the routes; without a pool they answer 404 and say how to change that.
 
@@ -92,10 +96,7 @@ def add_admin_routes(app: FastAPI, pool: PoolControl | None, read: Read) -> None
     async def add(request: Request) -> Response:
         """Add a drafter, given as in the configuration file: 201 once it serves, 202 while it loads."""
         control = admitted(request)
-        try:
-            config = _DRAFTER.validate_json(await _json_body(request, read))
-        except ValidationError as error:
-            raise from_validation(error) from error
+        config = await _body_as(_DRAFTER, request, read)
         instances = await _told(control.add_drafter(config.model_dump(mode="json")))
         return _listed(instances, status=_status(instances, 201))
 
@@ -103,10 +104,7 @@ def add_admin_routes(app: FastAPI, pool: PoolControl | None, read: Read) -> None
     async def replace(kind: str, request: Request) -> Response:
         """Other weights or settings for a kind: 200 once the new instances serve and the old ones drain."""
         control = admitted(request)
-        try:
-            config = _DRAFTER.validate_json(await _json_body(request, read))
-        except ValidationError as error:
-            raise from_validation(error) from error
+        config = await _body_as(_DRAFTER, request, read)
         if config.name != kind:
             raise bad_request(f"`name` must be '{kind[:80]}', as in the path: nobody is renamed.", "name")
         instances = await _told(control.replace_drafter(config.model_dump(mode="json")))
@@ -116,10 +114,7 @@ def add_admin_routes(app: FastAPI, pool: PoolControl | None, read: Read) -> None
     async def scale(kind: str, request: Request) -> Response:
         """Have `replicas` instances of a kind; those too many are drained."""
         control = admitted(request)
-        try:
-            wish = Scale.model_validate_json(await _json_body(request, read))
-        except ValidationError as error:
-            raise from_validation(error) from error
+        wish = await _body_as(_SCALE, request, read)
         instances = await _told(control.scale_drafter(kind, wish.replicas))
         return _listed(instances, status=_status(instances, 200))
 
@@ -160,10 +155,13 @@ def _check_local(request: Request) -> None:
         )
 
 
-async def _json_body(request: Request, read: Read) -> bytes:
+async def _body_as(kind: TypeAdapter[_Body], request: Request, read: Read) -> _Body:
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise ApiError(415, "Send a JSON body, with `Content-Type: application/json`.", code="not_json")
-    return await read(request)
+    try:
+        return kind.validate_json(await read(request))
+    except ValidationError as error:
+        raise from_validation(error) from error
 
 
 async def _told(call: Awaitable[_Answer]) -> _Answer:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from deployments.command_failure import fail
 from deployments.drafters_command import app as drafters_app
 from deployments.keys_command import app as keys_app
 from deployments.rollout_command import rollout
@@ -63,7 +64,7 @@ def serve(
 
         serving.run(settings, reload=reload)
     except preflight.StartError as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 @app.command()
@@ -87,7 +88,7 @@ def profile(
 
         run_profile(settings, json, plot)
     except preflight.StartError as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 @app.command()
@@ -168,7 +169,7 @@ def replay(
     try:
         is_same = run_replay(file, policy, quiet=quiet)
     except ReplayFailed as error:
-        _fail(str(error))
+        fail(str(error))
     if not is_same and policy is None:
         raise typer.Exit(1)
 
@@ -186,7 +187,7 @@ def timeline(
     try:
         fetch_timeline(url, output)
     except TimelineFailed as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 @app.command()
@@ -210,7 +211,7 @@ def dashboards(
         for path in write(out, files):
             typer.echo(path)
     except DashboardsFailed as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 @app.command()
@@ -253,9 +254,9 @@ def load_config(
         lines = [
             f"  {'.'.join(map(str, one['loc'])) or 'configuration'}: {one['msg']}" for one in error.errors()
         ]
-        _fail("\n".join([f"{path or 'the options'}: the configuration is wrong", *lines]))
+        fail("\n".join([f"{path or 'the options'}: the configuration is wrong", *lines]))
     except (OSError, yaml.YAMLError) as error:
-        _fail(f"cannot read {path}: {error}")
+        fail(f"cannot read {path}: {error}")
 
 
 def _override(section: dict[str, Any], **values: Any) -> None:
@@ -269,7 +270,7 @@ def _chosen(drafters: list[dict[str, Any]], names: str) -> list[dict[str, Any]]:
     by_name = {drafter["name"]: drafter for drafter in drafters}
     unknown = [name for name in wanted if name not in by_name]
     if unknown:
-        _fail(f"--drafters: no drafter called {', '.join(unknown)}; there are {', '.join(by_name) or 'none'}")
+        fail(f"--drafters: no drafter called {', '.join(unknown)}; there are {', '.join(by_name) or 'none'}")
     return [by_name[name] for name in wanted]
 
 
@@ -279,13 +280,8 @@ def _forward(context: typer.Context, module: str, command: str) -> None:
     try:
         sub_app = importlib.import_module(module).app
     except ModuleNotFoundError as error:
-        _fail(f"`flotilla {command}` is not installed here: {error}")
+        fail(f"`flotilla {command}` is not installed here: {error}")
     sub_app(args=context.args, prog_name=f"flotilla {command}")
-
-
-def _fail(message: str) -> NoReturn:
-    typer.secho(f"flotilla: {message}", err=True, fg=typer.colors.RED)
-    raise typer.Exit(2)
 
 
 if __name__ == "__main__":

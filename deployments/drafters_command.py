@@ -7,11 +7,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from deployments.api_keys import client_headers
+from deployments.command_failure import fail
 
 app = typer.Typer(help="See and change the drafters of a running server.", no_args_is_help=True)
 
@@ -50,7 +51,7 @@ def add(
     if file is not None:
         drafter = _read(file)
     elif name is None or path is None:
-        _fail("which drafter? Give a file, or --name and --path")
+        fail("which drafter? Give a file, or --name and --path")
     given = {"name": name, "path": path, "replicas": replicas}
     drafter |= {field: value for field, value in given.items() if value is not None}
     if num_gpus is not None:
@@ -66,7 +67,7 @@ def replace(
     """Give a drafter other weights or settings: the new instances are loaded, then the old ones drained."""
     drafter = _read(file)
     if "name" not in drafter:
-        _fail(f"{file} does not say which drafter: give its `name`")
+        fail(f"{file} does not say which drafter: give its `name`")
     _show(_call(url, "PUT", f"/{urllib.parse.quote(str(drafter['name']), safe='')}", drafter))
 
 
@@ -101,9 +102,9 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         drafter = yaml.safe_load(file.read_text())
     except (OSError, yaml.YAMLError) as error:
-        _fail(f"cannot read {file}: {error}")
+        fail(f"cannot read {file}: {error}")
     if not isinstance(drafter, dict):
-        _fail(f"{file} is no drafter: it must have fields, such as `kind` and `name`")
+        fail(f"{file} is no drafter: it must have fields, such as `kind` and `name`")
     return drafter
 
 
@@ -120,11 +121,11 @@ def _call(url: str, method: str, path: str, body: dict[str, Any] | None = None) 
             return answer
     except urllib.error.HTTPError as error:
         try:
-            _fail(str(json.load(error)["error"]["message"]))
+            fail(str(json.load(error)["error"]["message"]))
         except (ValueError, KeyError, TypeError):
-            _fail(f"{url} answers {error.code} {error.reason}")
+            fail(f"{url} answers {error.code} {error.reason}")
     except (OSError, ValueError) as error:
-        _fail(f"{url} does not answer: {getattr(error, 'reason', error)}")
+        fail(f"{url} does not answer: {getattr(error, 'reason', error)}")
 
 
 def _show(answer: dict[str, Any], *, as_json: bool = False) -> None:
@@ -148,8 +149,3 @@ def _show(answer: dict[str, Any], *, as_json: bool = False) -> None:
     for one in answer["data"]:
         if one["waits_for"]:
             console.print(f"* {one['name']}: {one['waits_for']}", markup=False)
-
-
-def _fail(message: str) -> NoReturn:
-    typer.secho(f"flotilla: {message}", err=True, fg=typer.colors.RED)
-    raise typer.Exit(2)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from cluster.stream_messages import Receipt, Submit, TokenEvent
 from deployments.cell_clients import CellClients
 from deployments.detokenizer import Detokenizer
+from deployments.drained_streams import DrainQueue, drained, take
 from deployments.errors import ApiError, cancelled
 from deployments.receipts import ChoiceOutcome
 from deployments.step_traces import TracedStep
@@ -177,31 +178,15 @@ async def merge(choices: Sequence[AsyncGenerator[Update, None]]) -> AsyncGenerat
             async for update in only:
                 yield update
         return
-    queue: asyncio.Queue[Update | BaseException | None] = asyncio.Queue()
-
-    async def drain(choice: AsyncGenerator[Update, None]) -> None:
-        try:
-            async with aclosing(choice) as updates:
-                async for update in updates:
-                    queue.put_nowait(update)
-            queue.put_nowait(None)
-        except Exception as error:
-            queue.put_nowait(error)
-
-    tasks = [asyncio.create_task(drain(choice)) for choice in choices]
-    running = len(tasks)
-    try:
+    queue: DrainQueue[Update] = asyncio.Queue()
+    running = len(choices)
+    with drained(choices, [queue] * running):
         while running:
-            item = await queue.get()
+            item = await take(queue)
             if item is None:
                 running -= 1
-            elif isinstance(item, BaseException):
-                raise item
             else:
                 yield item
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def _check_end(event: TokenEvent) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
+
+from deployments.command_failure import fail
 
 app = typer.Typer(help="Make API keys, and see those of a keys file.", no_args_is_help=True)
 
@@ -62,7 +64,7 @@ def hash_command() -> None:
     try:
         typer.echo(hash_key(key))
     except WeakKey as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 @app.command("list")
@@ -82,7 +84,7 @@ def list_keys(
     try:
         keys = KeysFile.load(file).keys
     except ValueError as error:
-        _fail(str(error))
+        fail(str(error))
     if as_json:
         typer.echo(json.dumps([key.model_dump(exclude={"hash"}) for key in keys], indent=1))
         return
@@ -112,7 +114,7 @@ def _added(file: Path | None, entry: dict[str, Any]) -> str:
     except ValueError as error:
         wrong = getattr(error, "errors", None)
         reasons = [f"{'.'.join(map(str, one['loc'][2:]))}: {one['msg']}" for one in wrong()] if wrong else []
-        _fail("; ".join(reasons) or str(error))
+        fail("; ".join(reasons) or str(error))
     data = [key.model_dump(mode="json", exclude_defaults=True) for key in checked.keys]
     return str(yaml.safe_dump({"keys": data}, sort_keys=False))
 
@@ -127,9 +129,4 @@ def _write(file: Path, text: str) -> None:
         beside.replace(file)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        _fail(f"cannot write {file}: {error.strerror}")
-
-
-def _fail(message: str) -> NoReturn:
-    typer.secho(f"flotilla: {message}", err=True, fg=typer.colors.RED)
-    raise typer.Exit(2)
+        fail(f"cannot write {file}: {error.strerror}")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
+
+from deployments.command_failure import fail
 
 
 def rollout(
@@ -29,7 +31,7 @@ def rollout(
     try:
         wanted = FlotillaConfig.load(config)
     except (OSError, yaml.YAMLError, ValidationError) as error:
-        _fail(f"cannot use {config}: {error}")
+        fail(f"cannot use {config}: {error}")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
@@ -40,7 +42,7 @@ def rollout(
             address or os.environ.get("RAY_ADDRESS", "auto"), logging_level=logging.ERROR, log_to_driver=False
         )
     except (ConnectionError, ValueError) as error:
-        _fail(
+        fail(
             f"there is no Ray cluster to connect to: {error}. One that `flotilla serve` started by itself "
             "cannot be joined; send that process SIGHUP, and it rolls out its configuration file"
         )
@@ -51,14 +53,9 @@ def rollout(
                 shown = progress.summary()
                 typer.echo(shown)
             if progress.has_failed:
-                _fail(f"Ray Serve gave up; what served before still does: {progress.message}")
+                fail(f"Ray Serve gave up; what served before still does: {progress.message}")
     except RolloutError as error:
-        _fail(str(error))
+        fail(str(error))
     finally:
         ray.shutdown()
     typer.echo("done")
-
-
-def _fail(message: str) -> NoReturn:
-    typer.secho(f"flotilla: {message}", err=True, fg=typer.colors.RED)
-    raise typer.Exit(2)

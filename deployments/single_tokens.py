@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
+from deployments.drained_streams import DrainQueue, drained, take
 from deployments.generation import Update
 
 
@@ -50,31 +51,13 @@ async def in_turns(choices: Sequence[AsyncGenerator[Update, None]]) -> AsyncGene
 
     The first failure ends all. Updates of a choice that is ahead wait for the others.
     """
-    queues: list[asyncio.Queue[Update | BaseException | None]] = [asyncio.Queue() for _ in choices]
-
-    async def drain(
-        choice: AsyncGenerator[Update, None], queue: asyncio.Queue[Update | BaseException | None]
-    ) -> None:
-        try:
-            async with aclosing(choice) as updates:
-                async for update in updates:
-                    queue.put_nowait(update)
-            queue.put_nowait(None)
-        except Exception as error:
-            queue.put_nowait(error)
-
-    tasks = [asyncio.create_task(drain(*pair)) for pair in zip(choices, queues, strict=True)]
+    queues: list[DrainQueue[Update]] = [asyncio.Queue() for _ in choices]
     running = list(queues)
-    try:
+    with drained(choices, queues):
         while running:
             for queue in list(running):
-                item = await queue.get()
-                if item is None:
+                update = await take(queue)
+                if update is None:
                     running.remove(queue)
-                elif isinstance(item, BaseException):
-                    raise item
                 else:
-                    yield item
-    finally:
-        for task in tasks:
-            task.cancel()
+                    yield update

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import msgspec
 import typer
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from benchmarks.objectives import parse_slos
 from benchmarks.workload import parse_mix
+from deployments.command_failure import fail
 from simulator import hardware, report, systems, workloads
 from simulator.metrics import RunResult
 from simulator.run import Options, simulate
@@ -89,7 +90,7 @@ def run(
             seed=seed,
         )
     except (ValueError, OSError) as error:
-        _fail(str(error))
+        fail(str(error))
     options, started = Options(seed=seed, max_width=max_width), perf_counter()
     with Progress(
         TextColumn("{task.description}"),
@@ -165,8 +166,3 @@ def _show(
     console.print(
         f"{simulated_s:.0f} simulated seconds in {wall_s:.1f} s: {simulated_s / wall_s:.0f} times real time"
     )
-
-
-def _fail(message: str) -> NoReturn:
-    typer.secho(f"flotilla: {message}", err=True, fg=typer.colors.RED)
-    raise typer.Exit(2)

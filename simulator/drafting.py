@@ -41,12 +41,7 @@ def grow(
     if width == 1:
         return _grow_chains(table, roots, tokens, plans, stop_rule)
     n, deepest = len(plans), max(plan.depth for plan in plans)
-    limit = np.array([plan.depth for plan in plans])
-    # A draft ends where its best path falls below either.
-    stop = [max(plan.stop_logp, plan.least_forward_logp) for plan in plans]
-    stops_below = np.array(stop) if max(stop) > -np.inf else None
-    stop_token = [plan.stop_token_logp for plan in plans]
-    token_stops_below = np.array(stop_token) if max(stop_token) > -np.inf else None
+    limit, stops_below, token_stops_below = _ends(plans)
     adaptive = AdaptiveDrafter(stop_rule) if stop_rule is not None else None
 
     token = np.empty((n, 1 + deepest * width), dtype=np.int32)
@@ -113,11 +108,7 @@ def _grow_chains(
 ) -> tuple[list[TokenTree], list[int]]:
     """As `grow` for beams of one node, most of all drafts: nothing is sorted, and columns are read alone."""
     n, deepest = len(plans), max([plan.depth for plan in plans])
-    limit = np.array([plan.depth for plan in plans])
-    stop = [max(plan.stop_logp, plan.least_forward_logp) for plan in plans]
-    stops_below = np.array(stop) if max(stop) > -np.inf else None
-    stop_token = [plan.stop_token_logp for plan in plans]
-    token_stops_below = np.array(stop_token) if max(stop_token) > -np.inf else None
+    limit, stops_below, token_stops_below = _ends(plans)
     adaptive = AdaptiveDrafter(stop_rule) if stop_rule is not None else None
     first_logp, first_token, first_next = table.logp[:, 0], table.token[:, 0], table.next[:, 0]
 
@@ -158,3 +149,20 @@ def _grow_chains(
         for t, v, size in zip(by_request, path_logp, (1 + depth).tolist(), strict=True)
     ]
     return trees, forwards
+
+
+def _ends(plans: Sequence[DraftPlan]) -> tuple[Int64, Float64 | None, Float64 | None]:
+    """Where drafts end, by request.
+
+    Returns:
+        the most layers; the log-probability below which a draft's best path ends it; and that below which a
+        token is not extended. None where no plan has such a bound.
+    """
+    # A draft ends where its best path falls below either.
+    paths = [max(plan.stop_logp, plan.least_forward_logp) for plan in plans]
+    tokens = [plan.stop_token_logp for plan in plans]
+    return (
+        np.array([plan.depth for plan in plans]),
+        np.array(paths) if max(paths) > -np.inf else None,
+        np.array(tokens) if max(tokens) > -np.inf else None,
+    )

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cluster.config import PolicyConfig
-from cluster.forest import Forest
 from cluster.policies.adaserve import AdaServe
-from cluster.policies.base import DecodeRequest, Int32, StepContext, all_nodes, hardware_budget
-from cluster.selection import slo_customized
+from cluster.policies.base import DecodeRequest, Int32, StepContext, all_nodes
+from cluster.selection import Bool, Float64
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
 from simulator.scripts import Scripts
@@ -81,17 +80,6 @@ class SloPhaseOnly(AdaServe):
     ) -> None:
         super().__init__(config)
 
-    def select(
-        self, batch: Sequence[DecodeRequest], trees: Sequence[TokenTree], context: StepContext
-    ) -> list[Int32]:
-        """SLO-customized selection in descending A(r); the rest of the budget stays unused."""
-        if not batch:
-            return []
-        forest = Forest.of(trees)
-        probability = forest.path_product(forest.conditional)
-        budget = hardware_budget(self._config, len(batch), context)
-        required = np.array([request.required(context.step_s) for request in batch])
-        capped = np.minimum(required, forest.depths + 1.0)
-        return forest.chosen_nodes(
-            slo_customized(forest, probability, capped, self._config.max_nodes, budget)
-        )
+    def _fill(self, chosen: Bool, probability: Float64, budget: int) -> Bool:
+        """Nothing more: the rest of the budget stays unused."""
+        return chosen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from benchmarks.objectives import parse_slos
 from benchmarks.workload import parse_mix
+from deployments.command_failure import fail
 from simulator import chart_values, hardware, report, systems
 from simulator.metrics import ALL
 from simulator.sizing import Load, Sizing, size
@@ -82,15 +83,15 @@ def plan(
                 ),
             )
     except KeyError as error:
-        _fail(f"no class {error} in the built-in mix")
+        fail(f"no class {error} in the built-in mix")
     except (ValueError, OSError) as error:
-        _fail(str(error))
+        fail(str(error))
     record = _record(chosen, load, sizing, rate, target)
     _show(chosen, sizing, record)
     if json_file is not None:
         json_file.write_text(msgspec.json.format(msgspec.json.encode(record), indent=1).decode() + "\n")
     if not sizing.num_cells:
-        _fail(
+        fail(
             f"one cell of {chosen.name} does not keep {target:.0%} of every class within its objectives even "
             "when requests come one at a time; loosen them, or choose other hardware or models"
         )
@@ -138,8 +139,3 @@ def _show(profile: hardware.HardwareProfile, sizing: Sizing, record: dict[str, A
     table.add_row("tokens/s of a cell at that load", f"{busy * running.throughput_tokens_s:,.0f}")
     console.print(table)
     console.print(f"Forward times: {profile.source}; {profile.error}", style="dim", highlight=False)
-
-
-def _fail(message: str) -> NoReturn:
-    typer.secho(f"flotilla: {message}", err=True, fg=typer.colors.RED)
-    raise typer.Exit(2)

@@ -134,20 +134,12 @@ class Cell:
         Args:
             progress: told the simulated time and how many requests have ended, once a simulated second.
         """
-        clock, core = self.clock, self.core
+        clock = self.clock
         clock.at(clock.now + TICK_S, Tick())
         while clock:
-            event = clock.take()
-            if isinstance(event, _Ended):
-                self.scripts.remove(event.request_id)
+            event = self._take_due()
+            if event is None:
                 continue
-            if isinstance(event, VerifyDone):
-                answer = self._timed(event)
-                if answer is None:
-                    continue
-                event = answer
-            elif isinstance(event, SimRequest):
-                event = self._arrived(event)
             if isinstance(event, Tick):
                 num_ended = len(self.receipts) + self.num_rejected
                 if progress is not None:
@@ -155,9 +147,23 @@ class Cell:
                 if num_ended == self._num_submitted or clock.now > self.options.max_s:
                     return
                 clock.at(clock.now + TICK_S, event)
-            for action in core.handle(event, clock.now):
-                self._act(action)
-            core.reflect()
+            self._handle(event)
+
+    def _take_due(self) -> Event | None:
+        """Take what is due next, as the core is told of it; None if there is nothing to tell."""
+        event = self.clock.take()
+        if isinstance(event, _Ended):
+            self.scripts.remove(event.request_id)
+            return None
+        if isinstance(event, VerifyDone):
+            return self._timed(event)
+        return self._arrived(event) if isinstance(event, SimRequest) else event
+
+    def _handle(self, event: Event) -> None:
+        """Let the core decide, and do what it decides."""
+        for action in self.core.handle(event, self.clock.now):
+            self._act(action)
+        self.core.reflect()
 
     def _arrived(self, request: SimRequest) -> RequestArrived:
         """The request as a front end would submit it; its prompt is made only now, for memory's sake."""

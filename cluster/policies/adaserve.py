@@ -9,7 +9,7 @@ import numpy as np
 from cluster.config import PolicyConfig
 from cluster.forest import Forest
 from cluster.policies.base import DecodeRequest, Int32, StepContext, clip, hardware_budget, same_shape
-from cluster.selection import slo_customized, throughput_optimized
+from cluster.selection import Bool, Float64, slo_customized, throughput_optimized
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
 
@@ -45,4 +45,8 @@ class AdaServe:
         required = np.array([request.required(context.step_s) for request in batch])
         capped = np.minimum(required, forest.depths + 1.0)
         chosen = slo_customized(forest, probability, capped, self._config.max_nodes, budget)
-        return forest.chosen_nodes(throughput_optimized(chosen, probability, budget))
+        return forest.chosen_nodes(self._fill(chosen, probability, budget))
+
+    def _fill(self, chosen: Bool, probability: Float64, budget: int) -> Bool:
+        """The second phase: what the budget leaves over goes to the likeliest nodes of the batch."""
+        return throughput_optimized(chosen, probability, budget)

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.cell_stats import CellStats
-from cluster.events import Action, CellDraining, Reject, Tick, VerifyDone
+from cluster.events import Action, CellDraining, Reject, Tick
 from simulator.fleet.arrivals import Requests
 from simulator.fleet.reports import row
 from simulator.hardware import HardwareProfile
 from simulator.noise import key_of
-from simulator.run import TICK_S, Cell, Options, _Ended
+from simulator.run import TICK_S, Cell, Options
 from simulator.systems import Bounds, System, parse
 from simulator.workloads import SimRequest
 
@@ -110,22 +110,12 @@ class FleetCell(Cell):
         """Let everything happen that is due by then."""
         clock = self.clock
         while clock.due <= until:
-            event = clock.take()
-            if isinstance(event, _Ended):
-                self.scripts.remove(event.request_id)
+            event = self._take_due()
+            if event is None:
                 continue
-            if isinstance(event, VerifyDone):
-                answer = self._timed(event)
-                if answer is None:
-                    continue
-                event = answer
-            elif isinstance(event, SimRequest):
-                event = self._arrived(event)
-            elif isinstance(event, Tick):
+            if isinstance(event, Tick):
                 clock.at(clock.now + TICK_S, event)
-            for action in self.core.handle(event, clock.now):
-                self._act(action)
-            self.core.reflect()
+            self._handle(event)
 
     def tell(self, told: Told, now: float, place: int) -> None:
         """Add what happened since the last time, and how it is."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 
+from deployments.command_failure import fail
 from simulator.fleet import report, scenario
 from simulator.fleet.run import FleetResult, run_detailed, run_large
 from simulator.fleet.scenario import Scenario
@@ -64,7 +65,7 @@ def fleet(
             return
         runs = _runs(scenario.load(name), scaling, router, seconds, seed)
     except ValueError as error:
-        _fail(str(error))
+        fail(str(error))
     began = perf_counter()
     if detailed:
         with console.status("cells with the scheduler that serves"):
@@ -115,8 +116,3 @@ def _runs(
                 changes["initial"] = int(number)
             runs.append(Scenario.model_validate(raw | changes))
     return runs
-
-
-def _fail(message: str) -> NoReturn:
-    typer.secho(f"flotilla: {message}", err=True, fg=typer.colors.RED)
-    raise typer.Exit(2)

@@ -18,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from deployments.command_failure import fail
 from simulator.reproduction import adaserve, others, report
 from simulator.reproduction.cache import Store
 from simulator.reproduction.runner import Point, Scope, reproduce
@@ -59,11 +60,9 @@ def run(
         wanted = tuple(_value(text) for text in values.split(",") if text)
         scope = Scope(_seeds(seeds, quick=quick), quick, wanted, data, stored)
     except ValueError as error:
-        typer.secho(f"flotilla: {error}", err=True, fg=typer.colors.RED)
-        raise typer.Exit(2) from None
+        fail(str(error))
     if data is not None and not (data / "workloads" / "adaserve").is_dir():
-        typer.secho(f"flotilla: {data}: no folder workloads/adaserve in it", err=True, fg=typer.colors.RED)
-        raise typer.Exit(2)
+        fail(f"{data}: no folder workloads/adaserve in it")
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

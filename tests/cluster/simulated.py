@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from cluster.stream_messages import Submit
 from drafters.messages import Draft, DraftCall, DraftResult
 from drafters.protocol import Capabilities
@@ -176,12 +174,7 @@ class SimulatedDrafter:
                 depths.append(layer)
             best = first
             sequence.append(guess)
-        return TokenTree(
-            token=np.array(token, dtype=np.int32),
-            parent=np.array(parent, dtype=np.int32),
-            logp=np.array(logp, dtype=np.float32),
-            depth=np.array(depths, dtype=np.int32),
-        )
+        return TokenTree.of(token, parent, logp, depths)
 
 
 def submit(number: int, rng: random.Random, **changes: object) -> Submit:

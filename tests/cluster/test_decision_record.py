@@ -62,12 +62,7 @@ def trees(draw: st.DrawFn) -> TokenTree:
     depth = [0]
     for above in parent[1:]:
         depth.append(depth[above] + 1)
-    return TokenTree(
-        token=np.array(draw(st.lists(COUNTS, min_size=n, max_size=n)), dtype=np.int32),
-        parent=np.array(parent, dtype=np.int32),
-        logp=np.array(logp, dtype=np.float32),
-        depth=np.array(depth, dtype=np.int32),
-    )
+    return TokenTree.of(draw(st.lists(COUNTS, min_size=n, max_size=n)), parent, logp, depth)
 
 
 VIEWS = st.builds(

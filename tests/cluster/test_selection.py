@@ -24,12 +24,7 @@ def trees(draw: st.DrawFn, max_nodes: int = 5) -> TokenTree:
         # Coarse steps make ties likely; probability 1 makes parent and child equal.
         logp.append(logp[above] + np.log(draw(st.sampled_from([1.0, 0.9, 0.5, 0.25]))))
         depth.append(depth[above] + 1)
-    return TokenTree(
-        token=np.arange(n + 1, dtype=np.int32),
-        parent=np.array(parent, dtype=np.int32),
-        logp=np.array(logp, dtype=np.float32),
-        depth=np.array(depth, dtype=np.int32),
-    )
+    return TokenTree.of(range(n + 1), parent, logp, depth)
 
 
 def connected_subsets(forest: Forest) -> list[np.ndarray]:

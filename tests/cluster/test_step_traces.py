@@ -101,11 +101,8 @@ def traced_request() -> Request:
 
 #    2 (root) - 10 - 11 - 12
 #             \ 20 - 11
-TREE = TokenTree(
-    token=np.array([2, 10, 20, 11, 11, 12], dtype=np.int32),
-    parent=np.array([-1, 0, 0, 1, 2, 3], dtype=np.int32),
-    logp=np.array([0.0, -0.5, -1.0, -0.75, -1.5, -2.0], dtype=np.float32),
-    depth=np.array([0, 1, 1, 2, 2, 3], dtype=np.int32),
+TREE = TokenTree.of(
+    [2, 10, 20, 11, 11, 12], [-1, 0, 0, 1, 2, 3], [0.0, -0.5, -1.0, -0.75, -1.5, -2.0], [0, 1, 1, 2, 2, 3]
 )
 
 

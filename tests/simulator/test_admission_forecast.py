@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import msgspec
@@ -10,41 +9,23 @@ import numpy as np
 import pytest
 
 from cluster.config import FlotillaConfig
-from cluster.events import Action, Reject
-from cluster.stream_messages import Objective, Receipt, Rejected, Terms
+from cluster.stream_messages import Objective, Receipt, Terms
 from simulator import hardware, systems, workloads
-from simulator.run import Cell, Options
+from simulator.run import Options
 from simulator.systems import System
 from simulator.workloads import SimRequest
+from tests.simulator.returning_clients import CellWithReturningClients
 from tests.simulator.sim_requests import one_request
 
 PROFILE = hardware.load("llama-8b-a100")
 BASELINE_MS = 1e3 * PROFILE.baseline_s()
 
 
-class Watched(Cell):
-    """Keeps rejections; clients may come back once, when they were told to."""
+class Watched(CellWithReturningClients):
+    """Of this profile; clients come back only where that is asked for."""
 
     def __init__(self, system: System, *, returns: bool = False) -> None:
-        super().__init__(PROFILE, system, Options())
-        self.returns = returns
-        self.requests: dict[str, SimRequest] = {}
-        self.rejections: dict[str, Rejected] = {}
-
-    def submit(self, request: SimRequest) -> None:
-        self.requests[request.request_id] = request
-        super().submit(request)
-
-    def _act(self, action: Action) -> None:
-        super()._act(action)
-        if isinstance(action, Reject):
-            rejection = action.rejection
-            self.rejections[rejection.request_id] = rejection
-            if self.returns and not rejection.request_id.endswith(" again"):
-                assert rejection.retry_after_s is not None
-                request = self.requests[rejection.request_id]
-                at = self.clock.now + math.ceil(rejection.retry_after_s)  # as the header is rounded
-                self.submit(replace(request, request_id=f"{request.request_id} again", arrival_s=at))
+        super().__init__(PROFILE, system, Options(), returns=returns)
 
 
 def mix(count: int, rate: float, seed: int = 0, **changes: object) -> list[SimRequest]:

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, replace
 
 from cluster.config import FlotillaConfig
-from cluster.events import Action, Reject
-from cluster.stream_messages import Objective, Rejected, Tenant
+from cluster.stream_messages import Objective, Tenant
 from simulator import hardware, systems, workloads
-from simulator.run import Cell, Options
+from simulator.run import Options
 from simulator.workloads import SimRequest
+from tests.simulator.returning_clients import CellWithReturningClients
 
 PROFILE = hardware.load("llama-8b-a100")
 KEYS = ("greedy", "one", "two", "three")
@@ -25,8 +25,8 @@ OBJECTIVES = {
 }
 
 
-class Overloaded(Cell):
-    """Whoever is refused comes back when told, once."""
+class Overloaded(CellWithReturningClients):
+    """With three tiers, and places for 48 requests and 128 that wait."""
 
     def __init__(self, *, fair: bool) -> None:
         system = systems.parse("flotilla")
@@ -35,23 +35,6 @@ class Overloaded(Cell):
         raw["tiers"] = {"interactive": {"priority": -1}, "standard": {}, "batch": {"priority": 10}}
         raw["fairness"] = {"enabled": fair}
         super().__init__(PROFILE, replace(system, config=FlotillaConfig.model_validate(raw)), Options(seed=1))
-        self.requests: dict[str, SimRequest] = {}
-        self.refused: dict[str, Rejected] = {}
-
-    def submit(self, request: SimRequest) -> None:
-        self.requests[request.request_id] = request
-        super().submit(request)
-
-    def _act(self, action: Action) -> None:
-        super()._act(action)
-        if isinstance(action, Reject):
-            told = action.rejection
-            self.refused[told.request_id] = told
-            if not told.request_id.endswith(" again"):
-                assert told.retry_after_s is not None
-                request = self.requests[told.request_id]
-                at = self.clock.now + math.ceil(told.retry_after_s)
-                self.submit(replace(request, request_id=f"{told.request_id} again", arrival_s=at))
 
 
 def load() -> list[SimRequest]:
@@ -131,22 +114,22 @@ def overload(*, fair: bool) -> Figures:
     def share(requests: list[SimRequest]) -> float:
         return sum(on_time(r.request_id) for r in requests) / len(requests)
 
-    refused = [name for name in cell.refused if not name.endswith("again")]
+    refused = [name for name in cell.rejections if not name.endswith("again")]
     late = [
         r.arrival_s - BEFORE_S - DURING_S
         for r in first
         if "-2-" in r.request_id and r.kind != "batch" and not on_time(r.request_id)
     ]
     assert all(f"{name} again" in cell.requests for name in refused)
-    assert len(cell.receipts) + len(cell.refused) == len(cell.requests)  # nobody taken is lost
+    assert len(cell.receipts) + len(cell.rejections) == len(cell.requests)  # nobody taken is lost
     return Figures(
         share([r for r in served if not r.request_id.startswith("greedy")]),
         share([r for r in served if r.request_id.startswith("greedy")]),
-        share([r for r in served if r.request_id not in cell.refused]),
-        (sum(f"{name} again" not in cell.refused for name in refused), len(refused)),
+        share([r for r in served if r.request_id not in cell.rejections]),
+        (sum(f"{name} again" not in cell.rejections for name in refused), len(refused)),
         {
             tier: (
-                sum(r.request_id in cell.refused for r in during if r.kind == tier),
+                sum(r.request_id in cell.rejections for r in during if r.kind == tier),
                 sum(r.kind == tier for r in during),
             )
             for tier in OBJECTIVES
@@ -175,10 +158,10 @@ def test_one_key_fills_half_of_the_queue() -> None:
         asked = replace(request, kind="standard", objective=Objective(), tenant=Tenant(who))
         cell.submit(replace(asked, request_id=f"{who}-{place}"))
     cell.run()
-    refused = [name for name in cell.refused if not name.endswith("again")]
+    refused = [name for name in cell.rejections if not name.endswith("again")]
     # 48 run and half of 128 wait; of the 64 places left the other key may again have half.
     assert sum(name.startswith("greedy") for name in refused) == 200 - 48 - 64
     assert sum(name.startswith("two") for name in refused) == 60 - 32
-    told = cell.refused[refused[0]]
+    told = cell.rejections[refused[0]]
     assert told.code == "queue_full"
     assert "of this API key are already waiting" in told.message

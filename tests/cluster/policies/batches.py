@@ -78,9 +78,4 @@ def candidate_trees(draw: st.DrawFn, max_nodes: int = 8, *, chain: bool = False)
         parent.append(above)
         logp.append(logp[above] + float(np.log(draw(st.sampled_from([1.0, 0.9, 0.5, 0.25, 0.01])))))
         depth.append(depth[above] + 1)
-    return TokenTree(
-        token=np.arange(n + 1, dtype=np.int32),
-        parent=np.array(parent, dtype=np.int32),
-        logp=np.array(logp, dtype=np.float32),
-        depth=np.array(depth, dtype=np.int32),
-    )
+    return TokenTree.of(range(n + 1), parent, logp, depth)

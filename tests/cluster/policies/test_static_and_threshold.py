@@ -30,12 +30,7 @@ def beam(width: int, depth: int) -> TokenTree:
             parent.append(node)
             logp.append(logp[node] - 0.1 * (place + 1))
             level.append(layer)
-    return TokenTree(
-        token=np.array(token, dtype=np.int32),
-        parent=np.array(parent, dtype=np.int32),
-        logp=np.array(logp, dtype=np.float32),
-        depth=np.array(level, dtype=np.int32),
-    )
+    return TokenTree.of(token, parent, logp, level)
 
 
 def test_specinfer_takes_its_static_shape_from_the_beam() -> None:
