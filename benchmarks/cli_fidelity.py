@@ -6,6 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from benchmarks.cli_common import JsonFile, MaxTokens, failed
@@ -44,6 +45,10 @@ def fidelity(
     plot: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Plot, like SmartSpec's figure 13.")
     ] = None,
+    write_profile: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="Write the cell as it served, for `flotilla simulate --profile`."),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Serve requests on the real cell, simulate the same ones, and compare latency, attainment and goodput.
@@ -80,6 +85,10 @@ def fidelity(
     result = {"environment": record.environment, "saturation": record.saturation, **compared}
     study.show(result)
     tables.write_json(json_file, result)
+    if write_profile is not None:
+        profile = importlib.import_module(_COMPARE).written_profile(record, write_profile.stem)
+        write_profile.write_bytes(msgspec.json.format(msgspec.json.encode(profile)) + b"\n")
+        tables.console.print(f"Wrote {write_profile}.")
     if plot is not None:
         from benchmarks.fidelity_plot import draw
 

@@ -38,6 +38,8 @@ Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 
 FITTED = Path(__file__).with_name("acceptance.json")
+# And to the drafters of the demo family.
+DEMO = Path(__file__).with_name("demo_acceptance.json")
 # Least probability of a first choice: a drafter always has some.
 LEAST_CONFIDENCE = 0.02
 # Streams of noise of a request; those of a drafter are told apart by its index, counted from 0.
@@ -192,9 +194,16 @@ def text(seed: int, count: int, vocab_size: int) -> Int64:
 
 
 def load_fitted(path: Path = FITTED) -> dict[str, AcceptanceModel]:
-    """Fitted models by name; `scripts/fit_acceptance.py` writes the file."""
+    """Fitted models by name; `scripts/fit_acceptance.py` writes the file, and `demo` is what DEMO holds."""
     held: Mapping[str, Mapping[str, object]] = json.loads(path.read_text())["models"]
-    return {name: msgspec.convert(fields, AcceptanceModel) for name, fields in held.items()}
+    models = {name: msgspec.convert(fields, AcceptanceModel) for name, fields in held.items()}
+    return models | {"demo": msgspec.convert(json.loads(DEMO.read_text())["model"], AcceptanceModel)}
+
+
+def demo_drafters() -> dict[str, DraftQuality]:
+    """How good the demo family's drafters are, by name."""
+    held: Mapping[str, object] = json.loads(DEMO.read_text())["drafters"]
+    return {name: msgspec.convert(fields, DraftQuality) for name, fields in held.items()}
 
 
 def _autoregressive(fresh: Float64, persistence: float) -> Float64:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from benchmarks.objectives import parse_slos
 from benchmarks.workload import parse_mix
 from deployments.command_failure import fail
-from simulator import hardware, report, systems, workloads
+from simulator import hardware, oracle, report, systems, workloads
 from simulator.metrics import RunResult
 from simulator.run import Options, simulate
 from simulator.sweep import Job, run_jobs
@@ -34,10 +35,23 @@ def run(
         str,
         typer.Option(
             help="Systems on identical requests, parted by commas: flotilla, adaserve, vllm, sarathi, "
-            "vllm-spec-4, ..., or POLICY/BATCHING as in specserve/sarathi."
+            "vllm-spec-4, ..., or POLICY/BATCHING as in specserve/sarathi; `oracle` drafts what is accepted."
         ),
     ] = "flotilla",
     rate: Annotated[float | None, typer.Option(min=1e-6, help="Requests per second; 4 if unset.")] = None,
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="A full loop instead: all are there from the start, so many are served at once."
+        ),
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Classes in turns, no objectives, by median tokens of prompt and answer: code=110:55,..."
+        ),
+    ] = None,
+    prefill_chunk: Annotated[int, typer.Option(min=8, help="Most prompt tokens of a verify call.")] = 512,
     seconds: Annotated[float, typer.Option(min=0.1, help="Of arrivals.")] = SECONDS,
     workload: Annotated[
         Path | None,
@@ -75,17 +89,21 @@ def run(
         return
     try:
         chosen = hardware.load(profile)
-        bounds = systems.Bounds(max_depth=max_depth, max_width=max_width)
-        served_by = [systems.parse(name.strip(), bounds) for name in policy.split(",") if name.strip()]
+        bounds = systems.Bounds(prefill_chunk=prefill_chunk, max_depth=max_depth, max_width=max_width)
+        if at_once is not None:
+            bounds = replace(bounds, max_running=at_once)
+        served_by = [oracle.parse(name.strip(), bounds) for name in policy.split(",") if name.strip()]
         slos = parse_slos(slo or [])
-        shapes = _shapes(workload, rate, seconds, mix, seed)
+        shapes = _shapes(workload, rate, seconds, mix, lengths, seed)
+        if at_once is not None:
+            shapes = [replace(shape, arrival_s=0.0) for shape in shapes]
         requests = workloads.arrive(
             shapes,
             chosen.baseline_s(),
-            rate=rate if workload is not None else rate or 4.0,
+            rate=None if at_once is not None else rate if workload is not None else rate or 4.0,
             burstiness=burstiness,
             peaks=peaks,
-            own_times=workload is not None and not peaks,
+            own_times=at_once is not None or (workload is not None and not peaks),
             slos=slos,
             seed=seed,
         )
@@ -121,14 +139,15 @@ def _advance(bar: Progress, task: TaskID, now: float, num_ended: int) -> None:
 
 
 def _shapes(
-    path: Path | None, rate: float | None, seconds: float, mix: str | None, seed: int
+    path: Path | None, rate: float | None, seconds: float, mix: str | None, lengths: str | None, seed: int
 ) -> list[workloads.Shape]:
+    count = max(1, round((rate or 4.0) * seconds))
+    if sum(given is not None for given in (path, mix, lengths)) > 1:
+        raise ValueError("one of --workload, --mix and --lengths: each says what the requests are")
+    if lengths is not None:
+        return workloads.of_lengths(count, seed, workloads.parse_lengths(lengths))
     if path is None:
-        return workloads.synthetic(
-            max(1, round((rate or 4.0) * seconds)), seed, None if mix is None else parse_mix(mix)
-        )
-    if mix is not None:
-        raise ValueError("--mix is for the built-in classes; a workload has its own")
+        return workloads.synthetic(count, seed, None if mix is None else parse_mix(mix))
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     if suffixes and suffixes[-1] == ".json":
         shapes = workloads.adaserve_file(path)

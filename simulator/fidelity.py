@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from benchmarks.fidelity_record import (
 from benchmarks.fidelity_steps import read_steps
 from cluster.config import FlotillaConfig
 from cluster.recorded_core import newest_decisions
+from simulator.acceptance import DraftQuality, demo_drafters
 from simulator.fidelity_fit import ServedProfile, fit_profile, rest_s
+from simulator.hardware import HardwareProfile
 from simulator.metrics import Outcome, Summary
 from simulator.noise import key_of
 from simulator.recorded import RecordedAcceptance
@@ -98,6 +100,42 @@ def compare(record: FidelityRecord) -> dict[str, Any]:
         "runs": msgspec.to_builtins(compared),
         "points": points(compared),
     }
+
+
+def written_profile(
+    record: FidelityRecord, name: str, qualities: Mapping[str, DraftQuality] | None = None
+) -> HardwareProfile:
+    """The cell as it served, for `flotilla simulate --profile`.
+
+    Args:
+        record: of `flotilla bench fidelity`.
+        name: of the profile.
+        qualities: how good drafters are; None for the demo family's, as fitted.
+
+    Raises:
+        ValueError: for a drafter whose quality is not known.
+    """
+    fitted, qualities = fit_profile(record), demo_drafters() if qualities is None else qualities
+    unknown = fitted.profile.drafters.keys() - qualities.keys()
+    if unknown:
+        raise ValueError(
+            f"how good {', '.join(sorted(unknown))} drafts is not known, only {', '.join(qualities)}"
+        )
+    drafters = {
+        drafter: msgspec.structs.replace(held, quality=qualities[drafter])
+        for drafter, held in fitted.profile.drafters.items()
+    }
+    machine = record.environment
+    return msgspec.structs.replace(
+        fitted.profile,
+        name=name,
+        target="demo target",
+        hardware=f"{machine['cpus']} cores, {machine['processor']}",
+        source="measured by flotilla bench fidelity on the running demo family",
+        error=f"steps {100 * fitted.error:+.1f} % on average over {fitted.num_steps}",
+        drafters=drafters,
+        acceptance="demo",
+    )
 
 
 def simulate_run(

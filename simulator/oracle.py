@@ -12,7 +12,9 @@ from cluster.policies.base import DecodeRequest, Int32, StepContext, all_nodes
 from cluster.selection import Bool, Float64
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
+from simulator import systems
 from simulator.scripts import Scripts
+from simulator.systems import Bounds, SimulatedPolicy, System
 from simulator.workers import SimulatedDrafter
 
 
@@ -83,3 +85,21 @@ class SloPhaseOnly(AdaServe):
     def _fill(self, chosen: Bool, probability: Float64, budget: int) -> Bool:
         """Nothing more: the rest of the budget stays unused."""
         return chosen
+
+
+# By the name of the system.
+_POLICIES: Mapping[str, SimulatedPolicy] = {"oracle": Oracle, "adaserve-slo-phase": SloPhaseOnly}
+
+
+def parse(text: str, bounds: Bounds | None = None) -> System:
+    """A system as `simulator.systems.parse` reads it, or one with a policy of this module.
+
+    Those batch as `adaserve` does, or as named: `oracle/flotilla`.
+
+    Raises:
+        ValueError: for a name that is none of these.
+    """
+    name, slash, rule = text.partition("/")
+    own = _POLICIES.get(name)
+    parsed = systems.parse(f"adaserve{slash}{rule}" if own is not None else text, bounds)
+    return System(text, parsed.config, own)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,6 +115,41 @@ def synthetic(
         output = fixed_output or _length(kind.output, rng)
         shapes.append(Shape(names[index], _length(kind.prompt, rng), output, kind.slo))
     return shapes
+
+
+def of_lengths(count: int, seed: int, lengths: Mapping[str, tuple[int, int]]) -> list[Shape]:
+    """Requests of classes in turns, without objectives; lengths vary log-normally (sigma 0.4).
+
+    Args:
+        count: how many.
+        seed: of lengths.
+        lengths: medians of prompt and answer tokens, by class.
+    """
+    rng, kinds = np.random.default_rng((seed, 3)), list(lengths.items())
+    shapes = []
+    for number in range(count):
+        kind, medians = kinds[number % len(kinds)]
+        prompt, output = (_length((float(median), 0.4, 4, 1 << 16), rng) for median in medians)
+        shapes.append(Shape(kind, prompt, output))
+    return shapes
+
+
+def parse_lengths(text: str) -> dict[str, tuple[int, int]]:
+    """Medians of prompt and answer tokens by class.
+
+    >>> parse_lengths("code=110:55,chat=60:31")
+    {'code': (110, 55), 'chat': (60, 31)}
+
+    Raises:
+        ValueError: for a part that is not CLASS=PROMPT:ANSWER.
+    """
+    lengths = {}
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\w+)=(\d{1,6}):(\d{1,6})\s*", part)
+        if found is None or not int(found[2]) or not int(found[3]):
+            raise ValueError(f"--lengths {text}: {part.strip()!r} is not CLASS=PROMPT:ANSWER, in tokens")
+        lengths[found[1]] = (int(found[2]), int(found[3]))
+    return lengths
 
 
 def adaserve_file(path: Path) -> list[Shape]:

@@ -11,13 +11,12 @@ import numpy as np
 
 from benchmarks.objectives import Limit, SloSpec
 from cluster.config import SelectorConfig
-from simulator import hardware, systems, workloads
+from simulator import hardware, oracle, systems, workloads
 from simulator.acceptance import DraftQuality, load_fitted
 from simulator.hardware import HardwareProfile
 from simulator.metrics import RunResult
-from simulator.oracle import Oracle, SloPhaseOnly
 from simulator.run import Options, simulate
-from simulator.systems import SimulatedPolicy, System
+from simulator.systems import System
 from simulator.workloads import Shape, SimRequest
 
 # The file whose arrivals and lengths are stretched to rates that have none of their own.
@@ -25,8 +24,6 @@ TRACE, TRACE_RATE = "workloads/adaserve/fig8_9_emission_rps{rate}_ol256.json.gz"
 _TRACE_RATES = (2.6, 2.8, 3.0, 3.4, 3.6, 4.0, 4.2, 4.4, 4.8)
 # Gamma shape of the gaps in those files: their coefficient of variation is 1.17 to 1.26.
 TRACE_BURSTINESS = 0.7
-# Policies of `simulator.oracle`, by the name of the system.
-_OWN_POLICIES: Mapping[str, SimulatedPolicy] = {"oracle": Oracle, "adaserve-slo-phase": SloPhaseOnly}
 # A run is given up so many seconds after its last arrival.
 _PATIENCE_S = 300.0
 
@@ -85,13 +82,12 @@ def system_of(setting: Setting) -> System:
         ValueError: if there is no system of that name.
     """
     bounds = systems.Bounds(max_running=setting.max_running, max_depth=setting.max_depth)
-    own = _OWN_POLICIES.get(setting.system)
-    parsed = systems.parse("adaserve" if own is not None else setting.system, bounds)
+    parsed = oracle.parse(setting.system, bounds)
     config = parsed.config
     scheduler = config.scheduler.model_copy(update={"micro_batches": setting.micro_batches})
     selector = SelectorConfig(name=setting.selector)
     config = config.model_copy(update={"scheduler": scheduler, "selector": selector})
-    return System(setting.system, config, own)
+    return replace(parsed, config=config)
 
 
 def profile_of(setting: Setting) -> HardwareProfile:

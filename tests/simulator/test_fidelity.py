@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,7 +17,7 @@ from cluster.cost_model import CostProfile, LinearCost
 from cluster.recorded_core import newest_decisions
 from cluster.stream_messages import Objective
 from simulator.acceptance import AcceptanceModel, DraftQuality, choices
-from simulator.fidelity import compare
+from simulator.fidelity import compare, written_profile
 from simulator.fidelity_fit import fit_profile, scaled
 from simulator.hardware import DrafterProfile, HardwareProfile, Trips
 from simulator.noise import key_of
@@ -164,6 +165,16 @@ def test_the_fit_finds_what_forwards_took_and_what_came_beside_them(record: Fide
         found = trips.verify_s + trips.draft_s + requests * (trips.verify_request_s + trips.draft_request_s)
         assert found == pytest.approx(both, rel=0.1)
     assert abs(fitted.error) < 0.02
+
+
+def test_the_machine_is_written_for_others_to_simulate(record: FidelityRecord) -> None:
+    with pytest.raises(ValueError, match="how good small drafts is not known, only general"):
+        written_profile(record, "mine")
+    machine = msgspec.structs.replace(record, environment={"cpus": 2, "processor": "this one"})
+    profile = written_profile(machine, "mine", {"small": QUALITY})
+    assert (profile.name, profile.hardware, profile.acceptance) == ("mine", "2 cores, this one", "demo")
+    assert profile.drafters["small"].quality == QUALITY
+    assert profile.cost.delta == pytest.approx(FACTOR * record.profile.target.delta, rel=0.02)
 
 
 def test_simulating_a_known_machine_gives_what_it_served(record: FidelityRecord) -> None:

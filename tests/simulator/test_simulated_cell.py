@@ -127,6 +127,21 @@ def test_unknown_systems_are_told(text: str) -> None:
         systems.parse(text)
 
 
+def test_the_command_serves_a_full_loop_beside_the_oracle() -> None:
+    arguments = ["--profile", "llama-8b-a100", "--policy", "autoregressive/flotilla,flotilla,oracle/flotilla"]
+    loop = ["--at-once", "4", "--lengths", "code=110:55,summary=230:18", "--seconds", "6", "--json"]
+    ran = CliRunner().invoke(app, arguments + loop)
+    assert ran.exit_code == 0, ran.output
+    plain, flotilla, oracle = (run["simulated_s"] for run in json.loads(ran.stdout)["runs"])
+    assert oracle < plain
+    assert flotilla < plain
+    for wrong in ("code=110", "code=0:5", "code"):
+        ran = CliRunner().invoke(app, ["--lengths", wrong])
+        assert ran.exit_code == 2
+        assert "CLASS=PROMPT:ANSWER" in ran.output
+    assert CliRunner().invoke(app, ["--lengths", "code=1:1", "--mix", "code=1"]).exit_code == 2
+
+
 def test_the_command_compares_systems_and_prints_json() -> None:
     arguments = [
         "--profile",
