@@ -17,5 +17,5 @@ class AdmissionConfig(StrictModel):
         description="Share by which a prediction may exceed an objective that still counts as met.",
     )
     max_retry_after_s: float = Field(
-        default=60.0, ge=1, le=3600, description="Longest time after which a client is told to come back."
+        default=3600.0, ge=1, le=3600, description="Longest time after which a client is told to come back."
     )

@@ -102,8 +102,9 @@ class SchedulerCore:
             case VerifierReady(num_slots=num_slots):
                 self.verifier = self.limits = event
                 self.free_slots = num_slots
+                self.door.outages.ready(now)
             case WorkerLost(name):
-                self._worker_lost(name)
+                self._worker_lost(name, now)
             case Tick():
                 self._time_out_drafts(now)
         if not self._awaits_more_drafts(event):
@@ -278,13 +279,14 @@ class SchedulerCore:
 
     # Losses
 
-    def _worker_lost(self, name: str) -> None:
+    def _worker_lost(self, name: str, now: float) -> None:
         if name != "verifier":
             for request in self.planner.drafter_lost(name, self.requests.values()):
                 if request.state is State.DRAFTING:
                     request.drafted(TokenTree.root_only(request.last_token))
             return
         self.verifier = None
+        self.door.lost(now)
         self.verify_calls.lose()
         for request in list(self.running.values()):
             self._preempt(request, lost=True)

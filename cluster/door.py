@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import sys
-from bisect import bisect_right, insort
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
 
 from cluster import admission
+from cluster.arrival_rates import ArrivalRates
 from cluster.batching.batcher import Batcher
 from cluster.batching.common import arrival_order
 from cluster.config import FlotillaConfig
 from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
 from cluster.forecast import Forecast, Schedule
+from cluster.outages import Outages
 from cluster.planning import StepPlanner
+from cluster.promises import Promises
 from cluster.requests import Request
 from cluster.stream_messages import Objective, Prediction, Rejected, Submit, Terms
 from cluster.tier_config import TierConfig
 from cluster.verify_calls import VerifyCalls
 
-# What was told a client is judged by the load no longer after the time it was told for.
-PROMISE_S = 1.0
-# Most points in time that are tried for one.
+# Most points in time that are tried for one to come back at.
 MOST_TRIED = 64
-# Promises that are remembered: each holds a prompt, and an overload makes thousands a second. So many fill
-# any queue several times, so that more of them would not change what is told.
-MOST_PROMISED = 1024
-# Times told are stretched, by as much more after each that was too early and as much less after each that
-# was not: four of five come true in the long run. At first, twice as long.
+# Those who were told to come back within so many seconds are load for newcomers.
+DUE_S = 2.0
+# While there are any, newcomers must be predicted to be on time by a share of their objectives, so that those
+# find room; and those by a smaller one.
+PROMISED_HEADROOM = 0.1
+HEADROOM = 0.35
+# The load falls later than predicted: times are stretched by as much more after each client that came back
+# in vain and as much less after each that was taken. At first, twice as long.
 TOO_EARLY, IN_TIME = 1.15, 0.97
 FIRST_STRETCH, MOST_STRETCH = 2.0, 16.0
 
@@ -59,15 +64,6 @@ class Admitted:
     predicted: Prediction | None = None
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Promise:
-    """A client was told to come back at a time, when its request would be taken on one of these terms."""
-
-    at: float
-    submit: Submit = field(compare=False)
-    terms: tuple[Terms, ...] = field(compare=False)
-
-
 @dataclass(slots=True)
 class Door:
     """Decides on newcomers of one scheduler.
@@ -81,12 +77,20 @@ class Door:
     config: FlotillaConfig
     cost: CostModel
     forecast: Forecast = field(init=False)
-    _promised: list[Promise] = field(default_factory=list)
+    promises: Promises = field(init=False)
+    rates: ArrivalRates = field(default_factory=ArrivalRates)
+    outages: Outages = field(default_factory=Outages)
     _stretch: float = FIRST_STRETCH
 
     def __post_init__(self) -> None:
         scheduler = self.config.scheduler
         self.forecast = Forecast(self.cost, scheduler.prefill_chunk, scheduler.max_running)
+        self.promises = Promises(self.config.admission.max_retry_after_s)
+
+    def lost(self, now: float) -> None:
+        """The target is lost."""
+        self.outages.lost(now)
+        self.forecast.idle()
 
     def decide(self, submit: Submit, cell: Cell, now: float) -> Admitted | Rejected:
         """Take the request, on lower terms if it must and may be so, or refuse it.
@@ -94,20 +98,37 @@ class Door:
         What was admitted once, and comes again with output because its cell was lost, is not refused for
         an objective.
         """
-        self._keep_promises(cell, now)
-        rejection = admission.check(submit, cell) or self._full(submit, cell, now)
+        self.promises.expire(now)
+        is_promised = self.promises.keep(submit, now)
+        answer = self._decided(submit, cell, now, is_promised=is_promised)
+        if isinstance(answer, Admitted):
+            self.rates.took(submit.tenant.label, answer.submit.priority, now)
+        if is_promised:
+            stretch = self._stretch * (IN_TIME if isinstance(answer, Admitted) else TOO_EARLY)
+            self._stretch = min(MOST_STRETCH, max(1.0, stretch))
+        return answer
+
+    def _decided(self, submit: Submit, cell: Cell, now: float, *, is_promised: bool) -> Admitted | Rejected:
+        rejection = admission.check(submit, cell)
+        if rejection is not None:
+            if rejection.code == "not_ready" and cell.limits is not None:  # it was lost, and comes again
+                return msgspec.structs.replace(rejection, retry_after_s=self.outages.left_s(now))
+            return rejection
+        rejection = self._full(submit, cell, now, is_promised=is_promised)
         if rejection is not None:
             return rejection
-        if cell.verifier is None:
+        if cell.verifier is None and (cell.limits is None or submit.on_miss == "serve"):
             return Admitted(submit)
         asked = Terms(tier=submit.tier, objective=submit.objective, priority=submit.priority)
-        first = predicted = self._predict(submit, asked, cell, now)
-        if submit.on_miss == "serve" or not self._missed(asked.objective, predicted):
+        first = predicted = self._predict(submit, asked, cell, now, is_promised=is_promised)
+        if submit.on_miss == "serve" or not self._missed(
+            submit, asked, predicted, now, is_promised=is_promised
+        ):
             return Admitted(submit, predicted)
         for terms in submit.downgrades if submit.on_miss == "downgrade" else ():
             predicted = self._predict(submit, terms, cell, now)
             is_open = len(cell.waiting) < self._most_waiting(terms.tier)
-            if is_open and not self._missed(terms.objective, predicted):
+            if is_open and not self._missed(submit, terms, predicted, now):
                 return Admitted(_on(submit, terms), predicted)
         if submit.output:
             return Admitted(submit, first)
@@ -115,44 +136,88 @@ class Door:
 
     # Objectives
 
-    def _predict(self, submit: Submit, terms: Terms, cell: Cell, now: float) -> Prediction:
-        schedule = self._schedule(submit, terms, cell, now)
+    def _predict(
+        self, submit: Submit, terms: Terms, cell: Cell, now: float, *, is_promised: bool = False
+    ) -> Prediction:
+        schedule = self._schedule(submit, terms, cell, now, is_promised=is_promised)
         call = cell.verify_calls.outstanding
         busy_s = 0.0 if call is None else max(0.0, call.sent_at + call.predicted_s - now)
         return self.forecast.predict(
             submit, cell.running.values(), schedule, drafts=bool(cell.pool.drafters), busy_s=busy_s
         )
 
-    def _schedule(self, submit: Submit, terms: Terms, cell: Cell, now: float) -> Schedule:
+    def _schedule(
+        self, submit: Submit, terms: Terms, cell: Cell, now: float, *, is_promised: bool = False
+    ) -> Schedule:
         """When those here and the newcomer would begin and end; the rule says who is admitted now."""
         running, drafts = cell.running.values(), bool(cell.pool.drafters)
         batcher, context = cell.batcher, cell.batcher.context(now, cell.free_slots, cell.planner.step_s)
         newcomer = Request(_on(submit, terms), "", now, sys.maxsize)
+        if cell.verifier is None:
+            return self._in_turn(batcher.in_order(cell.waiting, context), cell, now)
         place = bisect_right(cell.waiting, arrival_order(newcomer), key=arrival_order)
         queue = [*cell.waiting[:place], newcomer, *cell.waiting[place:]]
         if newcomer in batcher.would_admit(queue, running, context).admitted:
             return self.forecast.schedule(running, (), is_full=False, drafts=drafts, starts_only=True)
         ordered = batcher.in_order(queue, context)
         ahead = ordered[: ordered.index(newcomer)]
-        return self.forecast.schedule(running, ahead, is_full=True, drafts=drafts, starts_only=True)
-
-    def _missed(self, objective: Objective, predicted: Prediction, tolerance: float | None = None) -> bool:
-        beyond = 1.0 + (self.config.admission.tolerance if tolerance is None else tolerance)
-        return any(
-            target is not None and latency > beyond * target
-            for target, latency in (
-                (objective.ttft_ms, predicted.ttft_ms),
-                (objective.tpot_ms, predicted.tpot_ms),
-                (objective.e2e_ms, predicted.e2e_ms),
-            )
+        passing = self._passing(newcomer, cell, now, is_promised=is_promised)
+        return self.forecast.schedule(
+            running, ahead, is_full=True, drafts=drafts, starts_only=True, passing=passing
         )
+
+    def _in_turn(self, ordered: Sequence[Request], cell: Cell, now: float) -> Schedule:
+        """When all those here would begin and end, and a newcomer after them; with a target or without."""
+        drafts, left_s = bool(cell.pool.drafters), self.outages.left_s(now)
+        if cell.verifier is not None:
+            running = cell.running.values()
+            return self.forecast.schedule(running, ordered, is_full=bool(ordered), drafts=drafts)
+        schedule = self.forecast.schedule((), ordered, is_full=False, drafts=drafts)
+        return Schedule(
+            left_s + schedule.start_s,
+            [left_s + start_s for start_s in schedule.starts_s],
+            [left_s + end_s for end_s in schedule.ends_s],
+            schedule.places,
+        )
+
+    def _passing(self, newcomer: Request, cell: Cell, now: float, *, is_promised: bool) -> float:
+        """Requests per second that come later than the newcomer and are expected to begin before it.
+
+        Of its own tenant those with a higher priority. Of others, if its own has some waiting, those with
+        none: they ask for less than their share, so the next turn is theirs. Who was told to come passes
+        newcomers of the tenant also at the same priority.
+        """
+        own, priority = newcomer.submit.tenant.label, newcomer.submit.priority
+        tells_apart = cell.batcher.fair.is_enabled
+        here = {request.submit.tenant.label for request in cell.waiting}
+
+        def passes(label: str, others: int) -> bool:
+            if label == own or not tells_apart:
+                return others < priority
+            return own in here and label not in here
+
+        def comes_first(label: str, others: int) -> bool:
+            if not is_promised and (label == own or not tells_apart):
+                return others <= priority
+            return passes(label, others)
+
+        return self.rates.passing(passes, now) + self.promises.num_due(comes_first, now + DUE_S) / DUE_S
+
+    def _missed(
+        self, submit: Submit, terms: Terms, predicted: Prediction, now: float, *, is_promised: bool = False
+    ) -> bool:
+        if is_promised:
+            return _exceeds(terms.objective, predicted, -PROMISED_HEADROOM)
+        is_due = self.promises.is_due(submit.tenant.label, now)
+        return _exceeds(terms.objective, predicted, -HEADROOM if is_due else self.config.admission.tolerance)
 
     def _refuse(
         self, submit: Submit, asked: Terms, predicted: Prediction, cell: Cell, now: float
     ) -> Admitted | Rejected:
         candidates = [asked, *(submit.downgrades if submit.on_miss == "downgrade" else ())]
         alone = self.forecast.alone(submit, drafts=bool(cell.pool.drafters))
-        hoped = [terms for terms in candidates if not self._missed(terms.objective, alone)]
+        tolerance = self.config.admission.tolerance
+        hoped = [terms for terms in candidates if not _exceeds(terms.objective, alone, tolerance)]
         if not hoped:
             message = (
                 f"{_compared(asked.objective, alone)} even if nothing else is served; ask for less, or for "
@@ -161,25 +226,34 @@ class Door:
             return Rejected(
                 request_id=submit.request_id, code="slo_infeasible", message=message, predicted=alone
             )
-        if not cell.requests:  # there is no load that could fall: only serving it tells
+        if not cell.requests and cell.verifier is not None:
+            # There is no load that could fall: only serving it tells.
             return Admitted(_on(submit, hoped[0]), predicted)
         retry_after_s = min(self._met_after_s(submit, terms, cell, now) for terms in hoped)
-        retry_after_s = self._promise(retry_after_s, submit, tuple(hoped), now)
+        # Where it is not for those promised that there is no room, the next seconds bring none either.
+        as_promised = self._predict(submit, asked, cell, now, is_promised=True)
+        is_out = cell.verifier is None
+        may_be_near = is_out or not self._missed(submit, asked, as_promised, now, is_promised=True)
+        retry_after_s = self._promise(retry_after_s, submit, cell, now, may_be_near=may_be_near)
+        is_kept = not _exceeds(asked.objective, predicted, tolerance)
+        kept = ", with room kept for clients told to come back now" if is_kept else ""
         return Rejected(
             request_id=submit.request_id,
             code="saturated",
-            message=f"{_compared(asked.objective, predicted)} at the present load; try again in "
+            message=f"{_compared(asked.objective, predicted)} at the present load{kept}; try again in "
             f"{retry_after_s:.0f} s, or ask for slo.on_miss serve",
             retry_after_s=retry_after_s,
             predicted=predicted,
         )
 
     def _met_after_s(self, submit: Submit, terms: Terms, cell: Cell, now: float) -> float:
-        """Seconds until the request would meet the terms, if nobody came but those promised."""
+        """Seconds until the request would meet the terms, if nobody came."""
         drafts, running = bool(cell.pool.drafters), cell.running.values()
         own = self._schedule(submit, terms, cell, now)
+        if cell.verifier is None:
+            return own.start_s
         # Whoever waits takes the places that become free, so the load does not fall before.
-        everybody = self.forecast.schedule(running, cell.waiting, is_full=bool(cell.waiting), drafts=drafts)
+        everybody = self._in_turn(cell.waiting, cell, now)
         schedule = replace(everybody, start_s=own.start_s)
         ends = schedule.ends_s[:: max(1, len(schedule.ends_s) // MOST_TRIED)]
         last_s = schedule.ends_s[-1] if schedule.ends_s else 0.0
@@ -192,16 +266,11 @@ class Door:
                 schedule,
                 drafts=drafts,
                 after_s=time_s + 1e-6,
-                more=self._num_promised(now, time_s, submit),
                 prompts_s=prompts_s,
             )
-            if not self._missed(terms.objective, predicted, 0.0):
+            if not _exceeds(terms.objective, predicted, 0.0):
                 return time_s
         return last_s
-
-    def _num_promised(self, now: float, after_s: float, submit: Submit) -> int:
-        """How many of those told to come back will have done so by then."""
-        return bisect_right(self._promised, now + max(1.0, self._stretch * after_s), key=lambda one: one.at)
 
     # The queue
 
@@ -211,24 +280,25 @@ class Door:
         share = self.config.tiers.get(tier, TierConfig()).open_share
         return most if share == 1.0 else min(most, max(1, int(most * share)))
 
-    def _full(self, submit: Submit, cell: Cell, now: float) -> Rejected | None:
+    def _full(self, submit: Submit, cell: Cell, now: float, *, is_promised: bool) -> Rejected | None:
         """Why the queue does not take the request; None if it does."""
         limit = self._most_waiting(submit.tier)
         num_waiting = len(cell.waiting)
-        if submit.output and num_waiting < self.config.scheduler.max_waiting:
+        if (submit.output or is_promised) and num_waiting < self.config.scheduler.max_waiting:
             return None
         label = submit.tenant.label
-        num_own = cell.batcher.fair.num_waiting(label, cell.waiting)
+        # What it lets wait behind this one is not held against it.
+        before = [request for request in cell.waiting if request.submit.priority <= submit.priority]
+        num_own = cell.batcher.fair.num_waiting(label, before)
         if self._has_place(num_own, limit - num_waiting):
             return None
         if num_waiting < limit:
             return self._too_many_own(submit, limit, num_own, cell, now)
-        schedule = self.forecast.schedule(
-            cell.running.values(), cell.waiting, is_full=True, drafts=bool(cell.pool.drafters)
-        )
-        last = num_waiting - limit + len(self._promised)
+        schedule = self._in_turn(cell.waiting, cell, now)
         starts = [*schedule.starts_s, schedule.start_s]
-        retry_after_s = self._promise(starts[min(last, len(starts) - 1)], submit, (), now)
+        after_s = starts[min(num_waiting - limit, num_waiting)]
+        is_open = limit == self.config.scheduler.max_waiting
+        retry_after_s = self._promise(after_s, submit, cell, now, may_be_near=is_open)
         kept = (
             "" if limit == self.config.scheduler.max_waiting else f", of {limit} open to tier {submit.tier}"
         )
@@ -251,18 +321,16 @@ class Door:
         """The refusal of a tenant that has its part of the queue."""
         context = cell.batcher.context(now, cell.free_slots, cell.planner.step_s)
         ordered = cell.batcher.in_order(cell.waiting, context)
-        running, drafts = cell.running.values(), bool(cell.pool.drafters)
-        schedule = self.forecast.schedule(running, ordered, is_full=True, drafts=drafts)
+        schedule = self._in_turn(ordered, cell, now)
         label, own, num_free = submit.tenant.label, num_own, limit - len(ordered)
-        own += sum(promise.submit.tenant.label == label for promise in self._promised)
         after_s = schedule.start_s
         for request, start_s in zip(ordered, schedule.starts_s, strict=True):
             num_free += 1
-            own -= request.submit.tenant.label == label
+            own -= request.submit.tenant.label == label and request.submit.priority <= submit.priority
             if self._has_place(own, num_free):
                 after_s = start_s
                 break
-        retry_after_s = self._promise(after_s, submit, (), now)
+        retry_after_s = self._promise(after_s, submit, cell, now)
         return Rejected(
             request_id=submit.request_id,
             code="queue_full",
@@ -271,36 +339,35 @@ class Door:
             retry_after_s=retry_after_s,
         )
 
-    # Promises
-
-    def _promise(self, after_s: float, submit: Submit, terms: tuple[Terms, ...], now: float) -> float:
-        after_s = min(self._stretch * max(1.0, after_s), self.config.admission.max_retry_after_s)
-        if len(self._promised) < MOST_PROMISED:
-            insort(self._promised, Promise(now + after_s, submit, terms))
-        return after_s
-
-    def _keep_promises(self, cell: Cell, now: float) -> None:
-        """See whether those due were true: others came meanwhile, and do so again."""
-        while self._promised and self._promised[0].at <= now:
-            due = self._promised.pop(0)
-            if now - due.at > PROMISE_S:
-                continue  # nobody came at that time, so what would have been is not known
-            num_own = cell.batcher.fair.num_waiting(due.submit.tenant.label, cell.waiting)
-            num_free = self._most_waiting(due.submit.tier) - len(cell.waiting)
-            is_open = self._has_place(num_own, num_free)
-            is_true = is_open and (
-                not due.terms
-                or any(
-                    not self._missed(terms.objective, self._predict(due.submit, terms, cell, now))
-                    for terms in due.terms
-                )
-            )
-            self._stretch = min(MOST_STRETCH, max(1.0, self._stretch * (IN_TIME if is_true else TOO_EARLY)))
+    def _promise(
+        self, after_s: float, submit: Submit, cell: Cell, now: float, *, may_be_near: bool = False
+    ) -> float:
+        """When to come back, not before a time."""
+        left_s = self.outages.left_s(now)
+        return self.promises.make(
+            submit,
+            left_s + self._stretch * max(0.0, after_s - left_s),
+            self.forecast.work_s(submit, drafts=bool(cell.pool.drafters)),
+            now,
+            may_be_near=may_be_near,
+        )
 
 
 def _on(submit: Submit, terms: Terms) -> Submit:
     return msgspec.structs.replace(
         submit, tier=terms.tier, objective=terms.objective, priority=terms.priority
+    )
+
+
+def _exceeds(objective: Objective, predicted: Prediction, tolerance: float) -> bool:
+    """Whether a prediction is above its objective by more than a share of it."""
+    return any(
+        target is not None and latency > (1.0 + tolerance) * target
+        for target, latency in (
+            (objective.ttft_ms, predicted.ttft_ms),
+            (objective.tpot_ms, predicted.tpot_ms),
+            (objective.e2e_ms, predicted.e2e_ms),
+        )
     )
 
 

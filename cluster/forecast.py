@@ -20,6 +20,8 @@ SOLO_TOKENS = 2.0
 KNOWN_STEPS = 8
 # Share of its `max_tokens` that a request is taken to use until some have ended.
 FIRST_SHARE = 1.0
+# Requests that are reckoned to pass one that waits; by then it is late for any objective.
+MOST_PASSING = 256
 
 PREFILL = (State.PREFILLING, State.PREFILL_SENT)
 
@@ -95,25 +97,28 @@ class Forecast:
     def verified(self, result: VerifyResult, running: Collection[Request], now: float) -> None:
         """The target answered; requests as they were before the answer."""
         since, self._answered_at = self._answered_at, now
-        num_left = num_prefilled = num_prefilling = num_decoding = num_context = 0
+        is_resuming = False
+        num_left = num_prefilled = num_decoding = num_context = 0
         begun = now
         computed = {progress.request_id: progress for progress in result.prefills}
         for request in running:
             first_at = request.first_token_at
-            if first_at is not None:
-                if since is not None and first_at <= since:
+            if request.state not in PREFILL:
+                if since is not None and first_at is not None and first_at <= since:
                     num_decoding += 1
                     num_context += request.num_tokens
-            elif request.state in PREFILL:
+            else:
                 progress = computed.get(request.request_id)
                 if progress is None:
                     num_left += 1
                 else:
                     num_prefilled += progress.num_computed - max(request.num_computed, progress.num_cached)
                     num_left += progress.verdict is None
-                    num_prefilling += 1
-                    begun = min(begun, request.first_chunk_at or now)
-        if num_prefilled > 0:
+                    is_resuming |= request.is_resuming
+                    if request.first_chunk_at is not None:
+                        begun = min(begun, request.first_chunk_at)
+        # When the prompts of those that lost the target were begun again is known only by the answer before.
+        if num_prefilled > 0 and not (is_resuming and since is None):
             if num_left:  # the step's room for prompts was used up
                 self._chunk.follow(float(num_prefilled))
             step_s = now - (begun if since is None else max(begun, since))
@@ -145,7 +150,7 @@ class Forecast:
             self._cached_share.follow(request.num_cached / request.num_prompt)
 
     def idle(self) -> None:
-        """Nobody is served any more: the time until the next answer says nothing."""
+        """Nobody is served any more, or the target is lost: the time until the next answer says nothing."""
         self._answered_at = None
 
     # What is predicted
@@ -212,6 +217,7 @@ class Forecast:
         is_full: bool,
         drafts: bool,
         starts_only: bool = False,
+        passing: float = 0.0,
     ) -> Schedule:
         """When those running and waiting would begin and end, places being given in the queue's order.
 
@@ -222,6 +228,7 @@ class Forecast:
             drafts: whether there are drafters.
             starts_only: leave out when those end whose end nobody waits for, and say infinity; it is most
                 of the work, and what will be true now does not depend on it.
+            passing: requests per second that come later than the newcomer and begin before it.
         """
         places = len(running) if is_full else self.max_running
         free = max(0, places - len(running))
@@ -241,13 +248,19 @@ class Forecast:
                 ends.append(now_s)
             starts.append(now_s)
             heapq.heappush(heap, tokens + self._num_left(request))
+        num_passed, passer = 0, self._mean_length([*running, *ahead]) if passing > 0.0 else 0.0
         while heap:
             if starts_only and start_s is not None:
                 ends += [math.inf] * len(heap)
                 break
             now_s, tokens = self._next_end(heap, now_s, tokens, paces, drafts=drafts)
             ends.append(now_s)
-            if start_s is None:
+            if start_s is not None:
+                continue
+            if num_passed < min(MOST_PASSING, int(passing * now_s)):
+                num_passed += 1
+                heapq.heappush(heap, tokens + passer)
+            else:
                 start_s = now_s
         return Schedule(start_s or 0.0, starts, ends, max(1, places))
 
@@ -352,6 +365,16 @@ class Forecast:
         return Prediction(
             ttft_ms=predicted.ttft_ms, tpot_ms=tpot_ms, e2e_ms=predicted.ttft_ms + num_after * tpot_ms
         )
+
+    def _mean_length(self, requests: Collection[Request]) -> float:
+        """Output tokens that a request like these is expected to get in all."""
+        most = sum(request.submit.sampling.max_tokens for request in requests) / max(1, len(requests))
+        return max(1.0, min(1.0, self._output_share.value) * most)
+
+    def work_s(self, submit: Submit, *, drafts: bool) -> float:
+        """Seconds of the cell's time that a request takes when all places are in use."""
+        num_tokens = max(1.0, min(1.0, self._output_share.value) * submit.sampling.max_tokens)
+        return num_tokens * self.tpot_s(self.max_running, drafts=drafts) / self.max_running
 
     def _num_left(self, request: Request) -> float:
         """Output tokens the request is expected to get yet, each a token's time; its prompt not counted."""

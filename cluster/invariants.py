@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cluster.core import SchedulerCore
-from cluster.door import MOST_PROMISED
 from cluster.requests import Request, State
 
 
@@ -16,7 +15,8 @@ def check_invariants(core: SchedulerCore) -> None:
     scheduler = core.config.scheduler
     assert len(core.running) <= scheduler.max_running, "more run than may"
     assert len(core.requests) <= scheduler.max_running + scheduler.max_waiting, "the queue is not bounded"
-    assert len(core.door._promised) <= MOST_PROMISED, "what clients were told is not bounded"
+    promises = core.door.promises
+    assert len(promises) <= promises.most, "what clients were told is not bounded"
     in_call: set[str] = set()
     for sent in core.verify_calls.all_outstanding:
         in_call |= sent.trees.keys() | sent.prefilling

@@ -21,8 +21,6 @@ MOST_MS = 1e7
 MOST_MULTIPLE = 1e4
 # Share of the queue open to tiers less urgent than the default one, unless configured.
 BACKGROUND_SHARE = 0.5
-# Levels of priority that count for the weight of a tier between API keys.
-MOST_LEVELS = 4
 
 _MULTIPLE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?|\.\d{1,6})x")
 
@@ -99,14 +97,12 @@ class TierConfig(StrictModel):
         description="Share of `scheduler.max_waiting` past which newcomers of this tier are refused; if "
         f"unset, 1, or {BACKGROUND_SHARE} where `priority` is above 0.",
     )
-
-    weight: float | None = Field(
-        default=None,
+    weight: float = Field(
+        default=1.0,
         gt=0,
         le=1e6,
         description="What its tokens weigh when API keys compete: a key gets so many times as many of this "
-        "tier as of one with weight 1. If unset, 2 for each level of `priority` above the default, or a half "
-        "for each below, between 1/16 and 16.",
+        "tier as of one with weight 1.",
     )
 
     @model_validator(mode="after")
@@ -124,13 +120,6 @@ class TierConfig(StrictModel):
         if self.on_miss is not None:
             return self.on_miss
         return "serve" if self.downgrade_to is None else "downgrade"
-
-    @property
-    def fair_weight(self) -> float:
-        """What its tokens weigh between API keys."""
-        if self.weight is not None:
-            return self.weight
-        return 2.0 ** -max(-MOST_LEVELS, min(MOST_LEVELS, self.priority))
 
     @property
     def open_share(self) -> float:

@@ -52,7 +52,7 @@ class FairQueue:
     def of(cls, config: FlotillaConfig) -> FairQueue:
         """As configured."""
         fairness, tiers, other = config.fairness, config.tiers, TierConfig()
-        return cls(lambda tier: tiers.get(tier, other).fair_weight, fairness.output_cost, fairness.enabled)
+        return cls(lambda tier: tiers.get(tier, other).weight, fairness.output_cost, fairness.enabled)
 
     def admit(
         self,

@@ -14,7 +14,6 @@ from cluster.batching.registry import BATCHING_RULES, make_rule
 from cluster.config import FlotillaConfig
 from cluster.requests import Request, State, Trigger
 from cluster.stream_messages import NOBODY, Submit, Tenant
-from cluster.tier_config import TierConfig
 from engine.sampling_params import SamplingParams
 from tests.cluster.batch_states import context
 
@@ -199,12 +198,12 @@ def test_tiers_weigh_as_configured() -> None:
     config = FlotillaConfig.model_validate(
         {
             "target": {"path": "zoo:demo"},
-            "tiers": {"gold": {"priority": -1}, "bulk": {"priority": 10}, "own": {"weight": 5}},
+            "tiers": {"bulk": {"priority": 10}, "own": {"weight": 5}},
         }
     )
     weight = FairQueue.of(config).tier_weight
-    assert [weight(tier) for tier in ("gold", "bulk", "own", "none")] == [2.0, 1 / 16, 5.0, 1.0]
-    assert TierConfig(priority=-50).fair_weight == 16.0
+    # A tier's priority does not count: it would be held against the other requests of the key.
+    assert [weight(tier) for tier in ("bulk", "own", "none")] == [1.0, 5.0, 1.0]
     machine = Machine("sarathi", FairQueue(weight))
     for _ in range(120):
         machine.submit(Tenant("a"), 10, 4, tier="own")

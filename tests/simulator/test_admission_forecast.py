@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from cluster.config import FlotillaConfig
+from cluster.door import HEADROOM
+from cluster.promises import NEAR_S
 from cluster.stream_messages import Objective, Receipt, Terms
 from simulator import hardware, systems, workloads
 from simulator.run import Options
@@ -81,17 +83,22 @@ def test_coming_back_when_told_succeeds() -> None:
     assert len(refused) >= 10
     assert {cell.rejections[name].code for name in refused} == {"saturated"}
     assert len(again) <= 0.2 * len(refused)
+    earliest = min(request.arrival_s for name, request in cell.requests.items() if name.endswith(" again"))
     for name in refused:
         told = cell.rejections[name]
         assert told.retry_after_s is not None
         assert 1.0 <= told.retry_after_s <= 60.0
         assert told.predicted is not None
-        assert told.predicted.tpot_ms > 1.1 * 1.2 * BASELINE_MS
+        # Once those who were told to come back are due, room is kept for them.
+        is_due = cell.requests[name].arrival_s + NEAR_S >= earliest
+        beyond = 1.0 - HEADROOM if is_due else 1.1
+        assert told.predicted.tpot_ms > beyond * 1.2 * BASELINE_MS
     tpots = [r.tpot_ms for name, (_, r) in cell.receipts.items() if name.startswith("p") and r.tpot_ms]
     assert np.mean([tpot <= 1.2 * BASELINE_MS for tpot in tpots]) > 0.8
-    # Nobody is sent away for ten times as long as the burst lasts.
+    # The burst lasts for 13 s: it is told later than its end, as each has an appointment of its own.
     waits = [cell.rejections[name].retry_after_s or 0.0 for name in refused]
-    assert np.median(waits) < 15.0
+    assert np.median(waits) < 20.0
+    assert max(waits) <= 2.0 * 13.0
     # Nobody that did not ask for it is refused, and nothing taken is lost.
     assert all(f"r{number}" in cell.receipts for number in range(100))
     assert len(cell.receipts) == 140 - len(again)
@@ -108,10 +115,11 @@ def test_coming_back_after_a_burst_of_prompts_succeeds() -> None:
     refused = {name: told for name, told in cell.rejections.items() if not name.endswith(" again")}
     assert len(refused) >= 20
     assert len(cell.rejections) - len(refused) <= 0.25 * len(refused)
-    # By seven seconds after its beginning the burst has been served so far that nobody is refused.
+    # The burst lasts for 17 s; by seven seconds after its beginning hardly anybody is refused any more.
     times = [told.retry_after_s for told in refused.values() if told.retry_after_s is not None]
     assert len(times) == len(refused)
-    assert np.median(times) < 10.0
+    assert np.median(times) < 13.0
+    assert max(times) <= 20.0
 
 
 def test_what_no_load_allows_is_told_as_such() -> None:

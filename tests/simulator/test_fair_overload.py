@@ -144,10 +144,13 @@ def test_one_key_does_not_spoil_it_for_the_others() -> None:
     print(fair, unfair, sep="\n")
     assert fair.others > 0.8
     assert fair.others > unfair.others + 0.3
-    assert fair.recovery_s <= 14.0
-    # The tier without objectives is the first to be refused.
+    assert fair.taken_on_time > 0.8
+    assert fair.true[0] > 0.85 * fair.true[1]
+    assert fair.recovery_s <= 10.0
+    # The urgent tier is refused least of those with objectives. Batch has none and may wait as long as it
+    # takes, so it is refused only where its part of the queue is full: no promise beside theirs.
     shares = {tier: refused / sent for tier, (refused, sent) in fair.refused.items()}
-    assert shares["batch"] > max(shares["interactive"], shares["standard"])
+    assert shares["interactive"] < shares["standard"]
 
 
 def test_one_key_fills_half_of_the_queue() -> None:

@@ -1,0 +1,183 @@
+"""Times that refused clients were told to come back at, and the capacity that is kept for them.
+
+A time comes true only if others do not use what it counted on, and if not everybody is told the same one. So
+each is an appointment: a share of the cell's time is kept for it, and whoever is refused next is told a
+later one. What is kept for the next seconds may be much, as an overload that ends is over for newcomers
+when those have gone by; beyond, it is little, so that newcomers find room as soon as an overload ends.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cluster.planning import RunningMean
+from cluster.stream_messages import Submit
+
+# Shares of the cell's time that are kept for those who come back within so many seconds of the time
+# when the load lets them, and later.
+NEAR_S = 5.0
+NEAR_SHARE, FAR_SHARE = 0.5, 0.1
+# Of what is kept near, one tenant gets at most so much.
+TENANT_SHARE = 0.5
+# How much later, or by its clock earlier, than it was told a client may come.
+LATE_S, EARLY_S = 1.0, 0.1
+# Whoever may come within so many seconds tries all times from then on, so that the next need not try them.
+SOON_S = 30
+# Most times that are tried for one client.
+MOST_TRIED = 64
+# Promises that are remembered, of 0.4 kB each; an hour of the simulated 8B cell has room for fewer.
+MOST_PROMISED = 16384
+
+Identity = tuple[str, str, int, int, int]
+
+
+def identity(submit: Submit) -> Identity:
+    """What a request and its repetition have in common; request ids and random seeds differ."""
+    prompt = tuple(submit.prompt)
+    return (submit.tenant.label, submit.tier, submit.sampling.max_tokens, len(prompt), hash(prompt))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Promise:
+    """A client was told to come back at a time.
+
+    Attributes:
+        at: when.
+        number: of promises made before.
+        who: what it is recognised by.
+        priority: of its request.
+        work_s: seconds of the cell's time that its request takes.
+        is_near: whether it was made for one of the next seconds.
+    """
+
+    at: float
+    number: int
+    who: Identity = field(compare=False)
+    priority: int = field(compare=False)
+    work_s: float = field(compare=False)
+    is_near: bool = field(compare=False)
+
+
+@dataclass(slots=True)
+class Promises:
+    """The appointments of one scheduler.
+
+    Attributes:
+        max_after_s: longest time told.
+        most: promises that are remembered; whoever is refused beyond is told the longest time.
+    """
+
+    max_after_s: float
+    most: int = MOST_PROMISED
+    _due: list[Promise] = field(default_factory=list)
+    _by_identity: dict[Identity, list[Promise]] = field(default_factory=dict)
+    # Seconds of the cell's time kept near, by label of the tenant.
+    _near_s: dict[str, float] = field(default_factory=dict)
+    # Before this there is no room for those that are not near.
+    _full_until: float = 0.0
+    _num_made: int = 0
+    # Share of those promised who come.
+    _shown: RunningMean = field(default_factory=lambda: RunningMean(1.0))
+
+    def is_due(self, label: str, now: float) -> bool:
+        """Whether any of the tenant is expected within the next seconds, as in an overload that lasts."""
+        return any(
+            promise.who[0] == label for promise in self._due[: bisect_right(self._due, now + NEAR_S, key=_at)]
+        )
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def make(self, submit: Submit, after_s: float, work_s: float, now: float, *, may_be_near: bool) -> float:
+        """Tell a client when to come back, in whole seconds, as it is sent over HTTP.
+
+        Args:
+            submit: what it asked for.
+            after_s: before then it would be in vain.
+            work_s: seconds of the cell's time that it takes.
+            now: the present.
+            may_be_near: whether it may have what is kept for the next seconds.
+        """
+        if len(self._due) >= self.most:
+            return self.max_after_s
+        who, least_s = identity(submit), max(1, math.ceil(after_s))
+        work_s *= self._shown.value
+        tenant_share = TENANT_SHARE if who[0] else 1.0
+        if may_be_near and self._near_s.get(who[0], 0.0) < tenant_share * NEAR_SHARE * NEAR_S:
+            for told_s in range(least_s, least_s + int(NEAR_S) + 1):
+                if told_s <= self.max_after_s and self._has_room(now + told_s, work_s, NEAR_SHARE):
+                    return self._made(submit, now, told_s, work_s, is_near=True)
+        told_s = max(least_s, math.ceil(self._full_until - now))
+        for _ in range(MOST_TRIED):
+            if told_s > self.max_after_s:
+                break
+            if self._has_room(now + told_s, work_s, FAR_SHARE):
+                self._filled(now + told_s, least_s)
+                return self._made(submit, now, told_s, work_s, is_near=False)
+            told_s += max(1, int(work_s / FAR_SHARE))
+        self._filled(now + min(told_s, self.max_after_s), least_s)
+        return self.max_after_s
+
+    def _filled(self, until: float, least_s: int) -> None:
+        """There is no room from the next seconds up to a time, unless only what came late was tried."""
+        if least_s <= SOON_S:
+            self._full_until = max(self._full_until, until)
+
+    def _made(self, submit: Submit, now: float, told_s: int, work_s: float, *, is_near: bool) -> float:
+        who = identity(submit)
+        promise = Promise(now + told_s, self._num_made, who, submit.priority, work_s, is_near)
+        self._num_made += 1
+        insort(self._due, promise)
+        self._by_identity.setdefault(who, []).append(promise)
+        if is_near:
+            self._near_s[who[0]] = self._near_s.get(who[0], 0.0) + work_s
+        return float(told_s)
+
+    def _has_room(self, at: float, work_s: float, share: float) -> bool:
+        """Whether those around a time leave it room for one more."""
+        window_s = max(1.0, work_s / share)
+        first = bisect_right(self._due, at - window_s / 2, key=_at)
+        last = bisect_right(self._due, at + window_s / 2, key=_at)
+        others_s = sum([promise.work_s for promise in self._due[first:last]])
+        return others_s + work_s <= share * window_s + 1e-9
+
+    def keep(self, submit: Submit, now: float) -> bool:
+        """Whether the request comes as it was told; then its promise is done with."""
+        due = self._by_identity.get(identity(submit)) if self._due else None
+        for promise in due or ():
+            if now - LATE_S <= promise.at <= now + EARLY_S:
+                self._remove(promise)
+                self._shown.follow(1.0)
+                return True
+        return False
+
+    def expire(self, now: float) -> None:
+        """Forget those who did not come."""
+        while self._due and self._due[0].at < now - LATE_S:
+            self._remove(self._due[0])
+            self._shown.follow(0.0)
+
+    def _remove(self, promise: Promise) -> None:
+        del self._due[bisect_left(self._due, promise)]
+        same = self._by_identity[promise.who]
+        same.remove(promise)
+        if not same:
+            del self._by_identity[promise.who]
+        if promise.is_near:
+            label = promise.who[0]
+            # Of work as small as rounding errors nothing is left before the last of it is gone.
+            left_s = self._near_s.pop(label, 0.0) - promise.work_s
+            if left_s > 1e-9:
+                self._near_s[label] = left_s
+
+    def num_due(self, passes: Callable[[str, int], bool], until: float) -> float:
+        """How many are expected to come until a time, of the tenants and priorities told to pass."""
+        due = self._due[: bisect_right(self._due, until, key=_at)]
+        return self._shown.value * sum(passes(promise.who[0], promise.priority) for promise in due)
+
+
+def _at(promise: Promise) -> float:
+    return promise.at
