@@ -322,7 +322,8 @@ class SchedulerCore:
             return
         if self.waiting and not is_draft:  # a draft makes no room
             self._admit(now)
-        by_batch = self.micro_batches.members(self.running.values())
+        running = self.running.values()
+        by_batch = self.micro_batches.members(running)
         for members in by_batch.values():
             ready = self.micro_batches.ready_to_draft(members)
             if ready:
@@ -330,7 +331,7 @@ class SchedulerCore:
                 ready = self.batcher.rule.decode(ready, members, context)
             if ready:
                 self.micro_batches.begin(ready, now)
-                self._actions.extend(self.planner.draft(ready, now, self.max_model_tokens))
+                self._actions.extend(self.planner.draft(ready, running, now, self.max_model_tokens))
         if self.verify_calls.outstanding is None:
             self._verify(by_batch, now)
         elif self.micro_batches.is_next_due(by_batch, self.verify_calls, now):

@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from cluster.cost_model import CostModel
-from cluster.planning import RunningMean
 from cluster.requests import Request, State
+from cluster.running_mean import RunningMean
 from cluster.stream_messages import Prediction, Submit
 from verifier.messages import VerifyResult
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cluster.planning import RunningMean
+from cluster.running_mean import RunningMean
 
 # Seconds in which a lost target is replaced, until that has been seen.
 FIRST_S = 5.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +23,9 @@ from cluster.forest import Forest
 from cluster.head_proposals import HeadProposals, evaluating_s
 from cluster.policies.base import DecodeRequest, Policy, Rests, StepContext, StopsDrafting
 from cluster.policies.decode_batch import DecodeBatch
+from cluster.prompt_share import PromptShare
 from cluster.requests import Request, State, Trigger, advance_all
+from cluster.running_mean import SMOOTHING
 from cluster.step_overhead import StepOverhead
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
@@ -31,8 +33,6 @@ from engine.tree_batch import TreeBatch, subsets
 from selector.protocol import Outcome
 from verifier.messages import VerifyResult
 
-# Weight of the newest step in the running means of iteration time and overhead.
-SMOOTHING = 0.1
 # Verified trees are calibrated on when there are so many, or after so many steps.
 CALIBRATE_TREES, CALIBRATE_STEPS = 64, 8
 # Share of recent plans with a draft below which prompts are not read by drafters (SmartSpec), but for one
@@ -81,19 +81,6 @@ class Totals:
         self.padded_tokens += result.padded_tokens
 
 
-@dataclass(slots=True)
-class RunningMean:
-    """A mean that follows its first values fast and later ones by SMOOTHING."""
-
-    value: float
-    seen: int = 0
-
-    def follow(self, value: float) -> None:
-        """Move towards `value`."""
-        self.seen += 1
-        self.value += max(SMOOTHING, 1.0 / (self.seen + 3)) * (value - self.value)
-
-
 class StepPlanner:
     """One step planner for every policy (design, idea 4)."""
 
@@ -116,7 +103,7 @@ class StepPlanner:
         self._batch = DecodeBatch()
         self._to_calibrate: list[tuple[list[TokenTree], list[str], list[list[int]]]] = []
         self.overhead = StepOverhead(cost.profile.overhead_s)
-        self._prompt_share = RunningMean(0.0)
+        self._prompt_share = PromptShare()
         self._rests = policy if isinstance(policy, Rests) else None
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
         self._decode_views = DecodeViews(pool, self.heads, self.may_read)
@@ -139,8 +126,11 @@ class StepPlanner:
             return False
         return self._proposing >= LEAST_PROPOSING or request.order % PROBE_REQUESTS == 0
 
-    def draft(self, ready: Sequence[Request], now: float, max_model_tokens: int) -> list[Draft]:
+    def draft(
+        self, ready: Sequence[Request], running: Collection[Request], now: float, max_model_tokens: int
+    ) -> list[Draft]:
         """Ask the policy for shapes; move every request to DRAFTING or, with nothing to draft, DRAFTED."""
+        self._prompt_share.look(running)
         if len(ready) < FAR_FEWER * self._unproposed:
             self._proposing, self._unproposed = 1.0, 0
         if self._rests is not None and self._rests.rests(len(ready), self.totals.steps):
@@ -379,8 +369,7 @@ class StepPlanner:
         self.totals.step_verify_s += forward_s
         self.step_s += SMOOTHING * (iteration.elapsed_s - self.step_s)
         overhead = max(0.0, iteration.slot_s - iteration.draft_s - heads_s - forward_s)
-        if result.verdicts:
-            self._prompt_share.follow(float(bool(result.prefills)))
+        self._prompt_share.observe(result)
         drafted = iteration.draft_s > 0.0
         self.overhead.observe(len(result.verdicts), overhead, drafted=drafted)
 
@@ -393,5 +382,5 @@ class StepPlanner:
             plain_overhead_s=self.overhead.plain_s(num_requests),
             draft_overhead_s=self.overhead.drafted_s(num_requests),
             step=self.totals.steps,
-            prompt_share=self._prompt_share.value,
+            prompt_share=self._prompt_share.ahead,
         )

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cluster.planning import RunningMean
+from cluster.running_mean import RunningMean
 from cluster.stream_messages import Submit
 
 # Shares of the cell's time that are kept for those who come back within so many seconds of the time

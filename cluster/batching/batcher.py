@@ -12,8 +12,8 @@ from cluster.batching.registry import make_rule
 from cluster.config import SchedulerConfig
 from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
-from cluster.planning import RunningMean
 from cluster.requests import Request
+from cluster.running_mean import RunningMean
 
 
 @dataclass(slots=True)

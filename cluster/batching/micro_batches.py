@@ -9,9 +9,9 @@ from cluster.batching.iteration import Iteration
 from cluster.config import SchedulerConfig
 from cluster.cost_model import CostModel
 from cluster.pipeline import Load, make_count_rule
-from cluster.planning import RunningMean
 from cluster.policies.base import DecodeRequest
 from cluster.requests import Request, State
+from cluster.running_mean import RunningMean
 from cluster.verify_calls import OutstandingVerify, VerifyCalls
 from verifier.messages import VerifyResult
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cluster.planning import RunningMean
 from cluster.requests import Request
+from cluster.running_mean import RunningMean
 from engine.tree import TokenTree
 from verifier.messages import VerifyResult
 

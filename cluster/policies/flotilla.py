@@ -228,8 +228,7 @@ def _spent_on_prompts(context: StepContext, *, drafted: bool) -> float:
 
     Weights are read and messages sent for the prompts in a step whether or not it decodes. While every step
     has some, tokens that drafts save cost next to nothing, and the time of drafting is lost to the prompts.
-    As long as there are steps without prompts, those are what drafts save: hence the square, which in a loop
-    that is always full does no worse than the share or its cube anywhere.
+    As long as there are steps without prompts, those are what drafts save: hence the square.
     """
     fixed_s = context.cost.verify_fixed_seconds(drafted=drafted) + context.plain_overhead_s
     return context.prompt_share**2 * fixed_s
