@@ -39,7 +39,7 @@ def test_replicas_replay_the_same(tmp_path: Path, policy: str) -> None:
     take_over(core, world.core, world.now)
     world.core = core
     core.pool.selector = Rotate(every=2)
-    for number in range(8):
+    for number in range(4):
         sampling = SamplingParams(temperature=0.0, max_tokens=40)
         world.send(submit(number, world.rng, sampling=sampling, objective=Objective(tpot_ms=25.0)))
     while world.answer_one():
