@@ -9,14 +9,13 @@ from typing import Protocol
 from cluster.config import FlotillaConfig
 from cluster.cost_model import CostModel
 from cluster.events import VerifierReady
-from cluster.requests import Request, State
+from cluster.requests import PREFILL, Request
 from cluster.stream_messages import Rejected, Submit
 
 # Slots kept free of sequences, so that even a lone request has room for its draft tree.
 SLOT_MARGIN = 40
 # Slots of growth set aside per running request before another is admitted.
 GROWTH_RESERVE = 16
-PREFILL = (State.PREFILLING, State.PREFILL_SENT)
 #: Why requests are refused: every code there is.
 CODES = frozenset(
     {

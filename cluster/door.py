@@ -35,9 +35,9 @@ DUE_S = 2.0
 PROMISED_HEADROOM = 0.1
 HEADROOM = 0.35
 # The load falls later than predicted: times are stretched by as much more after each client that came back
-# in vain and as much less after each that was taken. At first, twice as long.
+# in vain and as much less after each that was taken. At first, half as long again.
 TOO_EARLY, IN_TIME = 1.15, 0.97
-FIRST_STRETCH, MOST_STRETCH = 2.0, 16.0
+FIRST_STRETCH, MOST_STRETCH = 1.5, 16.0
 
 
 class Cell(admission.CellState, Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from cluster.cost_model import CostModel
-from cluster.requests import Request, State
+from cluster.requests import PREFILL, Request
 from cluster.running_mean import RunningMean
 from cluster.stream_messages import Prediction, Submit
 from verifier.messages import VerifyResult
@@ -22,8 +22,6 @@ KNOWN_STEPS = 8
 FIRST_SHARE = 1.0
 # Requests that are reckoned to pass one that waits; by then it is late for any objective.
 MOST_PASSING = 256
-
-PREFILL = (State.PREFILLING, State.PREFILL_SENT)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from cluster.stream_messages import Submit
 # Shares of the cell's time that are kept for those who come back within so many seconds of the time
 # when the load lets them, and later.
 NEAR_S = 5.0
-NEAR_SHARE, FAR_SHARE = 0.5, 0.1
+NEAR_SHARE, FAR_SHARE = 0.5, 0.2
 # Of what is kept near, one tenant gets at most so much.
 TENANT_SHARE = 0.5
 # How much later, or by its clock earlier, than it was told a client may come.

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from cluster.requests import Request, State
+from cluster.requests import PREFILL, Request
 from cluster.running_mean import RunningMean
 from verifier.messages import VerifyResult
 
 # So many prompts that are not computed yet fill the steps that matter with prompts.
 MANY_PROMPTS = 8
-
-_PREFILL = (State.PREFILLING, State.PREFILL_SENT)
 
 
 @dataclass(slots=True)
@@ -33,5 +31,5 @@ class PromptShare:
 
     def look(self, running: Collection[Request]) -> None:
         """Those admitted: a burst of prompts shows here before it shows in the steps."""
-        num_prompts = sum([request.state in _PREFILL for request in running])
+        num_prompts = sum([request.state in PREFILL for request in running])
         self.ahead = max(self._lately.value, min(1.0, num_prompts / MANY_PROMPTS))

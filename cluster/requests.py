@@ -30,6 +30,10 @@ class State(IntEnum):
     FINISHED = auto()  # ended, for whatever reason
 
 
+# Part of the sequence is still to be computed.
+PREFILL = (State.PREFILLING, State.PREFILL_SENT)
+
+
 class Trigger(IntEnum):
     """What moves a request from state to state."""
 

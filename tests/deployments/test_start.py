@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import platform
 import socket
 import subprocess
 import sys
@@ -94,7 +93,6 @@ libc.fflush(file)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is one of glibc's allocator")
 def test_threads_share_what_is_freed() -> None:
     """Ray has tens of threads in each process; by default they take turns in eight arenas for each core."""
     run = subprocess.run(

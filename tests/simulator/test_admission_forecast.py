@@ -95,10 +95,10 @@ def test_coming_back_when_told_succeeds() -> None:
         assert told.predicted.tpot_ms > beyond * 1.2 * BASELINE_MS
     tpots = [r.tpot_ms for name, (_, r) in cell.receipts.items() if name.startswith("p") and r.tpot_ms]
     assert np.mean([tpot <= 1.2 * BASELINE_MS for tpot in tpots]) > 0.8
-    # The burst lasts for 13 s: it is told later than its end, as each has an appointment of its own.
+    # Nobody is sent away for ten times as long as the burst lasts, which is 13 s.
     waits = [cell.rejections[name].retry_after_s or 0.0 for name in refused]
-    assert np.median(waits) < 20.0
-    assert max(waits) <= 2.5 * 13.0
+    assert np.median(waits) < 15.0
+    assert max(waits) <= 2.0 * 13.0
     # Nobody that did not ask for it is refused, and nothing taken is lost.
     assert all(f"r{number}" in cell.receipts for number in range(100))
     assert len(cell.receipts) == 140 - len(again)
@@ -118,7 +118,7 @@ def test_coming_back_after_a_burst_of_prompts_succeeds() -> None:
     # The burst lasts for 17 s; by seven seconds after its beginning hardly anybody is refused any more.
     times = [told.retry_after_s for told in refused.values() if told.retry_after_s is not None]
     assert len(times) == len(refused)
-    assert np.median(times) < 15.0
+    assert np.median(times) < 10.0
     assert max(times) <= 20.0
 
 
