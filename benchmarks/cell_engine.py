@@ -65,7 +65,8 @@ class CellEngine:
             state = await self._cell.describe.remote()
             if state["failure"]:
                 raise RuntimeError(f"{self.name}: {state['failure']}")
-            if state["ready"]:
+            # Making the process in reserve takes seconds of a core, which the first round would lack.
+            if state["ready"] and not state["making_standby"]:
                 return
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self.name}: still {state['stage']} after {READY_TIMEOUT_S:.0f} s")

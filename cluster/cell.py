@@ -126,6 +126,7 @@ class Cell:
             "stage": self._stage,
             "failure": self._failure,
             "ready": self._stage == "ready" and self._core.verifier is not None,
+            "making_standby": self._lifecycle.making_standby,
             "profile": msgspec.to_builtins(self._core.cost.profile),
             "baseline": msgspec.to_builtins(
                 Baseline.of(self._core.cost.profile, self.config.scheduler.prefill_chunk)

@@ -188,6 +188,11 @@ class Lifecycle:
             self._shell.handle(event)
         self._workers.standby.fill()
 
+    @property
+    def making_standby(self) -> bool:
+        """Whether a process in reserve is being made now."""
+        return self._workers.standby.is_filling
+
     # Losses
 
     def lost(self, name: str) -> None:

@@ -52,6 +52,11 @@ class Standby:
         """Processes that could stand in now."""
         return len(self._ready)
 
+    @property
+    def is_filling(self) -> bool:
+        """Whether a process is being made, which takes seconds of a core: a bad moment to measure."""
+        return self._filling is not None and not self._filling.done()
+
     def beside(self, config: DrafterConfig, where: Whereabouts) -> None:
         """Processes are made on this drafter's node from now on, if it is one they can stand in for."""
         if can_stand_in(config):
