@@ -19,7 +19,7 @@ _FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LlamaLayer:
-    """One layer: linear maps with the norm before them folded in.
+    """One layer: linear maps with the scales of the norm before them.
 
     `qkv` yields query heads, key heads, value heads; `gate_up` yields gate then up. `head_norms`
     [query and key heads, head_dim] are the scales of Qwen3's norms of queries and keys, else None.
@@ -38,8 +38,8 @@ class LlamaWeights:
 
     Attributes:
         embedding: [vocab, hidden].
-        head: output projection to the vocabulary, with the final norm folded in.
-        head_scale: [hidden], what was folded into `head`: normalised rows times it are the last hidden state.
+        head: output projection to the vocabulary, with the scales of the final norm.
+        head_scale: [hidden], the scales in `head`: normalised rows times it are the last hidden state.
         rotation: complex64 [max_tokens, 1, head_dim / 2], rotary factor of each position and pair.
         norm_floor: `sqrt(hidden * eps)` as a scalar tensor; None where the runner normalises with
             `rms_norm` because `dtype` is too coarse for the shortcut.
@@ -132,7 +132,7 @@ def load_llama_weights(
         return LlamaWeights(
             layers=[share.layer(layer, gain) for layer in base.layers],
             embedding=base.embed_tokens.weight.detach().to(device),
-            head=Linear(_folded(model.get_output_embeddings().weight.to(device), base.norm.weight, gain)),
+            head=Linear(model.get_output_embeddings().weight.to(device), scale=_scale(base.norm, gain)),
             head_scale=base.norm.weight.to(device).float() * gain,
             rotation=_rotation_table(base.rotary_emb, longest, model.device).to(device),
             norm_floor=torch.tensor(math.sqrt(config.hidden_size * eps), device=device) if is_exact else None,
@@ -184,9 +184,9 @@ class _Share:
         if mlp.gate_proj.bias is not None:
             gate_up_bias = torch.cat([self._units(mlp.gate_proj.bias), self._units(mlp.up_proj.bias)])
         return LlamaLayer(
-            qkv=Linear(_folded(qkv, layer.input_layernorm.weight, gain), bias),
+            qkv=Linear(qkv, bias, _scale(layer.input_layernorm, gain)),
             out=self._row_split(attention.o_proj),
-            gate_up=Linear(_folded(gate_up, layer.post_attention_layernorm.weight, gain), gate_up_bias),
+            gate_up=Linear(gate_up, gate_up_bias, _scale(layer.post_attention_layernorm, gain)),
             down=self._row_split(mlp.down_proj),
             head_norms=norms,
         )
@@ -213,9 +213,10 @@ class _Share:
         return pairs.transpose(1, 2).flatten(0, 2)
 
 
-def _folded(weight: torch.Tensor, norm: torch.Tensor, gain: float) -> torch.Tensor:
-    """The map [outputs, inputs] with the scales of the norm before it, times `gain`, folded in."""
-    return (weight.float() * (norm.to(weight.device).float() * gain)).to(weight.dtype)
+def _scale(norm: Any, gain: float) -> torch.Tensor:
+    """The scales [hidden] of a norm times `gain`: what the linear map after it multiplies its input by."""
+    scale: torch.Tensor = norm.weight.detach().float() * gain
+    return scale
 
 
 def _rotation_table(rotary: Any, max_tokens: int, device: torch.device) -> torch.Tensor:
