@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 _ONEDNN_FROM = 400_000
 # Up to so many rows every number has a kernel of its own; beyond, multiples of the other.
 _EXACT_ROWS, _ROW_STEP = 64, 32
+_HALF_MAX = torch.finfo(torch.float16).max
 
 
 @functools.cache
@@ -71,24 +73,30 @@ def _half_kernel(num_threads: int) -> Callable[[torch.Tensor], Product] | None:
     return None
 
 
-def _half_product(weight: torch.Tensor) -> Product | None:
-    """The product with `weight`, if all its numbers are float16 numbers and there is a kernel for them."""
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+def _as_half(weight: torch.Tensor) -> float | None:
+    """The power of two by which all numbers of `weight` are float16 numbers; None if there is none.
+
+    1 for those of float16 checkpoints. Those of bfloat16 have fewer digits but may be smaller than float16
+    goes, so all are made as large as it allows.
+    """
+    largest = float(weight.abs().max()) if weight.numel() else 0.0
+    if not math.isfinite(largest):
         return None
-    kernel = _half_kernel(torch.get_num_threads())
-    if kernel is None or not torch.equal(weight.half().float(), weight):
-        return None
-    return kernel(weight.contiguous())
+    for power in (1.0, 2.0 ** math.floor(math.log2(_HALF_MAX / largest)) if largest else 1.0):
+        times = weight * power
+        if torch.equal(times.half().float(), times):
+            return power
+    return None
 
 
 class Linear:
     """`(x * scale) @ weight.T + bias` for float `x` [rows, inputs], with the weight laid out for speed.
 
-    On a CPU in float32, weights that came from a float16 checkpoint are kept in float16, and computed with
-    in float32: the same numbers in half the memory, read in half the time. Other weights on a CPU use oneDNN
-    with a blocked weight for products above a size (in fp32 twice as fast as `torch.nn.functional.linear`
-    there, which calls MKL), and a transposed weight below; small ones are kept in both layouts. The choice
-    depends on weights and shapes only, never on timing.
+    On a CPU in float32, weights that came from a float16 or bfloat16 checkpoint are kept in float16, and
+    computed with in float32: the same numbers in half the memory, read in half the time. Other weights on
+    a CPU use oneDNN with a blocked weight for products above a size (in fp32 twice as fast as
+    `torch.nn.functional.linear` there, which calls MKL), and a transposed weight below; small ones are kept
+    in both layouts. The choice depends on weights and shapes only, never on timing.
     """
 
     def __init__(
@@ -99,9 +107,16 @@ class Linear:
         self._scale: torch.Tensor | None = None
         self._packed: torch.Tensor | None = None
         self._transposed: torch.Tensor | None = None
-        self._half = _half_product(weight)
-        if self._half is not None:
-            self._scale = None if scale is None else scale.float()
+        self._half: Product | None = None
+        kernel, power = None, None
+        if weight.device.type == "cpu" and weight.dtype == torch.float32:
+            kernel = _half_kernel(torch.get_num_threads())
+            power = None if kernel is None else _as_half(weight)
+        if kernel is not None and power is not None:
+            self._half = kernel((weight * power).contiguous())
+            if scale is not None or power != 1.0:
+                # Dividing by a power of two is exact.
+                self._scale = (torch.ones(weight.shape[1]) if scale is None else scale.float()) / power
             return
         if scale is not None:
             # Folded in it costs nothing, but the products are no float16 numbers any more.
