@@ -31,7 +31,8 @@ class TargetConfig(DeviceConfig):
         default=None, description="Model id in the API; the directory's name if unset."
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        default="float32", description="Weights and KV cache."
+        default="float32",
+        description="What is computed in, and the KV cache. On a CPU, half-precision weights stay so.",
     )
     tensor_parallel: int = Field(default=1, ge=1, le=64, description="Ranks, one Ray actor each.")
     num_slots: NumSlots = Field(

@@ -29,7 +29,8 @@ class ModelDrafterConfig(PooledConfig, DeviceConfig):
     name: DrafterName = Field(description="Name in receipts and metrics.")
     path: str = Field(description="Hugging Face directory, or `zoo:NAME`.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        default="float32", description="Weights and KV cache."
+        default="float32",
+        description="What is computed in, and the KV cache. On a CPU, half-precision weights stay so.",
     )
     num_slots: NumSlots = Field(
         default=32768, description="Tokens its KV pool holds; `auto` as for the target."
