@@ -19,6 +19,8 @@ _ONEDNN_FROM = 400_000
 # Up to so many rows every number has a kernel of its own; beyond, multiples of the other.
 _EXACT_ROWS, _ROW_STEP = 64, 32
 _HALF_MAX = torch.finfo(torch.float16).max
+# Inputs are made smaller by as much as weights are made larger, and must stay far from the smallest floats.
+_MOST_DOUBLINGS = 32
 
 
 @functools.cache
@@ -82,7 +84,8 @@ def _as_half(weight: torch.Tensor) -> float | None:
     largest = float(weight.abs().max()) if weight.numel() else 0.0
     if not math.isfinite(largest):
         return None
-    for power in (1.0, 2.0 ** math.floor(math.log2(_HALF_MAX / largest)) if largest else 1.0):
+    most = math.floor(math.log2(_HALF_MAX / largest)) if largest else 0
+    for power in (1.0, 2.0 ** min(most, _MOST_DOUBLINGS)):
         times = weight * power
         if torch.equal(times.half().float(), times):
             return power

@@ -84,6 +84,11 @@ def test_weights_are_kept_in_half_the_bytes_only_if_no_bit_of_them_is_lost() -> 
     wide[3, 5] = float("inf")
     assert not is_half(wide)
     assert not is_half(weight.bfloat16()), "computed with in bfloat16"
+    tiny = weight.bfloat16().float() * 2.0**-100
+    assert not is_half(tiny), "inputs would have to be made too small"
+    x = numbers((2, 48), 3, 2.0**30)
+    exact = x @ tiny.t()
+    torch.testing.assert_close(Linear(tiny)(x), exact, atol=1e-5 * float(exact.abs().max()), rtol=1e-5)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
