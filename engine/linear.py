@@ -42,7 +42,7 @@ def _can_pack(dtype: torch.dtype) -> bool:
 def _one_thread(weight: torch.Tensor) -> Product:
     """The kernel without the fixed cost of the other one (4 us instead of 20), on the calling thread alone.
 
-    PyTorch calls it deprecated, hence the other one, and the fallback to oneDNN.
+    PyTorch calls it deprecated; where it is gone the other one takes over.
     """
     packed = torch.fbgemm_pack_gemm_matrix_fp16(weight)
     return lambda x: torch.fbgemm_linear_fp16_weight_fp32_activation(x, packed, None)
@@ -60,35 +60,30 @@ def _half_kernel(num_threads: int) -> Callable[[torch.Tensor], Product] | None:
     Weights are widened in registers and everything is computed in float32. Decoding a few rows reads all
     weights and does little with them, so half the bytes take about half the time.
     """
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(48, 32, generator=generator).half().float()
-    x = torch.randn(3, 32, generator=generator)
-    for kernel in (_one_thread, _many_threads) if num_threads == 1 else (_many_threads,):
-        try:
-            with warnings.catch_warnings():  # each says once that it is deprecated
-                warnings.simplefilter("ignore")
-                out = kernel(weight.contiguous())(x)
-        except (AttributeError, RuntimeError, NotImplementedError):  # removed, or not for this processor
-            continue
-        if torch.allclose(out, F.linear(x, weight), rtol=1e-4, atol=1e-4):
-            return kernel
-    return None
+    if "fbgemm" not in torch.backends.quantized.supported_engines:  # it is for x86 with AVX2
+        return None
+    has_one = hasattr(torch, "fbgemm_linear_fp16_weight_fp32_activation")
+    kernel = _one_thread if num_threads == 1 and has_one else _many_threads
+    with warnings.catch_warnings():  # it says once that it is deprecated: when packing, and when computing
+        warnings.simplefilter("ignore")
+        kernel(torch.ones(8, 8))(torch.ones(1, 8))
+    return kernel
 
 
-def _as_half(weight: torch.Tensor) -> float | None:
-    """The power of two by which all numbers of `weight` are float16 numbers; None if there is none.
+def _as_half(weight: torch.Tensor) -> tuple[torch.Tensor, float] | None:
+    """`weight` times a power of two by which all its numbers are float16 numbers, and that; None without one.
 
-    1 for those of float16 checkpoints. Those of bfloat16 have fewer digits but may be smaller than float16
-    goes, so all are made as large as it allows.
+    The power is 1 for those of float16 checkpoints. Those of bfloat16 have fewer digits but may be smaller
+    than float16 goes, so all are made as large as it allows.
     """
-    largest = float(weight.abs().max()) if weight.numel() else 0.0
+    largest = float(weight.abs().max())
     if not math.isfinite(largest):
         return None
     most = math.floor(math.log2(_HALF_MAX / largest)) if largest else 0
     for power in (1.0, 2.0 ** min(most, _MOST_DOUBLINGS)):
         times = weight * power
         if torch.equal(times.half().float(), times):
-            return power
+            return times, power
     return None
 
 
@@ -111,12 +106,13 @@ class Linear:
         self._packed: torch.Tensor | None = None
         self._transposed: torch.Tensor | None = None
         self._half: Product | None = None
-        kernel, power = None, None
+        kernel = None
         if weight.device.type == "cpu" and weight.dtype == torch.float32:
             kernel = _half_kernel(torch.get_num_threads())
-            power = None if kernel is None else _as_half(weight)
-        if kernel is not None and power is not None:
-            self._half = kernel((weight * power).contiguous())
+        half = None if kernel is None else _as_half(weight)
+        if kernel is not None and half is not None:
+            times, power = half
+            self._half = kernel(times.contiguous())
             if scale is not None or power != 1.0:
                 # Dividing by a power of two is exact.
                 self._scale = (torch.ones(weight.shape[1]) if scale is None else scale.float()) / power

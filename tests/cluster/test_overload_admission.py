@@ -57,9 +57,8 @@ def test_each_second_is_told_to_no_more_than_it_has_room_for() -> None:
     assert all(work[second] <= NEAR_SHARE + 1e-9 for second in work if second <= 1 + NEAR_S)
     assert all(work[second] <= FAR_SHARE + 1e-9 for second in far)
     assert times[-1] == 100.0
-    assert len(books) == len(promised) + round(
-        FAR_SHARE / 0.1
-    )  # a hundred seconds is also the last time that can be promised
+    at_the_end = round(FAR_SHARE / 0.1)  # a hundred seconds is also the last time that can be promised
+    assert len(books) == len(promised) + at_the_end
 
 
 def test_slow_cells_give_appointments_seconds_apart() -> None:

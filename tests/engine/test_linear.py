@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -62,10 +61,9 @@ def test_products_equal_those_in_double_precision(
 
 
 def is_half(weight: torch.Tensor) -> bool:
-    return Linear(weight)._half is not None
+    return linear._as_half(weight) is not None
 
 
-@pytest.mark.skipif(linear._half_kernel(1) is None, reason="no kernel for half-precision weights here")
 def test_weights_are_kept_in_half_the_bytes_only_if_no_bit_of_them_is_lost() -> None:
     weight = numbers((64, 48), 1)
     assert not is_half(weight), "float32 numbers"
@@ -83,12 +81,21 @@ def test_weights_are_kept_in_half_the_bytes_only_if_no_bit_of_them_is_lost() -> 
     assert not is_half(wide), "no power of two fits both ends"
     wide[3, 5] = float("inf")
     assert not is_half(wide)
-    assert not is_half(weight.bfloat16()), "computed with in bfloat16"
     tiny = weight.bfloat16().float() * 2.0**-100
     assert not is_half(tiny), "inputs would have to be made too small"
     x = numbers((2, 48), 3, 2.0**30)
     exact = x @ tiny.t()
     torch.testing.assert_close(Linear(tiny)(x), exact, atol=1e-5 * float(exact.abs().max()), rtol=1e-5)
+
+
+def test_half_the_bytes_are_used_wherever_there_is_a_kernel() -> None:
+    weight = numbers((64, 48), 1)
+    has_kernel = linear._half_kernel(torch.get_num_threads()) is not None
+    assert has_kernel == ("fbgemm" in torch.backends.quantized.supported_engines)
+    assert (Linear(weight.half().float())._half is not None) == has_kernel
+    assert (Linear(weight.bfloat16().float())._half is not None) == has_kernel
+    assert Linear(weight)._half is None
+    assert Linear(weight.bfloat16())._half is None, "computed with in bfloat16"
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -107,24 +114,27 @@ def test_small_and_large_numbers_come_out_exactly(threads: int, kind: torch.dtyp
 def test_without_the_kernels_other_layouts_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = numbers((96, 64), 4).half().float()
     scale, x = numbers((64,), 5, 1.0), numbers((7, 64), 6, 1.0)
+    monkeypatch.setattr(linear, "_half_kernel", lambda _: None)
+    fallback = Linear(weight, None, scale)
+    assert fallback._half is None
+    check(fallback, x, expected(x, weight, None, scale))
 
-    def removed(_: torch.Tensor) -> linear.Product:
-        raise AttributeError("no such operator")
 
-    monkeypatch.setattr(linear, "_one_thread", removed)
-    monkeypatch.setattr(linear, "_many_threads", removed)
+def test_without_the_deprecated_kernel_the_other_one_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = numbers((96, 64), 4).half().float()
+    x = numbers((7, 64), 6, 1.0)
+    monkeypatch.delattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", raising=False)
     linear._half_kernel.cache_clear()
     try:
-        fallback = Linear(weight, None, scale)
-        assert fallback._half is None
-        check(fallback, x, expected(x, weight, None, scale))
+        check(Linear(weight), x, expected(x, weight, None, None))
+        assert linear._half_kernel(1) in (None, linear._many_threads)
     finally:
         linear._half_kernel.cache_clear()
 
 
 def test_a_product_depends_on_its_own_row_only() -> None:
-    weight = numbers((40, 24), 7).half().float()
+    map_ = Linear(numbers((40, 24), 7).half().float())
     x = numbers((9, 24), 8, 1.0)
-    whole = Linear(weight)(x)
-    for row in np.arange(9):
-        torch.testing.assert_close(Linear(weight)(x[row : row + 1])[0], whole[row], atol=1e-6, rtol=1e-5)
+    whole = map_(x)
+    for row in range(9):
+        torch.testing.assert_close(map_(x[row : row + 1])[0], whole[row], atol=1e-6, rtol=1e-5)
