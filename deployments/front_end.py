@@ -31,7 +31,7 @@ from deployments.grpc_replica import GrpcReplica
 from deployments.grpc_server import GrpcThread
 from deployments.grpc_service import GenerationService
 from deployments.http_limits import server_config
-from deployments.listening import shared_listener
+from deployments.listening import shared_listener, turn_new_connections_away
 from deployments.metric_gathering import Gatherer, serve_metrics
 from deployments.metric_server import MetricServer
 from deployments.openai_api import create_app
@@ -47,6 +47,9 @@ _STUCK_S = 20.0
 
 #: For so long before it stops, a front end asks its clients to close their connections.
 _FAREWELL_S = 1.0
+
+#: Then it lets no connection begin for so long, in which those made before are accepted and send what they ask.
+_LAST_REQUESTS_S = 0.4
 
 
 class CellHandle:
@@ -234,13 +237,13 @@ class FrontEnd(GrpcReplica):
         Replicas of one node share the port; the kernel spreads connections over them.
         """
         http = self._config.http
-        listener = shared_listener(http.host, http.port)
+        self._listener = shared_listener(http.host, http.port)
         # Not the service that Serve's own loop uses: tokens put into a queue of another thread's loop are
         # seen only when that loop happens to wake, which uvicorn's does every 100 ms.
         app = self._make_app(self._make_service())
         app.add_middleware(Farewell, is_leaving=lambda: self._is_draining)
         server = self._server = uvicorn.Server(server_config(app, http))
-        self._http = threading.Thread(target=server.run, args=([listener],), name="http", daemon=True)
+        self._http = threading.Thread(target=server.run, args=([self._listener],), name="http", daemon=True)
         self._http.start()
 
     async def __del__(self) -> None:
@@ -254,6 +257,8 @@ class FrontEnd(GrpcReplica):
         self._is_draining = True
         # Clients with open connections are told to make new ones, which go to those who stay.
         await asyncio.sleep(_FAREWELL_S)
+        turn_new_connections_away(self._listener)
+        await asyncio.sleep(_LAST_REQUESTS_S)
         self._server.should_exit = True
         await asyncio.gather(asyncio.to_thread(self._http.join, timeout_s), self._drain_grpc(timeout_s))
         await self._directory.leave()

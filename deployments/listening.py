@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
+import struct
+import sys
+
+# <asm-generic/socket.h>, and <linux/filter.h>: a program of classic BPF sees a segment from its TCP header on.
+_SO_ATTACH_FILTER = 26
+_LOAD_BYTE, _AND, _JUMP_IF_EQUAL, _RETURN = 0x30, 0x54, 0x15, 0x06
+_FLAGS_OFFSET, _SYN, _ACK = 13, 0x02, 0x10
+_DROP_NEW_CONNECTIONS = b"".join(
+    struct.pack("=HBBI", *instruction)
+    for instruction in (
+        (_LOAD_BYTE, 0, 0, _FLAGS_OFFSET),
+        (_AND, 0, 0, _SYN | _ACK),
+        (_JUMP_IF_EQUAL, 0, 1, _SYN),
+        (_RETURN, 0, 0, 0),
+        (_RETURN, 0, 0, 0xFFFFFFFF),
+    )
+)
 
 
 def shared_listener(host: str, port: int) -> socket.socket:
@@ -14,3 +32,23 @@ def shared_listener(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.bind((host, port))
     return listener
+
+
+def turn_new_connections_away(listener: socket.socket) -> None:
+    """Let no further connection begin, as if the first segment of each were lost on its way.
+
+    A listener that is closed resets the connections which the kernel has made for it and which it has not
+    accepted. After this call those can still be accepted, none is added, and it can be closed once it has none
+    left. Clients that are turned away notice nothing: their kernels try again after a second, and whoever
+    shares the port then gets them.
+
+    Raises:
+        OSError: the socket takes no filter (Linux's sockets do).
+    """
+    if sys.platform != "linux":
+        return
+    program = ctypes.create_string_buffer(_DROP_NEW_CONNECTIONS, len(_DROP_NEW_CONNECTIONS))
+    num_instructions = len(_DROP_NEW_CONNECTIONS) // 8
+    # struct sock_fprog: the number of instructions, and where they are.
+    pointer = struct.pack("HP", num_instructions, ctypes.addressof(program))
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
