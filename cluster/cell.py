@@ -350,8 +350,9 @@ class Cell:
     def drafted(self, name: str, data: bytes) -> None:
         """A drafter answered (`worker_set.Listener`)."""
         result = self._draft_results.decode(data)
-        self._metrics.drafted(self._core.pool.kind_of(name), result)
+        kind = self._core.pool.kind_of(name)
         self.handle(DraftDone(name, result))
+        self._metrics.drafted(kind, result)
 
     def verified(self, rank: int, data: bytes) -> None:
         """A rank of the target answered; what counts is rank 0's (`worker_set.Listener`)."""

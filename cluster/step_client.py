@@ -1,9 +1,13 @@
-"""The scheduler's end of the step transport: one persistent connection per worker."""
+"""The scheduler's end of the step transport: one persistent connection per worker.
+
+Plain sockets on the event loop: asyncio's streams take a further turn of the loop for each answer, and
+uvloop, which Ray runs actors on, sends only when the callback that wrote has ended, and what the scheduler
+learns from an answer after it has sent the next calls is part of that callback.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import time
@@ -11,9 +15,11 @@ from collections import deque
 from collections.abc import Callable
 
 from cluster.stalls import Signs
-from cluster.transport import read_frame, write_frame
+from cluster.transport import frame, take_frames
 
 _log = logging.getLogger(__name__)
+
+_RECEIVE_BYTES = 256 << 10
 
 
 class StepClient:
@@ -27,8 +33,7 @@ class StepClient:
     def __init__(
         self,
         name: str,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        connection: socket.socket,
         on_answer: Callable[[bytes], None],
         on_lost: Callable[[], None],
     ) -> None:
@@ -38,9 +43,12 @@ class StepClient:
         self._sent: deque[float] = deque()
         self._heard_at = self._answered_at = time.monotonic()
         self._num_answered = 0
-        self._writer = writer
+        self._on_answer, self._on_lost = on_answer, on_lost
+        self._connection = connection
         self._closing = False
-        self._task = asyncio.create_task(self._pump(reader, on_answer, on_lost), name=f"steps of {name}")
+        self._received, self._unsent = bytearray(), bytearray()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(connection, self._readable)
 
     @classmethod
     async def connect(
@@ -52,15 +60,24 @@ class StepClient:
         on_lost: Callable[[], None],
     ) -> StepClient:
         """Connect and present the token; OSError if the worker is not there."""
-        reader, writer = await asyncio.open_connection(*address)
-        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        write_frame(writer, token)
-        return cls(name, reader, writer, on_answer, on_lost)
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        connection = socket.socket(*found[0][:2])
+        try:
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_connect(connection, found[0][4])
+        except BaseException:
+            connection.close()
+            raise
+        client = cls(name, connection, on_answer, on_lost)
+        client._write(token)
+        return client
 
     def send(self, call: bytes) -> None:
-        """Queue one call."""
+        """Send one call, at once if the connection takes it."""
         self._sent.append(time.monotonic())
-        write_frame(self._writer, call)
+        self._write(call)
 
     def signs(self, now: float, predicted_s: float = 0.0) -> Signs:
         """What is known of the worker's process.
@@ -81,29 +98,84 @@ class StepClient:
     async def close(self) -> None:
         """Close without reporting a loss."""
         self._closing = True
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        self._writer.close()
+        self._end()
 
-    async def _pump(
-        self, reader: asyncio.StreamReader, on_answer: Callable[[bytes], None], on_lost: Callable[[], None]
-    ) -> None:
+    def _write(self, data: bytes) -> None:
+        if self._connection.fileno() < 0:
+            return
+        whole, sent = frame(data), 0
+        if not self._unsent:
+            try:
+                sent = self._connection.send(whole)
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                self._lose(str(error))
+                return
+            if sent < len(whole):
+                self._loop.add_writer(self._connection, self._writable)
+        self._unsent += whole[sent:]
+
+    def _writable(self) -> None:
         try:
-            while True:
-                data = await read_frame(reader)
-                self._heard_at = time.monotonic()
-                if data:  # else a heartbeat
-                    self._answered_at = self._heard_at
-                    self._num_answered += 1
-                    if self._sent:
-                        self._sent.popleft()
-                    on_answer(data)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            _log.warning("connection to %s lost", self.name)
+            sent = self._connection.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(str(error))
+            return
+        del self._unsent[:sent]
+        if not self._unsent:
+            self._loop.remove_writer(self._connection)
+
+    def _readable(self) -> None:
+        try:
+            data = self._connection.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(str(error))
+            return
+        if not data:
+            self._lose("it was closed")
+            return
+        self._received += data
+        try:
+            for answer in take_frames(self._received):
+                self._hear(answer)
+        except ConnectionError as error:
+            self._lose(str(error))
         except Exception:
             # Without this nobody would read on, and every request would wait forever: better a new worker.
             _log.exception("an answer of %s could not be handled; it counts as lost", self.name)
+            self._lose("")
+
+    def _hear(self, answer: bytes) -> None:
+        self._heard_at = time.monotonic()
+        if not answer or self._connection.fileno() < 0:  # a heartbeat, or closed while answers were handled
+            return
+        self._answered_at = self._heard_at
+        self._num_answered += 1
+        if self._sent:
+            self._sent.popleft()
+        self._on_answer(answer)
+
+    def _lose(self, why: str) -> None:
+        if self._connection.fileno() < 0:
+            return
+        if why:
+            _log.warning("connection to %s lost: %s", self.name, why)
+        self._end()
         self.is_lost = True
+        # Whoever was about to send must not find the loss told in the midst of it.
+        self._loop.call_soon(self._tell_lost)
+
+    def _tell_lost(self) -> None:
         if not self._closing:
-            on_lost()
+            self._on_lost()
+
+    def _end(self) -> None:
+        if self._connection.fileno() >= 0:
+            self._loop.remove_reader(self._connection)
+            self._loop.remove_writer(self._connection)
+            self._connection.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Iterator
 
 #: Largest frame either side accepts. Steps stay below 100 kB; a submission holds at most one prompt.
 MAX_FRAME_BYTES = 64 << 20
@@ -36,3 +37,27 @@ def write_frame(writer: asyncio.StreamWriter, data: bytes) -> None:
         raise FrameTooLarge(f"frame of {len(data)} bytes, at most {MAX_FRAME_BYTES} are accepted")
     writer.write(_LENGTH.pack(len(data)))
     writer.write(data)
+
+
+def frame(data: bytes) -> bytes:
+    """`data` as one frame, to be sent in one piece. Raises `FrameTooLarge`."""
+    if len(data) > MAX_FRAME_BYTES:
+        raise FrameTooLarge(f"frame of {len(data)} bytes, at most {MAX_FRAME_BYTES} are accepted")
+    return _LENGTH.pack(len(data)) + data
+
+
+def take_frames(received: bytearray) -> Iterator[bytes]:
+    """The whole frames at the beginning of what was received, removed from it one by one.
+
+    Raises `FrameTooLarge` as soon as one is announced.
+    """
+    while len(received) >= _LENGTH.size:
+        (length,) = _LENGTH.unpack_from(received)
+        if length > MAX_FRAME_BYTES:
+            raise FrameTooLarge(f"frame of {length} bytes, at most {MAX_FRAME_BYTES} are accepted")
+        end = _LENGTH.size + length
+        if len(received) < end:
+            return
+        data = bytes(received[_LENGTH.size : end])
+        del received[:end]
+        yield data

@@ -7,12 +7,14 @@ import threading
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cluster.client_server import ClientServer
 from cluster.step_client import StepClient
 from cluster.step_server import StepServer
 from cluster.stream_messages import Cancel, ClientMessage, Rejected
-from cluster.transport import read_frame, write_frame
+from cluster.transport import FrameTooLarge, frame, read_frame, take_frames, write_frame
 from engine.wire import encode
 
 TOKEN = b"secret"
@@ -189,11 +191,59 @@ async def test_who_does_not_speak_the_protocol_is_cut_off(frames: list[bytes]) -
     server = ClientServer(TOKEN, lambda name, message: None, lambda name: None)
     address = await server.start("127.0.0.1")
     reader, writer = await asyncio.open_connection(*address)
-    for frame in frames:
-        write_frame(writer, frame)
+    for one in frames:
+        write_frame(writer, one)
     if frames[0] == TOKEN:
         assert await read_frame(reader) == b"", "who is admitted is told so"
     with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
         await asyncio.wait_for(read_frame(reader), 5)
     writer.close()
     await server.close()
+
+
+async def test_a_call_is_on_its_way_before_the_callback_that_sent_it_ends() -> None:
+    heard = threading.Event()
+    server = StepServer(lambda data: (heard.set(), data)[1], TOKEN, "127.0.0.1")
+    client = await StepClient.connect("w", server.address, TOKEN, lambda _: None, lambda: None)
+    client.send(b"call")
+    # The event loop is not given a turn meanwhile, as in a scheduler that goes on to learn.
+    assert await asyncio.sleep(0, heard.wait(5)), "it waits for the loop"
+    await client.close()
+    server.close()
+
+
+async def test_a_call_that_the_connection_does_not_take_at_once_arrives_whole() -> None:
+    computing, go_on = threading.Event(), threading.Event()
+
+    def compute(data: bytes) -> bytes:
+        computing.set()
+        go_on.wait(10)
+        return data[:1] + len(data).to_bytes(4, "big")
+
+    server = StepServer(compute, TOKEN, "127.0.0.1")
+    answers: list[bytes] = []
+    client = await StepClient.connect("w", server.address, TOKEN, answers.append, lambda: None)
+    sizes = [1, 12_000_000, 3, 9_000_000]  # more than the kernel's buffers hold
+    for number, size in enumerate(sizes):
+        client.send(bytes([number]) * size)
+    await until(computing.is_set)
+    go_on.set()
+    await until(lambda: len(answers) == len(sizes), 20)
+    assert answers == [bytes([number]) + size.to_bytes(4, "big") for number, size in enumerate(sizes)]
+    await client.close()
+    server.close()
+
+
+@given(st.lists(st.binary(max_size=50), max_size=8), st.data())
+def test_frames_are_taken_however_they_are_cut(frames: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(map(frame, frames))
+    received, taken = bytearray(), []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        received += stream[:size]
+        stream = stream[size:]
+        taken += list(take_frames(received))
+    assert taken == frames
+    assert not received
+    with pytest.raises(FrameTooLarge):
+        list(take_frames(bytearray(b"\xff\xff\xff\xff")))
