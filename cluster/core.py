@@ -386,7 +386,7 @@ class SchedulerCore:
         if call is not None:
             self._actions.append(Verify(call))
         ending = [r for r, tokens in chunks if r.num_computed + tokens >= r.num_tokens]
-        self._actions.extend(self.planner.read_prompts(ending, now))
+        self._actions.extend(self.planner.read_prompts(ending, len(self.running), now))
 
     def _verify_next(self, by_batch: dict[int, list[Request]], now: float) -> None:
         """What is complete goes to the target while it works: later it would wait for the message."""

@@ -24,6 +24,7 @@ from cluster.head_proposals import HeadProposals, evaluating_s
 from cluster.policies.base import DecodeRequest, Policy, Rests, StepContext, StopsDrafting
 from cluster.policies.decode_batch import DecodeBatch
 from cluster.prompt_share import PromptShare
+from cluster.proposing import Proposing
 from cluster.requests import Request, State, Trigger, advance_all
 from cluster.running_mean import SMOOTHING
 from cluster.step_overhead import StepOverhead
@@ -35,14 +36,8 @@ from verifier.messages import VerifyResult
 
 # Verified trees are calibrated on when there are so many, or after so many steps.
 CALIBRATE_TREES, CALIBRATE_STEPS = 64, 8
-# Share of recent plans with a draft below which prompts are not read by drafters (SmartSpec), but for one
-# request in so many.
-LEAST_PROPOSING = 0.3
+# Where drafts are not proposed, drafters still read one request in so many, so that it is noticed when they pay.
 PROBE_REQUESTS = 8
-# Weight of a step in which the policy rests: it looks again after some, so many rests in a row must agree.
-RESTING = 0.02
-# Share of the requests for which it did not pay, below which prompts are read again.
-FAR_FEWER = 0.6
 # Drafters are scored on requests they do not serve while no more than this are running: with more there is no
 # idle time for it.
 EXPLORE_REQUESTS = 2
@@ -108,38 +103,31 @@ class StepPlanner:
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
         self._decode_views = DecodeViews(pool, self.heads, self.may_read)
         self._stops_drafting = policy if isinstance(policy, StopsDrafting) else None
-        self._proposing = 1.0
-        # Most requests at once in the steps that proposed nothing: with far fewer it is another matter.
-        self._unproposed = 0
+        self._proposing = Proposing()
+        self._num_running = 0
         # A policy that will be resting at the end of all steps never drafts.
         self._never_drafts = self._rests is not None and self._rests.rests(1, sys.maxsize)
         # Requests whose drafter was lost in the event at hand.
         self._orphans: list[Request] = []
 
     def may_read(self, request: Request) -> bool:
-        """Whether a drafter should read the request's prompt at all.
-
-        SmartSpec disables the drafter's prefill once 70 % of recent steps proposed nothing. Some requests
-        are still read, so that it is noticed when speculation pays again.
-        """
+        """Whether a drafter should read the request's prompt at all."""
         if self._never_drafts:
             return False
-        return self._proposing >= LEAST_PROPOSING or request.order % PROBE_REQUESTS == 0
+        return request.order % PROBE_REQUESTS == 0 or self._proposing.pays(self._num_running)
 
     def draft(
         self, ready: Sequence[Request], running: Collection[Request], now: float, max_model_tokens: int
     ) -> list[Draft]:
         """Ask the policy for shapes; move every request to DRAFTING or, with nothing to draft, DRAFTED."""
         self._prompt_share.look(running)
-        if len(ready) < FAR_FEWER * self._unproposed:
-            self._proposing, self._unproposed = 1.0, 0
+        self._num_running = len(running)
         if self._rests is not None and self._rests.rests(len(ready), self.totals.steps):
             self.pool.leave_draining(ready)
             for request in ready:
                 request.drafted_by = request.drafted_kind = ""
                 request.drafted(TokenTree.root_only(request.last_token))
-            self._proposing -= RESTING * self._proposing
-            self._unproposed = max(self._unproposed, len(ready))
+            self._proposing.rested(len(running))
             self.heads.rested(ready)
             return []
         self.pool.assign(ready, now)
@@ -157,9 +145,7 @@ class StepPlanner:
         # Whom no drafter has read yet, nothing can be proposed for: that says nothing of whether it pays.
         asked = [plan.depth > 0 for view, plan in zip(batch, plans, strict=True) if view.max_draft]
         if asked:
-            self._proposing += SMOOTHING * (sum(asked) / len(asked) - self._proposing)
-            if not any(asked):
-                self._unproposed = max(self._unproposed, len(ready))
+            self._proposing.planned(len(running), sum(asked) / len(asked))
         drafting: dict[str, tuple[list[Request], list[DraftPlan]]] = {}
         actions, behind = [], []
         can_draft = {name: has_read(drafter) for name, drafter in self.pool.drafters.items()}
@@ -236,8 +222,9 @@ class StepPlanner:
         self.pool.assign(moving, now)
         return self._catch_up([request for request in moving if self.may_read(request)], now)
 
-    def read_prompts(self, requests: Iterable[Request], now: float) -> list[Draft]:
+    def read_prompts(self, requests: Iterable[Request], num_running: int, now: float) -> list[Draft]:
         """Drafters read prompts while the target computes the ends of them: quick first drafts."""
+        self._num_running = num_running
         return self._catch_up([r for r in requests if not r.heard and self.may_read(r)], now)
 
     def _catch_up(self, requests: Iterable[Request], now: float) -> list[Draft]:
@@ -258,8 +245,9 @@ class StepPlanner:
         """
         if self._never_drafts:
             return []
+        self._num_running = num_running
         read = requests
-        if self._proposing < LEAST_PROPOSING:
+        if not self._proposing.pays(num_running):
             read = [request for request in requests if self.may_read(request)]
         calls = self.pool.switching.prepare(read, now, idle_s) if self.pool.config.fast_switching else []
         if num_running <= EXPLORE_REQUESTS:
@@ -272,6 +260,7 @@ class StepPlanner:
         self._views.pop(request.request_id, None)
         self.heads.forget(request)
         calls = []
+        self._num_running = num_running
         if self.may_read(request):
             calls = self.pool.explorer.final(request, now, is_busy=num_running >= EXPLORE_REQUESTS)
         self.pool.forget(request)

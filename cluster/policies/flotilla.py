@@ -74,8 +74,8 @@ class Flotilla:
             self._next_probe = context.step + PROBE_INTERVAL
             return [DraftPlan(depth=min(PROBE_DEPTH, request.max_draft)) for request in batch]
         if depth == 0 and not is_urgent:
-            # Few requests, or many that no drafter has read yet, are soon another matter.
-            if n > FEW_REQUESTS and 2 * batch.num_drafting > n:
+            # Few requests are soon another matter.
+            if n > FEW_REQUESTS:
                 rest = REST_WITH_OBJECTIVES if batch.has_objectives else REST_STEPS
                 self._rest_until = context.step + rest
                 self._rest_requests = max(FEW_REQUESTS + 1, int(REST_SHARE * n))

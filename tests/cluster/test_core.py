@@ -342,14 +342,13 @@ def test_no_drafter_reads_for_a_policy_that_never_drafts() -> None:
         assert any(drafter.prompt_len for drafter in world.drafters.values()) is reads
 
 
-def test_prompts_are_read_again_when_far_fewer_requests_run() -> None:
-    """That speculation did not pay for many says nothing of few, and unread prompts cannot show it."""
+def test_that_drafts_did_not_pay_for_many_keeps_no_prompt_of_few_from_being_read() -> None:
+    """Unread prompts could not show that it pays."""
     world = World(5, "flotilla")
-    planner = world.core.planner
-    planner._proposing, planner._unproposed = 0.0, 12
+    for _ in range(100):
+        world.core.planner._proposing.planned(12, 0.0)
     for number in range(1, 4):  # none of those that are read all the same
         world.send(submit(number, world.rng))
         world.drain()
     world.check_ends()
-    assert planner._proposing > 0.3
     assert world.core.totals.drafted_tokens > 0

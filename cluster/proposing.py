@@ -1,0 +1,45 @@
+"""Whether drafts are proposed at all, by how many requests run at once."""
+
+from __future__ import annotations
+
+from cluster.running_mean import SMOOTHING
+
+# Share of recent plans with a draft below which drafting counts as not worth preparing (SmartSpec, section 5).
+LEAST = 0.3
+# Weight of a step in which the policy rests: it looks again after some, so many rests in a row must agree.
+RESTING = 0.02
+
+
+class Proposing:
+    """Share of the requests planned for that got a draft, lately, for each size of the batch.
+
+    SmartSpec disables the drafter's prefill once 70 % of recent steps proposed nothing. But whether it pays
+    depends on how many requests run at once: that it did not for many says nothing of few, and what is
+    learnt when a burst has nearly ended does not hold for the next one. Sizes are told apart by powers of two.
+    """
+
+    def __init__(self) -> None:
+        self._shares: dict[int, float] = {}
+
+    def planned(self, num_running: int, share: float) -> None:
+        """Of the requests that could be drafted for with `num_running` running, this share was."""
+        self._follow(num_running, share, SMOOTHING)
+
+    def rested(self, num_running: int) -> None:
+        """The policy did not look: it found before that drafting does not pay."""
+        self._follow(num_running, 0.0, RESTING)
+
+    def share(self, num_running: int) -> float:
+        """What is known for so many, else for fewer; 1 at first."""
+        for size in range(num_running.bit_length(), 0, -1):
+            if size in self._shares:
+                return self._shares[size]
+        return 1.0
+
+    def pays(self, num_running: int) -> bool:
+        """Whether drafts are proposed often enough for drafters to read prompts."""
+        return self.share(num_running) >= LEAST
+
+    def _follow(self, num_running: int, share: float, weight: float) -> None:
+        known = self.share(num_running)
+        self._shares[num_running.bit_length()] = known + weight * (share - known)
