@@ -6,6 +6,8 @@ from cluster.running_mean import SMOOTHING
 
 # Share of recent plans with a draft below which drafting counts as not worth preparing (SmartSpec, section 5).
 LEAST = 0.3
+# Up to so many requests at once drafters are idle anyway, and what did not pay for one may for the next.
+FEW_REQUESTS = 2
 # Weight of a step in which the policy rests: it looks again after some, so many rests in a row must agree.
 RESTING = 0.02
 
@@ -38,7 +40,7 @@ class Proposing:
 
     def pays(self, num_running: int) -> bool:
         """Whether drafts are proposed often enough for drafters to read prompts."""
-        return self.share(num_running) >= LEAST
+        return num_running <= FEW_REQUESTS or self.share(num_running) >= LEAST
 
     def _follow(self, num_running: int, share: float, weight: float) -> None:
         known = self.share(num_running)

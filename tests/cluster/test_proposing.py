@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.proposing import LEAST, Proposing
+from cluster.proposing import FEW_REQUESTS, LEAST, Proposing
 
-SIZES = st.integers(1, 256)
+SIZES = st.integers(FEW_REQUESTS + 1, 256)
 
 
 def test_at_first_everything_is_read() -> None:
@@ -33,6 +33,14 @@ def test_the_end_of_a_burst_does_not_have_the_next_one_read() -> None:
             proposing.planned(2, 1.0)
     assert not proposing.pays(8)
     assert proposing.pays(2)
+
+
+def test_prompts_of_a_request_alone_are_always_read() -> None:
+    """That drafts did not pay for the one before says nothing of this one, and reading costs an idle core."""
+    proposing = Proposing()
+    for _ in range(100):
+        proposing.planned(1, 0.0)
+    assert proposing.pays(1)
 
 
 def test_it_is_noticed_that_drafts_pay_again() -> None:
