@@ -122,8 +122,8 @@ class LoadClient(HttpClient):
             url,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=timeout_s),
             headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-            # Servers on uvicorn close idle connections after 5 s, which a client that waits between runs finds
-            # out when it sends.
+            # Servers on uvicorn close idle connections after 5 s, which a client that waits between runs
+            # finds out when it sends.
             keepalive_s=3.0,
         )
         self.model = model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.running_mean import SMOOTHING
 
-# Share of recent plans with a draft below which drafting counts as not worth preparing (SmartSpec, section 5).
+# Share of recent plans with a draft below which drafting is not worth preparing (SmartSpec, section 5).
 LEAST = 0.3
 # Up to so many requests at once drafters are idle anyway, and what did not pay for one may for the next.
 FEW_REQUESTS = 2
@@ -17,7 +17,8 @@ class Proposing:
 
     SmartSpec disables the drafter's prefill once 70 % of recent steps proposed nothing. But whether it pays
     depends on how many requests run at once: that it did not for many says nothing of few, and what is
-    learnt when a burst has nearly ended does not hold for the next one. Sizes are told apart by powers of two.
+    learnt when a burst has nearly ended does not hold for the next one. Sizes are told apart by powers of
+    two.
     """
 
     def __init__(self) -> None:

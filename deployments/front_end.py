@@ -48,7 +48,7 @@ _STUCK_S = 20.0
 #: For so long before it stops, a front end asks its clients to close their connections.
 _FAREWELL_S = 1.0
 
-#: Then it lets no connection begin for so long, in which those made before are accepted and send what they ask.
+#: Then it lets no connection begin for so long, while those made before are accepted and send their requests.
 _LAST_REQUESTS_S = 0.4
 
 

@@ -7,7 +7,7 @@ import socket
 import struct
 import sys
 
-# <asm-generic/socket.h>, and <linux/filter.h>: a program of classic BPF sees a segment from its TCP header on.
+# <asm-generic/socket.h> and <linux/filter.h>; a program of classic BPF sees a segment from its TCP header on.
 _SO_ATTACH_FILTER = 26
 _LOAD_BYTE, _AND, _JUMP_IF_EQUAL, _RETURN = 0x30, 0x54, 0x15, 0x06
 _FLAGS_OFFSET, _SYN, _ACK = 13, 0x02, 0x10
@@ -38,9 +38,9 @@ def turn_new_connections_away(listener: socket.socket) -> None:
     """Let no further connection begin, as if the first segment of each were lost on its way.
 
     A listener that is closed resets the connections which the kernel has made for it and which it has not
-    accepted. After this call those can still be accepted, none is added, and it can be closed once it has none
-    left. Clients that are turned away notice nothing: their kernels try again after a second, and whoever
-    shares the port then gets them.
+    accepted. After this call those can still be accepted, none is added, and it can be closed once it has
+    none left. Clients that are turned away notice nothing: their kernels try again after a second, and
+    whoever shares the port then gets them.
 
     Raises:
         OSError: the socket takes no filter (Linux's sockets do).

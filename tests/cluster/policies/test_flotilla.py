@@ -39,3 +39,13 @@ def test_what_prompts_pay_for_is_not_saved_by_drafts() -> None:
     alone = context(draft_s=3e-4, token_s=3e-4, verify_s=5e-3)
     assert all(plan.depth > 0 for plan in policy.plan(batch, alone))
     assert all(plan.depth == 0 for plan in policy.plan(batch, replace(alone, prompt_share=1.0)))
+
+
+def test_it_rests_also_where_no_drafter_has_read_the_prompts() -> None:
+    """Else it would plan every step for requests that cannot be drafted for."""
+    policy = Flotilla(PolicyConfig(max_depth=6))
+    now = context()
+    unread = [request(str(number), drafter="", max_draft=0, rate=0.0) for number in range(8)]
+    assert all(plan.depth == 0 for plan in policy.plan(unread, now))
+    assert policy.rests(8, now.step + 1)
+    assert not policy.rests(1, now.step + 1)
