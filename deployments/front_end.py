@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
@@ -257,8 +258,9 @@ class FrontEnd(GrpcReplica):
         self._is_draining = True
         # Clients with open connections are told to make new ones, which go to those who stay.
         await asyncio.sleep(_FAREWELL_S)
-        turn_new_connections_away(self._listener)
-        await asyncio.sleep(_LAST_REQUESTS_S)
+        with suppress(OSError):  # where sockets take no filter, those that come now may be reset
+            turn_new_connections_away(self._listener)
+            await asyncio.sleep(_LAST_REQUESTS_S)
         self._server.should_exit = True
         await asyncio.gather(asyncio.to_thread(self._http.join, timeout_s), self._drain_grpc(timeout_s))
         await self._directory.leave()
