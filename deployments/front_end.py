@@ -50,7 +50,7 @@ _STUCK_S = 20.0
 _FAREWELL_S = 1.0
 
 #: Then it lets no connection begin for so long, while those made before are accepted and send their requests.
-_LAST_REQUESTS_S = 0.4
+_LAST_REQUESTS_S = 0.8
 
 
 class CellHandle:
