@@ -33,10 +33,7 @@ def write_frame(writer: asyncio.StreamWriter, data: bytes) -> None:
 
     Not a coroutine, so that a frame can be sent from a `finally` block of a cancelled task.
     """
-    if len(data) > MAX_FRAME_BYTES:
-        raise FrameTooLarge(f"frame of {len(data)} bytes, at most {MAX_FRAME_BYTES} are accepted")
-    writer.write(_LENGTH.pack(len(data)))
-    writer.write(data)
+    writer.write(frame(data))
 
 
 def frame(data: bytes) -> bytes:
