@@ -76,6 +76,12 @@ class FrontEndScalingConfig(StrictModel):
     )
     upscale_delay_s: float = Field(default=5.0, ge=0, description="As of cells.")
     downscale_delay_s: float = Field(default=60.0, ge=0, description="As of cells.")
+    drain_timeout_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="How long a front end that is removed goes on with its open streams while cells serve, "
+        "at most. Where all cells are removed too, `cells.drain_timeout_s` is its time.",
+    )
 
 
 class DrafterScalingConfig(StrictModel):

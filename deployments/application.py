@@ -82,7 +82,7 @@ def build_app(args: FlotillaConfig) -> serve.Application:
         health_check_period_s=2,
         max_surge_percent=_SURGE_PERCENT,
         graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=scaling.cells.drain_timeout_s + _FAREWELL_S,
+        graceful_shutdown_timeout_s=scaling.front_ends.drain_timeout_s + _FAREWELL_S,
     )
     application: serve.Application = front_end.bind(
         args.model_dump(mode="json"), cell.bind(args, directory), directory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,12 +20,15 @@ _log = logging.getLogger(__name__)
 DIRECTORY_NAME = "Directory"
 _CALL_TIMEOUT_S = 2.0
 
+#: For so long after the first report, a directory waits for those of the others; less than calls may take.
+_HEARING_S = 1.0
+
 
 class Directory:
     """Knows every member of the system that has reported within the last seconds (one replica).
 
-    It keeps nothing that is not reported again within a second: after its restart it is soon complete, and
-    meanwhile front ends go on with the cells they know.
+    It keeps nothing that is not reported again within a second. After its restart it answers nobody until
+    all have had time to report, and meanwhile front ends go on with the cells they know.
 
     Args:
         silent_s: a member is no longer named once it has been silent for so long.
@@ -35,6 +39,7 @@ class Directory:
         self._list = MemberList(silent_s)
         self._supervisor = None if end_after_s is None else Supervisor(end_after_s, LOOK_S)
         self._supervising: asyncio.Task[None] | None = None
+        self._is_complete_at: float | None = None
 
     async def report(self, member: Member) -> list[Member]:
         """Take a member's report; answers with all members, so that who reports needs no second call."""
@@ -43,7 +48,7 @@ class Directory:
             self._supervisor.heard(member)
             if self._supervising is None:
                 self._supervising = asyncio.get_running_loop().create_task(supervise(self._supervisor))
-        return self._list.members(time.monotonic())
+        return await self.members()
 
     async def leave(self, member_id: str) -> None:
         """The member ends."""
@@ -53,6 +58,11 @@ class Directory:
 
     async def members(self) -> list[Member]:
         """All members, by kind and id."""
+        now = time.monotonic()
+        if self._is_complete_at is None:
+            self._is_complete_at = now + _HEARING_S
+        if now < self._is_complete_at:
+            await asyncio.sleep(self._is_complete_at - now)
         return self._list.members(time.monotonic())
 
 
@@ -92,12 +102,18 @@ class DirectoryClient:
         self._describe = describe
         self._interval_s = interval_s
         self._members: list[Member] = []
+        self._heard_at = -math.inf
         self._task: asyncio.Task[None] | None = None
 
     @property
     def members(self) -> list[Member]:
         """Everybody, as last heard; older while the directory is away."""
         return self._members
+
+    @property
+    def heard_at(self) -> float:
+        """When that was, by `time.monotonic`; in the distant past before the first answer."""
+        return self._heard_at
 
     def start(self) -> None:
         """Report from now on, in the running event loop."""
@@ -108,6 +124,7 @@ class DirectoryClient:
         """Report once, now."""
         async with asyncio.timeout(_CALL_TIMEOUT_S):
             self._members = list(await self._directory.report.remote(self._describe()))
+            self._heard_at = time.monotonic()
 
     async def leave(self) -> None:
         """Report no longer, and say so."""

@@ -32,6 +32,7 @@ from deployments.grpc_replica import GrpcReplica
 from deployments.grpc_server import GrpcThread
 from deployments.grpc_service import GenerationService
 from deployments.http_limits import server_config
+from deployments.leaving import streams_end
 from deployments.listening import shared_listener, turn_new_connections_away
 from deployments.metric_gathering import Gatherer, serve_metrics
 from deployments.metric_server import MetricServer
@@ -251,19 +252,28 @@ class FrontEnd(GrpcReplica):
         """Called by Ray Serve when the replica is removed: open streams end, new ones go elsewhere."""
         if not hasattr(self, "_config") or self._is_draining:
             return
-        timeout_s = self._config.scaling.cells.drain_timeout_s
-        if not hasattr(self, "_http") or self._server is None:
-            await self._drain_grpc(timeout_s)
-            return
+        scaling = self._config.scaling
+        most_s = scaling.front_ends.drain_timeout_s
         self._is_draining = True
-        # Clients with open connections are told to make new ones, which go to those who stay.
-        await asyncio.sleep(_FAREWELL_S)
-        with suppress(OSError):  # where sockets take no filter, those that come now may be reset
-            turn_new_connections_away(self._listener)
-            await asyncio.sleep(_LAST_REQUESTS_S)
-        self._server.should_exit = True
-        await asyncio.gather(asyncio.to_thread(self._http.join, timeout_s), self._drain_grpc(timeout_s))
+        if self._server is not None:
+            # Clients with open connections are told to make new ones, which go to those who stay.
+            await asyncio.sleep(_FAREWELL_S)
+            with suppress(OSError):  # where sockets take no filter, those that come now may be reset
+                turn_new_connections_away(self._listener)
+                await asyncio.sleep(_LAST_REQUESTS_S)
+            self._server.should_exit = True
+        grpc = asyncio.ensure_future(self._drain_grpc(most_s))
+        await streams_end(
+            lambda: self._answers_http() or not grpc.done(),
+            self._directory,
+            least_s=scaling.cells.drain_timeout_s,
+            most_s=most_s,
+        )
+        await asyncio.gather(grpc, self._drain_grpc(0.0))
         await self._directory.leave()
+
+    def _answers_http(self) -> bool:
+        return self._server is not None and self._http.is_alive()
 
     def _listen_grpc(self) -> None:
         """Serve gRPC from a thread likewise, or through Serve's proxy."""

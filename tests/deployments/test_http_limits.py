@@ -228,3 +228,23 @@ def test_a_server_leaves_the_logs_of_the_process_open(tmp_path: Path) -> None:
     assert handler.buffer == []
     assert len((tmp_path / "log").read_text().splitlines()) == 200
     handler.close()
+
+
+async def test_a_server_that_ends_answers_who_has_just_connected(
+    service: ApiService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.http_limits.FIRST_REQUEST_S", 1.5)
+
+    async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        await asyncio.sleep(0.5)
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        return await reader.read(100)
+
+    async with serving(service, HttpConfig(port=0)) as port:
+        silent, asks = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await asyncio.sleep(0.1)  # for the server to accept them
+        asking = asyncio.create_task(ask(*asks))
+    assert (await asking).startswith(b"HTTP/1.1 200")
+    assert await silent[0].read() == b"", "it waits for ever for who sends nothing"
+    for _, writer in (silent, asks):
+        writer.close()

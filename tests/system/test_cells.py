@@ -30,8 +30,9 @@ def two_cells() -> Iterator[Server]:
         "target": {"path": "zoo:target-8x384", "num_slots": 8192},
         "drafters": [{"kind": "prompt_lookup", "name": "lookup"}],
         "http": {"port": 0},
-        # Room for a third, so that Serve asks the policy; there is no time for one to be added.
-        "scaling": {"cells": {"min": 2, "max": 3, "upscale_delay_s": 3600}},
+        # Room for a third, so that Serve asks the policy; there is no time for one to be added. Answers take
+        # longer than cells have to drain.
+        "scaling": {"cells": {"min": 2, "max": 3, "upscale_delay_s": 3600, "drain_timeout_s": 1}},
         "health": {"silent_s": 2.0, "member_silent_s": 5.0},
     }
     yield from start(FlotillaConfig.model_validate(config))

@@ -1,0 +1,81 @@
+"""A front end that goes stays for its streams, as long as somebody can end them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from cluster.members import Member, State
+from deployments.directory import Directory
+from deployments.leaving import streams_end
+
+
+def cell(state: State) -> Member:
+    return Member(kind="cell", id=state, node="n", state=state)
+
+
+@dataclass
+class Heard:
+    members: list[Member] = field(default_factory=list)
+    heard_at: float = field(default_factory=time.monotonic)
+
+
+class Streams:
+    """Open for so long."""
+
+    def __init__(self, last_s: float) -> None:
+        self._end = time.monotonic() + last_s
+
+    def __call__(self) -> bool:
+        return time.monotonic() < self._end
+
+
+async def waited(last_s: float, heard: Heard, least_s: float, most_s: float) -> float:
+    began = time.monotonic()
+    await streams_end(Streams(last_s), heard, least_s=least_s, most_s=most_s)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("state", ["ready", "starting"])
+async def test_it_waits_for_streams_as_long_as_a_cell_may_end_them(state: State) -> None:
+    assert 0.6 <= await waited(0.6, Heard([cell("draining"), cell(state)]), 0.1, math.inf) < 5
+
+
+@pytest.mark.parametrize("last_s", [0.0, 0.6])
+async def test_it_waits_no_longer_than_for_the_last(last_s: float) -> None:
+    assert await waited(last_s, Heard([cell("ready")]), 30, 60) < 15
+
+
+@pytest.mark.parametrize(
+    "heard",
+    [
+        Heard(),
+        Heard([cell("draining")]),
+        Heard([Member(kind="front_end", id="f", node="n")]),
+        Heard([cell("ready")], heard_at=-math.inf),
+    ],
+    ids=["nobody", "cells that go", "front ends", "old news"],
+)
+async def test_without_a_cell_it_has_the_time_that_cells_have(heard: Heard) -> None:
+    assert 0.5 <= await waited(math.inf, heard, 0.5, 60) < 15
+
+
+async def test_its_time_ends() -> None:
+    assert 0.5 <= await waited(math.inf, Heard([cell("ready")]), 0.1, 0.5) < 15
+
+
+async def test_a_new_directory_answers_when_all_have_reported() -> None:
+    """Who believed an earlier answer would forget the cells that are still to report."""
+    directory = Directory()
+    first = asyncio.create_task(directory.report(Member(kind="front_end", id="f", node="n")))
+    await asyncio.sleep(0.3)
+    assert not first.done()
+    second = await directory.report(cell("ready"))
+    assert [one.id for one in await first] == [one.id for one in second] == ["ready", "f"]
+    began = time.monotonic()
+    assert len(await directory.members()) == 2
+    assert time.monotonic() - began < 0.5
