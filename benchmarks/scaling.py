@@ -19,7 +19,7 @@ from benchmarks.workload import BenchRequest
 from cluster.config import FlotillaConfig
 from cluster.members import Member
 from deployments.application import APP_NAME
-from deployments.directory import DIRECTORY_NAME
+from deployments.directory import DIRECTORY_NAME, ask
 from deployments.serving import running
 from zoo.registry import TARGET
 
@@ -176,7 +176,7 @@ async def _stream(
 async def _watch(seen: _Run) -> None:
     directory = serve.get_deployment_handle(DIRECTORY_NAME, APP_NAME)
     while True:
-        members: list[Member] = await directory.members.remote()
+        members: list[Member] = await ask(directory, "members")
         cells = [member for member in members if member.kind == "cell"]
         ready = [member for member in cells if member.state == "ready"]
         objectives = sum(cell.stats.get("objectives", 0.0) for cell in ready)

@@ -8,7 +8,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from cluster.members import REPORT_INTERVAL_S, SILENT_S, Member, MemberList
@@ -19,6 +21,7 @@ _log = logging.getLogger(__name__)
 
 DIRECTORY_NAME = "Directory"
 _CALL_TIMEOUT_S = 2.0
+_PAUSE_S = 0.05
 
 #: For so long after the first report, a directory waits for those of the others; less than calls may take.
 _HEARING_S = 1.0
@@ -64,6 +67,25 @@ class Directory:
         if now < self._is_complete_at:
             await asyncio.sleep(self._is_complete_at - now)
         return self._list.members(time.monotonic())
+
+
+async def ask(directory: DeploymentHandle, method: str, *arguments: Any) -> Any:
+    """Call a method of the directory, as everybody must who does.
+
+    The answers to `directory.METHOD.remote()` leave a replica through one thread of Ray's, which waits until
+    each caller has taken the beginning of its own. One caller that is stopped at the wrong moment holds up
+    the answers to all others, and to Ray Serve's health checks. A broadcast is answered without that thread.
+
+    Raises:
+        TimeoutError: if there is none, or it does not answer, for 2 s.
+        RayError: if it was lost meanwhile.
+    """
+    async with asyncio.timeout(_CALL_TIMEOUT_S):
+        while True:
+            try:
+                return (await directory.broadcast(method, *arguments).results_async())[-1]
+            except DeploymentUnavailableError:  # it is replaced, or this process has not heard of it yet
+                await asyncio.sleep(_PAUSE_S)
 
 
 class ListedCells:
@@ -122,17 +144,15 @@ class DirectoryClient:
 
     async def report(self) -> None:
         """Report once, now."""
-        async with asyncio.timeout(_CALL_TIMEOUT_S):
-            self._members = list(await self._directory.report.remote(self._describe()))
-            self._heard_at = time.monotonic()
+        self._members = list(await ask(self._directory, "report", self._describe()))
+        self._heard_at = time.monotonic()
 
     async def leave(self) -> None:
         """Report no longer, and say so."""
         if self._task is not None:
             self._task.cancel()
         with contextlib.suppress(Exception):  # it would notice the silence
-            async with asyncio.timeout(_CALL_TIMEOUT_S):
-                await self._directory.leave.remote(self._describe().id)
+            await ask(self._directory, "leave", self._describe().id)
 
     async def _run(self) -> None:
         was_reached = True

@@ -6,18 +6,20 @@ counts as there once it serves; one that goes gives its requests to the others (
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.schema import ApplicationStatus
 
 from cluster.config import FlotillaConfig
 from cluster.members import Member
 from deployments.application import APP_NAME, build_app
-from deployments.directory import DIRECTORY_NAME
+from deployments.directory import DIRECTORY_NAME, ask
 
 _POLL_S = 0.5
 _CALL_TIMEOUT_S = 10.0
@@ -119,7 +121,7 @@ def begin(wanted: FlotillaConfig) -> Iterator[Progress]:
     try:
         front_end = serve.get_deployment_handle("FrontEnd", APP_NAME)
         raw = front_end.configuration.remote().result(timeout_s=_CALL_TIMEOUT_S)
-        old = frozenset(member.id for member in _members())
+        old = frozenset(member.id for member in asyncio.run(_members()))
     except Exception as error:  # a remote call: anything may come out of it
         raise RolloutError(
             f"no Flotilla serves on this Ray cluster, or it does not answer: {error}"
@@ -131,19 +133,22 @@ def begin(wanted: FlotillaConfig) -> Iterator[Progress]:
         time.sleep(_POLL_S)
         application = serve.status().applications[APP_NAME]
         status = ApplicationStatus(application.status).value
-        progress = Progress(status, application.message, tuple(_members()), old)
+        progress = Progress(status, application.message, _members_if_told(), old)
         yield progress
         if progress.is_done or progress.has_failed:
             return
 
 
-def _members() -> list[Member]:
-    directory = serve.get_deployment_handle(DIRECTORY_NAME, APP_NAME)
-    try:
-        members: list[Member] = directory.members.remote().result(timeout_s=_CALL_TIMEOUT_S)
-    except TimeoutError:  # it is replaced, too
-        return []
+async def _members() -> list[Member]:
+    members: list[Member] = await ask(serve.get_deployment_handle(DIRECTORY_NAME, APP_NAME), "members")
     return members
+
+
+def _members_if_told() -> tuple[Member, ...]:
+    try:
+        return tuple(asyncio.run(_members()))
+    except (TimeoutError, RayError):  # the directory is replaced, too
+        return ()
 
 
 def _at(config: dict[str, Any], path: str) -> Any:

@@ -16,7 +16,7 @@ from ray import serve
 from cluster.config import FlotillaConfig
 from cluster.members import Member
 from deployments.application import APP_NAME
-from deployments.directory import DIRECTORY_NAME
+from deployments.directory import DIRECTORY_NAME, ask
 from tests.system.conftest import Server, start
 from tests.system.front_end_loss import check_a_stream_goes_on
 from tests.system.rolling_out import check_a_rollout
@@ -41,7 +41,7 @@ def two_cells() -> Iterator[Server]:
 def cells() -> list[Member]:
     """The cells that serve, by the directory."""
     directory = serve.get_deployment_handle(DIRECTORY_NAME, APP_NAME)
-    members = directory.members.remote().result(timeout_s=30)
+    members = asyncio.run(ask(directory, "members"))
     return [member for member in members if member.kind == "cell" and member.state == "ready"]
 
 
