@@ -31,9 +31,11 @@ async def read_frame(reader: asyncio.StreamReader, max_bytes: int = MAX_FRAME_BY
 def write_frame(writer: asyncio.StreamWriter, data: bytes) -> None:
     """Queue one frame for sending, without waiting: `await writer.drain()` where back pressure matters.
 
-    Not a coroutine, so that a frame can be sent from a `finally` block of a cancelled task.
+    Not a coroutine, so that a frame can be sent from a `finally` block of a cancelled task. Who is gone gets
+    nothing: asyncio's own transports drop what is written then, uvloop's would raise.
     """
-    writer.write(frame(data))
+    if not writer.is_closing():
+        writer.write(frame(data))
 
 
 def frame(data: bytes) -> bytes:

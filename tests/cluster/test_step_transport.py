@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import threading
 import time
+from collections.abc import Callable, Coroutine
 
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -199,6 +203,26 @@ async def test_who_does_not_speak_the_protocol_is_cut_off(frames: list[bytes]) -
         await asyncio.wait_for(read_frame(reader), 5)
     writer.close()
     await server.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_frame_for_somebody_who_is_gone_is_dropped(
+    run: Callable[[Coroutine[object, object, None]], None],
+) -> None:
+    async def send() -> None:
+        accepted: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+        server = await asyncio.start_server(lambda _, writer: accepted.put(writer), "127.0.0.1", 0)
+        client = socket.create_connection(server.sockets[0].getsockname())
+        writer = await accepted.get()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()  # with a reset, as the kernel does for a process that was killed
+        for _ in range(20):
+            write_frame(writer, b"token")
+            await asyncio.sleep(0.005)
+        assert writer.is_closing()
+        server.close()
+
+    run(send())
 
 
 async def test_a_call_is_on_its_way_before_the_callback_that_sent_it_ends() -> None:
