@@ -33,6 +33,7 @@ class Reporter:
 
 @pytest.fixture
 def directory() -> Iterator[DeploymentHandle]:
+    ray.shutdown()  # benchmarks leave theirs to the end of the process
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     serve.start(proxy_location="Disabled")
     deployed = serve.deployment(Directory).options(
