@@ -245,3 +245,32 @@ async def test_a_drained_server_finishes_what_it_has_and_counts_it(
     assert (
         'flotilla_grpc_calls_total{code="OK",front_end="one",method="GenerateStream"} 1.0' in metrics.render()
     )
+
+
+async def test_a_server_that_nobody_asks_is_soon_drained(cell: CellStandIn, free_port: int) -> None:
+    """Its loop ends with it, and takes the answer along."""
+    config = GrpcConfig(enabled=True, port=free_port)
+    thread = await asyncio.to_thread(GrpcThread, config, lambda: ApiService(cell, codec()))
+    async with asyncio.timeout(10.0):
+        await thread.drain(300.0)
+        await thread.drain(0.0)
+
+
+async def test_a_server_with_calls_that_do_not_end_is_drained_when_its_time_is_cut_short(
+    cell: CellStandIn, free_port: int
+) -> None:
+    cell.pause_s = 60.0
+    config = GrpcConfig(enabled=True, port=free_port)
+    thread = await asyncio.to_thread(GrpcThread, config, lambda: ApiService(cell, codec()))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+        stub: Any = pb_grpc.GenerationStub(channel)
+        call = stub.GenerateStream(HI)
+        reading = asyncio.create_task(call.read())
+        await asyncio.sleep(0.3)
+        draining = asyncio.create_task(thread.drain(300.0))
+        await asyncio.sleep(0.3)
+        assert not draining.done()
+        async with asyncio.timeout(10.0):
+            await asyncio.gather(draining, thread.drain(0.0))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await reading
