@@ -176,7 +176,7 @@ async def _stream(
 async def _watch(seen: _Run) -> None:
     directory = serve.get_deployment_handle(DIRECTORY_NAME, APP_NAME)
     while True:
-        members: list[Member] = await ask(directory, "members")
+        members: list[Member] = await ask(directory, "members", timeout_s=30)
         cells = [member for member in members if member.kind == "cell"]
         ready = [member for member in cells if member.state == "ready"]
         objectives = sum(cell.stats.get("objectives", 0.0) for cell in ready)

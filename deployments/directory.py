@@ -69,7 +69,9 @@ class Directory:
         return self._list.members(time.monotonic())
 
 
-async def ask(directory: DeploymentHandle, method: str, *arguments: Any) -> Any:
+async def ask(
+    directory: DeploymentHandle, method: str, *arguments: Any, timeout_s: float = _CALL_TIMEOUT_S
+) -> Any:
     """Call a method of the directory, as everybody must who does.
 
     The answers to `directory.METHOD.remote()` leave a replica through one thread of Ray's, which waits until
@@ -77,10 +79,10 @@ async def ask(directory: DeploymentHandle, method: str, *arguments: Any) -> Any:
     the answers to all others, and to Ray Serve's health checks. A broadcast is answered without that thread.
 
     Raises:
-        TimeoutError: if there is none, or it does not answer, for 2 s.
+        TimeoutError: if there is none, or it does not answer, for `timeout_s`.
         RayError: if it was lost meanwhile.
     """
-    async with asyncio.timeout(_CALL_TIMEOUT_S):
+    async with asyncio.timeout(timeout_s):
         while True:
             try:
                 return (await directory.broadcast(method, *arguments).results_async())[-1]

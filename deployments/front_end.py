@@ -250,7 +250,7 @@ class FrontEnd(GrpcReplica):
 
     async def __del__(self) -> None:
         """Called by Ray Serve when the replica is removed: open streams end, new ones go elsewhere."""
-        if not hasattr(self, "_config") or self._is_draining:
+        if not hasattr(self, "_service") or self._is_draining:  # its constructor may have failed
             return
         scaling = self._config.scaling
         most_s = scaling.front_ends.drain_timeout_s

@@ -26,7 +26,7 @@ _LAST_WORDS = b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout" + _LAST_WORDS
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large" + _LAST_WORDS
 
-#: A server that ends waits so long for the first request of a connection, as that of Go's `net/http` does.
+#: A server that ends waits so long for a connection's request, as that of Go's `net/http` does for the first.
 FIRST_REQUEST_S = 5.0
 
 #: uvicorn's parser takes headers of any length.
@@ -87,7 +87,6 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
     class TimedProtocol(HttpProtocol):
         """One connection."""
 
-        _has_asked = False
         _num_header_bytes = 0
         _read_timer: asyncio.TimerHandle | None = None
         _write_timer: asyncio.TimerHandle | None = None
@@ -105,7 +104,6 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
                 self._await_headers()
             super().data_received(data)
             if self.cycle is not before:
-                self._has_asked = True
                 self._num_header_bytes = 0
                 self._stop_reading()
             elif are_headers:
@@ -120,8 +118,8 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
             super().connection_lost(exc)
 
         def shutdown(self) -> None:
-            """The server ends: a client that has just connected may still send its request."""
-            if not self._has_asked and not self.transport.is_closing():
+            """The server ends: a client whose headers are awaited may still send them."""
+            if self._read_timer is not None and not self.transport.is_closing():
                 self.loop.call_later(FIRST_REQUEST_S, super().shutdown)
             else:
                 super().shutdown()

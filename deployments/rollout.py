@@ -140,7 +140,8 @@ def begin(wanted: FlotillaConfig) -> Iterator[Progress]:
 
 
 async def _members() -> list[Member]:
-    members: list[Member] = await ask(serve.get_deployment_handle(DIRECTORY_NAME, APP_NAME), "members")
+    directory = serve.get_deployment_handle(DIRECTORY_NAME, APP_NAME)
+    members: list[Member] = await ask(directory, "members", timeout_s=_CALL_TIMEOUT_S)
     return members
 
 

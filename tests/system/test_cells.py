@@ -41,7 +41,7 @@ def two_cells() -> Iterator[Server]:
 def cells() -> list[Member]:
     """The cells that serve, by the directory."""
     directory = serve.get_deployment_handle(DIRECTORY_NAME, APP_NAME)
-    members = asyncio.run(ask(directory, "members"))
+    members = asyncio.run(ask(directory, "members", timeout_s=30))
     return [member for member in members if member.kind == "cell" and member.state == "ready"]
 
 
