@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -27,6 +28,7 @@ from cluster.drafter_config import DrafterConfig
 from cluster.events import VerifierReady
 from cluster.rank import Rank
 from cluster.step_server import StepServer
+from cluster.worker_lease import Lease
 from drafters.protocol import Capabilities, Drafter
 from engine.importing import without_collections
 from engine.wire import Decoder, encode
@@ -45,39 +47,124 @@ WORKER_ENV = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFL
 # What importing torch and Transformers comes with.
 _DRAFTER_MODULES = ("drafters.model_drafter", "engine.loading")
 _TARGET_MODULES = ("cluster.target",)
+# The connection of a cell that died ends this soon, and the step that was computed for it.
+TAKE_OVER_S = 2.0
+_LOOK_S = 0.25
+# What was logged last is given this long to leave the process.
+_FAREWELL_S = 0.1
 Address = tuple[str, int]
 #: Ray's id of a node, and a process id on it.
 Whereabouts = tuple[str, int]
 
 
-class DrafterWorker:
-    """A drafter in a process of its own."""
+class _Worker:
+    """What drafters and ranks have in common: a port for steps, and a cell that they work for.
 
-    def __init__(self) -> None:
-        self._drafter: Drafter | None = None
-        self._service: DraftService | None = None
+    Args:
+        orphan_s: the process outlives its cell so long, for another to take it over; None if Ray ends it
+            together with the cell that made it.
+    """
+
+    def __init__(self, orphan_s: float | None = None) -> None:
+        self._server: StepServer | None = None
+        self._lease: Lease | None = None
+        self._is_taken = False
+        self._record: Any = None
+        if orphan_s is not None:
+            self._lease = Lease(orphan_s, time.monotonic())
+            threading.Thread(target=self._watch_lease, name="lease", daemon=True).start()
 
     def where(self) -> Whereabouts:
-        """The node and the process it runs in."""
+        """The node and the process it runs in; a sign, too, that its cell is there."""
+        if self._lease is not None:
+            self._lease.heard(time.monotonic())
         return _whereabouts()
+
+    def open(self, token: bytes, heartbeat_s: float) -> Address:
+        """Listen: signs of life are sent from now on, calls are answered once it is loaded."""
+        self._is_taken = False
+        self._server = StepServer(
+            self._handle, token, get_node_ip_address(), idle=self._idle, heartbeat_s=heartbeat_s
+        )
+        return self._server.address
+
+    def keep(self, record: Any = None) -> None:
+        """Wait for another cell if this one dies, and tell it the record (`cluster.takeover`)."""
+        self._record = record
+        if self._lease is not None:
+            self._lease.is_kept = True
+
+    def take_over(self) -> tuple[Any, Any] | None:
+        """Work for the cell that calls, if the one before is gone: what `_renewed` says, and the record.
+
+        None while there is a cell, or another has come first. Who gets an answer opens it at once.
+        """
+        if self._lease is None or self._server is None or self._is_taken or not self._lease.is_kept:
+            return None
+        if not _within(TAKE_OVER_S, lambda: not self._is_connected()) or not self._server.close(TAKE_OVER_S):
+            return None
+        self._is_taken = True
+        self._lease.renew(time.monotonic())
+        return self._renewed(), self._record
+
+    # For its kind to say
+
+    _idle: Callable[[], bool] | None = None
+
+    def _handle(self, data: bytes) -> bytes:
+        """Answer a call of the step transport."""
+        raise NotImplementedError
+
+    def _renewed(self) -> Any:
+        """Forget all requests; what a cell must know of it."""
+        raise NotImplementedError
+
+    # Parts
+
+    @contextlib.contextmanager
+    def _busy(self) -> Iterator[None]:
+        if self._lease is None:
+            yield
+            return
+        self._lease.is_busy = True
+        try:
+            yield
+        finally:
+            self._lease.is_busy = False
+
+    def _is_connected(self) -> bool:
+        return self._server is not None and self._server.is_connected
+
+    def _watch_lease(self) -> None:
+        assert self._lease is not None
+        while not self._lease.is_over(time.monotonic(), self._is_connected()):
+            time.sleep(_LOOK_S)
+        _log.warning("its cell is gone, and no other has come for it: this process ends")
+        time.sleep(_FAREWELL_S)
+        os._exit(0)
+
+
+class DrafterWorker(_Worker):
+    """A drafter in a process of its own."""
+
+    def __init__(self, orphan_s: float | None = None) -> None:
+        super().__init__(orphan_s)
+        self._drafter: Drafter | None = None
+        self._service: DraftService | None = None
+        self._idle = self._draft_ahead
 
     def prepare(self) -> Whereabouts:
         """Import what a model drafter needs, in time that nobody else uses, and say where it is."""
         importing = threading.Thread(target=_import_models_in_idle_time)
-        importing.start()
-        importing.join()
+        with self._busy():
+            importing.start()
+            importing.join()
         return _whereabouts()
 
     def import_models(self) -> None:
         """Import what a model drafter needs, while the target is loaded, which says what to load."""
-        _import(_DRAFTER_MODULES)
-
-    def open(self, token: bytes, heartbeat_s: float) -> Address:
-        """Listen: signs of life are sent from now on, calls are answered once it is loaded."""
-        server = StepServer(
-            self._answer, token, get_node_ip_address(), idle=self._draft_ahead, heartbeat_s=heartbeat_s
-        )
-        return server.address
+        with self._busy():
+            _import(_DRAFTER_MODULES)
 
     def load(self, config: DrafterConfig, vocab_size: int, max_tokens: int, target_path: str) -> Capabilities:
         """Build the drafter."""
@@ -97,7 +184,12 @@ class DrafterWorker:
         assert self._drafter is not None
         return [StepPoint(*point) for point in measure_draft_costs(self._drafter)]
 
-    def _answer(self, data: bytes) -> bytes:
+    def _renewed(self) -> Capabilities:
+        assert self._service is not None
+        self._service.forget_all()
+        return self._service.drafter.capabilities
+
+    def _handle(self, data: bytes) -> bytes:
         assert self._service is not None
         return self._service.answer(data)
 
@@ -111,27 +203,20 @@ class DrafterWorker:
             return False
 
 
-class VerifierWorker:
+class VerifierWorker(_Worker):
     """One tensor-parallel rank of the target in a process of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, orphan_s: float | None = None) -> None:
+        super().__init__(orphan_s)
         self._target: Target | None = None
         self._rank = 0
         self._decoder: Decoder[VerifyCall] = Decoder(VerifyCall)
-
-    def where(self) -> Whereabouts:
-        """The node and the process it runs in."""
-        return _whereabouts()
 
     def rendezvous(self) -> Address:
         """An address on this node where the ranks can meet (asked of rank 0)."""
         with socket.create_server((get_node_ip_address(), 0)) as probe:
             host, port = probe.getsockname()[:2]
             return str(host), int(port)
-
-    def open(self, token: bytes, heartbeat_s: float) -> Address:
-        """Listen: signs of life are sent from now on, calls are answered once it is loaded."""
-        return StepServer(self._handle, token, get_node_ip_address(), heartbeat_s=heartbeat_s).address
 
     def load(self, config: TargetConfig, rank: Rank) -> VerifierReady:
         """Load the model (this rank of it)."""
@@ -157,6 +242,11 @@ class VerifierWorker:
         assert self._target is not None
         return profile_heads(self._target)
 
+    def _renewed(self) -> VerifierReady:
+        assert self._target is not None
+        self._target.forget_all()
+        return self._target.ready()
+
     def _handle(self, data: bytes) -> bytes:
         assert self._target is not None
         call = self._decoder.decode(data)
@@ -173,17 +263,18 @@ class VerifierWorker:
         return encode(result)
 
 
-def spawn(worker: type[Any], options: dict[str, Any]) -> Any:
+def spawn(worker: type[_Worker], options: dict[str, Any], orphan_s: float | None = None) -> Any:
     """A new actor of a worker class, without Ray's own restarts and retries.
 
     Args:
         worker: its class.
         options: Ray's, that say what is reserved for it and where it runs.
+        orphan_s: how long it outlives its cell, if `options` make it detached.
     """
     return (
         ray.remote(worker)
         .options(max_restarts=0, max_task_retries=0, runtime_env={"env_vars": WORKER_ENV}, **options)
-        .remote()
+        .remote(orphan_s)
     )
 
 
@@ -198,6 +289,16 @@ def this_node() -> str:
     with contextlib.suppress(Exception):
         return str(ray.get_runtime_context().get_node_id())
     return ""
+
+
+def _within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Whether it comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _import(modules: tuple[str, ...]) -> None:

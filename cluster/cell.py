@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import secrets
@@ -21,7 +20,7 @@ from cluster.cell_stats import CellStats
 from cluster.client_server import ClientServer
 from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
-from cluster.cost_model import DEFAULT_PROFILE, CostModel, LinearCost
+from cluster.cost_model import DEFAULT_PROFILE, CostModel, CostProfile, LinearCost
 from cluster.drafter_config import DrafterConfig
 from cluster.events import (
     Cancelled,
@@ -29,12 +28,14 @@ from cluster.events import (
     ClientLost,
     Draft,
     DraftDone,
+    DrafterReady,
     Drained,
     Emit,
     Event,
     Reject,
     RequestArrived,
     Tick,
+    VerifierReady,
     Verify,
     VerifyDone,
 )
@@ -43,6 +44,7 @@ from cluster.lifecycle import Lifecycle
 from cluster.members import State
 from cluster.pool_changes import PoolChanges
 from cluster.pool_scaling import PoolScaling
+from cluster.rank import RankAgreement
 from cluster.recorded_core import make_core, newest_decisions
 from cluster.request_accounts import RequestAccounts
 from cluster.step_accounts import step_accounts
@@ -59,6 +61,7 @@ from cluster.timeline import make_timeline
 from cluster.worker_health import WorkerHealth
 from cluster.worker_set import WorkerSet
 from drafters.messages import DraftResult
+from engine.importing import settle
 from engine.wire import Decoder, encode
 from verifier.messages import VerifyResult
 
@@ -73,9 +76,13 @@ class Cell:
     """One scheduler, one target over its ranks, one pool of drafters (a Ray Serve deployment).
 
     Construction returns at once; `describe` tells how far the start has come.
+
+    Args:
+        config: all of it.
+        system: if named, workers outlive the cell, and it takes over those of another (`cluster.takeover`).
     """
 
-    def __init__(self, config: FlotillaConfig) -> None:
+    def __init__(self, config: FlotillaConfig, system: str = "") -> None:
         self.config = settle_draft_ahead(config, os.cpu_count() or 1)
         self._token = secrets.token_hex(16).encode()
         self._stage = "starting"
@@ -89,12 +96,12 @@ class Cell:
             self._token, self._on_client_message, self._on_client_lost, self.config.health.heartbeat_s
         )
         self._address: tuple[str, int] = ("", 0)
-        self._workers = WorkerSet(self.config, self._token, self)
+        self._workers = WorkerSet(self.config, self._token, self, system)
         self._lifecycle = Lifecycle(self.config, self._workers, self)
         self._health = WorkerHealth(self.config, self._workers, self._lifecycle, self, self._metrics.set)
         self._changes = PoolChanges(self.config, self._lifecycle, self._workers, self)
         self._scaling = PoolScaling(self.config, self._lifecycle, self._changes, self)
-        self._digests: dict[int, int] = {}
+        self._agreement = RankAgreement()
         self._draft_results: Decoder[DraftResult] = Decoder(DraftResult)
         self._verify_results: Decoder[VerifyResult] = Decoder(VerifyResult)
         self._scheduler_s = 0.0
@@ -233,9 +240,8 @@ class Cell:
     @property
     def state(self) -> State:
         """Whether it takes requests."""
-        if self._is_draining:
-            return "draining"
-        return "ready" if self._stage == "ready" and self._core.verifier is not None else "starting"
+        serves = self._stage == "ready" and self._core.verifier is not None
+        return "draining" if self._is_draining else "ready" if serves else "starting"
 
     @property
     def address(self) -> tuple[str, int, str] | None:
@@ -256,23 +262,31 @@ class Cell:
 
     async def _start(self) -> None:
         try:
-            self._address = await self._clients.start(get_node_ip_address())
-            await self._lifecycle.reserve(self._enter)
-            self._enter("loading the target")
-            ready = await self._lifecycle.load_first_target()
-            self._enter("loading drafters")
-            loaded = await self._lifecycle.load_drafters()
-            self._enter("measuring costs")
-            self._core = make_core(self.config, CostModel(await self._lifecycle.measure()))
-            self._lifecycle.ready(ready)
-            for drafter in loaded:
-                self._lifecycle.ready(drafter)
-            _settle()
+            self._enter("looking for workers of a cell that is gone")
+            taken = await self._lifecycle.take_over()
+            profile, ready = taken or await self._make_workers()
+            self._core = make_core(self.config, CostModel(profile))
+            for event in ready:
+                self._lifecycle.ready(event)
+            settle()
             self._enter("ready")
+            if taken:  # till now front ends let requests wait, whom a cell that starts would refuse
+                self._address = await self._clients.start(get_node_ip_address())
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
         except Exception as error:
             _log.exception("the cell could not start")
             self._failure = f"the cell could not start while {self._stage}: {error}"
+
+    async def _make_workers(self) -> tuple[CostProfile, list[DrafterReady | VerifierReady]]:
+        """Make all workers; front ends connect meanwhile."""
+        self._address = await self._clients.start(get_node_ip_address())
+        await self._lifecycle.reserve(self._enter)
+        self._enter("loading the target")
+        target = await self._lifecycle.load_first_target()
+        self._enter("loading drafters")
+        drafters = await self._lifecycle.load_drafters()
+        self._enter("measuring costs")
+        return await self._lifecycle.measure(), [target, *drafters]
 
     def _enter(self, stage: str) -> None:
         self._stage = stage
@@ -357,7 +371,9 @@ class Cell:
     def verified(self, rank: int, data: bytes) -> None:
         """A rank of the target answered; what counts is rank 0's (`worker_set.Listener`)."""
         result = self._verify_results.decode(data)
-        self._check_digest(result)
+        if not self._agreement.holds(result.call_id, result.digest):
+            _log.error("ranks disagree on call %d; rebuilding the target", result.call_id)
+            self._workers.kill_target()
         if rank:
             return
         now = time.monotonic()
@@ -367,16 +383,6 @@ class Cell:
         self.handle(VerifyDone(result))
         self._last_verify_at = None if self._core.is_idle else now
 
-    def _check_digest(self, result: VerifyResult) -> None:
-        """Every rank must have decided the same; the ranks after rank 0 only send their checksum."""
-        if self.config.target.tensor_parallel == 1:
-            return
-        other = self._digests.setdefault(result.call_id, result.digest)
-        if other != result.digest:
-            _log.error("ranks disagree on call %d; rebuilding the target", result.call_id)
-            self._workers.kill_target()
-        self._digests.pop(result.call_id - 64, None)
-
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
@@ -384,6 +390,7 @@ class Cell:
                 _log.warning("%s", drift)
             if not self._core.is_idle:
                 self.handle(Tick())
+            self._lifecycle.leave_record()
             self._health.look(time.monotonic())
             self._scaling.look(time.monotonic())
 
@@ -391,10 +398,3 @@ class Cell:
         workers = getattr(self, "_workers", None)
         if workers is not None:
             workers.kill_all()
-
-
-def _settle() -> None:
-    """What lives now lives on: the garbage collector need not walk it again in the middle of a step."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 100)

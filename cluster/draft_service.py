@@ -19,10 +19,13 @@ class DraftService:
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self._decoder: Decoder[DraftCall] = Decoder(DraftCall)
+        self._opened: set[str] = set()
 
     def answer(self, data: bytes) -> bytes:
         """Draft. A drafter's bug costs speculation, never a request: all of them go on without drafts."""
         call = self._decoder.decode(data)
+        self._opened.difference_update(call.release)
+        self._opened.update(item.request_id for item in call.items if item.spec is not None)
         try:
             return encode(self.drafter.draft(call))
         except Exception:
@@ -30,6 +33,11 @@ class DraftService:
             _log.exception("draft call %d failed", call.call_id)
             unknown = [item.request_id for item in call.items]
             return encode(DraftResult(call_id=call.call_id, drafts=[], unknown=unknown))
+
+    def forget_all(self) -> None:
+        """Drop all requests: those of a scheduler that is gone."""
+        self.drafter.draft(DraftCall(call_id=0, items=[], release=list(self._opened)))
+        self._opened.clear()
 
 
 class InPlaceDrafter:

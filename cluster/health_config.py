@@ -44,6 +44,12 @@ class HealthConfig(StrictModel):
         gt=0,
         description="A cell whose requests wait for nobody's answer for so long is unhealthy, and replaced.",
     )
+    orphan_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="Workers whose cell died wait so long for another one to take them over, models loaded; "
+        "then they end.",
+    )
     member_silent_s: float | None = Field(
         default=15.0,
         gt=0,

@@ -18,6 +18,7 @@ from cluster.drafter_config import DrafterConfig
 from cluster.events import DrafterReady, Event, VerifierReady, WorkerLost
 from cluster.placement import instance_names
 from cluster.profile_file import load_profile
+from cluster.takeover import Instance
 from cluster.worker_set import VERIFIER, WorkerSet
 
 _log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class Lifecycle:
         self._shell = shell
         self._target = VerifierReady(0, 0, 0)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._noted: object = None
         self.kinds: dict[str, DrafterConfig] = {drafter.name: drafter for drafter in config.drafters}
         self.lives: dict[str, Life] = {}
         for kind, drafter in self.kinds.items():
@@ -192,6 +194,55 @@ class Lifecycle:
     def making_standby(self) -> bool:
         """Whether a process in reserve is being made now."""
         return self._workers.standby.is_filling
+
+    # Another cell
+
+    def leave_record(self) -> None:
+        """Tell the workers what another cell must know of them, if that has changed."""
+        target = self._workers.workers.get(VERIFIER)
+        if target is None or not target.is_loaded:
+            return
+        lives = [life for life in self._drafters() if life.state in ("ready", "restarting")]
+        profile = self._shell.core.cost.profile
+        noted = (
+            [(life.name, life.state, life.restarts) for life in (*lives, self.lives[VERIFIER])],
+            list(self.kinds.items()),
+            profile,
+            self._workers.standby.ready,
+        )
+        if noted != self._noted:
+            self._noted = noted
+            self._workers.leave([self._instance(life) for life in lives], dict(self.kinds), profile)
+
+    def _instance(self, life: Life) -> Instance:
+        worker = self._workers.workers.get(life.name)
+        actors = worker.actors if worker is not None and worker.is_loaded else []
+        assert life.config is not None
+        return Instance(life.name, life.config, actors[0] if actors else None, life.costs)
+
+    async def take_over(self) -> tuple[CostProfile, list[DrafterReady | VerifierReady]] | None:
+        """Take over the workers of a cell that is gone: its costs, and who is ready; None if there are none.
+
+        Drafters that the other cell had and that do not answer are made anew, beside.
+        """
+        taken = await self._workers.take_over()
+        if taken is None:
+            return None
+        self._target = taken.target
+        self.kinds = dict(taken.record.kinds)
+        drafters = {one.name: Life(one.name, one.config, costs=one.costs) for one in taken.record.instances}
+        self.lives = {**drafters, VERIFIER: Life(VERIFIER, None)}
+        answered = {event.name for event in taken.drafters}
+        for life in drafters.values():
+            if life.name not in answered:
+                life.state, life.lost_at = "restarting", time.monotonic()
+                life.task = self.spawn(self._replace(life))
+        _log.warning(
+            "the target of a cell that is gone was taken over, and %d of its %d drafters",
+            len(answered),
+            len(drafters),
+        )
+        return taken.record.profile, [taken.target, *taken.drafters]
 
     # Losses
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -15,6 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.placement import NODE_ID, Bundle, Demand, Plan, shortage
 from cluster.placement_config import PlacementConfig, ResourcesConfig
+from cluster.seats import Seat, Seats, give_up
 
 _log = logging.getLogger(__name__)
 
@@ -22,23 +21,17 @@ _log = logging.getLogger(__name__)
 POLL_S = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Seat:
-    """A worker's place: a bundle of a group, and whether the group is there for it alone."""
-
-    group: Any
-    plan: Plan
-    index: int
-    placement: ResourcesConfig
-    is_alone: bool
-
-
 class Reservations:
-    """The cell's placement groups. Ray frees them when the process that made them ends."""
+    """The cell's placement groups.
 
-    def __init__(self) -> None:
-        self._seats: dict[str, _Seat] = {}
-        self._vacant: list[_Seat] = []
+    Args:
+        options: Ray's for a new one. Without a lifetime there, Ray frees it when this process ends.
+    """
+
+    def __init__(self, options: Callable[[], dict[str, Any]] = dict) -> None:
+        self._options = options
+        self._seats: dict[str, Seat] = {}
+        self._vacant: list[Seat] = []
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
 
     async def reserve(
@@ -63,6 +56,7 @@ class Reservations:
             [bundle.resources for bundle in plan.bundles],
             strategy=plan.strategy,
             bundle_label_selector=[bundle.labels for bundle in plan.bundles],
+            **self._options(),
         )
         told = ""
         try:
@@ -74,7 +68,7 @@ class Reservations:
         for name, placement in placements.items():
             index = plan.seat_of(name)
             if index is not None:
-                self._seats[name] = _Seat(group, plan, index, placement, is_alone)
+                self._seats[name] = Seat(group, plan, index, placement, is_alone)
 
     async def restore(self, name: str, avoid: Sequence[str], report: Callable[[str], None]) -> None:
         """Wait until a lost worker has a place again.
@@ -103,16 +97,16 @@ class Reservations:
             plan = Plan("PACK", [Bundle(dict(bundle.resources), labels, list(bundle.seats))])
             other = None
             if len(seat.plan.bundles) > 1:
-                other = placement_group([bundle.resources], bundle_label_selector=[labels])
+                other = placement_group([bundle.resources], bundle_label_selector=[labels], **self._options())
             if await self._first_placed(seat, other, plan, report):
-                await asyncio.to_thread(_give_up, other)
+                await asyncio.to_thread(give_up, other)
                 return
             for sitting, old in list(self._seats.items()):
                 if old.group is seat.group and old.index == seat.index:
                     is_alone = len(bundle.seats) == 1
-                    self._seats[sitting] = _Seat(other, plan, 0, old.placement, is_alone)
+                    self._seats[sitting] = Seat(other, plan, 0, old.placement, is_alone)
 
-    async def _first_placed(self, seat: _Seat, other: Any, plan: Plan, report: Callable[[str], None]) -> bool:
+    async def _first_placed(self, seat: Seat, other: Any, plan: Plan, report: Callable[[str], None]) -> bool:
         """Wait for the seat or the other group; whether it was the seat."""
         told = ""
         try:
@@ -123,7 +117,7 @@ class Reservations:
                     return False
                 told = await self._tell(plan, told, report)
         except BaseException:
-            _give_up(other)
+            give_up(other)
             raise
         return True
 
@@ -150,9 +144,24 @@ class Reservations:
         if seat is None:
             return
         if seat.is_alone:
-            _give_up(seat.group)
+            give_up(seat.group)
         else:
             self._vacant.append(seat)
+
+    @property
+    def seats(self) -> Seats:
+        """All there are, for the cell that takes over."""
+        return Seats(dict(self._seats), list(self._vacant))
+
+    def take_over(self, seats: Seats) -> None:
+        """What another cell reserved is this one's."""
+        self._seats, self._vacant = dict(seats.taken), list(seats.vacant)
+
+    def release(self) -> None:
+        """Free all, with whoever sits there."""
+        self.seats.release()
+        self._seats.clear()
+        self._vacant.clear()
 
     def options(self, name: str, placement: ResourcesConfig) -> dict[str, Any]:
         """Ray's options for the worker's actor: back into its bundle, whenever it is made again."""
@@ -190,24 +199,18 @@ class Reservations:
         return shortage(plan, [node for node in nodes if node["Alive"]])
 
 
-async def _is_placed(seat: _Seat) -> bool:
+async def _is_placed(seat: Seat) -> bool:
     """Whether the seat's bundle is on a node that lives, as far as Ray knows."""
     return await asyncio.to_thread(_look_up, seat)
 
 
-def _look_up(seat: _Seat) -> bool:
+def _look_up(seat: Seat) -> bool:
     node_id = _node_of(seat)
     return any(node["Alive"] and node["NodeID"] == node_id for node in ray.nodes())
 
 
-def _node_of(seat: _Seat) -> str:
+def _node_of(seat: Seat) -> str:
     return str(placement_group_table(seat.group)["bundles_to_node_id"].get(seat.index, ""))
-
-
-def _give_up(group: Any) -> None:
-    if group is not None:
-        with contextlib.suppress(Exception):  # it may be gone with its node
-            remove_placement_group(group)
 
 
 def has_room(placement: ResourcesConfig) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.actors import DrafterWorker, Whereabouts, spawn
 from cluster.drafter_config import DrafterConfig
+from cluster.takeover import ReserveProcess, Takeover
 
 _log = logging.getLogger(__name__)
 
@@ -25,32 +26,35 @@ _log = logging.getLogger(__name__)
 ANSWER_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """One in reserve: its actor and node."""
-
-    actor: Any
-    node: str
-
-
 class Standby:
     """Processes in reserve for drafters of one cell.
 
     Args:
         wanted: how many are kept.
+        takeover: how a drafter that comes of one outlives the cell.
     """
 
-    def __init__(self, wanted: int) -> None:
+    def __init__(self, wanted: int, takeover: Takeover) -> None:
         self._wanted = wanted
-        self._ready: list[_Process] = []
+        self._takeover = takeover
+        self._ready: list[ReserveProcess] = []
         self._coming: Any = None
         self._node = ""
         self._filling: asyncio.Task[None] | None = None
 
     @property
-    def num_ready(self) -> int:
-        """Processes that could stand in now."""
-        return len(self._ready)
+    def actors(self) -> list[Any]:
+        """All that are there or being made."""
+        return [process.actor for process in self._ready] + ([self._coming] if self._coming else [])
+
+    @property
+    def ready(self) -> tuple[ReserveProcess, ...]:
+        """Those that could stand in now, for the cell that takes over."""
+        return tuple(self._ready)
+
+    def take_over(self, ready: Sequence[ReserveProcess]) -> None:
+        """Another cell's are this one's; whether they live is seen when one is taken."""
+        self._ready.extend(ready)
 
     @property
     def is_filling(self) -> bool:
@@ -88,15 +92,15 @@ class Standby:
     def kill(self) -> None:
         """End all, when the cell ends."""
         self._wanted = 0
-        for actor in [process.actor for process in self._ready] + [self._coming]:
-            if actor is not None:
-                _kill(actor)
+        for actor in self.actors:
+            _kill(actor)
         self._ready.clear()
 
     async def _fill(self) -> None:
         while len(self._ready) < self._wanted:
             beside = NodeAffinitySchedulingStrategy(self._node, soft=True)
-            self._coming = actor = spawn(DrafterWorker, {"num_cpus": 0, "scheduling_strategy": beside})
+            options = {"num_cpus": 0, "scheduling_strategy": beside, **self._takeover.options("standby")}
+            self._coming = actor = spawn(DrafterWorker, options, self._takeover.orphan_s)
             try:
                 node, _ = await _answer(actor.prepare.remote())
             except Exception as error:
@@ -107,7 +111,7 @@ class Standby:
             finally:
                 self._coming = None
             if len(self._ready) < self._wanted:
-                self._ready.append(_Process(actor, node))
+                self._ready.append(ReserveProcess(actor, node))
             else:
                 _kill(actor)
 

@@ -6,6 +6,7 @@ own calls (lifecycle, control) free to be answered while a step is computed.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import select
@@ -13,6 +14,8 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+
+from cluster.worker_lease import UNACKNOWLEDGED_S
 
 _LENGTH = struct.Struct(">I")
 _log = logging.getLogger(__name__)
@@ -46,12 +49,18 @@ class StepServer:
         self._token = token
         self._listener = socket.create_server((host, 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        #: Whether a scheduler's connection stands.
+        self.is_connected = False
         self._thread = threading.Thread(target=self._serve, name="step-server", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Stop accepting; the thread ends with its connection."""
+    def close(self, within_s: float = 0.0) -> bool:
+        """Stop accepting; the thread ends with its connection. Whether it has, after at most `within_s`."""
+        with contextlib.suppress(OSError):  # closed before
+            self._listener.shutdown(socket.SHUT_RDWR)  # else who waits in `accept` would not notice
         self._listener.close()
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
 
     def _serve(self) -> None:
         while True:
@@ -60,7 +69,7 @@ class StepServer:
             except OSError:
                 return  # closed
             with connection:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                _configure(connection)
                 try:
                     self._answer(connection)
                 except (ConnectionError, EOFError) as error:
@@ -71,6 +80,7 @@ class StepServer:
             _log.warning("connection with a wrong token refused")
             return
         ended = threading.Event()
+        self.is_connected = True
         if self._heartbeat_s:
             threading.Thread(
                 target=self._beat, args=(connection, ended), name="heartbeat", daemon=True
@@ -84,6 +94,7 @@ class StepServer:
                     while not _has_data(connection) and self._idle():
                         pass
         finally:
+            self.is_connected = False
             ended.set()
 
     def _beat(self, connection: socket.socket, ended: threading.Event) -> None:
@@ -96,6 +107,13 @@ class StepServer:
             except OSError:
                 return  # whoever answers calls notices, too
             ended.wait(self._heartbeat_s)
+
+
+def _configure(connection: socket.socket) -> None:
+    """Send at once, and notice within seconds that the other side's machine is gone."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1e3 * UNACKNOWLEDGED_S))
 
 
 def _has_data(connection: socket.socket) -> bool:

@@ -29,6 +29,15 @@ class Target:
     verifier: Verifier
     heads: DecodingHeads | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    num_ranks: int = 1
+
+    def forget_all(self) -> None:
+        """Drop all requests: those of a scheduler that is gone.
+
+        Their KV stays findable as shared prefixes, unless there are further ranks: these may have got one
+        call more or less before the scheduler died, and must hold the same.
+        """
+        self.verifier.forget_all(with_prefixes=self.num_ranks > 1)
 
     def ready(self) -> VerifierReady:
         """What the scheduler must know of it."""
@@ -74,7 +83,7 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
         heads = load_heads(model_directory(config.heads), runner, model_directory(config.path))
     grammars = Grammars.of_model(model_directory(config.path), runner.shape.vocab_size)
     verifier = Verifier(runner, prefix_sharing=config.prefix_sharing, heads=heads, grammars=grammars)
-    return Target(runner, verifier, heads, device)
+    return Target(runner, verifier, heads, device, num_ranks=rank.world_size if rank is not None else 1)
 
 
 # The start-up profile of the target: seconds, not minutes, for the demo.

@@ -7,21 +7,24 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 from cluster.actors import DrafterWorker, VerifierWorker, Whereabouts, end, spawn
 from cluster.config import FlotillaConfig
-from cluster.cost_model import LinearCost
+from cluster.cost_model import CostProfile, LinearCost
 from cluster.draft_service import InPlaceDrafter
 from cluster.drafter_config import DrafterConfig
 from cluster.events import DrafterReady, VerifierReady
 from cluster.placement import plan_added, plan_cell, rank_name
+from cluster.placement_config import ResourcesConfig
 from cluster.pool_drafter import build_pool_drafter
 from cluster.profile_fit import fit_cost
 from cluster.rank import Rank
 from cluster.reservation import Reservations
 from cluster.standby import Standby
 from cluster.step_client import StepClient
+from cluster.takeover import CellRecord, Instance, NotAnswering, TakenOver, Takeover, claim
 from cluster.worker import Worker
 from engine.heads_config import UnsuitableHeads
 
@@ -55,14 +58,17 @@ class WorkerSet:
         config: the cell.
         token: secret that admits to the workers' ports.
         listener: hears answers and losses.
+        system: name of the application, for workers to outlive the cell (`cluster.takeover.Takeover`).
     """
 
-    def __init__(self, config: FlotillaConfig, token: bytes, listener: Listener) -> None:
+    def __init__(self, config: FlotillaConfig, token: bytes, listener: Listener, system: str = "") -> None:
         self._config = config
         self._token = token
         self._listener = listener
-        self._reservations = Reservations()
-        self.standby = Standby(config.pool.standby)
+        self._takeover = Takeover(system, config)
+        self._reservations = Reservations(self._takeover.group_options)
+        self.standby = Standby(config.pool.standby, self._takeover)
+        self._accompanying: asyncio.Task[None] | None = None
         self.workers: dict[str, Worker] = {}
         self._begun: dict[str, Any] = {}  # actors of drafters that are not loaded yet
 
@@ -102,12 +108,12 @@ class WorkerSet:
         target = self._config.target
         worker = self.workers[VERIFIER] = Worker(VERIFIER)
         for rank in range(target.tensor_parallel):
-            options = self._reservations.options(rank_name(rank), target.placement)
-            worker.actors.append(spawn(VerifierWorker, options))
+            worker.actors.append(self._spawn(VerifierWorker, rank_name(rank), target.placement))
         meanwhile()
+        self._accompany()
         async with self._placing(worker, [rank_name(rank) for rank in range(target.tensor_parallel)]):
             names = [rank_name(rank) for rank in range(target.tensor_parallel)]
-            await self._connect(worker, names, [self._hear_rank(rank) for rank in range(len(names))])
+            await self._connect(worker, names, self._hearing(VERIFIER, len(names)))
             ready: VerifierReady = await self._watched(worker, self._load_ranks(worker))
         worker.loaded()
         return ready
@@ -115,7 +121,7 @@ class WorkerSet:
     def begin_drafter(self, name: str, config: DrafterConfig) -> None:
         """Make a model drafter's process, which imports meanwhile; `load_drafter` goes on with it."""
         if config.kind == "model":
-            actor = spawn(DrafterWorker, self._reservations.options(name, config.placement))
+            actor = self._spawn(DrafterWorker, name, config.placement)
             actor.import_models.remote()
             self._begun[name] = actor
 
@@ -138,10 +144,10 @@ class WorkerSet:
             if actor is not None:
                 _log.info("a process in reserve becomes %s", name)
         if actor is None:
-            actor = spawn(DrafterWorker, self._reservations.options(name, config.placement))
+            actor = self._spawn(DrafterWorker, name, config.placement)
         worker.actors.append(actor)
         async with self._placing(worker, [name]):
-            await self._connect(worker, [name], [lambda data: self._listener.drafted(name, data)])
+            await self._connect(worker, [name], self._hearing(name, 1))
             loading = worker.actors[0].load.remote(
                 config, target.vocab_size, target.max_tokens, self._config.target.path
             )
@@ -149,6 +155,77 @@ class WorkerSet:
         worker.loaded()
         self.standby.beside(config, worker.where[0])
         return DrafterReady(name, capabilities, config.max_requests, kind=config.name)
+
+    # Workers outlive the cell
+
+    @property
+    def lineage(self) -> str:
+        """Under which name resources are reserved, by this cell and those before and after it."""
+        return self._takeover.lineage
+
+    def leave(self, instances: list[Instance], kinds: dict[str, DrafterConfig], profile: CostProfile) -> None:
+        """Have the workers wait for another cell if this one dies, and note what that must know."""
+        ranks, seats = self.workers[VERIFIER].actors, self._reservations.seats
+        record = CellRecord(ranks, instances, kinds, profile, self.lineage, seats, self.standby.ready)
+        for worker in self.workers.values():
+            for rank, actor in enumerate(worker.actors if worker.is_loaded else ()):
+                actor.keep.remote(record if worker.name == VERIFIER and rank == 0 else None)
+
+    async def take_over(self) -> TakenOver | None:
+        """Take over the workers of a cell that is gone; None without any whose target answers."""
+        for first in await self._takeover.found(rank_name(0)):
+            if (taken := await _claimed(first)) is None:
+                continue
+            target, record = taken
+            others = await asyncio.gather(*(_claimed(rank) for rank in record.ranks[1:]))
+            if None in others:  # it is of no use in parts
+                for rank, answer in zip(record.ranks, [taken, *others], strict=True):
+                    if answer is not None:
+                        end(rank)
+                continue
+            self._takeover.lineage = record.lineage
+            self._reservations.take_over(record.seats)
+            self.standby.take_over(record.reserve)
+            await self._join(VERIFIER, [rank_name(rank) for rank in range(len(record.ranks))], record.ranks)
+            there = [one for one in record.instances if one.actor is not None]
+            drafters = await asyncio.gather(*(self._take_over_drafter(one) for one in there))
+            self._accompany()
+            return TakenOver(target, record, [one for one in drafters if one is not None])
+        return None
+
+    async def _take_over_drafter(self, instance: Instance) -> DrafterReady | None:
+        taken = await _claimed(instance.actor)
+        if taken is None:
+            return None
+        worker = await self._join(instance.name, [instance.name], [instance.actor])
+        self.standby.beside(instance.config, worker.where[0])
+        config = instance.config
+        return DrafterReady(instance.name, taken[0], config.max_requests, kind=config.name)
+
+    async def _join(self, name: str, names: list[str], actors: list[Any]) -> Worker:
+        """Connect to processes that are loaded."""
+        worker = self.workers[name] = Worker(name, actors=list(actors))
+        async with self._placing(worker, names):
+            await self._connect(worker, names, self._hearing(name, len(names)))
+        worker.loaded()
+        return worker
+
+    def _spawn(self, kind: type[Any], name: str, placement: ResourcesConfig) -> Any:
+        options = {**self._reservations.options(name, placement), **self._takeover.options(name)}
+        return spawn(kind, options, self._takeover.orphan_s)
+
+    def _accompany(self) -> None:
+        if self._takeover.orphan_s is not None and self._accompanying is None:
+            self._accompanying = asyncio.create_task(self._sign(self._takeover.orphan_s / 4))
+
+    async def _sign(self, every_s: float) -> None:
+        """Give signs of life to processes that nobody is connected to yet: they end without a cell."""
+        while True:
+            await asyncio.sleep(every_s)
+            for actor in [*self._begun.values(), *self.standby.actors]:
+                actor.where.remote()
+
+    # Costs
 
     async def measure_target(self) -> LinearCost:
         """What verify forwards cost; every rank computes, the first is believed."""
@@ -194,6 +271,7 @@ class WorkerSet:
             end(actor)
         for worker in self.workers.values():
             worker.kill()
+        self._reservations.release()
 
     # Steps
 
@@ -246,8 +324,11 @@ class WorkerSet:
     async def _watched(self, worker: Worker, work: Awaitable[Any]) -> Any:
         return await worker.while_it_lives(work, self._config.health.loading_silent_s)
 
-    def _hear_rank(self, rank: int) -> Callable[[bytes], None]:
-        return lambda data: self._listener.verified(rank, data)
+    def _hearing(self, name: str, num_ranks: int) -> list[Callable[[bytes], None]]:
+        """By rank, who hears what a worker answers."""
+        if name != VERIFIER:
+            return [lambda data: self._listener.drafted(name, data)]
+        return [partial(self._listener.verified, rank) for rank in range(num_ranks)]
 
     @contextlib.asynccontextmanager
     async def _placing(self, worker: Worker, names: list[str]) -> Any:
@@ -293,6 +374,16 @@ class WorkerSet:
 async def _answer(ref: Any) -> Whereabouts:
     where: Whereabouts = await ref
     return where
+
+
+async def _claimed(actor: Any) -> tuple[Any, Any] | None:
+    """As of `claim`; one that does not answer is ended."""
+    try:
+        return await claim(actor)
+    except NotAnswering as error:
+        _log.warning("a worker that a cell left behind does not answer: %s", error)
+        end(actor)
+        return None
 
 
 def _once(callback: Callable[[], None]) -> Callable[[], None]:

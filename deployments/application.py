@@ -61,7 +61,11 @@ def build_app(args: FlotillaConfig) -> serve.Application:
             # It is called several times a second.
             logging_config={"log_level": "WARNING", "enable_access_log": False},
         )
-        .bind(end_after_s=args.health.member_silent_s)
+        .bind(
+            end_after_s=args.health.member_silent_s,
+            # Its own workers free what a cell reserved when they have waited in vain.
+            free_after_s=2 * args.health.orphan_s,
+        )
     )
     cell = serve.deployment(CellReplica).options(
         name=CELL_NAME,

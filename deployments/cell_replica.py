@@ -41,8 +41,9 @@ class CellReplica(Cell):
 
     # Ray Serve awaits constructors that are coroutines; Python's own rule, which mypy knows, has none.
     async def __init__(self, config: FlotillaConfig, directory: DeploymentHandle) -> None:  # type: ignore[misc]
-        super().__init__(config)
-        self._id = serve.get_replica_context().replica_id.unique_id
+        context = serve.get_replica_context()
+        super().__init__(config, context.app_name)
+        self._id = context.replica_id.unique_id
         self._identity = identity()
         configure_logs(config.log, {"cell": self._id})
         scaling = config.scaling.cells
@@ -73,7 +74,11 @@ class CellReplica(Cell):
             metrics_url=self._metric_server.url,
             stats=self.load(),
             state=self.state,
-            details={"stage": self._failure or self._stage, **self._identity},
+            details={
+                "stage": self._failure or self._stage,
+                "lineage": self._workers.lineage,
+                **self._identity,
+            },
         )
 
     def _refresh_metrics(self) -> None:

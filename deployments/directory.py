@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from cluster.members import REPORT_INTERVAL_S, SILENT_S, Member, MemberList
 from cluster.supervision import Supervisor
+from deployments.abandoned_groups import AbandonedGroups, free_abandoned
 from deployments.supervising import LOOK_S, supervise
 
 _log = logging.getLogger(__name__)
@@ -36,12 +38,21 @@ class Directory:
     Args:
         silent_s: a member is no longer named once it has been silent for so long.
         end_after_s: and its process is ended after so long; never if None.
+        free_after_s: placement groups that no cell has named for so long are freed; never if None.
     """
 
-    def __init__(self, silent_s: float = SILENT_S, end_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        silent_s: float = SILENT_S,
+        end_after_s: float | None = None,
+        free_after_s: float | None = None,
+    ) -> None:
         self._list = MemberList(silent_s)
         self._supervisor = None if end_after_s is None else Supervisor(end_after_s, LOOK_S)
-        self._supervising: asyncio.Task[None] | None = None
+        self._groups = None
+        if free_after_s is not None:
+            self._groups = AbandonedGroups(serve.get_replica_context().app_name, free_after_s)
+        self._tasks: list[asyncio.Task[None]] = []
         self._is_complete_at: float | None = None
 
     async def report(self, member: Member) -> list[Member]:
@@ -49,9 +60,19 @@ class Directory:
         self._list.report(member, time.monotonic())
         if self._supervisor is not None:
             self._supervisor.heard(member)
-            if self._supervising is None:
-                self._supervising = asyncio.get_running_loop().create_task(supervise(self._supervisor))
+        if self._groups is not None and (lineage := member.details.get("lineage")):
+            self._groups.heard(lineage, time.monotonic())
+        self._begin()
         return await self.members()
+
+    def _begin(self) -> None:
+        if self._tasks:
+            return
+        loop = asyncio.get_running_loop()
+        if self._supervisor is not None:
+            self._tasks.append(loop.create_task(supervise(self._supervisor)))
+        if self._groups is not None:
+            self._tasks.append(loop.create_task(free_abandoned(self._groups)))
 
     async def leave(self, member_id: str) -> None:
         """The member ends."""

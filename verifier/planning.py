@@ -70,6 +70,7 @@ class RequestTable:
     ) -> None:
         self._shape = shape
         self._grammars = grammars
+        self._prefix_sharing = prefix_sharing
         self._cache = KVCache(num_slots, prefix_sharing=prefix_sharing)
         self._requests: dict[str, RequestState] = {}
 
@@ -97,6 +98,13 @@ class RequestTable:
             self._cache.discard(request_id)
             self._cache.publish(request_id, state.tokens)
             self._cache.release(request_id)
+
+    def forget_all(self, *, with_prefixes: bool) -> None:
+        """Drop all requests as by `forget`; if asked to, shared prefixes, too."""
+        for request_id in list(self._requests):
+            self.forget(request_id)
+        if with_prefixes:
+            self._cache = KVCache(self._cache.num_slots, prefix_sharing=self._prefix_sharing)
 
     def plan_verify(self, item: VerifyItem) -> Planned:
         """Rows of a draft tree. A malformed tree is planned as if nothing had been drafted.

@@ -71,6 +71,10 @@ class Verifier:
         """KV slots that can be given out, those of evictable shared prefixes included."""
         return self._table.free_slots
 
+    def forget_all(self, *, with_prefixes: bool) -> None:
+        """Drop all requests, and if asked to also the KV that prompts to come could share."""
+        self._table.forget_all(with_prefixes=with_prefixes)
+
     def step(self, call: VerifyCall) -> VerifyResult:
         """Serve one call (see `verifier.messages`).
 

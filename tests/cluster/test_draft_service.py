@@ -50,3 +50,14 @@ def test_a_drafter_that_fails_leaves_requests_without_drafts() -> None:
         DraftService(Broken(num_heads=3, vocab_size=50, max_tokens=64)).answer(encode(call(7)))
     )
     assert (answer.call_id, answer.unknown, answer.drafts) == (7, ["r"], [])
+
+
+def test_all_requests_are_forgotten_at_once() -> None:
+    service = DraftService(drafter())
+    service.answer(encode(call(1)))
+    more = DraftItem(request_id="r", start=2, tokens=np.array([3], np.int32), plan=DraftPlan(2))
+    known = RESULTS.decode(service.answer(encode(DraftCall(call_id=2, items=[more]))))
+    assert known.unknown == []
+    service.forget_all()
+    more = DraftItem(request_id="r", start=3, tokens=np.array([4], np.int32), plan=DraftPlan(2))
+    assert RESULTS.decode(service.answer(encode(DraftCall(call_id=3, items=[more])))).unknown == ["r"]

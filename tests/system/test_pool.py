@@ -244,6 +244,36 @@ def test_another_process_is_in_reserve_once_one_was_used(server: Server) -> None
     eventually(lambda: len(processes_in_reserve(server)) == 1, within_s=120.0)
 
 
+def cell_pid() -> int:
+    named = [p.pid for p in psutil.process_iter(["cmdline"]) if "ServeReplica:flotilla:Cell" in command(p)]
+    assert len(named) == 1, named
+    return named[0]
+
+
+def command(process: psutil.Process) -> str:
+    return " ".join(process.info["cmdline"] or [])
+
+
+def test_a_killed_scheduler_leaves_its_workers_to_the_next(server: Server, texts: list[str]) -> None:
+    """Nobody is refused meanwhile, nothing is loaded again, and what was added at run time is still there."""
+    added = {"kind": "prompt_lookup", "name": "added", "min_ngram": 2}
+    with httpx.Client(timeout=60) as client:
+        assert client.post(f"{server.url}/admin/drafters", json=added).status_code == 201
+        before = {name: one["pid"] for name, one in workers(server).items()}
+        time.sleep(0.5)  # a change is noted within a quarter of a second
+        with load(server, texts) as ends:
+            eventually(lambda: len(ends) > 3)
+            killed = cell_pid()
+            os.kill(killed, signal.SIGKILL)
+            served, at = len(ends), time.monotonic()
+            eventually(lambda: len(ends) >= served + 2 * len(PROMPTS))
+            print(f"after the scheduler was killed two requests each took {time.monotonic() - at:.1f} s")
+        assert cell_pid() != killed
+        assert {name: one["pid"] for name, one in workers(server).items()} == before
+        assert complete(server, PROMPTS[2], "added") == texts[2]
+        assert client.delete(f"{server.url}/admin/drafters/added").status_code == 200
+
+
 def test_what_cannot_be_done_is_said(server: Server) -> None:
     admin = f"{server.url}/admin/drafters"
     with httpx.Client(timeout=60) as client:

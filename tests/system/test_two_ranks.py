@@ -74,6 +74,11 @@ def test_requests_that_outgrow_the_pool_are_preempted_and_return_the_same_text(
     assert sum(preemptions for _, preemptions in together) > 0
 
 
+def workers(server: Server) -> dict[str, dict[str, Any]]:
+    answer = httpx.get(f"{server.url}/debug/workers", timeout=30).json()
+    return {one["process"]: one for one in answer["data"]}
+
+
 def trace(server: Server, file: Path) -> list[dict[str, Any]]:
     """The events of the timeline so far."""
     result = CliRunner().invoke(cli.app, ["timeline", "--url", server.url, "--output", str(file)])
@@ -109,24 +114,34 @@ def test_drafting_and_verification_overlap_in_the_trace(server: Server, tmp_path
     print(f"{len(overlapping)} of {len(drafts)} drafts overlap one of {len(verifies)} verifications")
 
 
+def test_both_ranks_of_a_cell_that_was_killed_go_on_with_the_next(
+    server: Server, alone: list[tuple[str, int]]
+) -> None:
+    before = {one["process"]: one["pid"] for one in workers(server).values()}
+    cells = [p.pid for p in psutil.process_iter() if "ServeReplica:flotilla:Cell" in p.name()]
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(ask, server, prompt) for prompt in PROMPTS[:3]]
+        while workers(server)[rank_name(1)]["state"] != "busy":
+            assert not any(answer.done() for answer in answers), "killed too late to show anything"
+        os.kill(cells[0], signal.SIGKILL)
+        told = [answer.result(timeout=90)[0] for answer in answers]
+    assert told == [text for text, _ in alone[:3]]
+    assert {one["process"]: one["pid"] for one in workers(server).values()} == before
+
+
 def test_a_stopped_rank_holds_up_the_others_and_all_are_replaced(
     server: Server, alone: list[tuple[str, int]]
 ) -> None:
     """Last: the target is started again."""
-
-    def workers() -> dict[str, dict[str, Any]]:
-        answer = httpx.get(f"{server.url}/debug/workers", timeout=30).json()
-        return {one["process"]: one for one in answer["data"]}
-
-    before = workers()
+    before = workers(server)
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(ask, server, prompt) for prompt in PROMPTS[:2]]
-        while workers()[rank_name(1)]["state"] != "busy":
+        while workers(server)[rank_name(1)]["state"] != "busy":
             assert not any(answer.done() for answer in answers), "stopped too late to show anything"
         os.kill(before[rank_name(1)]["pid"], signal.SIGSTOP)
         told = [answer.result(timeout=90)[0] for answer in answers]
     assert told == [text for text, _ in alone[:2]]
-    after = workers()
+    after = workers(server)
     assert after[rank_name(1)]["stalls"] == before[rank_name(1)]["stalls"] + 1
     for rank in range(2):
         assert after[rank_name(rank)]["pid"] != before[rank_name(rank)]["pid"]

@@ -135,6 +135,24 @@ def test_prefix_sharing_between_requests() -> None:
     assert third.num_cached >= 32
 
 
+@pytest.mark.parametrize("with_prefixes", [False, True])
+def test_all_requests_of_a_scheduler_that_is_gone_are_forgotten(with_prefixes: bool) -> None:
+    prompt = [*range(1, 41)]
+    spec = spec_of("a", prompt)
+    verifier = Verifier(TARGET.runner())
+    free = verifier.free_slots
+    output = [*(prefill(verifier, spec).prefills[0].verdict or pytest.fail()).tokens]
+    verifier.forget_all(with_prefixes=with_prefixes)
+    assert "a" not in verifier
+    assert verifier.free_slots == free
+    assert verify(verifier, a=chain(output)).unknown == ["a"]
+    # The next scheduler begins with what the other had, and gets what the target alone would have said.
+    again = prefill(verifier, spec_of("a~2", prompt, output=output)).prefills[0]
+    assert again.num_cached == 0 if with_prefixes else again.num_cached >= 32
+    assert again.verdict is not None
+    assert output + again.verdict.tokens == TARGET.decode(spec)[0][:2]
+
+
 def test_deferral_changes_nothing() -> None:
     spec = spec_of("a", PROMPT)
     expected, _ = TARGET.decode(spec)

@@ -1,0 +1,162 @@
+"""Workers without their cell, in real processes: taken over once, or ended by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.util import get_placement_group, placement_group
+
+from cluster.actors import DrafterWorker, spawn
+from cluster.drafter_config import PromptLookupConfig
+from cluster.members import Member
+from cluster.step_client import StepClient
+from cluster.takeover import Takeover, group_prefix
+from deployments.demo import demo_config
+from deployments.directory import Directory, ask
+from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
+from engine.sampling_params import RequestSpec, SamplingParams
+from engine.wire import Decoder, encode
+
+pytestmark = pytest.mark.system
+
+ORPHAN_S = 3.0
+TOKENS = [5, 6, 7, 8, 5, 6, 7]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.shutdown()  # benchmarks leave theirs to the end of the process
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield
+    serve.shutdown()
+    ray.shutdown()
+
+
+class Scheduler:
+    """A cell's end of a drafter: connects, and asks for a draft."""
+
+    def __init__(self, worker: object, token: bytes) -> None:
+        self._worker, self._token = worker, token
+        self.answers: list[bytes] = []
+        self.is_lost = False
+
+    async def connect(self) -> None:
+        address = await self._worker.open.remote(self._token, 0.2)  # type: ignore[attr-defined]
+        self._client = await StepClient.connect(
+            "drafter", tuple(address), self._token, self.answers.append, self._lost
+        )
+
+    async def draft(self, spec: RequestSpec | None) -> DraftResult:
+        start, new = (0, []) if spec is not None else (len(TOKENS), [8])
+        item = DraftItem(
+            request_id="r", start=start, tokens=np.array(new, np.int32), plan=DraftPlan(1), spec=spec
+        )
+        before = len(self.answers)
+        self._client.send(encode(DraftCall(call_id=1, items=[item])))
+        await until(lambda: len(self.answers) > before)
+        return Decoder(DraftResult).decode(self.answers[-1])
+
+    async def die(self) -> None:
+        await self._client.close()
+
+    def _lost(self) -> None:
+        self.is_lost = True
+
+
+async def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        await asyncio.sleep(0.02)
+
+
+async def loaded() -> tuple[object, int, Scheduler]:
+    """A prompt lookup that outlives its cell: its actor, its process id, and the cell."""
+    health = demo_config().health.model_copy(update={"orphan_s": ORPHAN_S})
+    takeover = Takeover("test", demo_config().model_copy(update={"health": health}))
+    worker = spawn(DrafterWorker, {"num_cpus": 0, **takeover.options("lookup")}, takeover.orphan_s)
+    scheduler = Scheduler(worker, b"first")
+    await scheduler.connect()
+    await worker.load.remote(PromptLookupConfig(kind="prompt_lookup", name="lookup"), 50, 64, "")
+    _, pid = await worker.where.remote()
+    assert worker in await takeover.found("lookup")
+    return worker, pid, scheduler
+
+
+def spec() -> RequestSpec:
+    sampling = SamplingParams(temperature=0.0, max_tokens=9)
+    return RequestSpec(request_id="r", tokens=TOKENS, prompt_len=len(TOKENS), sampling=sampling)
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_a_worker_is_taken_over_by_one_only_and_has_forgotten_what_the_other_asked() -> None:
+    worker, pid, first = await loaded()
+    drafted = await first.draft(spec())
+    assert drafted.drafts[0].tree.token.tolist() == [7, 8]
+    await worker.keep.remote("what is known")  # type: ignore[attr-defined]
+    assert await worker.take_over.remote() is None, "its cell lives"  # type: ignore[attr-defined]
+    await first.die()
+    claims = [worker.take_over.remote() for _ in range(3)]  # type: ignore[attr-defined]
+    capabilities, record = await claims[0]
+    assert (capabilities.kind, record) == ("prompt_lookup", "what is known")
+    assert [await claim for claim in claims[1:]] == [None, None]
+
+    second = Scheduler(worker, b"second")
+    await second.connect()
+    assert (await second.draft(None)).unknown == ["r"]
+    again = await second.draft(spec())
+    assert again.drafts[0].tree.token.tolist() == [7, 8]
+    assert psutil.pid_exists(pid)
+    await second.die()
+    await until(lambda: not psutil.pid_exists(pid))
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_a_worker_that_nobody_takes_over_ends() -> None:
+    worker, pid, first = await loaded()
+    await worker.keep.remote()  # type: ignore[attr-defined]
+    await first.die()
+    await asyncio.sleep(ORPHAN_S / 2)
+    assert psutil.pid_exists(pid), "it was to wait"
+    await until(lambda: not psutil.pid_exists(pid))
+    with pytest.raises(RayActorError):
+        await worker.take_over.remote()  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_a_cell_reserved_is_freed_when_no_cell_names_it_any_more() -> None:
+    deployed = serve.deployment(Directory).options(ray_actor_options={"num_cpus": 0})
+    names = {lineage: f"{group_prefix('takeover')}{lineage}:1" for lineage in ("named", "abandoned")}
+
+    @ray.remote(num_cpus=0)
+    def reserve(name: str) -> None:
+        placement_group([{"CPU": 0.01}], name=name, lifetime="detached").wait(10)
+
+    def exists(lineage: str) -> bool:
+        try:
+            get_placement_group(names[lineage])
+        except ValueError:
+            return False
+        return True
+
+    ray.shutdown()
+    # Names of groups are those of a namespace: Ray Serve's, in which cells and directory are.
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, namespace="serve")
+    serve.start(proxy_location="Disabled")
+    directory = serve.run(deployed.bind(free_after_s=2.0), name="takeover", route_prefix=None)
+    ray.get([reserve.remote(name) for name in names.values()])
+    member = Member(kind="cell", id="1", node="n", details={"lineage": "named"})
+    deadline = time.monotonic() + 30
+    while exists("abandoned"):
+        assert time.monotonic() < deadline, "nobody freed it"
+        asyncio.run(ask(directory, "report", member))
+        assert exists("named")
+        time.sleep(0.1)
