@@ -141,7 +141,9 @@ def test_all_requests_of_a_scheduler_that_is_gone_are_forgotten(with_prefixes: b
     spec = spec_of("a", prompt)
     verifier = Verifier(TARGET.runner())
     free = verifier.free_slots
-    output = [*(prefill(verifier, spec).prefills[0].verdict or pytest.fail()).tokens]
+    first = prefill(verifier, spec).prefills[0].verdict
+    assert first is not None
+    output = [*first.tokens]
     verifier.forget_all(with_prefixes=with_prefixes)
     assert "a" not in verifier
     assert verifier.free_slots == free
