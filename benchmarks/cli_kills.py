@@ -57,7 +57,8 @@ def kills(
 ) -> None:
     """Kill processes of a served system under load; every answer is compared with the undisturbed one.
 
-    Ends with status 1 if an answer is lost, has tokens twice, or differs.
+    Ends with status 1 if a request that was accepted is lost, has tokens twice, or differs. Those of which
+    every attempt was refused, until the client gave up, were turned away and not lost.
     """
     from benchmarks import kills as measured
     from benchmarks import tables
@@ -96,8 +97,9 @@ def kills(
 def _print(record: dict[str, Any]) -> None:
     from benchmarks import tables
 
-    columns = ["phase", "requests", "same", "lost", "twice", "missing", "differing", "refused", "broken"]
-    names = ["requests", "same", "lost", "duplicated", "missing", "differing", "refused", "broken"]
+    columns = ["phase", "requests", "same", "turned away", "lost", "twice", "missing", "differing"]
+    names = ["requests", "same", "turned_away", "lost", "duplicated", "missing", "differing"]
+    columns, names = [*columns, "refusals", "breaks"], [*names, "refused", "broken"]
     rows = [
         [phase, *(f"{record[phase][name]:,}" for name in names)]
         for phase in ("undisturbed", "killed", "afterwards")

@@ -133,7 +133,8 @@ def _print(record: dict[str, Any], leaks: list[str]) -> None:
     tables.console.print(tables.plain_table(title, heads, rows))
     answers = record["answers"]
     tables.console.print(
-        f"{answers['requests']:,} requests at {record['requests_per_s']:.2f}/s: {answers['lost']} lost, "
+        f"{answers['requests']:,} requests at {record['requests_per_s']:.2f}/s: "
+        f"{answers['turned_away']} turned away, {answers['lost']} lost, "
         f"{answers['differing'] + answers['duplicated'] + answers['missing']} differ "
         f"({record['num_unproven']} choices not at a near tie), {answers['refused']} refused"
     )

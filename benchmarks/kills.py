@@ -327,5 +327,7 @@ def is_lossless(record: dict[str, Any]) -> bool:
     """Whether nothing was lost, duplicated, missing or different beyond near ties, and nothing is left."""
     parts = [record[name] for name in ("undisturbed", "killed", "afterwards")]
     wrong = sum(part["lost"] + part["duplicated"] + part["missing"] for part in parts)
+    # While processes die, some may be refused till they give up; with all there, nobody at this load.
+    wrong += record["undisturbed"]["turned_away"] + record["afterwards"]["turned_away"]
     wrong += sum(part["broken_with_a_wrong_beginning"] for part in parts) + record["num_unproven"]
     return not wrong and not record["unexplained_breaks"] and not any(record["left_when_idle"].values())

@@ -80,6 +80,11 @@ class Delivery:
         return bool(self.attempts) and self.last.end == "answered"
 
     @property
+    def is_turned_away(self) -> bool:
+        """Whether it was never accepted: every attempt was refused, until the client had no more patience."""
+        return bool(self.attempts) and all(attempt.end == "refused" for attempt in self.attempts)
+
+    @property
     def sent_s(self) -> float:
         """When it was first asked."""
         return self.attempts[0].sent_s

@@ -85,6 +85,9 @@ class Comparison:
                 self.counts["broken in their midst"] += 1
                 if not is_beginning(reference, attempt.choices):
                     self.counts["broken with a wrong beginning"] += 1
+        if delivery.is_turned_away:
+            self.counts["turned away"] += 1
+            return
         if not delivery.is_answered:
             self.counts["lost"] += 1
             self.lost.append(delivery)
@@ -97,7 +100,7 @@ class Comparison:
     def summary(self) -> dict[str, Any]:
         """Counts, and what is needed to look into the rest; at most 20 of each."""
         names = ("requests", "same", "lost", "duplicated", "missing", "differing", "refused", "broken")
-        more = ("broken in their midst", "broken with a wrong beginning")
+        more = ("turned away", "broken in their midst", "broken with a wrong beginning")
         return {
             **{name.replace(" ", "_"): self.counts[name] for name in (*names, *more)},
             "refusals": dict(self.refusals.most_common()),

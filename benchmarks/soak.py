@@ -305,5 +305,6 @@ def leaks(record: dict[str, Any]) -> list[str]:
 def is_sound(record: dict[str, Any]) -> bool:
     """Whether nothing leaks, no answer was lost or wrong, and latency stayed."""
     answers = record["answers"]
-    wrong = answers["lost"] + answers["duplicated"] + answers["missing"] + record["num_unproven"]
+    wrong = sum(answers[name] for name in ("turned_away", "lost", "duplicated", "missing"))
+    wrong += record["num_unproven"]
     return not wrong and not leaks(record) and record["latency"]["within"] is not False

@@ -80,10 +80,14 @@ def test_what_happened_is_counted_once_each() -> None:
     comparison.add(delivery(Attempt(0.0, 0.1, "broken", {0: Choice([2], "b")}), whole))
     comparison.add(delivery(Attempt(0.0, 0.1, "failed", error="HTTP 500")))
     comparison.add(delivery(Attempt(0.0, 0.1, "answered", {0: Choice([1, 1, 2], "aab", "stop")})))
+    # Refused to the end is turned away; refused again after it was accepted, or may have been, is lost.
+    comparison.add(delivery(early, early))
+    comparison.add(delivery(early, Attempt(0.0, 0.1, "broken"), early))
     found = comparison.summary()
-    assert (found["requests"], found["same"], found["lost"], found["duplicated"]) == (5, 3, 1, 1)
-    assert (found["refused"], found["broken"], found["broken_in_their_midst"]) == (2, 2, 2)
-    assert found["refusals"] == {"queue_full, 2 s": 2}
+    assert (found["requests"], found["same"], found["lost"], found["duplicated"]) == (7, 3, 2, 1)
+    assert (found["refused"], found["broken"], found["broken_in_their_midst"]) == (6, 3, 2)
+    assert found["turned_away"] == 1
+    assert found["refusals"] == {"queue_full, 2 s": 6}
     assert found["broken_with_a_wrong_beginning"] == 1
     assert found["lost_requests"][0]["attempts"][0]["error"] == "HTTP 500"
     assert found["differing_requests"][0]["verdict"] == "duplicated"
