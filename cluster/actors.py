@@ -88,11 +88,11 @@ class _Worker:
         )
         return self._server.address
 
-    def keep(self, record: Any = None) -> None:
-        """Wait for another cell if this one dies, and tell it the record (`cluster.takeover`)."""
+    def keep(self, record: Any = None, *, is_kept: bool = True) -> None:
+        """Wait for another cell if this one dies, and tell it the record (`cluster.takeover`); or do not."""
         self._record = record
         if self._lease is not None:
-            self._lease.is_kept = True
+            self._lease.is_kept = is_kept
 
     def take_over(self) -> tuple[Any, Any] | None:
         """Work for the cell that calls, if the one before is gone: what `_renewed` says, and the record.

@@ -254,6 +254,9 @@ class Lifecycle:
         if life.state == "loading" and life.task is not None:
             life.lost_at = time.monotonic()  # seen by who loads it
             return
+        if name == VERIFIER:
+            self._noted = None
+            self._workers.leave_nothing()
         was_draining = life.state == "draining"
         life.state, life.lost_at = "restarting", time.monotonic()
         self._shell.handle(WorkerLost(name))

@@ -21,6 +21,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
+from cluster.actors import end
 from cluster.config import FlotillaConfig
 from cluster.cost_model import CostProfile
 from cluster.drafter_config import DrafterConfig
@@ -127,7 +128,7 @@ class Takeover:
         """Ray's options for a worker's actor."""
         if self.orphan_s is None:
             return {}
-        name = f"{self._prefix}{worker}:{secrets.token_hex(4)}"
+        name = f"{self._prefix}{self.lineage}:{worker}:{secrets.token_hex(4)}"
         return {"name": name, "namespace": NAMESPACE, "lifetime": "detached"}
 
     def group_options(self) -> dict[str, Any]:
@@ -144,30 +145,38 @@ class Takeover:
     def _found(self, worker: str) -> Iterator[Any]:
         if self.orphan_s is None:
             return
-        for entry in list_named_actors(all_namespaces=True):
-            if entry["namespace"] == NAMESPACE and entry["name"].startswith(f"{self._prefix}{worker}:"):
+        for name in _names():
+            if name.startswith(self._prefix) and name.split(":", 3)[3].rpartition(":")[0] == worker:
                 try:
-                    yield ray.get_actor(entry["name"], NAMESPACE)
+                    yield ray.get_actor(name, NAMESPACE)
                 except ValueError:  # it has ended since
                     continue
 
 
-class NotAnswering(Exception):
-    """A worker is dead, or stopped."""
+def living_lineages(system: str) -> set[str]:
+    """Those of the system's cells, dead or alive, of whose workers there are some."""
+    return {name.split(":", 3)[2] for name in _names() if name.startswith(f"{system}:")}
+
+
+def _names() -> list[str]:
+    """Names of all workers: system, digest of the configuration, lineage, worker, and a number."""
+    actors = list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
 
 
 async def claim(actor: Any) -> tuple[Any, Any] | None:
     """Have it work for this cell (`actors._Worker.take_over`); None if it works for another one.
 
-    Raises:
-        NotAnswering: as its name says.
+    One that does not answer is ended, and None.
     """
     try:
         async with asyncio.timeout(ANSWER_S):
             taken: tuple[Any, Any] | None = await actor.take_over.remote()
             return taken
     except (RayError, TimeoutError) as error:
-        raise NotAnswering(str(error)) from error
+        _log.warning("a worker that a cell left behind does not answer: %r", error)
+        end(actor)
+        return None
 
 
 def group_prefix(system: str) -> str:

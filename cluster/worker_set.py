@@ -24,7 +24,7 @@ from cluster.rank import Rank
 from cluster.reservation import Reservations
 from cluster.standby import Standby
 from cluster.step_client import StepClient
-from cluster.takeover import CellRecord, Instance, NotAnswering, TakenOver, Takeover, claim
+from cluster.takeover import CellRecord, Instance, TakenOver, Takeover, claim
 from cluster.worker import Worker
 from engine.heads_config import UnsuitableHeads
 
@@ -171,13 +171,19 @@ class WorkerSet:
             for rank, actor in enumerate(worker.actors if worker.is_loaded else ()):
                 actor.keep.remote(record if worker.name == VERIFIER and rank == 0 else None)
 
+    def leave_nothing(self) -> None:
+        """Have the workers end with this cell: without a target another would load all of them anew."""
+        for worker in self.workers.values():
+            for actor in worker.actors:
+                actor.keep.remote(is_kept=False)
+
     async def take_over(self) -> TakenOver | None:
         """Take over the workers of a cell that is gone; None without any whose target answers."""
         for first in await self._takeover.found(rank_name(0)):
-            if (taken := await _claimed(first)) is None:
+            if (taken := await claim(first)) is None:
                 continue
             target, record = taken
-            others = await asyncio.gather(*(_claimed(rank) for rank in record.ranks[1:]))
+            others = await asyncio.gather(*(claim(rank) for rank in record.ranks[1:]))
             if None in others:  # it is of no use in parts
                 for rank, answer in zip(record.ranks, [taken, *others], strict=True):
                     if answer is not None:
@@ -194,7 +200,7 @@ class WorkerSet:
         return None
 
     async def _take_over_drafter(self, instance: Instance) -> DrafterReady | None:
-        taken = await _claimed(instance.actor)
+        taken = await claim(instance.actor)
         if taken is None:
             return None
         worker = await self._join(instance.name, [instance.name], [instance.actor])
@@ -374,16 +380,6 @@ class WorkerSet:
 async def _answer(ref: Any) -> Whereabouts:
     where: Whereabouts = await ref
     return where
-
-
-async def _claimed(actor: Any) -> tuple[Any, Any] | None:
-    """As of `claim`; one that does not answer is ended."""
-    try:
-        return await claim(actor)
-    except NotAnswering as error:
-        _log.warning("a worker that a cell left behind does not answer: %s", error)
-        end(actor)
-        return None
 
 
 def _once(callback: Callable[[], None]) -> Callable[[], None]:
