@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping
@@ -38,6 +37,8 @@ Answer = TypeVar("Answer")
 _DESCRIBE_TIMEOUT_S = 5.0
 #: What it said of itself longer ago is asked again.
 _HEARD_LATELY_S = 2.0
+#: And until it has said it, so often.
+_LEARN_S = 1.0
 
 
 class CellControl(Protocol):
@@ -98,7 +99,8 @@ class ApiService:
         self._tiers = dict(tiers or {})
         self._info: CellInfo | None = None
         self._heard_at = 0.0
-        self._hearing: asyncio.Task[None] | None = None
+        self._hearing: asyncio.Task[CellInfo | ApiError] | None = None
+        self._learning: asyncio.Task[None] | None = None
         self._constraints = ConstraintCheck(codec)
         self.client = CellClients(
             cells or LocatedCell(cell.endpoint), give_up_after_s=give_up_after_s, silent_s=silent_s
@@ -117,25 +119,46 @@ class ApiService:
         except (KeyError, TypeError, ValueError) as error:
             _log.exception("the cell describes itself as nothing that could be served: %s", description)
             raise not_ready("The model does not answer.") from error
+        if info.is_loaded:  # what it serves holds, also while its target is being replaced
+            self._info, self._heard_at = info, time.monotonic()
         if not info.ready:
             raise not_ready("The model is still loading.")
-        self._info, self._heard_at = info, time.monotonic()
         return info
 
     async def info(self) -> CellInfo:
         """The cell's description as last heard, some seconds ago while requests come."""
         if self._info is None:
-            return await self.describe()
-        if time.monotonic() > self._heard_at + _HEARD_LATELY_S and (
-            self._hearing is None or self._hearing.done()
-        ):
-            self._hearing = asyncio.create_task(self._hear(), name="description of the cell")
+            heard = await asyncio.shield(self._heard())
+            if isinstance(heard, ApiError):
+                raise heard
+            return heard
+        if time.monotonic() > self._heard_at + _HEARD_LATELY_S:
+            # Others serve after a rollout, with other drafters, limits and costs.
+            self._heard()
         return self._info
 
-    async def _hear(self) -> None:
-        """Others serve after a rollout, with other drafters, limits and costs."""
-        with contextlib.suppress(ApiError):  # it starts, or is gone: what was heard last holds
-            await self.describe()
+    def connect(self) -> None:
+        """Connect to cells and learn what they serve, before the first request needs it."""
+        self.client.connect()
+        if self._learning is None:
+            self._learning = asyncio.create_task(self._learn(), name="what cells serve")
+
+    async def _learn(self) -> None:
+        while self._info is None:
+            await self._heard()
+            await asyncio.sleep(_LEARN_S)
+
+    def _heard(self) -> asyncio.Task[CellInfo | ApiError]:
+        """One question for all who want to know: what was heard, now or before, or why nothing was."""
+        if self._hearing is None or self._hearing.done():
+            self._hearing = asyncio.create_task(self._hear(), name="description of the cell")
+        return self._hearing
+
+    async def _hear(self) -> CellInfo | ApiError:
+        try:
+            return await self.describe()
+        except ApiError as error:  # it starts, or is gone: what was heard last holds
+            return self._info or error
 
     async def ready(self) -> CellInfo:
         """A cell takes requests now; raises 503 if none does.
@@ -180,8 +203,9 @@ class ApiService:
 
     async def close(self) -> None:
         """Drop the connection to the cell."""
-        if self._hearing is not None:
-            self._hearing.cancel()
+        for task in (self._hearing, self._learning):
+            if task is not None:
+                task.cancel()
         await self.client.close()
 
     # -- requests ------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ class GrpcThread:
         async def serve() -> None:
             try:
                 service = make_service()
-                service.client.connect()
+                service.connect()
                 server = make_server(config, service, metrics, credentials, authenticator)
                 await server.start()
             except Exception as error:

@@ -80,7 +80,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.client.connect()
+        service.connect()
         yield
         await answers.close()
         await service.close()

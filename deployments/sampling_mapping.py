@@ -36,6 +36,7 @@ class CellInfo:
         vocab_size: token ids are below it.
         drafters: names a request may choose from.
         ready: whether it serves.
+        is_loaded: whether it has served: then requests may wait for it to do so again.
         policy: the speculation policy that runs.
         baseline: what it takes for one request by itself; None where it does not say.
     """
@@ -47,21 +48,24 @@ class CellInfo:
     ready: bool = True
     policy: str = ""
     baseline: Baseline | None = None
+    is_loaded: bool = True
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> CellInfo:
         """Read the dictionary of `Cell.describe`."""
+        ready = bool(description.get("ready", True))
         return cls(
             model=str(description["model"]),
             max_tokens=int(description["max_tokens"]),
             vocab_size=int(description["vocab_size"]),
             # Those configured, where it tells: one that is being restarted may still be asked for.
             drafters=tuple(description.get("drafters_configured") or description.get("drafters", ())),
-            ready=bool(description.get("ready", True)),
+            ready=ready,
             policy=str(description.get("policy", "")),
             baseline=msgspec.convert(description["baseline"], Baseline)
             if "baseline" in description
             else None,
+            is_loaded=bool(description["stage"] == "ready" if "stage" in description else ready),
         )
 
 

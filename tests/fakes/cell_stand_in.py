@@ -34,7 +34,8 @@ class CellStandIn:
     Attributes:
         submissions, cancels: what arrived, in order.
         finish_reason: put over the reason of the last event.
-        ready: what it says of itself.
+        ready, stage: what it says of itself; None leaves the stage out.
+        num_described: how often it was asked to.
         lose_after: hang up on everybody once a request has been sent that many tokens (one entry per loss).
         repeat: start resubmitted requests over from position 0, as a cell that knows no better would.
         reject: answer submissions with this instead.
@@ -62,6 +63,8 @@ class CellStandIn:
         self.stopped = False
         self.score: Callable[[Submit], float] = lambda submit: -0.25
         self.ready = True
+        self.stage: str | None = None
+        self.num_described = 0
         self.finish_reason: str | None = None
         self._token = b"sesame"
         self._server: asyncio.Server | None = None
@@ -79,9 +82,12 @@ class CellStandIn:
         return "127.0.0.1", self._server.sockets[0].getsockname()[1], self._token
 
     async def describe(self) -> dict[str, Any]:
+        self.num_described += 1
+        await asyncio.sleep(0)
         if self.away:
             raise ConnectionError("no such actor")
-        return {
+        stage = {} if self.stage is None else {"stage": self.stage}
+        return stage | {
             "model": "demo",
             "max_tokens": self.max_tokens,
             "vocab_size": self.vocab_size,
