@@ -285,6 +285,7 @@ class FrontEnd(GrpcReplica):
                 self._metrics,
                 grpc_credentials(self._config.http),
                 self._authenticator,
+                self._config.idempotency,
             )
         self.grpc_service = GenerationService(
             self._service, self._metrics, behind_proxy=True, authenticator=self._authenticator

@@ -17,11 +17,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cluster.grpc_config import GrpcConfig
+from cluster.idempotency_config import IdempotencyConfig
 from deployments import grpc_mapping as mapping
 from deployments.api_service import ApiService
 from deployments.authentication import Authenticator
 from deployments.errors import ApiError
 from deployments.front_end_metrics import FrontEndMetrics
+from deployments.grpc_retries import KeyedCalls
 from deployments.grpc_service import HEALTH_NAME, SERVICE_NAME, GenerationService
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.proto.flotilla.v1 import generation_pb2_grpc as pb_grpc
@@ -110,6 +112,7 @@ def make_server(
     metrics: FrontEndMetrics | None = None,
     credentials: grpc.ServerCredentials | None = None,
     authenticator: Authenticator | None = None,
+    idempotency: IdempotencyConfig | None = None,
 ) -> grpc.aio.Server:
     """A server for the running event loop, bound to its port but not started.
 
@@ -119,6 +122,7 @@ def make_server(
         metrics: count the calls.
         credentials: serve with TLS.
         authenticator: who is let in; everybody if None.
+        idempotency: how answers are kept for retries; as by default if None.
 
     Raises:
         RuntimeError: if the port cannot be had.
@@ -135,7 +139,8 @@ def make_server(
             ("grpc.http2.min_ping_interval_without_data_ms", keepalive_ms // 2),
         ]
     )
-    generation = GenerationService(service, metrics, authenticator=authenticator)
+    keyed = KeyedCalls(idempotency, metrics, config.default_deadline_s)
+    generation = GenerationService(service, metrics, authenticator=authenticator, keyed=keyed)
     servicer = GenerationServicer(generation, config.default_deadline_s)
     pb_grpc.add_GenerationServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
@@ -158,6 +163,7 @@ class GrpcThread:
         metrics: count the calls.
         credentials: serve with TLS.
         authenticator: who is let in; everybody if None.
+        idempotency: how answers are kept for retries; as by default if None.
 
     Raises:
         RuntimeError: if the port cannot be had.
@@ -170,6 +176,7 @@ class GrpcThread:
         metrics: FrontEndMetrics | None = None,
         credentials: grpc.ServerCredentials | None = None,
         authenticator: Authenticator | None = None,
+        idempotency: IdempotencyConfig | None = None,
     ) -> None:
         started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, grpc.aio.Server]]
         started = concurrent.futures.Future()
@@ -178,7 +185,7 @@ class GrpcThread:
             try:
                 service = make_service()
                 service.connect()
-                server = make_server(config, service, metrics, credentials, authenticator)
+                server = make_server(config, service, metrics, credentials, authenticator, idempotency)
                 await server.start()
             except Exception as error:
                 started.set_exception(error)

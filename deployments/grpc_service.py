@@ -21,6 +21,8 @@ from deployments.authentication import Authenticator, Grant
 from deployments.call_ids import clean_request_id, new_call_id
 from deployments.errors import ApiError, bad_request, internal, not_ready
 from deployments.front_end_metrics import FrontEndMetrics
+from deployments.grpc_retries import KeyedCalls, refuse_keys
+from deployments.idempotency import Key, seeded
 from deployments.objectives import ObjectiveError, asked_by_headers
 from deployments.openai_api import flotilla_version
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
@@ -58,6 +60,7 @@ class GenerationService:
         metrics: count the calls.
         behind_proxy: requests come through a proxy of ours, which has named the calls.
         authenticator: who is let in, by the metadata `authorization`; everybody if None.
+        keyed: answers calls with keys; None refuses them.
     """
 
     def __init__(
@@ -67,8 +70,10 @@ class GenerationService:
         *,
         behind_proxy: bool = False,
         authenticator: Authenticator | None = None,
+        keyed: KeyedCalls | None = None,
     ) -> None:
         self._service = service
+        self._keyed = keyed
         self._authenticator = authenticator or Authenticator(environment={})
         self._metrics = metrics or FrontEndMetrics()
         self._behind_proxy = behind_proxy
@@ -78,12 +83,15 @@ class GenerationService:
     async def generate(self, request: pb.GenerateRequest, metadata: Mapping[str, str]) -> pb.GenerateResponse:
         """A whole answer; raises `ApiError`."""
         with self._counted("Generate"), self._admitted(metadata, limited=True) as grant:
-            return await self._generate(request, metadata, grant)
+            key = self._key_of(request, metadata, "Generate", grant)
+            if key is None or self._keyed is None:
+                return await self._generate(request, metadata, grant)
+            return await self._keyed.whole(key, grant, lambda: self._generate(request, metadata, grant, key))
 
     async def _generate(
-        self, request: pb.GenerateRequest, metadata: Mapping[str, str], grant: Grant
+        self, request: pb.GenerateRequest, metadata: Mapping[str, str], grant: Grant, key: Key | None = None
     ) -> pb.GenerateResponse:
-        answer = await self._begin(request, metadata, grant)
+        answer = await self._begin(request, metadata, grant, key)
         call = answer.call
         async with aclosing(translated(call)) as updates:
             async for update in updates:
@@ -103,14 +111,21 @@ class GenerationService:
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """An answer as it grows; close the generator to end the request. Raises `ApiError`."""
         with self._counted("GenerateStream"), self._admitted(metadata, limited=True) as grant:
-            async with aclosing(self._stream(request, metadata, grant)) as chunks:
+            key = self._key_of(request, metadata, "GenerateStream", grant)
+            if key is None or self._keyed is None:
+                made = self._stream(request, metadata, grant)
+            else:
+                made = self._keyed.stream(
+                    key, grant, metadata, lambda: self._stream(request, metadata, grant, key)
+                )
+            async with aclosing(made) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
     async def _stream(
-        self, request: pb.GenerateRequest, metadata: Mapping[str, str], grant: Grant
+        self, request: pb.GenerateRequest, metadata: Mapping[str, str], grant: Grant, key: Key | None = None
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
-        answer = await self._begin(request, metadata, grant, stream=True)
+        answer = await self._begin(request, metadata, grant, key, stream=True)
         call = answer.call
         async with aclosing(translated(call)) as updates:
             async for update in updates:
@@ -217,17 +232,36 @@ class GenerationService:
         # Serve's proxy knows no keys, and names calls by their request id alone.
         return request_id if self._behind_proxy else grant.named(request_id)
 
+    def _key_of(
+        self, request: pb.GenerateRequest, metadata: Mapping[str, str], method: str, grant: Grant
+    ) -> Key | None:
+        if self._keyed is None:
+            refuse_keys(metadata)
+            return None
+        return self._keyed.key_of(request, metadata, method, grant)
+
     async def _begin(
-        self, message: pb.GenerateRequest, metadata: Mapping[str, str], grant: Grant, *, stream: bool = False
+        self,
+        message: pb.GenerateRequest,
+        metadata: Mapping[str, str],
+        grant: Grant,
+        key: Key | None = None,
+        *,
+        stream: bool = False,
     ) -> _Answer:
         request_id = clean_request_id(message.request_id or metadata.get(mapping.REQUEST_ID_KEY, ""))
         name = self._named(grant, request_id)
         call_id = new_call_id(name, message.proxy_call_id if self._behind_proxy else None)
         try:
-            request = mapping.generation_request(message, stream=stream)
+            request = seeded(mapping.generation_request(message, stream=stream), key)
             headers = asked_by_headers(metadata)
             call = await self._service.begin(
-                request, request_id, headers, call_id=call_id, tenant=grant.tenant
+                request,
+                request_id,
+                headers,
+                call_id=call_id,
+                tenant=grant.tenant,
+                repeatable=key is not None and stream,
             )
             info = await self._service.info()
             grant.take(call, request, info)

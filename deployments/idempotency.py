@@ -21,6 +21,7 @@ from cluster.idempotency_config import IdempotencyConfig
 from deployments.errors import ApiError, bad_request, cancelled, internal
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.http_limits import request_timeout
+from deployments.openai_schema import GenerationRequest
 from deployments.replay_log import ReplayLog
 from deployments.request_context import current_request
 
@@ -92,6 +93,13 @@ def find_key(
     return Key(
         name=_digest(owner, field, value), field=field, body=_digest(path, json.dumps(asked, sort_keys=True))
     )
+
+
+def seeded(request: GenerationRequest, key: Key | None) -> GenerationRequest:
+    """The request with a seed, if a key says which."""
+    if key is None or request.seed is not None:
+        return request
+    return request.model_copy(update={"seed": key.seed})
 
 
 def first_position(headers: Mapping[str, str]) -> int:
@@ -168,12 +176,19 @@ class Answers:
         config: how long and how much is kept.
         metrics: where they are counted.
         limit_s: how long an answer may take; any time if None.
+        error_part: how a failure in the midst of an answer is told as its last part; None if readers are
+            given it as an error.
     """
 
     def __init__(
-        self, config: IdempotencyConfig, metrics: FrontEndMetrics | None = None, limit_s: float | None = None
+        self,
+        config: IdempotencyConfig,
+        metrics: FrontEndMetrics | None = None,
+        limit_s: float | None = None,
+        error_part: Callable[[ApiError], bytes] | None = None,
     ) -> None:
         self.config = config
+        self._error_part = error_part
         self._metrics = metrics
         self._limit_s = limit_s
         if metrics is not None:  # a counter that has not counted yet is zero, not absent
@@ -289,8 +304,8 @@ class Answers:
 
     def _failed(self, answer: Answer, error: ApiError) -> None:
         """Its readers are told; who tries again begins anew."""
-        if len(answer.log):
-            answer.log.add(b"event: error\ndata: " + json.dumps(error.body()).encode() + b"\n\n")
+        if len(answer.log) and self._error_part is not None:
+            answer.log.add(self._error_part(error))
             answer.log.complete()
         else:
             answer.log.complete(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, nullcontext
 
@@ -28,11 +29,9 @@ def key_of(request: Request, config: IdempotencyConfig, body: bytes, grant: Gran
     return find_key(config, request.headers, request.url.path, lambda: json_object(body), owner)
 
 
-def seeded(request: GenerationRequest, key: Key | None) -> GenerationRequest:
-    """The request with a seed, if a key says which."""
-    if key is None or request.seed is not None:
-        return request
-    return request.model_copy(update={"seed": key.seed})
+def error_event(error: ApiError) -> bytes:
+    """How a failure in the midst of a stream is told."""
+    return b"event: error\ndata: " + json.dumps(error.body()).encode() + b"\n\n"
 
 
 async def answer_once(

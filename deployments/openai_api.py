@@ -30,8 +30,8 @@ from deployments.errors import ApiError, bad_request, body_too_large, body_too_s
 from deployments.event_streams import event_stream, unless_disconnected
 from deployments.front_end_metrics import FrontEndMetrics, RequestObserver
 from deployments.http_limits import RequestTimeout
-from deployments.idempotency import Answers
-from deployments.idempotent_routes import answer_once, key_of, seeded
+from deployments.idempotency import Answers, seeded
+from deployments.idempotent_routes import answer_once, error_event, key_of
 from deployments.key_gate import KeyGate, grant_of
 from deployments.metric_gathering import Gatherer, add_metric_routes
 from deployments.objectives import Asked, ObjectiveError, asked_by_headers
@@ -92,7 +92,7 @@ def create_app(
     async def body_of(request: Request) -> bytes:
         return await read_body(request, max_body_bytes, read_timeout_s)
 
-    answers = Answers(idempotency or IdempotencyConfig(), metrics, request_timeout_s)
+    answers = Answers(idempotency or IdempotencyConfig(), metrics, request_timeout_s, error_event)
 
     async def generate(request: Request, request_type: type[GenerationRequest]) -> Response:
         body = await body_of(request)

@@ -15,14 +15,14 @@ _LOG_BYTES = 1024
 
 
 class ReplayLog:
-    """The parts of one answer, in order: server-sent events, or the body of one without a stream.
+    """The parts of one answer, in order: events or messages of a stream, or the one of an answer without.
 
     It belongs to one event loop. A position is the index of a part.
 
     Attributes:
         num_bytes: memory that is held, of all parts and of the log itself.
         is_complete: whether nothing more comes.
-        error: what ended it before its first part; None if nothing did.
+        error: what readers are told at its end; None if nothing is amiss, or a part says it.
         headers: of the response.
     """
 
@@ -53,7 +53,7 @@ class ReplayLog:
                 self.add(b"id: %d\n%s\n\n" % (len(self._parts), event))
 
     def complete(self, error: ApiError | None = None) -> None:
-        """Nothing more comes; `error` says why if there is nothing at all."""
+        """Nothing more comes; `error` says why if no part does."""
         self.is_complete, self.error = True, error
         self._wake()
 
