@@ -57,6 +57,7 @@ from cluster.stream_messages import (
     TokenBatch,
 )
 from cluster.succession import take_over
+from cluster.takeover import Takeover
 from cluster.timeline import make_timeline
 from cluster.worker_health import WorkerHealth
 from cluster.worker_set import WorkerSet
@@ -96,7 +97,7 @@ class Cell:
             self._token, self._on_client_message, self._on_client_lost, self.config.health.heartbeat_s
         )
         self._address: tuple[str, int] = ("", 0)
-        self._workers = WorkerSet(self.config, self._token, self, system)
+        self._workers = WorkerSet(self.config, self._token, self, Takeover(system, config))
         self._lifecycle = Lifecycle(self.config, self._workers, self)
         self._health = WorkerHealth(self.config, self._workers, self._lifecycle, self, self._metrics.set)
         self._changes = PoolChanges(self.config, self._lifecycle, self._workers, self)
@@ -104,8 +105,7 @@ class Cell:
         self._agreement = RankAgreement()
         self._draft_results: Decoder[DraftResult] = Decoder(DraftResult)
         self._verify_results: Decoder[VerifyResult] = Decoder(VerifyResult)
-        self._scheduler_s = 0.0
-        self._iteration_s = 0.0
+        self._scheduler_s = self._iteration_s = 0.0
         self._last_verify_at: float | None = None
         self._core = make_core(self.config, CostModel(DEFAULT_PROFILE))
         self._cores: dict[str, SchedulerCore] = {}
@@ -270,7 +270,7 @@ class Cell:
                 self._lifecycle.ready(event)
             settle()
             self._enter("ready")
-            if taken:  # till now front ends let requests wait, whom a cell that starts would refuse
+            if taken:  # till now front ends let requests wait, which a cell that starts would refuse
                 self._address = await self._clients.start(get_node_ip_address())
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
         except Exception as error:

@@ -32,6 +32,8 @@ class Reservations:
         self._options = options
         self._seats: dict[str, Seat] = {}
         self._vacant: list[Seat] = []
+        # Groups whose lost bundles Ray may place again, though nobody waits for them any more.
+        self._left: list[Any] = []
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
 
     async def reserve(
@@ -101,6 +103,7 @@ class Reservations:
             if await self._first_placed(seat, other, plan, report):
                 await asyncio.to_thread(give_up, other)
                 return
+            self._left.append(seat.group)
             for sitting, old in list(self._seats.items()):
                 if old.group is seat.group and old.index == seat.index:
                     is_alone = len(bundle.seats) == 1
@@ -151,11 +154,12 @@ class Reservations:
     @property
     def seats(self) -> Seats:
         """All there are, for the cell that takes over."""
-        return Seats(dict(self._seats), list(self._vacant))
+        return Seats(dict(self._seats), list(self._vacant), list(self._left))
 
     def take_over(self, seats: Seats) -> None:
         """What another cell reserved is this one's."""
         self._seats, self._vacant = dict(seats.taken), list(seats.vacant)
+        self._left = list(seats.left)
 
     def release(self) -> None:
         """Free all, with whoever sits there."""

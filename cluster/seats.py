@@ -25,15 +25,22 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Seats:
-    """Those of a cell: by worker name, and those whose workers were removed."""
+    """Those of a cell.
+
+    Attributes:
+        taken: by worker name.
+        vacant: whose workers were removed.
+        left: groups in which somebody had a seat until its node was lost.
+    """
 
     taken: dict[str, Seat] = field(default_factory=dict)
     vacant: list[Seat] = field(default_factory=list)
+    left: list[Any] = field(default_factory=list)
 
     def release(self) -> None:
         """Free what is reserved, with whoever sits there."""
-        groups = {seat.group.id: seat.group for seat in (*self.taken.values(), *self.vacant)}
-        for group in groups.values():
+        seated = (seat.group for seat in (*self.taken.values(), *self.vacant))
+        for group in {group.id: group for group in (*seated, *self.left)}.values():
             give_up(group)
 
 

@@ -58,14 +58,14 @@ class WorkerSet:
         config: the cell.
         token: secret that admits to the workers' ports.
         listener: hears answers and losses.
-        system: name of the application, for workers to outlive the cell (`cluster.takeover.Takeover`).
+        takeover: whether and how they outlive the cell.
     """
 
-    def __init__(self, config: FlotillaConfig, token: bytes, listener: Listener, system: str = "") -> None:
+    def __init__(self, config: FlotillaConfig, token: bytes, listener: Listener, takeover: Takeover) -> None:
         self._config = config
         self._token = token
         self._listener = listener
-        self._takeover = Takeover(system, config)
+        self._takeover = takeover
         self._reservations = Reservations(self._takeover.group_options)
         self.standby = Standby(config.pool.standby, self._takeover)
         self._accompanying: asyncio.Task[None] | None = None
