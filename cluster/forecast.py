@@ -247,6 +247,7 @@ class Forecast:
             starts.append(now_s)
             heapq.heappush(heap, tokens + self._num_left(request))
         num_passed, passer = 0, self._mean_length([*running, *ahead]) if passing > 0.0 else 0.0
+        due_s = due = 0.0
         while heap:
             if starts_only and start_s is not None:
                 ends += [math.inf] * len(heap)
@@ -255,11 +256,15 @@ class Forecast:
             ends.append(now_s)
             if start_s is not None:
                 continue
-            if num_passed < min(MOST_PASSING, int(passing * now_s)):
+            # Places that became free until now, against those that passers have asked for: less than a whole
+            # one is how likely somebody has come who takes this one.
+            before_s, before, due_s, due = due_s, due, now_s, passing * now_s - num_passed
+            if due > 0.0 and num_passed < MOST_PASSING:
                 num_passed += 1
                 heapq.heappush(heap, tokens + passer)
             else:
-                start_s = now_s
+                share = before / (before - due) if before > 0.0 >= due else 1.0
+                start_s = before_s + share * (now_s - before_s) if num_passed else now_s
         return Schedule(start_s or 0.0, starts, ends, max(1, places))
 
     def _next_end(
