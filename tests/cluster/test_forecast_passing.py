@@ -55,7 +55,7 @@ def test_it_waits_the_longer_the_less_is_left_for_it(load: float) -> None:
 
 def test_the_time_grows_steadily_with_their_number() -> None:
     first = start_s(0.0)
-    starts = [start_s(load / 100 / first) for load in range(0, 90)]
+    starts = [start_s(load / 100 / first) for load in range(90)]
     assert all(before <= after for before, after in pairwise(starts))
     assert max(after - before for before, after in pairwise(starts[:70])) < 0.3 * first
     assert start_s(2.0 / first) > 20 * first
