@@ -94,6 +94,15 @@ class _Worker:
         if self._lease is not None:
             self._lease.is_kept = is_kept
 
+    def waits(self) -> bool:
+        """Whether its cell is gone, and it may be taken over; answered at once by one that does."""
+        return (
+            self._lease is not None
+            and self._lease.is_kept
+            and not self._is_taken
+            and not self._is_connected()
+        )
+
     def take_over(self) -> tuple[Any, Any] | None:
         """Work for the cell that calls, if the one before is gone: what `_renewed` says, and the record.
 

@@ -105,7 +105,8 @@ class StepServer:
                         return
                     connection.sendall(_LENGTH.pack(0))
             except OSError:
-                return  # whoever answers calls notices, too
+                self.is_connected = False  # whoever answers calls notices, too, after the present one
+                return
             ended.wait(self._heartbeat_s)
 
 

@@ -32,7 +32,9 @@ _log = logging.getLogger(__name__)
 
 #: Ray's namespace of all workers.
 NAMESPACE = "flotilla-workers"
-# Asked for something that takes no time, a process that does not answer for so long is stopped or gone.
+# One that waits for a cell has nothing else to do than say so. One that is being loaded answers afterwards.
+WAITS_S = 2.0
+# One of a cell that is gone, asked for something that takes no time, is stopped if it does not answer.
 ANSWER_S = 6.0
 
 
@@ -138,9 +140,11 @@ class Takeover:
         name = f"{group_prefix(self.system)}{self.lineage}:{secrets.token_hex(4)}"
         return {"name": name, "lifetime": "detached"}
 
-    async def found(self, worker: str) -> list[Any]:
-        """Actors of that name, of whichever cell."""
-        return await asyncio.to_thread(lambda: list(self._found(worker)))
+    async def waiting(self, worker: str) -> list[Any]:
+        """Actors of that name whose cells are gone."""
+        found = await asyncio.to_thread(lambda: list(self._found(worker)))
+        waits = await asyncio.gather(*map(_waits, found))
+        return [actor for actor, is_so in zip(found, waits, strict=True) if is_so]
 
     def _found(self, worker: str) -> Iterator[Any]:
         if self.orphan_s is None:
@@ -151,6 +155,10 @@ class Takeover:
                     yield ray.get_actor(name, NAMESPACE)
                 except ValueError:  # it has ended since
                     continue
+
+
+class NotAnswering(Exception):
+    """A worker is dead, stopped, or busy."""
 
 
 def living_lineages(system: str) -> set[str]:
@@ -164,17 +172,34 @@ def _names() -> list[str]:
     return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
 
 
+async def _waits(actor: Any) -> bool:
+    try:
+        async with asyncio.timeout(WAITS_S):
+            return bool(await actor.waits.remote())
+    except (RayError, TimeoutError):
+        return False  # it ends, or is being loaded for another cell
+
+
 async def claim(actor: Any) -> tuple[Any, Any] | None:
     """Have it work for this cell (`actors._Worker.take_over`); None if it works for another one.
 
-    One that does not answer is ended, and None.
+    Raises:
+        NotAnswering: if it does not say.
     """
     try:
         async with asyncio.timeout(ANSWER_S):
             taken: tuple[Any, Any] | None = await actor.take_over.remote()
             return taken
     except (RayError, TimeoutError) as error:
-        _log.warning("a worker that a cell left behind does not answer: %r", error)
+        raise NotAnswering(repr(error)) from error
+
+
+async def claim_left(actor: Any) -> tuple[Any, Any] | None:
+    """The same of one whose cell is known to be gone: if it does not answer it is ended, and None."""
+    try:
+        return await claim(actor)
+    except NotAnswering as error:
+        _log.warning("a worker that a cell left behind does not answer: %s", error)
         end(actor)
         return None
 

@@ -24,7 +24,7 @@ from cluster.rank import Rank
 from cluster.reservation import Reservations
 from cluster.standby import Standby
 from cluster.step_client import StepClient
-from cluster.takeover import CellRecord, Instance, TakenOver, Takeover, claim
+from cluster.takeover import CellRecord, Instance, NotAnswering, TakenOver, Takeover, claim, claim_left
 from cluster.worker import Worker
 from engine.heads_config import UnsuitableHeads
 
@@ -179,11 +179,15 @@ class WorkerSet:
 
     async def take_over(self) -> TakenOver | None:
         """Take over the workers of a cell that is gone; None without any whose target answers."""
-        for first in await self._takeover.found(rank_name(0)):
-            if (taken := await claim(first)) is None:
+        for first in await self._takeover.waiting(rank_name(0)):
+            try:
+                taken = await claim(first)
+            except NotAnswering:  # another cell may be taking it over
+                continue
+            if taken is None:
                 continue
             target, record = taken
-            others = await asyncio.gather(*(claim(rank) for rank in record.ranks[1:]))
+            others = await asyncio.gather(*map(claim_left, record.ranks[1:]))
             if None in others:  # it is of no use in parts
                 for rank, answer in zip(record.ranks, [taken, *others], strict=True):
                     if answer is not None:
@@ -200,7 +204,7 @@ class WorkerSet:
         return None
 
     async def _take_over_drafter(self, instance: Instance) -> DrafterReady | None:
-        taken = await claim(instance.actor)
+        taken = await claim_left(instance.actor)
         if taken is None:
             return None
         worker = await self._join(instance.name, [instance.name], [instance.actor])

@@ -78,16 +78,24 @@ async def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
         await asyncio.sleep(0.02)
 
 
-async def loaded() -> tuple[object, int, Scheduler]:
-    """A prompt lookup that outlives its cell: its actor, its process id, and the cell."""
+async def until_it_waits(worker: object) -> None:
+    while not await worker.waits.remote():  # type: ignore[attr-defined]
+        await asyncio.sleep(0.02)
+
+
+def takeover_of(system: str) -> Takeover:
     health = demo_config().health.model_copy(update={"orphan_s": ORPHAN_S})
-    takeover = Takeover("test", demo_config().model_copy(update={"health": health}))
+    return Takeover(system, demo_config().model_copy(update={"health": health}))
+
+
+async def loaded(system: str = "test") -> tuple[object, int, Scheduler]:
+    """A prompt lookup that outlives its cell: its actor, its process id, and the cell."""
+    takeover = takeover_of(system)
     worker = spawn(DrafterWorker, {"num_cpus": 0, **takeover.options("lookup")}, takeover.orphan_s)
     scheduler = Scheduler(worker, b"first")
     await scheduler.connect()
     await worker.load.remote(PromptLookupConfig(kind="prompt_lookup", name="lookup"), 50, 64, "")
     _, pid = await worker.where.remote()
-    assert worker in await takeover.found("lookup")
     return worker, pid, scheduler
 
 
@@ -104,6 +112,7 @@ async def test_a_worker_is_taken_over_by_one_only_and_has_forgotten_what_the_oth
     await worker.keep.remote("what is known")  # type: ignore[attr-defined]
     assert await worker.take_over.remote() is None, "its cell lives"  # type: ignore[attr-defined]
     await first.die()
+    await until_it_waits(worker)
     claims = [worker.take_over.remote() for _ in range(3)]  # type: ignore[attr-defined]
     capabilities, record = await claims[0]
     assert (capabilities.kind, record) == ("prompt_lookup", "what is known")
@@ -117,6 +126,25 @@ async def test_a_worker_is_taken_over_by_one_only_and_has_forgotten_what_the_oth
     assert psutil.pid_exists(pid)
     await second.die()
     await until(lambda: not psutil.pid_exists(pid))
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_only_those_that_wait_are_found_and_nobody_else_is_disturbed() -> None:
+    """Another cell's, being loaded, answers nobody: it is left alone."""
+    takeover = takeover_of("found")
+    busy = spawn(DrafterWorker, {"num_cpus": 0, **takeover.options("lookup")}, takeover.orphan_s)
+    _, pid = await busy.where.remote()
+    importing = busy.import_models.remote()
+    worker, _, first = await loaded("found")
+    assert await takeover.waiting("lookup") == []
+    await worker.keep.remote()  # type: ignore[attr-defined]
+    assert await takeover.waiting("lookup") == [], "its cell is there"
+    await first.die()
+    await until_it_waits(worker)
+    assert await takeover.waiting("lookup") == [worker]
+    assert await takeover_of("other").waiting("lookup") == []
+    await importing
+    assert psutil.pid_exists(pid)
 
 
 @pytest.mark.usefixtures("cluster")
