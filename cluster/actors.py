@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ Address = tuple[str, int]
 Whereabouts = tuple[str, int]
 
 
-class _Worker:
+class _Worker(ABC):
     """What drafters and ranks have in common: a port for steps, and a cell that they work for.
 
     Args:
@@ -120,13 +121,13 @@ class _Worker:
 
     _idle: Callable[[], bool] | None = None
 
+    @abstractmethod
     def _handle(self, data: bytes) -> bytes:
         """Answer a call of the step transport."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _renewed(self) -> Any:
         """Forget all requests; what a cell must know of it."""
-        raise NotImplementedError
 
     # Parts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import psutil
@@ -43,13 +44,13 @@ def cluster() -> Iterator[None]:
 class Scheduler:
     """A cell's end of a drafter: connects, and asks for a draft."""
 
-    def __init__(self, worker: object, token: bytes) -> None:
+    def __init__(self, worker: Any, token: bytes) -> None:
         self._worker, self._token = worker, token
         self.answers: list[bytes] = []
         self.is_lost = False
 
     async def connect(self) -> None:
-        address = await self._worker.open.remote(self._token, 0.2)  # type: ignore[attr-defined]
+        address = await self._worker.open.remote(self._token, 0.2)
         self._client = await StepClient.connect(
             "drafter", tuple(address), self._token, self.answers.append, self._lost
         )
@@ -78,8 +79,8 @@ async def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
         await asyncio.sleep(0.02)
 
 
-async def until_it_waits(worker: object) -> None:
-    while not await worker.waits.remote():  # type: ignore[attr-defined]
+async def until_it_waits(worker: Any) -> None:
+    while not await worker.waits.remote():
         await asyncio.sleep(0.02)
 
 
@@ -88,7 +89,7 @@ def takeover_of(system: str) -> Takeover:
     return Takeover(system, demo_config().model_copy(update={"health": health}))
 
 
-async def loaded(system: str = "test") -> tuple[object, int, Scheduler]:
+async def loaded(system: str = "test") -> tuple[Any, int, Scheduler]:
     """A prompt lookup that outlives its cell: its actor, its process id, and the cell."""
     takeover = takeover_of(system)
     worker = spawn(DrafterWorker, {"num_cpus": 0, **takeover.options("lookup")}, takeover.orphan_s)
@@ -109,11 +110,11 @@ async def test_a_worker_is_taken_over_by_one_only_and_has_forgotten_what_the_oth
     worker, pid, first = await loaded()
     drafted = await first.draft(spec())
     assert drafted.drafts[0].tree.token.tolist() == [7, 8]
-    await worker.keep.remote("what is known")  # type: ignore[attr-defined]
-    assert await worker.take_over.remote() is None, "its cell lives"  # type: ignore[attr-defined]
+    await worker.keep.remote("what is known")
+    assert await worker.take_over.remote() is None, "its cell lives"
     await first.die()
     await until_it_waits(worker)
-    claims = [worker.take_over.remote() for _ in range(3)]  # type: ignore[attr-defined]
+    claims = [worker.take_over.remote() for _ in range(3)]
     capabilities, record = await claims[0]
     assert (capabilities.kind, record) == ("prompt_lookup", "what is known")
     assert [await claim for claim in claims[1:]] == [None, None]
@@ -137,7 +138,7 @@ async def test_only_those_that_wait_are_found_and_nobody_else_is_disturbed() -> 
     importing = busy.import_models.remote()
     worker, _, first = await loaded("found")
     assert await takeover.waiting("lookup") == []
-    await worker.keep.remote()  # type: ignore[attr-defined]
+    await worker.keep.remote()
     assert await takeover.waiting("lookup") == [], "its cell is there"
     await first.die()
     await until_it_waits(worker)
@@ -150,13 +151,13 @@ async def test_only_those_that_wait_are_found_and_nobody_else_is_disturbed() -> 
 @pytest.mark.usefixtures("cluster")
 async def test_a_worker_that_nobody_takes_over_ends() -> None:
     worker, pid, first = await loaded()
-    await worker.keep.remote()  # type: ignore[attr-defined]
+    await worker.keep.remote()
     await first.die()
     await asyncio.sleep(ORPHAN_S / 2)
     assert psutil.pid_exists(pid), "it was to wait"
     await until(lambda: not psutil.pid_exists(pid))
     with pytest.raises(RayActorError):
-        await worker.take_over.remote()  # type: ignore[attr-defined]
+        await worker.take_over.remote()
 
 
 @pytest.mark.usefixtures("cluster")
