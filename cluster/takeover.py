@@ -84,11 +84,6 @@ class CellRecord:
     seats: Seats
     reserve: tuple[ReserveProcess, ...]
 
-    @property
-    def actors(self) -> list[Any]:
-        """All of them."""
-        return [*self.ranks, *(one.actor for one in self.instances if one.actor is not None)]
-
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
@@ -157,10 +152,6 @@ class Takeover:
                     continue
 
 
-class NotAnswering(Exception):
-    """A worker is dead, stopped, or busy."""
-
-
 def living_lineages(system: str) -> set[str]:
     """Those of the system's cells, dead or alive, of whose workers there are some."""
     return {name.split(":", 3)[2] for name in _names() if name.startswith(f"{system}:")}
@@ -180,27 +171,21 @@ async def _waits(actor: Any) -> bool:
         return False  # it ends, or is being loaded for another cell
 
 
-async def claim(actor: Any) -> tuple[Any, Any] | None:
-    """Have it work for this cell (`actors._Worker.take_over`); None if it works for another one.
+async def claim(actor: Any, *, is_left: bool) -> tuple[Any, Any] | None:
+    """Have it work for this cell (`actors._Worker.take_over`); None if it works for another or is silent.
 
-    Raises:
-        NotAnswering: if it does not say.
+    Args:
+        actor: a worker.
+        is_left: whether its cell is known to be gone: then it is ended if it does not answer.
     """
     try:
         async with asyncio.timeout(ANSWER_S):
             taken: tuple[Any, Any] | None = await actor.take_over.remote()
             return taken
     except (RayError, TimeoutError) as error:
-        raise NotAnswering(repr(error)) from error
-
-
-async def claim_left(actor: Any) -> tuple[Any, Any] | None:
-    """The same of one whose cell is known to be gone: if it does not answer it is ended, and None."""
-    try:
-        return await claim(actor)
-    except NotAnswering as error:
-        _log.warning("a worker that a cell left behind does not answer: %s", error)
-        end(actor)
+        _log.warning("a worker that may have been left behind does not answer: %r", error)
+        if is_left:
+            end(actor)
         return None
 
 

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 
+from ray.exceptions import RayError
+
 from cluster.actors import DrafterWorker, VerifierWorker, Whereabouts, end, spawn
 from cluster.config import FlotillaConfig
 from cluster.cost_model import CostProfile, LinearCost
@@ -24,7 +26,7 @@ from cluster.rank import Rank
 from cluster.reservation import Reservations
 from cluster.standby import Standby
 from cluster.step_client import StepClient
-from cluster.takeover import CellRecord, Instance, NotAnswering, TakenOver, Takeover, claim, claim_left
+from cluster.takeover import CellRecord, Instance, TakenOver, Takeover, claim
 from cluster.worker import Worker
 from engine.heads_config import UnsuitableHeads
 
@@ -107,12 +109,11 @@ class WorkerSet:
         """Make the target's ranks and connect to them; `meanwhile` is called once their processes start."""
         target = self._config.target
         worker = self.workers[VERIFIER] = Worker(VERIFIER)
-        for rank in range(target.tensor_parallel):
-            worker.actors.append(self._spawn(VerifierWorker, rank_name(rank), target.placement))
+        names = [rank_name(rank) for rank in range(target.tensor_parallel)]
+        worker.actors = [self._spawn(VerifierWorker, name, target.placement) for name in names]
         meanwhile()
         self._accompany()
-        async with self._placing(worker, [rank_name(rank) for rank in range(target.tensor_parallel)]):
-            names = [rank_name(rank) for rank in range(target.tensor_parallel)]
+        async with self._placing(worker, names):
             await self._connect(worker, names, self._hearing(VERIFIER, len(names)))
             ready: VerifierReady = await self._watched(worker, self._load_ranks(worker))
         worker.loaded()
@@ -180,14 +181,11 @@ class WorkerSet:
     async def take_over(self) -> TakenOver | None:
         """Take over the workers of a cell that is gone; None without any whose target answers."""
         for first in await self._takeover.waiting(rank_name(0)):
-            try:
-                taken = await claim(first)
-            except NotAnswering:  # another cell may be taking it over
-                continue
-            if taken is None:
+            # Silent, it may be busy with another cell that is taking it over.
+            if (taken := await claim(first, is_left=False)) is None:
                 continue
             target, record = taken
-            others = await asyncio.gather(*map(claim_left, record.ranks[1:]))
+            others = await asyncio.gather(*(claim(rank, is_left=True) for rank in record.ranks[1:]))
             if None in others:  # it is of no use in parts
                 for rank, answer in zip(record.ranks, [taken, *others], strict=True):
                     if answer is not None:
@@ -204,10 +202,15 @@ class WorkerSet:
         return None
 
     async def _take_over_drafter(self, instance: Instance) -> DrafterReady | None:
-        taken = await claim_left(instance.actor)
+        taken = await claim(instance.actor, is_left=True)
         if taken is None:
             return None
-        worker = await self._join(instance.name, [instance.name], [instance.actor])
+        try:
+            worker = await self._join(instance.name, [instance.name], [instance.actor])
+        except (OSError, RayError) as error:
+            _log.warning("%s has died since it was taken over: %r", instance.name, error)
+            await self.stop(instance.name)
+            return None
         self.standby.beside(instance.config, worker.where[0])
         config = instance.config
         return DrafterReady(instance.name, taken[0], config.max_requests, kind=config.name)
