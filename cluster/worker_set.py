@@ -97,10 +97,8 @@ class WorkerSet:
 
     async def restore(self, name: str, report: Callable[[str], None]) -> None:
         """Wait until there is a place for a lost worker; `report` is told what is waited for."""
-        names = [name]
-        if name == VERIFIER:
-            names = [rank_name(rank) for rank in range(self._config.target.tensor_parallel)]
-        for one in names:
+        ranks = range(self._config.target.tensor_parallel)
+        for one in map(rank_name, ranks) if name == VERIFIER else [name]:
             await self._reservations.restore(one, self._nodes(), report)
 
     # Workers come and go
@@ -195,14 +193,13 @@ class WorkerSet:
             self._reservations.take_over(record.seats)
             self.standby.take_over(record.reserve)
             await self._join(VERIFIER, [rank_name(rank) for rank in range(len(record.ranks))], record.ranks)
-            there = [one for one in record.instances if one.actor is not None]
-            drafters = await asyncio.gather(*(self._take_over_drafter(one) for one in there))
+            drafters = await asyncio.gather(*map(self._take_over_drafter, record.instances))
             self._accompany()
             return TakenOver(target, record, [one for one in drafters if one is not None])
         return None
 
     async def _take_over_drafter(self, instance: Instance) -> DrafterReady | None:
-        taken = await claim(instance.actor, is_left=True)
+        taken = None if instance.actor is None else await claim(instance.actor, is_left=True)
         if taken is None:
             return None
         try:
