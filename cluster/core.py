@@ -184,10 +184,10 @@ class SchedulerCore:
 
     def _finish(self, request: Request, reason: str, now: float, event: TokenEvent | None = None) -> None:
         self._leave(request, now)
-        self.door.forecast.ended(request, reason)
-        if event is None:
-            event = TokenEvent(request_id=request.request_id, position=len(request.output), tokens=[])
-        self._emit(request, replace(event, finish_reason=reason, receipt=request.receipt(now)))
+        receipt = request.receipt(now)
+        self.door.ended(request, reason, receipt, now)
+        event = event or TokenEvent(request_id=request.request_id, position=len(request.output), tokens=[])
+        self._emit(request, replace(event, finish_reason=reason, receipt=receipt))
 
     def _emit(self, request: Request, event: TokenEvent) -> None:
         self._emitted.setdefault(request.client, []).append(event)

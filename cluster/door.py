@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -18,22 +18,19 @@ from cluster.config import FlotillaConfig
 from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
 from cluster.forecast import Forecast, Schedule
+from cluster.headroom import Headroom
 from cluster.outages import Outages
+from cluster.passing import expected
 from cluster.planning import StepPlanner
 from cluster.promises import Promises
 from cluster.requests import Request
-from cluster.stream_messages import Objective, Prediction, Rejected, Submit, Terms
+from cluster.stream_messages import Objective, Prediction, Receipt, Rejected, Submit, Terms
 from cluster.tier_config import TierConfig
 from cluster.verify_calls import VerifyCalls
+from cluster.violations import missed
 
 # Most points in time that are tried for one to come back at.
 MOST_TRIED = 64
-# Those who were told to come back within so many seconds are load for newcomers.
-DUE_S = 2.0
-# While there are any, newcomers must be predicted to be on time by a share of their objectives, so that those
-# find room; and those by a smaller one.
-PROMISED_HEADROOM = 0.1
-HEADROOM = 0.35
 # The load falls later than predicted: times are stretched by as much more after each client that came back
 # in vain and as much less after each that was taken. At first, half as long again.
 TOO_EARLY, IN_TIME = 1.15, 0.97
@@ -80,12 +77,25 @@ class Door:
     promises: Promises = field(init=False)
     rates: ArrivalRates = field(default_factory=ArrivalRates)
     outages: Outages = field(default_factory=Outages)
+    # While others are told to come back, newcomers of their tenant must be on time by this much, so that
+    # those find room.
+    headroom: Headroom = field(default_factory=Headroom)
     _stretch: float = FIRST_STRETCH
 
     def __post_init__(self) -> None:
         scheduler = self.config.scheduler
         self.forecast = Forecast(self.cost, scheduler.prefill_chunk, scheduler.max_running)
         self.promises = Promises(self.config.admission.max_retry_after_s)
+
+    def ended(self, request: Request, reason: str, receipt: Receipt, now: float) -> None:
+        """A request ended; how well it was predicted is learned from."""
+        self.forecast.ended(request, reason)
+        objective, predicted = request.submit.objective, request.predicted
+        if predicted is None or reason not in ("stop", "length"):
+            return
+        misses = missed(objective, receipt)
+        if misses and not _exceeds(objective, predicted, self.config.admission.tolerance):
+            self.headroom.ended(now, is_late=any(misses.values()))
 
     def lost(self, now: float) -> None:
         """The target is lost."""
@@ -100,9 +110,12 @@ class Door:
         """
         self.promises.expire(now)
         is_promised = self.promises.keep(submit, now)
+        if is_promised:
+            submit = self._as_promised(submit)
         answer = self._decided(submit, cell, now, is_promised=is_promised)
         if isinstance(answer, Admitted):
-            self.rates.took(submit.tenant.label, answer.submit.priority, now)
+            charge = cell.batcher.fair.charge(answer.submit)
+            self.rates.took(submit.tenant.label, answer.submit.priority, charge, now)
         if is_promised:
             stretch = self._stretch * (IN_TIME if isinstance(answer, Admitted) else TOO_EARLY)
             self._stretch = min(MOST_STRETCH, max(1.0, stretch))
@@ -161,7 +174,16 @@ class Door:
             return self.forecast.schedule(running, (), is_full=False, drafts=drafts, starts_only=True)
         ordered = batcher.in_order(queue, context)
         ahead = ordered[: ordered.index(newcomer)]
-        passing = self._passing(newcomer, cell, now, is_promised=is_promised)
+        passing = expected(
+            newcomer,
+            ahead,
+            cell.waiting,
+            batcher.fair,
+            self.rates,
+            self.promises,
+            now,
+            is_promised=is_promised,
+        )
         return self.forecast.schedule(
             running, ahead, is_full=True, drafts=drafts, starts_only=True, passing=passing
         )
@@ -180,36 +202,15 @@ class Door:
             schedule.places,
         )
 
-    def _passing(self, newcomer: Request, cell: Cell, now: float, *, is_promised: bool) -> float:
-        """Requests per second that come later than the newcomer and are expected to begin before it.
-
-        Of its own tenant those with a higher priority. Of others, if its own has some waiting, those with
-        none: they ask for less than their share, so the next turn is theirs. Who was told to come passes
-        newcomers of the tenant also at the same priority.
-        """
-        own, priority = newcomer.submit.tenant.label, newcomer.submit.priority
-        tells_apart = cell.batcher.fair.is_enabled
-        here = {request.submit.tenant.label for request in cell.waiting}
-
-        def passes(label: str, others: int) -> bool:
-            if label == own or not tells_apart:
-                return others < priority
-            return own in here and label not in here
-
-        def comes_first(label: str, others: int) -> bool:
-            if not is_promised and (label == own or not tells_apart):
-                return others <= priority
-            return passes(label, others)
-
-        return self.rates.passing(passes, now) + self.promises.num_due(comes_first, now + DUE_S) / DUE_S
-
     def _missed(
         self, submit: Submit, terms: Terms, predicted: Prediction, now: float, *, is_promised: bool = False
     ) -> bool:
+        tolerance = self.config.admission.tolerance
         if is_promised:
-            return _exceeds(terms.objective, predicted, -PROMISED_HEADROOM)
-        is_due = self.promises.is_due(submit.tenant.label, now)
-        return _exceeds(terms.objective, predicted, -HEADROOM if is_due else self.config.admission.tolerance)
+            return _exceeds(terms.objective, predicted, 0.0)
+        if self.promises.is_due(submit.tenant.label, now):
+            return _exceeds(terms.objective, predicted, -self.headroom.value(now))
+        return _exceeds(terms.objective, predicted, tolerance)
 
     def _refuse(
         self, submit: Submit, asked: Terms, predicted: Prediction, cell: Cell, now: float
@@ -259,18 +260,21 @@ class Door:
         last_s = schedule.ends_s[-1] if schedule.ends_s else 0.0
         times = sorted({*ends, *(last_s * part / MOST_TRIED for part in range(1, MOST_TRIED + 1))})
         left = self.forecast.prompts_s(running, cell.waiting, schedule.starts_s, times)
-        for time_s, prompts_s in zip(times, left, strict=True):
+
+        def is_met(index: int) -> bool:
             predicted = self.forecast.predict(
                 submit,
                 running,
                 schedule,
                 drafts=drafts,
-                after_s=time_s + 1e-6,
-                prompts_s=prompts_s,
+                after_s=times[index] + 1e-6,
+                prompts_s=left[index],
             )
-            if not _exceeds(terms.objective, predicted, 0.0):
-                return time_s
-        return last_s
+            return not _exceeds(terms.objective, predicted, 0.0)
+
+        # The load only falls, so whoever is on time then is on time later.
+        first = bisect_left(range(len(times)), True, key=is_met)
+        return times[first] if first < len(times) else last_s
 
     # The queue
 
@@ -345,12 +349,21 @@ class Door:
         """When to come back, not before a time."""
         left_s = self.outages.left_s(now)
         return self.promises.make(
-            submit,
+            self._as_promised(submit),
             left_s + self._stretch * max(0.0, after_s - left_s),
             self.forecast.work_s(submit, drafts=bool(cell.pool.drafters)),
             now,
             may_be_near=may_be_near,
+            scarcity=self.headroom.scarcity(now),
         )
+
+    def _as_promised(self, submit: Submit) -> Submit:
+        """The request when it comes as it was told: one with objectives is as urgent as any tier's."""
+        objective = submit.objective
+        if objective.ttft_ms is None and objective.tpot_ms is None and objective.e2e_ms is None:
+            return submit
+        urgent = min((tier.priority for tier in self.config.tiers.values()), default=0)
+        return msgspec.structs.replace(submit, priority=min(submit.priority, urgent, 0))
 
 
 def _on(submit: Submit, terms: Terms) -> Submit:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from cluster.cost_model import CostModel
+from cluster.passing import NOBODY_PASSES, Passing
 from cluster.requests import PREFILL, Request
 from cluster.running_mean import RunningMean
 from cluster.stream_messages import Prediction, Submit
@@ -215,7 +216,7 @@ class Forecast:
         is_full: bool,
         drafts: bool,
         starts_only: bool = False,
-        passing: float = 0.0,
+        passing: Passing = NOBODY_PASSES,
     ) -> Schedule:
         """When those running and waiting would begin and end, places being given in the queue's order.
 
@@ -226,7 +227,7 @@ class Forecast:
             drafts: whether there are drafters.
             starts_only: leave out when those end whose end nobody waits for, and say infinity; it is most
                 of the work, and what will be true now does not depend on it.
-            passing: requests per second that come later than the newcomer and begin before it.
+            passing: who comes later than the newcomer and begins before it.
         """
         places = len(running) if is_full else self.max_running
         free = max(0, places - len(running))
@@ -246,7 +247,7 @@ class Forecast:
                 ends.append(now_s)
             starts.append(now_s)
             heapq.heappush(heap, tokens + self._num_left(request))
-        num_passed, passer = 0, self._mean_length([*running, *ahead]) if passing > 0.0 else 0.0
+        num_passed, passer = 0, 0.0 if passing.is_nobody else self._mean_length([*running, *ahead])
         due_s = due = 0.0
         while heap:
             if starts_only and start_s is not None:
@@ -258,7 +259,7 @@ class Forecast:
                 continue
             # Places that became free until now, against those that passers have asked for: less than a whole
             # one is how likely somebody has come who takes this one.
-            before_s, before, due_s, due = due_s, due, now_s, passing * now_s - num_passed
+            before_s, before, due_s, due = due_s, due, now_s, passing.number(now_s) - num_passed
             if due > 0.0 and num_passed < MOST_PASSING:
                 num_passed += 1
                 heapq.heappush(heap, tokens + passer)

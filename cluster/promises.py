@@ -20,7 +20,7 @@ from cluster.stream_messages import Submit
 # when the load lets them, and later.
 NEAR_S = 5.0
 NEAR_SHARE, FAR_SHARE = 0.5, 0.2
-# Of what is kept near, one tenant gets at most so much.
+# Of what is kept, near and far, one tenant gets at most so much: others are not told its late times.
 TENANT_SHARE = 0.5
 # How much later, or by its clock earlier, than it was told a client may come.
 LATE_S, EARLY_S = 1.0, 0.1
@@ -76,8 +76,8 @@ class Promises:
     _by_identity: dict[Identity, list[Promise]] = field(default_factory=dict)
     # Seconds of the cell's time kept near, by label of the tenant.
     _near_s: dict[str, float] = field(default_factory=dict)
-    # Before this there is no room for those that are not near.
-    _full_until: float = 0.0
+    # Before this there is no room for a tenant's promises that are not near, by its label.
+    _full_until: dict[str, float] = field(default_factory=dict)
     _num_made: int = 0
     # Share of those promised who come.
     _shown: RunningMean = field(default_factory=lambda: RunningMean(1.0))
@@ -91,7 +91,16 @@ class Promises:
     def __len__(self) -> int:
         return len(self._due)
 
-    def make(self, submit: Submit, after_s: float, work_s: float, now: float, *, may_be_near: bool) -> float:
+    def make(
+        self,
+        submit: Submit,
+        after_s: float,
+        work_s: float,
+        now: float,
+        *,
+        may_be_near: bool,
+        scarcity: float = 0.0,
+    ) -> float:
         """Tell a client when to come back, in whole seconds, as it is sent over HTTP.
 
         Args:
@@ -100,31 +109,37 @@ class Promises:
             work_s: seconds of the cell's time that it takes.
             now: the present.
             may_be_near: whether it may have what is kept for the next seconds.
+            scarcity: from 0 to 1, by how much less a tenant gets of that, as many are late now.
         """
         if len(self._due) >= self.most:
             return self.max_after_s
         who, least_s = identity(submit), max(1, math.ceil(after_s))
         work_s *= self._shown.value
-        tenant_share = TENANT_SHARE if who[0] else 1.0
-        if may_be_near and self._near_s.get(who[0], 0.0) < tenant_share * NEAR_SHARE * NEAR_S:
+        label = who[0]
+        tenant_share = TENANT_SHARE if label else 1.0
+        near_s = (1.0 - scarcity) * tenant_share * NEAR_SHARE * NEAR_S
+        if may_be_near and self._near_s.get(label, 0.0) < near_s:
             for told_s in range(least_s, least_s + int(NEAR_S) + 1):
                 if told_s <= self.max_after_s and self._has_room(now + told_s, work_s, NEAR_SHARE):
                     return self._made(submit, now, told_s, work_s, is_near=True)
-        told_s = max(least_s, math.ceil(self._full_until - now))
+        told_s = max(least_s, math.ceil(self._full_until.get(label, 0.0) - now))
         for _ in range(MOST_TRIED):
             if told_s > self.max_after_s:
                 break
-            if self._has_room(now + told_s, work_s, FAR_SHARE):
-                self._filled(now + told_s, least_s)
+            at = now + told_s
+            if self._has_room(at, work_s, FAR_SHARE) and (
+                not label or self._has_room(at, work_s, TENANT_SHARE * FAR_SHARE, label)
+            ):
+                self._filled(label, at, least_s)
                 return self._made(submit, now, told_s, work_s, is_near=False)
-            told_s += max(1, int(work_s / FAR_SHARE))
-        self._filled(now + min(told_s, self.max_after_s), least_s)
+            told_s += max(1, int(work_s / (tenant_share * FAR_SHARE)))
+        self._filled(label, now + min(told_s, self.max_after_s), least_s)
         return self.max_after_s
 
-    def _filled(self, until: float, least_s: int) -> None:
+    def _filled(self, label: str, until: float, least_s: int) -> None:
         """There is no room from the next seconds up to a time, unless only what came late was tried."""
         if least_s <= SOON_S:
-            self._full_until = max(self._full_until, until)
+            self._full_until[label] = max(self._full_until.get(label, 0.0), until)
 
     def _made(self, submit: Submit, now: float, told_s: int, work_s: float, *, is_near: bool) -> float:
         who = identity(submit)
@@ -136,12 +151,12 @@ class Promises:
             self._near_s[who[0]] = self._near_s.get(who[0], 0.0) + work_s
         return float(told_s)
 
-    def _has_room(self, at: float, work_s: float, share: float) -> bool:
-        """Whether those around a time leave it room for one more."""
+    def _has_room(self, at: float, work_s: float, share: float, label: str | None = None) -> bool:
+        """Whether those around a time, of all tenants or of one, leave it room for one more."""
         window_s = max(1.0, work_s / share)
         first = bisect_right(self._due, at - window_s / 2, key=_at)
         last = bisect_right(self._due, at + window_s / 2, key=_at)
-        others_s = sum([promise.work_s for promise in self._due[first:last]])
+        others_s = sum([one.work_s for one in self._due[first:last] if label in (None, one.who[0])])
         return others_s + work_s <= share * window_s + 1e-9
 
     def keep(self, submit: Submit, now: float) -> bool:
@@ -159,6 +174,8 @@ class Promises:
         while self._due and self._due[0].at < now - LATE_S:
             self._remove(self._due[0])
             self._shown.follow(0.0)
+        if not self._due:
+            self._full_until.clear()
 
     def _remove(self, promise: Promise) -> None:
         del self._due[bisect_left(self._due, promise)]

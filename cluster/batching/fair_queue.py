@@ -9,7 +9,8 @@ rule decides.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from cluster.batching.base import Admission, BatchContext, BatchingRule, OrdersQ
 from cluster.batching.common import arrival_order
 from cluster.config import FlotillaConfig
 from cluster.requests import Request, State
+from cluster.stream_messages import Submit
 from cluster.tier_config import TierConfig
 
 
@@ -104,7 +106,7 @@ class FairQueue:
             admitted.append(request)
             preempted += answer.preempted
             if request not in self._charged:
-                counters[label] += request.num_tokens / self._weight(request)
+                counters[label] += request.num_tokens / self._weight(request.submit)
             queues[label] = [one for one in queues[label] if one is not request]
             if not queues[label]:
                 del queues[label]
@@ -136,12 +138,48 @@ class FairQueue:
             request = queue[index]
             found.append(request)
             if index + 1 < len(queue):
-                cost = self.output_cost * max(0, request.num_remaining)
-                if request not in self._charged:
-                    cost += request.num_tokens
-                counter += cost / self._weight(request)
+                counter += self._cost(request)
                 order = queue[index + 1].order
                 heapq.heappush(heap, (counter, had_backlog, order, label, index + 1))
+        return found
+
+    def charge(self, submit: Submit) -> float:
+        """What the tenant's counter will have grown by if the request gets all of its `max_tokens`."""
+        num_new = max(0, submit.sampling.max_tokens - len(submit.output))
+        cost = len(submit.prompt) + len(submit.output) + self.output_cost * num_new
+        return cost / self._weight(submit)
+
+    def turns_before(
+        self,
+        newcomer: Request,
+        ahead: Sequence[Request],
+        waiting: Sequence[Request],
+        charges: Mapping[str, float],
+    ) -> dict[str, int]:
+        """How many requests of other tenants, not here yet, would begin before the newcomer's turn.
+
+        Args:
+            newcomer: who comes.
+            ahead: of those waiting, who is before it.
+            waiting: all of them, without it.
+            charges: label of each other tenant, with what a request of it is charged.
+        """
+        counters, own = self._lifted([*waiting, newcomer]), tenant_of(newcomer)
+        here = {own, *(tenant_of(request) for request in waiting)}
+        floor = min(counters[label] for label in here)
+        reached = {
+            label: counters[label] if label in here else max(floor, counters.get(label, floor))
+            for label in (own, *charges)
+        }
+        for request in ahead:
+            label = tenant_of(request)
+            if label in reached:
+                reached[label] += self._cost(request)
+        found = {}
+        for label, charge in charges.items():
+            turns = (reached[own] - reached[label]) / charge
+            # Of equals, whoever had nobody waiting is first.
+            found[label] = max(0, math.ceil(turns) if label in here else math.floor(turns) + 1)
         return found
 
     def num_waiting(self, label: str, waiting: Sequence[Request]) -> int:
@@ -159,12 +197,19 @@ class FairQueue:
             queues.setdefault(tenant_of(request) if self.is_enabled else "", []).append(request)
         return queues
 
-    def _weight(self, request: Request) -> float:
-        return request.submit.tenant.weight * self.tier_weight(request.submit.tier)
+    def _weight(self, submit: Submit) -> float:
+        return submit.tenant.weight * self.tier_weight(submit.tier)
+
+    def _cost(self, request: Request) -> float:
+        """What is still to be charged for it if it gets all of its `max_tokens`."""
+        cost = self.output_cost * max(0, request.num_remaining)
+        if request not in self._charged:
+            cost += request.num_tokens
+        return cost / self._weight(request.submit)
 
     def _charge(self, request: Request, cost: float) -> None:
         label = tenant_of(request)
-        self.counters[label] = self.counters.get(label, 0.0) + cost / self._weight(request)
+        self.counters[label] = self.counters.get(label, 0.0) + cost / self._weight(request.submit)
 
     def _settle(self) -> None:
         """Charge the output since the last call."""

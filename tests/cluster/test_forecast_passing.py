@@ -8,6 +8,7 @@ import pytest
 
 from cluster.cost_model import DEFAULT_PROFILE, CostModel
 from cluster.forecast import Forecast
+from cluster.passing import Passing
 from cluster.requests import Request, State
 from cluster.stream_messages import Submit
 from engine.sampling_params import SamplingParams
@@ -31,7 +32,7 @@ def running() -> list[Request]:
 def start_s(passing: float) -> float:
     forecast = Forecast(CostModel(DEFAULT_PROFILE), 512, NUM_PLACES)
     return forecast.schedule(
-        running(), (), is_full=True, drafts=False, starts_only=True, passing=passing
+        running(), (), is_full=True, drafts=False, starts_only=True, passing=Passing(passing)
     ).start_s
 
 

@@ -112,6 +112,20 @@ def test_one_tenant_does_not_take_all_of_the_next_seconds() -> None:
     assert books.make(submitted(0, tenant="other"), 0.0, 0.1, 0.0, may_be_near=True) <= 1 + NEAR_S
 
 
+def test_whoever_asks_for_little_is_not_told_the_times_of_who_asks_for_much() -> None:
+    books = Promises(3600.0)
+
+    def far(number: int, tenant: str) -> float:
+        return books.make(submitted(number, tenant=tenant), 0.0, 0.1, 0.0, may_be_near=False)
+
+    greedy = [far(number, "greedy") for number in range(400)]
+    assert max(greedy) >= 400 * 0.1 / (TENANT_SHARE * FAR_SHARE) - 1
+    assert [far(number, "other") for number in range(5)] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert far(1000, "third") > 5.0
+    work = {second: 0.1 * sum(promise.at == second for promise in books._due) for second in range(1, 400)}
+    assert max(work.values()) <= FAR_SHARE + 1e-9
+
+
 def test_promises_of_next_to_no_work_are_forgotten_one_by_one() -> None:
     """The second had no account to be taken from: found by `flotilla bench chaos`."""
     books = Promises(60.0)
@@ -130,10 +144,12 @@ def test_promises_are_bounded() -> None:
 def test_rates_follow_arrivals_and_fade() -> None:
     rates = ArrivalRates()
     for number in range(1000):
-        rates.took("a", 0, number / 20)
-    assert rates.passing(lambda *_: True, 50.0) == pytest.approx(20.0, rel=0.05)
-    assert rates.passing(lambda label, _: label == "b", 50.0) == 0.0
-    assert rates.passing(lambda *_: True, 50.0 + 3 * MEMORY_S) == pytest.approx(1.0, rel=0.1)
+        rates.took("a", 0, 7.0, number / 20)
+    (flow,) = rates.flows(50.0)
+    assert (flow.label, flow.priority, flow.charge) == ("a", 0, 7.0)
+    assert flow.rate == pytest.approx(20.0, rel=0.05)
+    (flow,) = rates.flows(50.0 + 3 * MEMORY_S)
+    assert flow.rate == pytest.approx(1.0, rel=0.1)
 
 
 def test_an_outage_is_expected_to_last_as_long_as_those_before() -> None:
@@ -254,6 +270,37 @@ def test_an_outage_does_not_change_what_speeds_are_expected() -> None:
         # The steps after it are as short as those before, so prompts are not expected to take longer.
         for number, prompt_s in zip((0, 4), prompts_s, strict=True):
             assert forecast.prefill_s(24, number) < 1.001 * prompt_s
+
+
+def test_whoever_comes_as_told_is_as_urgent_as_any() -> None:
+    world = Refusing()
+    world.lose("verifier")
+    lost = world.now
+    told_s = world.retry_after_s(10, lost)
+    world.now = lost + 4.0
+    world.start_target()
+    world.drain()
+    world.now = lost + told_s
+    asked = msgspec.structs.replace(submitted(10), request_id="again", on_miss="reject", priority=3)
+    unasked = msgspec.structs.replace(submitted(11), request_id="newcomer", on_miss="reject", priority=3)
+    world.send(asked)
+    world.send(unasked)
+    priorities = {name: request.submit.priority for name, request in world.core.requests.items()}
+    assert priorities == {"again": 0, "newcomer": 3}
+
+
+def test_headroom_grows_when_those_are_late_who_were_predicted_to_be_on_time() -> None:
+    world = Refusing()
+    door = world.core.door
+    before = door.headroom.value(world.now)
+    assert world.ask(10, world.now) is None
+    world.now += 5.0
+    world.drain()
+    assert door.headroom.value(world.now) > before
+    after = door.headroom.value(world.now)
+    assert world.ask(11, world.now, "serve") is None
+    world.drain()
+    assert door.headroom.value(world.now) < after
 
 
 def resuming(number: int, *, output: int, first_at: float) -> Request:
