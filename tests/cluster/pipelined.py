@@ -155,10 +155,12 @@ class PipelineWorld:
             if isinstance(event, DraftDone) and event.drafter not in self.drafters:
                 continue  # lost before it answered
             self._act(self.core.handle(event, self.now))
+            self._check()
+            # May change the number of micro-batches, which counts from the next event on: there is one, as
+            # nothing is complete now unless somebody drafts.
             self.core.reflect()
             if not self.counts or self.counts[-1][1] != self.core.micro_batches.count:
                 self.counts.append((self.now, self.core.micro_batches.count))
-            self._check()
         for request_id, submit in self.submits.items():
             assert self.reason.get(request_id) == "length", f"{request_id} was lost"
             assert self.output[request_id] == expected_output(submit, 2000)
