@@ -71,7 +71,7 @@ class SchedulerCore:
         self.is_draining = False
         self.totals = self.planner.totals
         self.verify_calls = VerifyCalls(cost, self.planner.heads)
-        self.door = Door(config, cost)
+        self.door = Door(config, cost, self.batcher.headroom)
         self._next_order = 0
         self._longest = 0  # `max_model_tokens` while an answer of the target is taken in
         self._actions: list[Action] = []

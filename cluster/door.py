@@ -68,18 +68,18 @@ class Door:
     Attributes:
         config: tiers, queue bounds, tolerance.
         cost: forward-time model of the target.
+        headroom: by which newcomers of a tenant must be on time while it has more than its share, and
+            others of it are told to come back, so that those find room.
         forecast: what predicts.
     """
 
     config: FlotillaConfig
     cost: CostModel
+    headroom: Headroom = field(default_factory=Headroom)
     forecast: Forecast = field(init=False)
     promises: Promises = field(init=False)
     rates: ArrivalRates = field(default_factory=ArrivalRates)
     outages: Outages = field(default_factory=Outages)
-    # While others are told to come back, newcomers of their tenant must be on time by this much, so that
-    # those find room.
-    headroom: Headroom = field(default_factory=Headroom)
     _stretch: float = FIRST_STRETCH
 
     def __post_init__(self) -> None:
@@ -167,12 +167,12 @@ class Door:
         batcher, context = cell.batcher, cell.batcher.context(now, cell.free_slots, cell.planner.step_s)
         newcomer = Request(_on(submit, terms), "", now, sys.maxsize)
         if cell.verifier is None:
-            return self._in_turn(batcher.in_order(cell.waiting, context), cell, now)
+            return self._in_turn(batcher.in_order(cell.waiting, running, context), cell, now)
         place = bisect_right(cell.waiting, arrival_order(newcomer), key=arrival_order)
         queue = [*cell.waiting[:place], newcomer, *cell.waiting[place:]]
         if newcomer in batcher.would_admit(queue, running, context).admitted:
             return self.forecast.schedule(running, (), is_full=False, drafts=drafts, starts_only=True)
-        ordered = batcher.in_order(queue, context)
+        ordered = batcher.in_order(queue, running, context)
         ahead = ordered[: ordered.index(newcomer)]
         passing = expected(
             newcomer,
@@ -208,7 +208,8 @@ class Door:
         tolerance = self.config.admission.tolerance
         if is_promised:
             return _exceeds(terms.objective, predicted, 0.0)
-        if self.promises.is_due(submit.tenant.label, now):
+        label = submit.tenant.label
+        if self.promises.is_due(label, now) and self.rates.has_its_share(label, now):
             return _exceeds(terms.objective, predicted, -self.headroom.value(now))
         return _exceeds(terms.objective, predicted, tolerance)
 
@@ -324,7 +325,7 @@ class Door:
     def _too_many_own(self, submit: Submit, limit: int, num_own: int, cell: Cell, now: float) -> Rejected:
         """The refusal of a tenant that has its part of the queue."""
         context = cell.batcher.context(now, cell.free_slots, cell.planner.step_s)
-        ordered = cell.batcher.in_order(cell.waiting, context)
+        ordered = cell.batcher.in_order(cell.waiting, cell.running.values(), context)
         schedule = self._in_turn(ordered, cell, now)
         label, own, num_free = submit.tenant.label, num_own, limit - len(ordered)
         after_s = schedule.start_s

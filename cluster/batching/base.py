@@ -34,6 +34,7 @@ class BatchContext(msgspec.Struct, frozen=True, gc=False):
         num_rows: recent mean of tokens a decoding request has in a verify call (its draft tree).
         num_committed: recent mean of tokens a decoding request gets from a verify call.
         num_prefilled: recent mean of prompt tokens computed per request and call it decodes in.
+        headroom: share by which a prediction must be below an objective for few to be late.
     """
 
     now: float
@@ -50,6 +51,7 @@ class BatchContext(msgspec.Struct, frozen=True, gc=False):
     num_rows: float = 1.0
     num_committed: float = 1.0
     num_prefilled: float = 0.0
+    headroom: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,17 @@ class OrdersQueue(Protocol):
 
     def order(self, request: Request, context: BatchContext) -> tuple[float, ...]:
         """Sorting key of a waiting request; smaller is admitted earlier."""
+        ...
+
+
+@runtime_checkable
+class HoldsBack(Protocol):
+    """A rule that lets requests without objectives wait for the sake of those that have some."""
+
+    def most_best_effort(
+        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
+    ) -> int | None:
+        """How many more without objectives may be admitted now; None for as many as there is room for."""
         ...
 
 

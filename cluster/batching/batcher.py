@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from cluster.batching.base import Admission, BatchContext, BatchingRule
+from cluster.batching.base import Admission, BatchContext, BatchingRule, HoldsBack
+from cluster.batching.common import has_objective
 from cluster.batching.fair_queue import FairQueue
 from cluster.batching.pace import Pace
 from cluster.batching.registry import make_rule
 from cluster.config import SchedulerConfig
 from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
+from cluster.headroom import Headroom
 from cluster.requests import Request
 from cluster.running_mean import RunningMean
 
@@ -24,6 +26,8 @@ class Batcher:
     cost: CostModel
     pool: DrafterPool
     fair: FairQueue = field(default_factory=FairQueue)
+    # How far predictions must lie below objectives, learned at the door.
+    headroom: Headroom = field(default_factory=Headroom)
     rule: BatchingRule = field(init=False)
     pace: Pace = field(init=False)
 
@@ -35,17 +39,35 @@ class Batcher:
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
     ) -> Admission:
         """Who is admitted now, between tenants by what they have had and within one by the rule."""
-        return self.fair.admit(self.rule, waiting, running, context)
+        held = self._held_back(waiting, running, context)
+        return self.fair.admit(self.rule, waiting, running, context, held)
 
     def would_admit(
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
     ) -> Admission:
         """The same as a question."""
-        return self.fair.proposed(self.rule, waiting, running, context)
+        held = self._held_back(waiting, running, context)
+        return self.fair.proposed(self.rule, waiting, running, context, held)
 
-    def in_order(self, waiting: Sequence[Request], context: BatchContext) -> list[Request]:
-        """The waiting requests as they are expected to be admitted."""
-        return self.fair.in_order(self.rule, waiting, context)
+    def in_order(
+        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
+    ) -> list[Request]:
+        """The waiting requests as they are expected to be admitted, those held back last."""
+        ordered = self.fair.in_order(self.rule, waiting, context)
+        held = self._held_back(waiting, running, context)
+        return sorted(ordered, key=held.__contains__) if held else ordered
+
+    def _held_back(
+        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
+    ) -> frozenset[Request]:
+        """Requests without objectives that are not admitted now for the sake of those that have some."""
+        best_effort = [request for request in waiting if not has_objective(request)]
+        if not best_effort or not isinstance(self.rule, HoldsBack):
+            return frozenset()
+        most = self.rule.most_best_effort(waiting, running, context)
+        if most is None or len(best_effort) <= most:
+            return frozenset()
+        return frozenset(self.fair.in_order(self.rule, best_effort, context)[most:])
 
     def context(self, now: float, free_slots: int, step_s: float) -> BatchContext:
         """What the rule may read now."""
@@ -69,4 +91,5 @@ class Batcher:
             num_rows=self.pace.num_rows.value,
             num_committed=self.pace.num_committed.value,
             num_prefilled=self.pace.num_prefilled,
+            headroom=self.headroom.value(now),
         )

@@ -17,6 +17,11 @@ def arrival_order(request: Request) -> tuple[int, int]:
     return (request.submit.priority, request.order)
 
 
+def has_objective(request: Request) -> bool:
+    """Whether the request has objectives; one without is served as well as can be."""
+    return request.pace.tpot_ms is not None or request.pace.ttft_ms is not None
+
+
 def tpot_s(request: Request) -> float:
     """The request's TPOT objective in seconds; infinite without one."""
     tpot_ms = request.pace.tpot_ms
@@ -91,19 +96,24 @@ def first_few(
     return sorted(ready, key=key)[: max(0, places)]
 
 
-def batch_limit(requests: Collection[Request], context: BatchContext) -> int:
+def batch_limit(requests: Collection[Request], context: BatchContext, share: float = 1.0) -> int:
     """Largest batch in which an iteration keeps the strictest TPOT objective of `requests`; at least 1.
 
     AdaServe's v1 evaluation says of its scheduling baselines that they adjust "batch size limits to
     accommodate TPOT SLOs"; how is not said. Here: the predicted seconds of an iteration over the tokens
     it yields per request are compared with the strictest objective. Without any objective there is no
     limit but `max_running`.
+
+    Args:
+        requests: whose objectives and lengths count.
+        context: of the step.
+        share: of the strictest objective that an iteration may take.
     """
     strictest_s = min(map(tpot_s, requests), default=float("inf"))
     if strictest_s == float("inf"):
         return context.max_running
     num_context = sum(request.num_tokens for request in requests) / len(requests)
-    most_s = strictest_s * context.num_committed
+    most_s = share * strictest_s * context.num_committed
     limit = 1
     while limit < context.max_running:
         more = limit + 1

@@ -62,13 +62,17 @@ class FairQueue:
         waiting: Sequence[Request],
         running: Collection[Request],
         context: BatchContext,
+        held: frozenset[Request] = frozenset(),
     ) -> Admission:
-        """Who is admitted now, which is charged; arguments as of `BatchingRule.admit`."""
+        """Who is admitted now, which is charged; arguments as of `BatchingRule.admit`.
+
+        Who is held back is not admitted, and in nobody's way.
+        """
         if not self._tells_apart(waiting):
-            return rule.admit(waiting, running, context)
+            return rule.admit(_without(held, waiting), running, context)
         self._settle()
         self.counters = self._lifted(waiting)
-        answer = self.proposed(rule, waiting, running, context)
+        answer = self.proposed(rule, waiting, running, context, held)
         for request in answer.admitted:
             if request not in self._charged:  # else it was preempted: its prompt has been paid for
                 self._charged[request] = len(request.output)
@@ -85,11 +89,13 @@ class FairQueue:
         waiting: Sequence[Request],
         running: Collection[Request],
         context: BatchContext,
+        held: frozenset[Request] = frozenset(),
     ) -> Admission:
         """Who would be admitted now; nobody is charged."""
-        queues = self._queues(waiting)
+        eligible = _without(held, waiting)
+        queues = self._queues(eligible)
         if len(queues) <= 1:
-            return rule.admit(waiting, running, context)
+            return rule.admit(eligible, running, context)
         counters, holders = self._lifted(waiting), list(running)
         admitted: list[Request] = []
         preempted: list[Request] = []
@@ -251,6 +257,10 @@ class FairQueue:
             for label, counter in self.counters.items()
             if label in kept or counter > floor
         }
+
+
+def _without(held: frozenset[Request], waiting: Sequence[Request]) -> Sequence[Request]:
+    return [request for request in waiting if request not in held] if held else waiting
 
 
 def _first(

@@ -11,7 +11,17 @@ from collections.abc import Collection, Sequence
 from cluster.admission import Room
 from cluster.batching.base import Admission, BatchContext, Chunk
 from cluster.batching.call_time import CallTime
-from cluster.batching.common import IN_CALL, awaits_drafts, chunked, fill, make_room, tokens_left, tpot_s
+from cluster.batching.common import (
+    IN_CALL,
+    awaits_drafts,
+    batch_limit,
+    chunked,
+    fill,
+    has_objective,
+    make_room,
+    tokens_left,
+    tpot_s,
+)
 from cluster.batching.slack import INFINITE, MARGIN, Pressure, ahead_s
 from cluster.requests import Request, State
 
@@ -30,6 +40,10 @@ STEPS_TO_FIRST = 2
 # Best-effort requests give way to one whose first token is due within so many steps.
 PREEMPT_STEPS = 4
 
+# Requests without objectives have this share of all places whatever it costs the others, or they would
+# starve.
+BEST_EFFORT_SHARE = 1 / 8
+
 DECODING = (State.READY, State.DRAFTING, State.DRAFTED, State.VERIFYING)
 
 
@@ -39,14 +53,14 @@ class Flotilla:
     def admit(
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
     ) -> Admission:
-        """By deadline while there is room. Nobody is kept waiting for the sake of those who run.
+        """By deadline while there is room. Who has objectives is not kept waiting for those who run.
 
         A queue would make objectives that count from the first token look well kept. A request about to miss
         its first token is made room for at the cost of best-effort ones, each once.
         """
         if not waiting or (len(running) >= context.max_running and not _has_deadline(waiting)):
             return Admission()
-        if not _has_objective(running) and not _has_objective(waiting) and _same_priority(waiting):
+        if not any(map(has_objective, (*running, *waiting))) and _same_priority(waiting):
             return fill(waiting, running, context)
         room = Room.beside(running, context.free_slots, context.max_running)
         admitted: list[Request] = []
@@ -62,6 +76,21 @@ class Flotilla:
             room.take(request)
             admitted.append(request)
         return Admission(admitted, preempted)
+
+    def most_best_effort(
+        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
+    ) -> int | None:
+        """As many as the time per token of those with objectives allows, and a few at least (`HoldsBack`)."""
+        paced = [r for r in (*running, *waiting) if r.pace.tpot_ms is not None]
+        if not paced:
+            return None
+        limit = batch_limit(paced, context, 1.0 - context.headroom)
+        if limit >= context.max_running:
+            return None
+        num_running = sum(not has_objective(request) for request in running)
+        least = max(1, int(BEST_EFFORT_SHARE * context.max_running)) - num_running
+        num_coming = sum(map(has_objective, waiting))
+        return max(0, least, limit - len(running) - num_coming)
 
     def order(self, request: Request, context: BatchContext) -> tuple[float, ...]:
         """Deadline and length, within a priority level (`OrdersQueue`)."""
@@ -185,16 +214,12 @@ def _give_way(
     best_effort = [
         other
         for other in running
-        if not _has_objective([other])
+        if not has_objective(other)
         and other.num_preemptions == 0
         and other.submit.priority >= request.submit.priority
         and other.state not in IN_CALL
     ]
     return make_room(request, sorted(best_effort, key=lambda r: -r.order), room)
-
-
-def _has_objective(requests: Collection[Request]) -> bool:
-    return any(r.pace.tpot_ms is not None or r.pace.ttft_ms is not None for r in requests)
 
 
 def _has_tpot(requests: Collection[Request]) -> bool:
