@@ -357,7 +357,8 @@ class Forecast:
 
     def alone(self, submit: Submit, *, drafts: bool) -> Prediction:
         """The best that can be hoped for: nobody else served, and drafts that are worth their while."""
-        predicted = self.predict(submit, (), Schedule(0.0, (), (), 1), drafts=drafts)
+        # Later than now: one that decodes by itself now may do so beside a burst of prompts.
+        predicted = self.predict(submit, (), Schedule(0.0, (), (), 1), drafts=drafts, after_s=1e-6)
         if not drafts or submit.speculation.mode == "off":
             return predicted
         pace = self._paces.get(1)

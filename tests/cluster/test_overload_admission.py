@@ -350,6 +350,19 @@ def test_prompts_computed_again_count_as_prompts_and_not_as_decoding() -> None:
     assert forecast.prefill_s(300, 1) > 1.3 * idle_s
 
 
+def test_what_a_request_gets_by_itself_is_not_judged_by_steps_full_of_prompts() -> None:
+    """A cell in overload told hundreds of clients that nothing would ever meet their objectives."""
+    forecast = Forecast(CostModel(DEFAULT_PROFILE), 512, 8)
+    decoding = Request(submitted(0), "client", 0.0, 0)
+    decoding.state, decoding.first_token_at = State.VERIFYING, 0.0
+    before = forecast.alone(submitted(1), drafts=True)
+    for step in range(30):
+        forecast.verified(answer(decoding=[decoding]), [decoding], 0.5 * step)
+    assert forecast.tpot_s(1, drafts=True) == pytest.approx(0.5)
+    alone = forecast.alone(submitted(1), drafts=True)
+    assert alone.tpot_ms <= 2.0 * before.tpot_ms < 500.0
+
+
 def test_the_first_prompts_after_an_outage_say_nothing_about_speed() -> None:
     """When they were begun again is not known: their first chunks were sent before it."""
     forecast = Forecast(CostModel(DEFAULT_PROFILE), 512, 8)
