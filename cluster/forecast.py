@@ -120,11 +120,11 @@ class Forecast:
         if num_prefilled > 0 and not (is_resuming and since is None):
             if num_left:  # the step's room for prompts was used up
                 self._chunk.follow(float(num_prefilled))
-            step_s = now - (begun if since is None else max(begun, since))
+            step_s = max(0.0, now - (begun if since is None else max(begun, since)))
             expected_s = self._chunk_s(num_prefilled, num_decoding)
             share = self._prefill_share.setdefault(num_decoding.bit_length(), RunningMean(1.0))
             share.follow(min(step_s / expected_s, 4 * share.value))
-        if since is None or num_decoding == 0:
+        if since is None or num_decoding == 0 or now <= since:  # the clock was put back
             return
         num_committed = sum(len(verdict.tokens) for verdict in result.verdicts)
         self._stepped(now - since, num_decoding, num_committed / num_decoding, num_context / num_decoding)

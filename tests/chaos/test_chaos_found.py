@@ -220,3 +220,19 @@ def test_a_clock_that_is_put_back_does_not_keep_anybody_waiting_for_a_drafter() 
 def test_others_go_on_at_once_when_all_that_were_drafted_for_give_way(schedule: Schedule) -> None:
     """Those whom the batch limit had held back waited for the next tick, and the target with them."""
     ChaosWorld.run(schedule)
+
+
+def test_a_clock_that_is_put_back_does_not_make_steps_take_negative_times() -> None:
+    """They were believed, and never got better: a step counts for four times what is known at most."""
+    world = World(5, "autoregressive")
+    world.send(submit(0, world.rng, sampling=SamplingParams(temperature=0.0, max_tokens=40)))
+    world.answer_one()
+    forecast = world.core.door.forecast
+    for _ in range(10):
+        world.now -= 100.0
+        world.answer_one()
+    assert forecast.tpot_s(1, drafts=True) > 0.0
+    assert forecast.prefill_s(10, 1) > 0.0
+    world.drain()
+    world.check_ends()
+    assert 0.0 < forecast.tpot_s(1, drafts=True) < 1.0
