@@ -96,6 +96,12 @@ def first_few(
     return sorted(ready, key=key)[: max(0, places)]
 
 
+def iteration_s(count: int, num_context: float, context: BatchContext) -> float:
+    """Predicted seconds of an iteration in which so many decode, of so many tokens each."""
+    rows = round(count * context.num_rows)
+    return context.beside_s + context.cost.verify_seconds(count, rows, round(count * num_context))
+
+
 def batch_limit(requests: Collection[Request], context: BatchContext, share: float = 1.0) -> int:
     """Largest batch in which an iteration keeps the strictest TPOT objective of `requests`; at least 1.
 
@@ -116,12 +122,9 @@ def batch_limit(requests: Collection[Request], context: BatchContext, share: flo
     most_s = share * strictest_s * context.num_committed
     limit = 1
     while limit < context.max_running:
-        more = limit + 1
-        rows = round(more * context.num_rows)
-        forward_s = context.cost.verify_seconds(more, rows, round(more * num_context))
-        if context.beside_s + forward_s > most_s:
+        if iteration_s(limit + 1, num_context, context) > most_s:
             break
-        limit = more
+        limit += 1
     return limit
 
 

@@ -18,6 +18,7 @@ from cluster.batching.common import (
     chunked,
     fill,
     has_objective,
+    iteration_s,
     make_room,
     tokens_left,
     tpot_s,
@@ -81,7 +82,7 @@ class Flotilla:
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
     ) -> int | None:
         """As many as the time per token of those with objectives allows, and a few at least (`HoldsBack`)."""
-        paced = [r for r in (*running, *waiting) if r.pace.tpot_ms is not None]
+        paced = [r for r in (*running, *waiting) if _can_be_paced(r, context)]
         if not paced:
             return None
         limit = batch_limit(paced, context, 1.0 - context.headroom)
@@ -220,6 +221,12 @@ def _give_way(
         and other.state not in IN_CALL
     ]
     return make_room(request, sorted(best_effort, key=lambda r: -r.order), room)
+
+
+def _can_be_paced(request: Request, context: BatchContext) -> bool:
+    """Whether the request has a TPOT objective that an average one would keep if nobody else were served."""
+    allowed_s = context.num_committed * tpot_s(request)
+    return allowed_s < INFINITE and iteration_s(1, request.num_tokens, context) <= allowed_s
 
 
 def _has_tpot(requests: Collection[Request]) -> bool:
