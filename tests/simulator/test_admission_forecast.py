@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.config import FlotillaConfig
-from cluster.door import HEADROOM
+from cluster.headroom import FIRST
 from cluster.promises import NEAR_S
 from cluster.stream_messages import Objective, Receipt, Terms
 from simulator import hardware, systems, workloads
@@ -91,7 +91,7 @@ def test_coming_back_when_told_succeeds() -> None:
         assert told.predicted is not None
         # Once those who were told to come back are due, room is kept for them.
         is_due = cell.requests[name].arrival_s + NEAR_S >= earliest
-        beyond = 1.0 - HEADROOM if is_due else 1.1
+        beyond = 1.0 - FIRST if is_due else 1.1
         assert told.predicted.tpot_ms > beyond * 1.2 * BASELINE_MS
     tpots = [r.tpot_ms for name, (_, r) in cell.receipts.items() if name.startswith("p") and r.tpot_ms]
     assert np.mean([tpot <= 1.2 * BASELINE_MS for tpot in tpots]) > 0.8
