@@ -273,7 +273,7 @@ class Door:
             )
             return not _exceeds(terms.objective, predicted, 0.0)
 
-        # The load only falls, so whoever is on time then is on time later.
+        # The load falls. Where prompts that begin meanwhile raise it for a while, a later time may be told.
         first = bisect_left(range(len(times)), True, key=is_met)
         return times[first] if first < len(times) else last_s
 
@@ -360,8 +360,7 @@ class Door:
 
     def _as_promised(self, submit: Submit) -> Submit:
         """The request when it comes as it was told: one with objectives is as urgent as any tier's."""
-        objective = submit.objective
-        if objective.ttft_ms is None and objective.tpot_ms is None and objective.e2e_ms is None:
+        if submit.objective == Objective():
             return submit
         urgent = min((tier.priority for tier in self.config.tiers.values()), default=0)
         return msgspec.structs.replace(submit, priority=min(submit.priority, urgent, 0))

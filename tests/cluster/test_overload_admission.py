@@ -204,6 +204,16 @@ class Refusing(World):
         assert told.retry_after_s is not None
         return told.retry_after_s
 
+    def until_told(self, number: int) -> None:
+        """The target is away when a request comes, and back before the time that it was told."""
+        self.lose("verifier")
+        lost = self.now
+        told_s = self.retry_after_s(number, lost)
+        self.now = lost + 4.0
+        self.start_target()
+        self.drain()
+        self.now = lost + told_s
+
 
 def test_while_the_target_is_away_clients_are_told_when_it_will_be_back() -> None:
     world = Refusing()
@@ -231,13 +241,8 @@ def test_while_the_target_is_away_clients_are_told_when_it_will_be_back() -> Non
 
 def test_whoever_comes_back_when_the_target_does_is_taken() -> None:
     world = Refusing()
-    world.lose("verifier")
-    lost = world.now
-    told_s = world.retry_after_s(10, lost)
-    world.now = lost + 4.0
-    world.start_target()
-    world.drain()
-    assert world.ask(10, lost + told_s) is None
+    world.until_told(10)
+    assert world.ask(10, world.now) is None
     assert len(world.core.door.promises) == 0
     world.drain()
     assert sum(name.startswith("r10") for name in world.reason) == 1
@@ -274,13 +279,7 @@ def test_an_outage_does_not_change_what_speeds_are_expected() -> None:
 
 def test_whoever_comes_as_told_is_as_urgent_as_any() -> None:
     world = Refusing()
-    world.lose("verifier")
-    lost = world.now
-    told_s = world.retry_after_s(10, lost)
-    world.now = lost + 4.0
-    world.start_target()
-    world.drain()
-    world.now = lost + told_s
+    world.until_told(10)
     asked = msgspec.structs.replace(submitted(10), request_id="again", on_miss="reject", priority=3)
     unasked = msgspec.structs.replace(submitted(11), request_id="newcomer", on_miss="reject", priority=3)
     world.send(asked)
