@@ -33,7 +33,7 @@ def fidelity(
     seeds: Annotated[int, typer.Option(min=1, help="Test runs of every policy and load.")] = 3,
     duration: Annotated[float, typer.Option(min=1, help="Seconds of arrivals in a test.")] = 30.0,
     calibration: Annotated[
-        float, typer.Option(min=1, help="Seconds of arrivals in each of a policy's three calibration runs.")
+        float, typer.Option(min=1, help="Seconds of arrivals in the calibration run before each test.")
     ] = 20.0,
     drafter: Annotated[
         list[str] | None, typer.Option(help="Model drafters to use, by name; all if unset. May repeat.")

@@ -83,7 +83,8 @@ def show(result: Mapping[str, Any]) -> None:
         f"Largest error of latency, TTFT, TPOT, attainment and goodput: {worst:.1%} ({where}), "
         f"{verdict} the {WANTED:.0%} wanted."
     )
-    tables.console.print(f"Fitted to {result['fitted']['num_steps']} calibration steps: {result['fitted']}")
+    for name, fitted in result["fitted"].items():
+        tables.console.print(f"{name}: fitted to {fitted['num_steps']} calibration steps: {fitted}")
 
 
 def worst_error(result: Mapping[str, Any]) -> tuple[float, str]:

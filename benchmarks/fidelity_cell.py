@@ -32,7 +32,6 @@ from cluster.stream_messages import Objective, Receipt
 # Steps of a run that are kept; more than one of half a minute has.
 STEPS_KEPT = 100_000
 # Loads a policy is calibrated at, as shares of the saturation throughput; their seeds are the tests' no more.
-CALIBRATION_LOADS = (0.3, 0.6, 0.9)
 CALIBRATION_SEED = 1000
 
 
@@ -190,16 +189,14 @@ def _serve(
         saturation=saturation,
         acceptance_file=str(acceptance_file),
     )
+    # Before each test a calibration run of the same policy and load: how fast the machine is changes by the
+    # minute where others share it.
     plan = [
-        (CALIBRATION, policy, load, CALIBRATION_SEED + place)
-        for policy in options.policies
-        for place, load in enumerate(CALIBRATION_LOADS)
-    ]
-    plan += [
-        (TEST, policy, load, seed)
+        (phase, policy, load, first + seed)
         for seed in options.seeds
         for load in options.loads
         for policy in options.policies
+        for phase, first in ((CALIBRATION, CALIBRATION_SEED), (TEST, 0))
     ]
     for phase, policy, load, seed in plan:
         report(f"{phase}: {policy} at {load:g} of {saturation:.1f} requests/s, seed {seed}")
@@ -233,6 +230,7 @@ def _run(
             ServedRequest(
                 domain=outcome.request.domain,
                 arrival_s=outcome.sent_s,
+                max_tokens=outcome.request.max_tokens,
                 objective=Objective(tpot_ms=slo.tpot_ms, ttft_ms=slo.ttft_ms),
                 receipt=receipt if outcome.is_ok else None,
                 client_ms=outcome.e2e_ms,

@@ -18,6 +18,7 @@ class ServedRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         domain: its class.
         arrival_s: when it was sent, from the start of the run.
+        max_tokens: bound on its answer.
         objective: what it was served on.
         receipt: the cell's account; None if it failed.
         client_ms: end to end as the client saw it.
@@ -25,6 +26,7 @@ class ServedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     domain: str
     arrival_s: float
+    max_tokens: int
     objective: Objective
     receipt: Receipt | None
     client_ms: float | None

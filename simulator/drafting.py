@@ -24,6 +24,7 @@ def grow(
     tokens: Int64,
     plans: Sequence[DraftPlan],
     stop_rule: StopRule | None = None,
+    end_token: int = -1,
 ) -> tuple[list[TokenTree], list[int]]:
     """Candidate trees of requests that are drafted for with one width.
 
@@ -33,13 +34,14 @@ def grow(
         tokens: int64 [requests], those tokens.
         plans: one per request; all of one width, all at least one layer deep.
         stop_rule: ends all trees at the layer after which another is predicted not to pay.
+        end_token: ends an answer, so nothing is drafted after it.
 
     Returns:
         the trees, and for each layer how many requests had a forward for it.
     """
     width = plans[0].width
     if width == 1:
-        return _grow_chains(table, roots, tokens, plans, stop_rule)
+        return _grow_chains(table, roots, tokens, plans, stop_rule, end_token)
     n, deepest = len(plans), max(plan.depth for plan in plans)
     limit, stops_below, token_stops_below = _ends(plans)
     adaptive = AdaptiveDrafter(stop_rule) if stop_rule is not None else None
@@ -52,7 +54,7 @@ def grow(
     active = np.ones(n, dtype=np.bool_)
     path: Float64 = np.zeros((n, 1))
     rows: Int64 = roots[:, None]
-    layer, start, each = 0, 1, np.arange(n)[:, None]
+    layer, start, each, has_ended = 0, 1, np.arange(n)[:, None], False
     num_active = n
     while layer < deepest and num_active:
         layer += 1
@@ -85,6 +87,11 @@ def grow(
         if token_stops_below is not None:
             # What is not extended has no children that could be among the best.
             path = np.where(said_logp >= token_stops_below[:, None], path, -np.inf)
+        ended = chosen == end_token
+        if np.count_nonzero(ended):
+            path = np.where(ended, -np.inf, path)
+            has_ended = True
+        if token_stops_below is not None or has_ended:
             active &= path.max(axis=1) > -np.inf
         num_active = int(np.count_nonzero(active))
         if adaptive is not None and num_active and not adaptive.pays(chances[active].ravel().tolist()):
@@ -98,13 +105,18 @@ def grow(
         TokenTree(token=t[:size], parent=p[:size], logp=v[:size], depth=depths[:size])
         for t, p, v, size in zip(token, parent, logp, sizes, strict=True)
     ]
-    if token_stops_below is not None:
+    if token_stops_below is not None or has_ended:
         trees = [tree.subset(np.flatnonzero(tree.logp > -np.inf).astype(np.int32)) for tree in trees]
     return trees, forwards
 
 
 def _grow_chains(
-    table: DrafterTable, roots: Int64, tokens: Int64, plans: Sequence[DraftPlan], stop_rule: StopRule | None
+    table: DrafterTable,
+    roots: Int64,
+    tokens: Int64,
+    plans: Sequence[DraftPlan],
+    stop_rule: StopRule | None,
+    end_token: int,
 ) -> tuple[list[TokenTree], list[int]]:
     """As `grow` for beams of one node, most of all drafts: nothing is sorted, and columns are read alone."""
     n, deepest = len(plans), max([plan.depth for plan in plans])
@@ -136,6 +148,7 @@ def _grow_chains(
         if token_stops_below is not None:
             path = np.where(own >= token_stops_below, path, -np.inf)
             active &= path > -np.inf
+        active &= token[layer] != end_token
         num_active = int(np.count_nonzero(active))
         if adaptive is not None and num_active and not adaptive.pays(np.exp(path[active]).tolist()):
             break

@@ -72,11 +72,14 @@ def compare(record: FidelityRecord) -> dict[str, Any]:
     """Simulate every test run, and hold what came of it against what was measured.
 
     The scheduler is given the very configuration and cost profile that it had in the cell. What forwards took
-    and what came beside them is fitted to the calibration runs, whose prompts are others than the tests'.
-    Before each test the simulated scheduler serves the calibration runs of its policy, from which the real
-    one has learnt too.
+    and what came beside them is fitted to calibration runs of the same policy and load, whose prompts are
+    others than the tests': who drafts keeps a second process busy, and all forwards take longer then. Before
+    each test the simulated scheduler serves the calibration runs that its policy served before it, from which
+    the real one has learnt too.
     """
-    fitted = fit_profile(record)
+    runs = [run for run in record.runs if run.phase == TEST]
+    points_of = {f"{run.policy} at {run.load:g}x": run for run in runs}
+    fits = {name: fit_profile(record, run) for name, run in points_of.items()}
     acceptance = RecordedAcceptance(AcceptanceTable.load(Path(record.acceptance_file)))
     compared = [
         Compared(
@@ -84,18 +87,21 @@ def compare(record: FidelityRecord) -> dict[str, Any]:
             load=run.load,
             seed=run.seed,
             served=served_figures(run),
-            simulated=simulate_run(record, run, fitted, acceptance),
+            simulated=simulate_run(record, run, fits[f"{run.policy} at {run.load:g}x"], acceptance),
         )
-        for run in record.runs
-        if run.phase == TEST
+        for run in runs
     ]
     return {
         "fitted": {
-            "factors": fitted.factors,
-            "trips": msgspec.to_builtins(fitted.profile.trips),
-            "jitter": fitted.jitter,
-            "num_steps": fitted.num_steps,
-            "step length error": fitted.error,
+            name: {
+                "factors": fitted.factors,
+                "fixed_s": fitted.fixed_s,
+                "trips": msgspec.to_builtins(fitted.profile.trips),
+                "jitter": fitted.jitter,
+                "num_steps": fitted.num_steps,
+                "step length error": fitted.error,
+            }
+            for name, fitted in fits.items()
         },
         "runs": msgspec.to_builtins(compared),
         "points": points(compared),
@@ -148,7 +154,8 @@ def simulate_run(
     )
     cell = Cell(fitted.profile, System(run.policy, config), options)
     start = 1.0
-    earlier = [one for one in record.runs if one.phase == CALIBRATION and one.policy == run.policy]
+    before = record.runs[: record.runs.index(run)]
+    earlier = [one for one in before if one.phase == CALIBRATION and one.policy == run.policy]
     for number, one in enumerate(earlier):
         for request in requests_of(one, f"calibration-{number}", start):
             cell.submit(request)
@@ -178,6 +185,7 @@ def requests_of(run: ServedRun, name: str, start_s: float) -> list[SimRequest]:
                 arrival_s=start_s + request.arrival_s,
                 num_prompt=request.receipt.num_prompt_tokens,
                 num_output=max(1, request.receipt.num_output_tokens),
+                max_tokens=request.max_tokens,
                 objective=request.objective,
                 seed=key_of(run.seed, number, *name.encode()) >> 1,
             )

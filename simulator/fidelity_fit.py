@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from benchmarks.fidelity_record import CALIBRATION, DraftSample, FidelityRecord, StepSample
+from benchmarks.fidelity_record import CALIBRATION, DraftSample, FidelityRecord, ServedRun, StepSample
 from cluster.cost_model import CostProfile, LinearCost
 from simulator.acceptance import DraftQuality
 from simulator.hardware import DrafterProfile, HardwareProfile, Trips
@@ -32,6 +32,7 @@ class ServedProfile(msgspec.Struct, frozen=True, kw_only=True):
         jitter: standard deviation of the logarithm of a forward's time around its fit.
         factors: of the profile's times that forwards took: of the target without and with drafts in the
             batch, and of each drafter.
+        fixed_s: what a forward of the target took on top, whatever was in it.
         num_steps: seen.
         error: mean relative difference between an iteration's fitted and real length, positive if the fit is
             longer.
@@ -40,25 +41,36 @@ class ServedProfile(msgspec.Struct, frozen=True, kw_only=True):
     profile: HardwareProfile
     jitter: float
     factors: dict[str, float]
+    fixed_s: float
     num_steps: int
     error: float
 
 
-def fit_profile(record: FidelityRecord) -> ServedProfile:
+def fit_profile(record: FidelityRecord, like: ServedRun | None = None) -> ServedProfile:
     """Factors on the profile's forwards, and what an iteration takes besides them.
+
+    Args:
+        record: of a cell.
+        like: look at calibration runs of its policy only, and of its load if there are any. None for all.
 
     Raises:
         ValueError: without calibration runs.
     """
-    steps = [step for run in record.runs if run.phase == CALIBRATION for step in run.steps]
+    runs = [run for run in record.runs if run.phase == CALIBRATION]
+    if like is not None:
+        runs = [run for run in runs if run.policy == like.policy]
+        runs = [run for run in runs if run.load == like.load] or runs
+    steps = [step for run in runs for step in run.steps]
     steps = [step for step in steps if step.profile_s > 0.0 and step.whole_s > 0.0]
     if not steps:
         raise ValueError("the record has no calibration steps")
     plain = [step for step in steps if not step.drafts]
     drafted = [step for step in steps if step.drafts]
-    plain_factor = _factor([(s.forward_s, s.profile_s) for s in plain or steps])
-    drafted_factor = _factor([(s.forward_s, s.profile_s) for s in drafted]) if drafted else plain_factor
-    factors = {"target": plain_factor, "target after drafting": drafted_factor}
+    fixed_s, plain_factor = _fixed_and_factor([(s.forward_s, s.profile_s) for s in plain or steps])
+    after_drafting = 1.0
+    if drafted:
+        after_drafting = _factor([(s.forward_s, fixed_s + plain_factor * s.profile_s) for s in drafted])
+    factors = {"target": plain_factor, "target after drafting": after_drafting * plain_factor}
     costs = dict(record.profile.drafters)
     calls = [draft for step in drafted for draft in step.drafts]
     for name, cost in record.profile.drafters.items():
@@ -68,17 +80,19 @@ def fit_profile(record: FidelityRecord) -> ServedProfile:
             costs[name] = scaled(cost, factors[name])
     trips = _trips(plain, drafted)
     logs = [
-        np.log(s.forward_s / (s.profile_s * (drafted_factor if s.drafts else plain_factor))) for s in steps
+        np.log(s.forward_s / ((fixed_s + s.profile_s * plain_factor) * (after_drafting if s.drafts else 1.0)))
+        for s in steps
     ]
     # Robust: the middle two thirds of a normal distribution lie within one standard deviation.
     low, high = np.quantile(logs, [0.159, 0.841])
+    target = scaled(record.profile.target, plain_factor)
     profile = HardwareProfile(
         name="this-machine",
         target="as configured",
         hardware=str(record.environment.get("processor", "")),
         source="measured on a running cell",
         error="",
-        cost=scaled(record.profile.target, plain_factor),
+        cost=msgspec.structs.replace(target, delta=target.delta + fixed_s),
         num_slots=record.num_slots,
         max_tokens=record.max_tokens,
         drafters={
@@ -88,14 +102,15 @@ def fit_profile(record: FidelityRecord) -> ServedProfile:
         collocated=False,
         overhead_s=record.profile.overhead_s,
         trips=trips,
-        after_drafting=drafted_factor / plain_factor,
+        after_drafting=after_drafting,
     )
     return ServedProfile(
         profile=profile,
         jitter=float(min(0.5, (high - low) / 2)),
         factors={name: round(value, 4) for name, value in factors.items()},
+        fixed_s=fixed_s,
         num_steps=len(steps),
-        error=_error(steps, profile, record.profile, factors),
+        error=_error(steps, profile, record.profile, factors, fixed_s),
     )
 
 
@@ -123,6 +138,23 @@ def _factor(pairs: Sequence[tuple[float, float]]) -> float:
     ratio = held[:, 0] / held[:, 1]
     kept = held[ratio <= OUTLIER * np.median(ratio)]
     return float(kept[:, 0].sum() / kept[:, 1].sum())
+
+
+def _fixed_and_factor(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Seconds on top of, and factor on, what was predicted.
+
+    By relative errors, so that small forwards count as much as large ones, and then so that the sum is right.
+
+    Beside other processes, small forwards take longer by another factor than large ones: they wait for
+    memory, which is shared, and large ones for arithmetic.
+    """
+    held = np.array([(was, said) for was, said in pairs if said > 0.0])
+    ratio = held[:, 0] / held[:, 1]
+    kept = ratio <= OUTLIER * np.median(ratio)
+    columns = np.stack([1.0 / held[kept, 1], np.ones(int(kept.sum()))], axis=1)
+    found, _ = nnls(columns, ratio[kept])
+    fixed_s, factor = found * held[kept, 0].sum() / (found[0] + found[1] * held[kept, 1]).sum()
+    return float(fixed_s), float(factor)
 
 
 def _trips(plain: Sequence[StepSample], drafted: Sequence[StepSample]) -> Trips:
@@ -157,14 +189,19 @@ def rest_s(step: StepSample) -> float:
 
 
 def _error(
-    steps: Sequence[StepSample], profile: HardwareProfile, told: CostProfile, factors: dict[str, float]
+    steps: Sequence[StepSample],
+    profile: HardwareProfile,
+    told: CostProfile,
+    factors: dict[str, float],
+    fixed_s: float,
 ) -> float:
     was: dict[bool, float] = defaultdict(float)
     fitted: dict[bool, float] = defaultdict(float)
     trips = profile.trips or Trips(verify_s=0.0)
     for step in steps:
         kind = bool(step.drafts)
-        seconds = step.profile_s * factors["target after drafting" if kind else "target"]
+        seconds = fixed_s + factors["target"] * step.profile_s
+        seconds *= profile.after_drafting if kind else 1.0
         seconds += trips.verify_s + trips.verify_request_s * step.num_requests
         if kind:
             seconds += trips.draft_s + trips.draft_request_s * step.num_requests

@@ -42,6 +42,7 @@ from simulator.workers import SimulatedDrafter, SimulatedTarget
 from simulator.workloads import SimRequest
 from verifier.messages import VerifyCall, VerifyResult
 
+# Tokens of texts; the one after them ends an answer.
 VOCAB_SIZE = 32000
 TICK_S = 1.0
 # A request's script is kept so long after its end: a drafter may still be asked about it.
@@ -108,7 +109,7 @@ class Cell:
         self._jitter = key_of(options.seed, _JITTER)
         self._num_forwards = 0
         self._noise: list[float] = []
-        self.clock.at(0.0, VerifierReady(profile.num_slots, profile.max_tokens, VOCAB_SIZE))
+        self.clock.at(0.0, VerifierReady(profile.num_slots, profile.max_tokens, VOCAB_SIZE + 1))
         for name, drafter in profile.drafters.items():
             capabilities = Capabilities(
                 kind="model",
@@ -116,7 +117,7 @@ class Cell:
                 max_width=options.max_width,
                 has_probabilities=True,
                 needs_prefill=True,
-                vocab_size=VOCAB_SIZE,
+                vocab_size=VOCAB_SIZE + 1,
                 max_tokens=profile.max_tokens,
             )
             table = self.scripts.table(name, drafter.quality, options.max_width)
@@ -168,7 +169,12 @@ class Cell:
     def _arrived(self, request: SimRequest) -> RequestArrived:
         """The request as a front end would submit it; its prompt is made only now, for memory's sake."""
         self.scripts.add(
-            request.request_id, request.kind, request.seed, request.num_prompt, request.num_output
+            request.request_id,
+            request.kind,
+            request.seed,
+            request.num_prompt,
+            request.num_output,
+            ends_early=request.ends_early,
         )
         return RequestArrived(submission(request), _CLIENT)
 
@@ -232,7 +238,12 @@ def submission(request: SimRequest) -> Submit:
     return Submit(
         request_id=request.request_id,
         prompt=prompt,
-        sampling=SamplingParams(temperature=0.0, max_tokens=request.num_output, seed=request.seed),
+        sampling=SamplingParams(
+            temperature=0.0,
+            max_tokens=request.max_tokens or request.num_output,
+            seed=request.seed,
+            stop_token_ids=(VOCAB_SIZE,) if request.ends_early else (),
+        ),
         objective=request.objective,
         tier=request.kind,
         priority=request.priority,

@@ -180,13 +180,29 @@ class Scripts:
         table = self._tables[name] = DrafterTable(name, len(self._tables), quality, width)
         return table
 
-    def add(self, request_id: str, kind: str, seed: int, prompt_len: int, num_output: int) -> Script:
-        """A request that may be served from now on; arguments as of `Script`."""
+    @property
+    def end_token(self) -> int:
+        """The token after those of all texts: an answer that ends before its bound ends with it."""
+        return self.vocab_size
+
+    def add(
+        self,
+        request_id: str,
+        kind: str,
+        seed: int,
+        prompt_len: int,
+        num_output: int,
+        *,
+        ends_early: bool = False,
+    ) -> Script:
+        """A request that may be served from now on; arguments as of `Script` and `SimRequest`."""
         base = self._rows.take(num_output)
         missing = self._rows.capacity - len(self.text)
         if missing > 0:
             self.text = np.concatenate([self.text, np.zeros(missing, dtype=np.int32)])
         self.text[base : base + num_output] = text(seed, num_output, self.vocab_size)
+        if ends_early:
+            self.text[base + num_output - 1] = self.end_token
         script = self._held[request_id] = Script(kind, seed, prompt_len, num_output, base)
         return script
 

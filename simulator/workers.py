@@ -79,7 +79,8 @@ class SimulatedDrafter:
                 return None, 0
             script, num_tokens = self._scripts[item.request_id], len(item.spec.tokens)
             row = self._scripts.row(script, self.table)
-            return _Heard(row, item.spec.prompt_len, num_tokens, script.num_output), num_tokens
+            bound = item.spec.sampling.max_tokens
+            return _Heard(row, item.spec.prompt_len, num_tokens, bound), num_tokens
         if held is None or item.start > held.num_tokens or item.request_id not in self._scripts:
             return None, 0
         before, held.num_tokens = held.num_tokens, item.start + len(item.tokens)
@@ -122,6 +123,7 @@ class SimulatedDrafter:
                 np.array([tokens[p] for p in places]),
                 [plans[p] for p in places],
                 call.stop_rule,
+                self._scripts.end_token,
             )
             for place, tree in zip(places, grown, strict=True):
                 trees[place] = tree

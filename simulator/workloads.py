@@ -29,6 +29,7 @@ class SimRequest:
         kind: its class.
         arrival_s: when it arrives, from the start.
         num_prompt, num_output: tokens, both at least 1.
+        max_tokens: bound on its answer, which is all that the scheduler knows; None to tell it `num_output`.
         objective: in milliseconds.
         seed: of its text and of what drafters say of it.
         priority: smaller is served earlier.
@@ -47,6 +48,12 @@ class SimRequest:
     on_miss: str = "serve"
     downgrades: tuple[Terms, ...] = ()
     tenant: Tenant = NOBODY
+    max_tokens: int | None = None
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether its answer ends with an end token, and not because of its bound."""
+        return self.max_tokens is not None and self.num_output < self.max_tokens
 
 
 @dataclass(frozen=True, slots=True)

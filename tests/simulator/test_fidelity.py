@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.acceptance_table import AcceptanceTable
-from benchmarks.fidelity_record import CALIBRATION, TEST, FidelityRecord, ServedRequest, ServedRun
+from benchmarks.fidelity_record import CALIBRATION, TEST, FidelityRecord, ServedRequest, ServedRun, StepSample
 from benchmarks.fidelity_steps import read_steps
 from cluster.config import DebugConfig, FlotillaConfig
 from cluster.cost_model import CostProfile, LinearCost
@@ -108,6 +108,7 @@ def served(
             arrival_s=request.arrival_s,
             objective=request.objective,
             receipt=cell.receipts[request.request_id][1],
+            max_tokens=request.num_output,
             client_ms=None,
         )
         for request in asked
@@ -208,3 +209,39 @@ def test_a_wrong_machine_is_told_from_the_right_one(record: FidelityRecord) -> N
     )
     (point,) = compare(changed)["points"]
     assert point["figures"]["step_ms"]["error"] < -0.2
+
+
+@pytest.mark.parametrize(("fixed_s", "factor"), [(0.002, 1.2), (0.0, 1.7)])
+def test_what_forwards_take_on_top_is_told_from_a_factor(fixed_s: float, factor: float) -> None:
+    rng = np.random.default_rng(5)
+    said = np.concatenate([np.full(900, 0.004), np.full(100, 0.03)])
+    was = (fixed_s + factor * said) * np.exp(rng.normal(0.0, 0.1, len(said)))
+    step = StepSample(
+        num_requests=1, num_tokens=1, num_committed=1, profile_s=0.0, forward_s=0.0, whole_s=0.0
+    )
+    steps = [
+        msgspec.structs.replace(step, profile_s=float(s), forward_s=float(w), whole_s=float(w))
+        for s, w in zip(said, was, strict=True)
+    ]
+    run = ServedRun(
+        policy="autoregressive",
+        config={},
+        phase=CALIBRATION,
+        load=0.5,
+        seed=0,
+        duration_s=1.0,
+        requests=[],
+        steps=steps,
+    )
+    record = FidelityRecord(
+        environment={},
+        profile=TOLD,
+        num_slots=1,
+        max_tokens=1,
+        saturation=1.0,
+        acceptance_file="",
+        runs=[run],
+    )
+    fitted = fit_profile(record)
+    assert fitted.fixed_s == pytest.approx(fixed_s, abs=0.0003)
+    assert fitted.factors["target"] == pytest.approx(factor, rel=0.06)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,11 +16,11 @@ from simulator import hardware, systems
 from simulator.cli import app
 from simulator.clock import EventClock
 from simulator.machine import Machine
-from simulator.run import Cell, Options, simulate
+from simulator.run import VOCAB_SIZE, Cell, Options, simulate
 from tests.simulator.sim_requests import one_request, small_profile, some_requests
 
 
-def texts_of(name: str, **changes: object) -> dict[str, list[int]]:
+def texts_of(name: str, max_tokens: int | None = None, **changes: object) -> dict[str, list[int]]:
     """What every request got, token for token, in order."""
     cell = Cell(small_profile(**changes), systems.parse(name), Options())
     got: dict[str, list[int]] = {}
@@ -35,7 +36,7 @@ def texts_of(name: str, **changes: object) -> dict[str, list[int]]:
 
     cell.core.handle = listen  # type: ignore[method-assign]
     for number in range(12):
-        cell.submit(one_request(number))
+        cell.submit(replace(one_request(number), max_tokens=max_tokens))
     cell.run()
     return got
 
@@ -48,6 +49,14 @@ def test_every_policy_returns_the_same_texts(policy: str) -> None:
     expected = texts_of(PLAIN)
     assert all(len(tokens) == 64 for tokens in expected.values())
     assert texts_of(f"{policy}/sarathi") == expected
+
+
+@pytest.mark.parametrize("name", ["autoregressive", "fixed-4", "adaserve", "flotilla"])
+def test_an_answer_ends_before_its_bound_where_it_would_have_ended(name: str) -> None:
+    known = texts_of(name)
+    for request_id, tokens in texts_of(name, max_tokens=200).items():
+        assert tokens == [*known[request_id][:-1], VOCAB_SIZE]
+    assert texts_of(name, max_tokens=64) == known
 
 
 @pytest.mark.parametrize("rule", sorted(BATCHING_RULES))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,6 +68,25 @@ def test_trees_are_those_of_the_beam(held: list[tuple[DraftPlan, int]], width: i
         np.testing.assert_array_equal(tree.parent, expected.parent)
         np.testing.assert_array_equal(tree.depth, expected.depth)
         np.testing.assert_allclose(tree.logp, expected.logp, rtol=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_nothing_is_drafted_after_an_end_token(width: int) -> None:
+    scripts, num_output = Scripts(AcceptanceModel(), VOCAB), 12
+    table = scripts.table("d", DraftQuality(rate={"*": 0.95}), 4)
+    num_ended = 0
+    for seed in range(40):
+        script = scripts.add(str(seed), "chat", seed, 10, num_output, ends_early=True)
+        root = scripts.row(script, table) + num_output - 4
+        plan = DraftPlan(depth=6, width=width)
+        (tree,), _ = grow(table, np.array([root]), np.array([0]), [plan], end_token=scripts.end_token)
+        tree.validate()
+        ended = np.flatnonzero(tree.token == scripts.end_token)
+        num_ended += len(ended)
+        assert not np.isin(tree.parent, ended).any()
+        if width == 1 and len(ended):
+            assert len(tree) == 5
+    assert num_ended > 20
 
 
 def test_right_tokens_are_those_of_the_text_and_only_along_it() -> None:
