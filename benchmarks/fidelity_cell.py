@@ -31,7 +31,7 @@ from cluster.stream_messages import Objective, Receipt
 
 # Steps of a run that are kept; more than one of half a minute has.
 STEPS_KEPT = 100_000
-# Loads a policy is calibrated at, as shares of the saturation throughput; their seeds are the tests' no more.
+# Seeds of calibration runs are those of the tests plus this.
 CALIBRATION_SEED = 1000
 
 

@@ -78,8 +78,7 @@ def compare(record: FidelityRecord) -> dict[str, Any]:
     the real one has learnt too.
     """
     runs = [run for run in record.runs if run.phase == TEST]
-    points_of = {f"{run.policy} at {run.load:g}x": run for run in runs}
-    fits = {name: fit_profile(record, run) for name, run in points_of.items()}
+    fits = {name: fit_profile(record, run) for name, run in {_point(run): run for run in runs}.items()}
     acceptance = RecordedAcceptance(AcceptanceTable.load(Path(record.acceptance_file)))
     compared = [
         Compared(
@@ -87,7 +86,7 @@ def compare(record: FidelityRecord) -> dict[str, Any]:
             load=run.load,
             seed=run.seed,
             served=served_figures(run),
-            simulated=simulate_run(record, run, fits[f"{run.policy} at {run.load:g}x"], acceptance),
+            simulated=simulate_run(record, run, fits[_point(run)], acceptance),
         )
         for run in runs
     ]
@@ -245,6 +244,10 @@ def points(compared: Sequence[Compared]) -> list[dict[str, Any]]:
             }
         found.append({"policy": policy, "load": load, "seeds": len(held), "figures": figures})
     return found
+
+
+def _point(run: ServedRun) -> str:
+    return f"{run.policy} at {run.load:g}x"
 
 
 def _outcome(request: ServedRequest) -> Outcome:

@@ -66,7 +66,8 @@ def fit_profile(record: FidelityRecord, like: ServedRun | None = None) -> Served
         raise ValueError("the record has no calibration steps")
     plain = [step for step in steps if not step.drafts]
     drafted = [step for step in steps if step.drafts]
-    fixed_s, plain_factor = _fixed_and_factor([(s.forward_s, s.profile_s) for s in plain or steps])
+    sampled = plain if len(plain) >= LEAST_SAMPLES else steps
+    fixed_s, plain_factor = _fixed_and_factor([(s.forward_s, s.profile_s) for s in sampled])
     after_drafting = 1.0
     if drafted:
         after_drafting = _factor([(s.forward_s, fixed_s + plain_factor * s.profile_s) for s in drafted])
