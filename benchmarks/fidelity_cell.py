@@ -20,7 +20,7 @@ from benchmarks.compare_load import CellLoad
 from benchmarks.compare_plan import PLAIN, Entrant, Point, Rate, parse_entrant
 from benchmarks.compare_workload import Texts, Traffic, requests_for, those_that_fit
 from benchmarks.fidelity_record import CALIBRATION, TEST, FidelityRecord, ServedRequest, ServedRun
-from benchmarks.fidelity_steps import read_steps
+from benchmarks.fidelity_steps import newest_step, read_steps
 from benchmarks.load_client import Outcome
 from benchmarks.objectives import Slo
 from benchmarks.prompts import Prompt
@@ -29,7 +29,7 @@ from cluster.cost_model import CostProfile
 from cluster.profile_file import load_profile
 from cluster.stream_messages import Objective, Receipt
 
-# Steps of a run that are kept; more than one of half a minute has.
+# Steps that are kept; more than a run of half a minute has.
 STEPS_KEPT = 100_000
 # Seeds of calibration runs are those of the tests plus this.
 CALIBRATION_SEED = 1000
@@ -75,9 +75,9 @@ class FidelityCell(WarmCell):
         """Tokens the target's KV pool holds."""
         return int(ray.get(self._cell.load.remote())["kv_slots"])
 
-    def decisions(self) -> bytes:
-        """Every step that is kept, as JSON lines."""
-        lines: bytes = ray.get(self._cell.decisions.remote(STEPS_KEPT)) or b""
+    def decisions(self, limit: int = STEPS_KEPT) -> bytes:
+        """The newest steps of the present policy that are kept, as JSON lines."""
+        lines: bytes = ray.get(self._cell.decisions.remote(limit)) or b""
         return lines
 
 
@@ -220,7 +220,7 @@ def _run(
 ) -> dict[str, Any]:
     requests = requests_for(traffic, Point(Rate(load, True)), load * saturation, seed, baselines)
     cell.set_policy(entrant)
-    before = len(read_steps(cell.decisions()))
+    before = newest_step(cell.decisions(1))
     result = cell.load(requests)
     served = []
     for outcome in result.outcomes:
@@ -239,7 +239,7 @@ def _run(
     return {
         "duration_s": result.duration_s,
         "requests": sorted(served, key=lambda request: request.arrival_s),
-        "steps": read_steps(cell.decisions())[before:],
+        "steps": read_steps(cell.decisions(), after=before),
     }
 
 

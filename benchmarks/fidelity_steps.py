@@ -11,11 +11,17 @@ from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN
 from cluster.decisions import RequestDecision, StepRecord, read_entries
 
 
-def read_steps(lines: bytes) -> list[StepSample]:
-    """The steps of a record that were seen to their end."""
+def newest_step(lines: bytes) -> int:
+    """Number of the last step of a record; -1 if it has none."""
+    entries = read_entries(lines.splitlines(keepends=True))
+    return max((entry.step for entry in entries if isinstance(entry, StepRecord)), default=-1)
+
+
+def read_steps(lines: bytes, after: int = -1) -> list[StepSample]:
+    """The steps of a record that were seen to their end, from the one `after` that number on."""
     found = []
     for entry in read_entries(lines.splitlines(keepends=True)):
-        if isinstance(entry, StepRecord):
+        if isinstance(entry, StepRecord) and entry.step > after:
             sample = step_sample(entry)
             if sample is not None:
                 found.append(sample)

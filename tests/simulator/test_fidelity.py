@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from benchmarks.acceptance_table import AcceptanceTable
 from benchmarks.fidelity_record import CALIBRATION, TEST, FidelityRecord, ServedRequest, ServedRun, StepSample
-from benchmarks.fidelity_steps import read_steps
+from benchmarks.fidelity_steps import newest_step, read_steps
 from cluster.config import DebugConfig, FlotillaConfig
 from cluster.cost_model import CostProfile, LinearCost
 from cluster.recorded_core import newest_decisions
@@ -166,6 +167,25 @@ def test_the_fit_finds_what_forwards_took_and_what_came_beside_them(record: Fide
         found = trips.verify_s + trips.draft_s + requests * (trips.verify_request_s + trips.draft_request_s)
         assert found == pytest.approx(both, rel=0.1)
     assert abs(fitted.error) < 0.02
+
+
+def test_a_run_is_told_from_those_before_it_by_the_numbers_of_its_steps() -> None:
+    system = parse("flotilla")
+    system = replace(system, config=system.config.model_copy(update={"debug": DebugConfig(decisions=10_000)}))
+    cell = Cell(machine(), system, Options())
+    assert newest_step(newest_decisions(cell.core, 1) or b"") == -1
+    request = SimRequest("first", "chat", 0.0, 20, 30, Objective(), seed=1)
+    cell.submit(request)
+    cell.run()
+    first = newest_decisions(cell.core, 10_000) or b""
+    newest = newest_step(newest_decisions(cell.core, 1) or b"")
+    cell.submit(replace(request, request_id="second", arrival_s=cell.clock.now + 1.0, num_output=12))
+    cell.run()
+    both = newest_decisions(cell.core, 10_000) or b""
+    assert newest_step(first) == newest < newest_step(both)
+    later = read_steps(both, after=newest)
+    assert later
+    assert [*read_steps(first), *later] == read_steps(both)
 
 
 def test_the_machine_is_written_for_others_to_simulate(record: FidelityRecord) -> None:
