@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
-from cluster.members import SILENT_S, Member
+from cluster.members import REPORT_INTERVAL_S, SILENT_S, Member
 from cluster.stream_messages import (
     Cancel,
     CancelMatching,
@@ -29,6 +29,9 @@ _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 _REFUSED_PAUSE_S = 0.1
+# A directory that has just been replaced may have heard of the starting cells only: a request waits so long
+# for one that serves. After that all are starting, and the client should know.
+_UNHEARD_S = 20 * REPORT_INTERVAL_S
 # Queues are evened out so often, and only where the difference is worth the moving.
 _RELIEVE_PAUSE_S = 1.0
 _RELIEVE_ABOVE_S = 0.5
@@ -340,14 +343,14 @@ class CellClients:
         else:
             pending = self._find(message.request_id)
             if pending is not None:
-                self._refused(pending, message)
+                self._refused(pending, message, connection.member)
 
     def _find(self, wire_id: str) -> Pending | None:
         pending = self._pending.get(wire_id.partition("~")[0])
         # Of an earlier life, or of a request whose client is gone: no one is waiting for it.
         return pending if pending is not None and pending.wire_id == wire_id else None
 
-    def _refused(self, pending: Pending, rejected: Rejected) -> None:
+    def _refused(self, pending: Pending, rejected: Rejected, cell: Member) -> None:
         loop = asyncio.get_running_loop()
         pending.refused()
         if rejected.code not in PASSING:
@@ -361,8 +364,13 @@ class CellClients:
             return
         if pending.refused_at is None:
             pending.refused_at = loop.time()
-        if pending.is_promised and loop.time() - pending.refused_at < self._give_up_after_s:
+        patience_s = 0.0
+        if pending.is_promised:
             # That cells start anew, or are flooded by what a lost one had, is not its fault.
+            patience_s = self._give_up_after_s
+        elif rejected.code == "not_ready" and cell.state == "starting" and self._source.poll_s is not None:
+            patience_s = _UNHEARD_S
+        if loop.time() - pending.refused_at < patience_s:
             loop.call_later(_REFUSED_PAUSE_S, self._place_again, pending)
         else:
             pending.events.put_nowait(RequestRejected(rejected))

@@ -10,6 +10,7 @@ import pytest
 
 from cluster.members import Member, State
 from cluster.stream_messages import Rejected, Submit
+from deployments import cell_clients
 from deployments.cell_clients import CellClients
 from deployments.pending_requests import CellLost, RequestRejected
 from engine.sampling_params import SamplingParams
@@ -17,6 +18,7 @@ from tests.fakes.cell_stand_in import CellStandIn, eventually
 
 _ids = itertools.count()
 DRAINING = Rejected(request_id="", code="draining", message="the cell is being removed")
+STARTING = Rejected(request_id="", code="not_ready", message="the target model is starting")
 FULL = Rejected(request_id="", code="queue_full", message="full", retry_after_s=2.0)
 
 
@@ -169,6 +171,32 @@ async def test_a_cell_that_starts_is_spared_while_others_serve(clients: CellClie
     await asyncio.sleep(0.05)
     await asyncio.gather(*(tokens_of(clients, submission(3)) for _ in range(12)))
     assert two.submissions
+
+
+async def test_who_finds_only_starting_cells_waits_for_one_that_serves(
+    clients: CellClients, listed: Listed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at a rollout: the new directory has heard of the cell that starts before those that serve."""
+    one = listed.add("one")
+    one.reject, listed.states["one"] = STARTING, "starting"
+    await connected(clients, 1)
+    task = asyncio.create_task(tokens_of(clients, submission(9)))
+    await eventually(lambda: len(one.submissions) > 1)
+    assert not task.done()
+    listed.add("two")
+    assert await task == list(range(9))
+
+    await listed.kill("two")
+    await connected(clients, 1)
+    monkeypatch.setattr(cell_clients, "_UNHEARD_S", 0.3)
+    with pytest.raises(RequestRejected, match="starting"):
+        await tokens_of(clients, submission(9))
+    listed.states["one"] = "ready"  # its target was lost
+    await eventually(lambda: clients.can_serve)
+    before = len(one.submissions)
+    with pytest.raises(RequestRejected, match="starting"):
+        await tokens_of(clients, submission(9))
+    assert len(one.submissions) == before + 1
 
 
 async def test_a_cell_that_is_added_relieves_the_queues_of_others(
