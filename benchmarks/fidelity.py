@@ -28,6 +28,8 @@ _STEPS = {
     "requests_per_step": ("requests", 2),
     "rows_per_request_step": ("rows each", 2),
     "tokens_per_request_step": ("tokens each", 2),
+    "rate": ("rate estimated", 2),
+    "planned_depth": ("depth planned", 2),
     "step_ms": ("iteration ms", 2),
     "draft_ms": ("drafting", 2),
     "forward_ms": ("forward", 2),

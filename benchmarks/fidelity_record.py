@@ -61,6 +61,9 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True):
         forward_s: as it was.
         whole_s: from planning to the verdicts.
         drafts: its draft calls.
+        told: what the policy planned by, plain fields of `StepContext` and the corrections of its cost model.
+        rates: estimated acceptance rates of the requests that something was planned for.
+        depths: planned for them.
     """
 
     num_requests: int
@@ -70,6 +73,9 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True):
     forward_s: float
     whole_s: float
     drafts: list[DraftSample] = []
+    told: dict[str, float] = {}
+    rates: list[float] = []
+    depths: list[int] = []
 
 
 class ServedRun(msgspec.Struct, frozen=True, kw_only=True):

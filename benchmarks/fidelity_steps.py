@@ -39,6 +39,7 @@ def step_sample(step: StepRecord) -> StepSample | None:
     if any(draft.seconds.actual is None for draft in step.drafts):
         return None
     corrections, kinds = call.context.corrections, call.context.kinds
+    planned = [one for one in verified if one.plan is not None and one.plan.depth]
     kind = VERIFY_DRAFTED if step.drafts else VERIFY_PLAIN
     drafts = []
     for draft in step.drafts:
@@ -63,6 +64,9 @@ def step_sample(step: StepRecord) -> StepSample | None:
         forward_s=step.verify.actual,
         whole_s=step.whole.actual,
         drafts=drafts,
+        told=call.context.values | {f"correction of {name}": value for name, value in corrections.items()},
+        rates=[one.request.rate for one in planned],
+        depths=[one.plan.depth for one in planned if one.plan is not None],
     )
 
 

@@ -46,6 +46,9 @@ STEP_FIGURES = {
     "requests_per_step": 2,
     "tokens_per_request_step": 3,
     "rows_per_request_step": 3,
+    "rate": 2,
+    "planned_depth": 2,
+    "told_step_ms": 2,
     "step_ms": 2,
     "forward_ms": 2,
     "draft_ms": 2,
@@ -202,12 +205,17 @@ def served_figures(run: ServedRun) -> dict[str, float]:
 def step_figures(steps: Sequence[StepSample]) -> dict[str, float]:
     """Means over iterations, and where their time went."""
     num, verified = max(1, len(steps)), sum(step.num_requests for step in steps)
+    rates = [rate for step in steps for rate in step.rates]
+    depths = [depth for step in steps for depth in step.depths]
     drafting = [max((draft.seconds for draft in step.drafts), default=0.0) for step in steps]
     return {
         "drafted_share": sum(bool(step.drafts) for step in steps) / num,
         "requests_per_step": verified / num,
         "tokens_per_request_step": sum(step.num_committed for step in steps) / max(1, verified),
         "rows_per_request_step": sum(step.num_tokens for step in steps) / max(1, verified),
+        "rate": sum(rates) / max(1, len(rates)),
+        "planned_depth": sum(depths) / max(1, len(depths)),
+        "told_step_ms": 1e3 * sum(step.told.get("step_s", 0.0) for step in steps) / num,
         "step_ms": 1e3 * sum(step.whole_s for step in steps) / num,
         "forward_ms": 1e3 * sum(step.forward_s for step in steps) / num,
         "draft_ms": 1e3 * sum(drafting) / num,
