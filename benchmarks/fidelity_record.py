@@ -64,6 +64,7 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True):
         told: what the policy planned by, plain fields of `StepContext` and the corrections of its cost model.
         rates: estimated acceptance rates of the requests that something was planned for.
         depths: planned for them.
+        prompts: forwards of prompts alone since the step before, by the cost profile and as they were.
     """
 
     num_requests: int
@@ -76,6 +77,7 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True):
     told: dict[str, float] = {}
     rates: list[float] = []
     depths: list[int] = []
+    prompts: list[tuple[float, float]] = []
 
 
 class ServedRun(msgspec.Struct, frozen=True, kw_only=True):

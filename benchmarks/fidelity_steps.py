@@ -66,6 +66,11 @@ def step_sample(step: StepRecord) -> StepSample | None:
         drafts=drafts,
         told=call.context.values | {f"correction of {name}": value for name, value in corrections.items()},
         rates=[one.request.rate for one in planned],
+        prompts=[
+            (one.predicted / corrections.get(VERIFY_PLAIN, 1.0), one.actual)
+            for one in step.prompts
+            if one.actual is not None
+        ],
         depths=[one.plan.depth for one in planned if one.plan is not None],
     )
 

@@ -33,6 +33,8 @@ from verifier.messages import VerifyCall, VerifyResult
 
 # A step whose requests all went away is never verified; after so many calls of the policy it is closed.
 STALE_CALLS = 64
+# Forwards of prompts alone that are noted between two steps.
+PROMPTS_KEPT = 64
 # Calibration tables this many versions old are referred to by no step that is still on its way.
 TABLE_VERSIONS = 512
 
@@ -58,6 +60,8 @@ class DecisionLog:
         self._step_of: dict[str, OpenStep] = {}
         self._tables: dict[str, CalibrationTable] = {}
         self._next_order = 0
+        self._prompt_call: tuple[int, Seconds] | None = None
+        self._prompts: deque[Seconds] = deque(maxlen=PROMPTS_KEPT)
 
     def __len__(self) -> int:
         """Steps kept."""
@@ -218,7 +222,10 @@ class DecisionLog:
                 sent.seconds.actual = result.seconds
 
     def verify_sent(self, call: VerifyCall, predicted_s: float) -> None:
-        """A verify call is on its way; one of prompts alone belongs to no step."""
+        """A verify call is on its way; one of prompts alone belongs to no step, the next one tells of it."""
+        if not call.verify:
+            self._prompt_call = call.call_id, Seconds(predicted=predicted_s)
+            return
         selected = (self._step_of.get(item.request_id) for item in call.verify)
         step = next((one for one in selected if one is not None and one.record.select is not None), None)
         step = step or self._joined(item.request_id for item in call.verify)
@@ -233,6 +240,10 @@ class DecisionLog:
 
     def verify_done(self, result: VerifyResult) -> None:
         """A verify call was answered: its step is over."""
+        if self._prompt_call is not None and self._prompt_call[0] == result.call_id:
+            self._prompt_call[1].actual = result.forward_seconds
+            self._prompts.append(self._prompt_call[1])
+            return
         step = next((one for one in self._open if one.verify_call == result.call_id), None)
         if step is None:
             return
@@ -249,6 +260,8 @@ class DecisionLog:
         if record.verify is not None:
             record.verify.actual = result.forward_seconds
             record.whole = Seconds(predicted=step.predicted_s(), actual=self.now - record.time_s)
+        record.prompts = list(self._prompts)
+        self._prompts.clear()
         self._close(step)
 
     def target_lost(self) -> None:

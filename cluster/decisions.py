@@ -168,6 +168,7 @@ class StepRecord(msgspec.Struct, kw_only=True, tag_field="record", tag="step", o
         drafts: the draft calls.
         verify: seconds of the target's forward.
         whole: seconds from planning to the verdicts.
+        prompts: forwards of prompts alone that ended since the step before.
     """
 
     step: int
@@ -179,6 +180,7 @@ class StepRecord(msgspec.Struct, kw_only=True, tag_field="record", tag="step", o
     drafts: list[DraftCallRecord] = []
     verify: Seconds | None = None
     whole: Seconds | None = None
+    prompts: list[Seconds] = []
 
     @property
     def orders(self) -> list[int]:

@@ -66,8 +66,10 @@ def fit_profile(record: FidelityRecord, like: ServedRun | None = None) -> Served
         raise ValueError("the record has no calibration steps")
     plain = [step for step in steps if not step.drafts]
     drafted = [step for step in steps if step.drafts]
-    sampled = plain if len(plain) >= LEAST_SAMPLES else steps
-    fixed_s, plain_factor = _fixed_and_factor([(s.forward_s, s.profile_s) for s in sampled])
+    # Prompts make the large forwards: fitted to those of decoding alone, the line is wrong for them.
+    sampled = [(seconds, told) for step in steps for told, seconds in step.prompts]
+    sampled += [(s.forward_s, s.profile_s) for s in (plain if len(plain) >= LEAST_SAMPLES else steps)]
+    fixed_s, plain_factor = _fixed_and_factor(sampled)
     after_drafting = 1.0
     if drafted:
         after_drafting = _factor([(s.forward_s, fixed_s + plain_factor * s.profile_s) for s in drafted])
@@ -75,10 +77,13 @@ def fit_profile(record: FidelityRecord, like: ServedRun | None = None) -> Served
     costs = dict(record.profile.drafters)
     calls = [draft for step in drafted for draft in step.drafts]
     for name, cost in record.profile.drafters.items():
-        own = [draft for draft in calls if draft.drafter == name] or calls
+        own = [draft for draft in calls if draft.drafter == name]
+        # Who was hardly asked is as much slower than its profile as the others: it would be taken for the
+        # fastest else, and asked.
+        own = own if len(own) >= LEAST_SAMPLES else calls
         if len(own) >= LEAST_SAMPLES:
-            factors[name] = _factor([(draft.seconds, draft_seconds(cost, draft)) for draft in own])
-            costs[name] = scaled(cost, factors[name])
+            factors[name] = _factor([(d.seconds, draft_seconds(costs[d.drafter], d)) for d in own])
+    costs |= {name: scaled(costs[name], factors[name]) for name in costs if name in factors}
     trips = _trips(plain, drafted)
     logs = [
         np.log(s.forward_s / ((fixed_s + s.profile_s * plain_factor) * (after_drafting if s.drafts else 1.0)))
