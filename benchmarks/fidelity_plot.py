@@ -17,6 +17,8 @@ _PANELS = (
     ("attainment", "attainment"),
     ("goodput_tokens_s", "goodput, tokens/s"),
 )
+# With "own costs" what forwards took is that of the test itself.
+_KINDS = (("served", "-", "o"), ("simulated", "--", "x"), ("own costs", ":", "+"))
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
@@ -29,11 +31,11 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
             for policy, colour in zip(policies, COLOURS, strict=False):
                 held = [point for point in result["points"] if point["policy"] == policy]
                 loads = [point["load"] for point in held]
-                for kind, style, marker, column in (("served", "-", "o", 0), ("simulated", "--", "x", 1)):
+                for column, (kind, style, marker) in enumerate(_KINDS):
                     means = [point["figures"][name][kind] for point in held]
                     axes.plot(loads, means, style, color=colour, label=f"{policy}, {kind}")
                     for point in held:
-                        each = [pair[column] for pair in point["figures"][name]["by seed"]]
+                        each = [found[column] for found in point["figures"][name]["by seed"]]
                         axes.plot([point["load"]] * len(each), each, marker, color=colour, markersize=4)
             axes.set_xlabel("load, share of saturation")
             axes.set_ylabel(label)

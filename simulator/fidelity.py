@@ -62,6 +62,8 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         policy, load, seed: of the run.
         served, simulated: figures by name, those of `FIGURES` and `STEP_FIGURES`.
+        own_costs: simulated with what forwards took in the test itself. What is wrong here is wrong in the
+            simulation; what is wrong besides in `simulated` is that the machine was not as fast as before.
     """
 
     policy: str
@@ -69,6 +71,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     served: dict[str, float]
     simulated: dict[str, float]
+    own_costs: dict[str, float]
 
 
 def compare(record: FidelityRecord) -> dict[str, Any]:
@@ -90,6 +93,7 @@ def compare(record: FidelityRecord) -> dict[str, Any]:
             seed=run.seed,
             served=served_figures(run),
             simulated=simulate_run(record, run, fits[_point(run)], acceptance),
+            own_costs=simulate_run(record, run, _own_fit(record, run), acceptance),
         )
         for run in runs
     ]
@@ -98,6 +102,7 @@ def compare(record: FidelityRecord) -> dict[str, Any]:
             name: {
                 "factors": fitted.factors,
                 "fixed_s": fitted.fixed_s,
+                "bend": fitted.bend,
                 "trips": msgspec.to_builtins(fitted.profile.trips),
                 "jitter": fitted.jitter,
                 "num_steps": fitted.num_steps,
@@ -244,14 +249,23 @@ def points(compared: Sequence[Compared]) -> list[dict[str, Any]]:
         for name in (*FIGURES, *STEP_FIGURES):
             was = float(np.mean([one.served[name] for one in held]))
             said = float(np.mean([one.simulated[name] for one in held]))
+            own = float(np.mean([one.own_costs[name] for one in held]))
             figures[name] = {
                 "served": was,
                 "simulated": said,
                 "error": said / was - 1.0 if was else None,
-                "by seed": [[one.served[name], one.simulated[name]] for one in held],
+                "own costs": own,
+                "error with own costs": own / was - 1.0 if was else None,
+                "by seed": [[one.served[name], one.simulated[name], one.own_costs[name]] for one in held],
             }
         found.append({"policy": policy, "load": load, "seeds": len(held), "figures": figures})
     return found
+
+
+def _own_fit(record: FidelityRecord, run: ServedRun) -> ServedProfile:
+    """The machine as it was during the run."""
+    itself = msgspec.structs.replace(run, phase=CALIBRATION)
+    return fit_profile(msgspec.structs.replace(record, runs=[itself]))
 
 
 def _point(run: ServedRun) -> str:

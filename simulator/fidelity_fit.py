@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,11 @@ Float64 = NDArray[np.float64]
 
 # Steps that took this many times their median in relation to the fit met something else on the machine.
 OUTLIER = 20.0
+# Forwards longer than this many of the smallest one take less of what other processes cost: they wait for
+# arithmetic, which is their core's own, and small ones for memory, which is shared.
+BEND = 4.0
+# How strongly the two slopes are taken to be the same where the samples do not tell them apart.
+_SAME_SLOPE = 0.03
 LEAST_SAMPLES = 20
 _COEFFICIENTS = ("alpha", "beta", "gamma", "rho", "delta", "gamma_knee")
 
@@ -32,6 +38,7 @@ class ServedProfile(msgspec.Struct, frozen=True, kw_only=True):
         jitter: standard deviation of the logarithm of a forward's time around its fit.
         factors: of the profile's times that forwards took: of the target without and with drafts in the
             batch, and of each drafter.
+        bend: what goes beyond `BEND` of the target's smallest forwards took so many times the factor.
         fixed_s: what a forward of the target took on top, whatever was in it.
         num_steps: seen.
         error: mean relative difference between an iteration's fitted and real length, positive if the fit is
@@ -42,6 +49,7 @@ class ServedProfile(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float
     factors: dict[str, float]
     fixed_s: float
+    bend: float
     num_steps: int
     error: float
 
@@ -69,14 +77,15 @@ def fit_profile(record: FidelityRecord, like: ServedRun | None = None) -> Served
     # Prompts make the large forwards: fitted to those of decoding alone, the line is wrong for them.
     sampled = [(seconds, told) for step in steps for told, seconds in step.prompts]
     sampled += [(s.forward_s, s.profile_s) for s in (plain if len(plain) >= LEAST_SAMPLES else steps)]
-    fixed_s, plain_factor = _fixed_and_factor(sampled)
+    line = _line_of(sampled, _bend_s(record.profile.target))
     after_drafting = 1.0
     if drafted:
-        after_drafting = _factor([(s.forward_s, fixed_s + plain_factor * s.profile_s) for s in drafted])
+        after_drafting = _factor([(s.forward_s, line.seconds(s.profile_s)) for s in drafted])
+    plain_factor = line.factor
     factors = {"target": plain_factor, "target after drafting": after_drafting * plain_factor}
     costs = dict(record.profile.drafters)
     calls = [draft for step in drafted for draft in step.drafts]
-    for name, cost in record.profile.drafters.items():
+    for name in costs:
         own = [draft for draft in calls if draft.drafter == name]
         # Who was hardly asked is as much slower than its profile as the others: it would be taken for the
         # fastest else, and asked.
@@ -86,19 +95,18 @@ def fit_profile(record: FidelityRecord, like: ServedRun | None = None) -> Served
     costs |= {name: scaled(costs[name], factors[name]) for name in costs if name in factors}
     trips = _trips(plain, drafted)
     logs = [
-        np.log(s.forward_s / ((fixed_s + s.profile_s * plain_factor) * (after_drafting if s.drafts else 1.0)))
+        np.log(s.forward_s / (line.seconds(s.profile_s) * (after_drafting if s.drafts else 1.0)))
         for s in steps
     ]
     # Robust: the middle two thirds of a normal distribution lie within one standard deviation.
     low, high = np.quantile(logs, [0.159, 0.841])
-    target = scaled(record.profile.target, plain_factor)
     profile = HardwareProfile(
         name="this-machine",
         target="as configured",
         hardware=str(record.environment.get("processor", "")),
         source="measured on a running cell",
         error="",
-        cost=msgspec.structs.replace(target, delta=target.delta + fixed_s),
+        cost=_bent(record.profile.target, line),
         num_slots=record.num_slots,
         max_tokens=record.max_tokens,
         drafters={
@@ -114,9 +122,10 @@ def fit_profile(record: FidelityRecord, like: ServedRun | None = None) -> Served
         profile=profile,
         jitter=float(min(0.5, (high - low) / 2)),
         factors={name: round(value, 4) for name, value in factors.items()},
-        fixed_s=fixed_s,
+        fixed_s=line.fixed_s,
+        bend=round(line.beyond / line.factor, 4) if line.factor else 1.0,
         num_steps=len(steps),
-        error=_error(steps, profile, record.profile, factors, fixed_s),
+        error=_error(steps, profile, record.profile, factors, line),
     )
 
 
@@ -146,21 +155,50 @@ def _factor(pairs: Sequence[tuple[float, float]]) -> float:
     return float(kept[:, 0].sum() / kept[:, 1].sum())
 
 
-def _fixed_and_factor(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Seconds on top of, and factor on, what was predicted.
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a forward by those of the profile: a fixed part, a factor up to the bend, one beyond it."""
 
-    By relative errors, so that small forwards count as much as large ones, and then so that the sum is right.
+    fixed_s: float
+    factor: float
+    beyond: float
+    bend_s: float
 
-    Beside other processes, small forwards take longer by another factor than large ones: they wait for
-    memory, which is shared, and large ones for arithmetic.
+    def seconds(self, told: float) -> float:
+        """Of a forward that the profile has for `told` seconds."""
+        return (
+            self.fixed_s + self.factor * min(told, self.bend_s) + self.beyond * max(0.0, told - self.bend_s)
+        )
+
+
+def _line_of(pairs: Sequence[tuple[float, float]], bend_s: float) -> _Line:
+    """Fits pairs of what a forward took and what the profile has for it; the sum is then right.
+
+    By relative errors, so that small forwards count as much as large ones.
     """
     held = np.array([(was, said) for was, said in pairs if said > 0.0])
     ratio = held[:, 0] / held[:, 1]
-    kept = ratio <= OUTLIER * np.median(ratio)
-    columns = np.stack([1.0 / held[kept, 1], np.ones(int(kept.sum()))], axis=1)
-    found, _ = nnls(columns, ratio[kept])
-    fixed_s, factor = found * held[kept, 0].sum() / (found[0] + found[1] * held[kept, 1]).sum()
-    return float(fixed_s), float(factor)
+    was, said = held[ratio <= OUTLIER * np.median(ratio)].T
+    columns = np.stack([np.ones(len(said)), np.minimum(said, bend_s), np.maximum(said - bend_s, 0.0)], axis=1)
+    tie = _SAME_SLOPE * np.sqrt(len(said))
+    rows = np.concatenate([columns / said[:, None], [[0.0, tie, -tie]]])
+    found, _ = nnls(rows, np.append(was / said, 0.0))
+    fixed_s, factor, beyond = (found * was.sum() / (columns @ found).sum()).tolist()
+    return _Line(fixed_s=fixed_s, factor=factor, beyond=beyond, bend_s=bend_s)
+
+
+def _bend_s(cost: LinearCost) -> float:
+    """Where the line bends; nowhere for a profile with a knee: a cost has one."""
+    return math.inf if cost.gamma_knee or not cost.gamma else BEND * cost.seconds(1, 1, 0)
+
+
+def _bent(cost: LinearCost, line: _Line) -> LinearCost:
+    """The cost of such a line, its bend where it is for one short request."""
+    found = scaled(cost, line.factor)
+    if math.isinf(line.bend_s):
+        return msgspec.structs.replace(found, delta=found.delta + line.fixed_s)
+    rows = (line.bend_s - cost.seconds(1, 0, 0)) / cost.gamma
+    less = (line.beyond - line.factor) * cost.gamma
+    return msgspec.structs.replace(found, delta=found.delta + line.fixed_s, gamma_knee=less, knee_tokens=rows)
 
 
 def _trips(plain: Sequence[StepSample], drafted: Sequence[StepSample]) -> Trips:
@@ -199,14 +237,14 @@ def _error(
     profile: HardwareProfile,
     told: CostProfile,
     factors: dict[str, float],
-    fixed_s: float,
+    line: _Line,
 ) -> float:
     was: dict[bool, float] = defaultdict(float)
     fitted: dict[bool, float] = defaultdict(float)
     trips = profile.trips or Trips(verify_s=0.0)
     for step in steps:
         kind = bool(step.drafts)
-        seconds = fixed_s + factors["target"] * step.profile_s
+        seconds = line.seconds(step.profile_s)
         seconds *= profile.after_drafting if kind else 1.0
         seconds += trips.verify_s + trips.verify_request_s * step.num_requests
         if kind:

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from benchmarks.acceptance_table import AcceptanceTable
-from benchmarks.fidelity_record import CALIBRATION, TEST, FidelityRecord, ServedRequest, ServedRun, StepSample
+from benchmarks.fidelity_record import (
+    CALIBRATION,
+    TEST,
+    DraftSample,
+    FidelityRecord,
+    ServedRequest,
+    ServedRun,
+    StepSample,
+)
 from benchmarks.fidelity_steps import newest_step, read_steps
 from cluster.config import DebugConfig, FlotillaConfig
 from cluster.cost_model import CostProfile, LinearCost
@@ -19,7 +27,7 @@ from cluster.recorded_core import newest_decisions
 from cluster.stream_messages import Objective
 from simulator.acceptance import AcceptanceModel, DraftQuality, choices
 from simulator.fidelity import compare, written_profile
-from simulator.fidelity_fit import fit_profile, scaled
+from simulator.fidelity_fit import BEND, draft_seconds, fit_profile, scaled
 from simulator.hardware import DrafterProfile, HardwareProfile, Trips
 from simulator.noise import key_of
 from simulator.recorded import RecordedAcceptance
@@ -203,6 +211,7 @@ def test_simulating_a_known_machine_gives_what_it_served(record: FidelityRecord)
         figures = point["figures"]
         for name in ("latency_ms", "tpot_ms", "step_ms", "goodput_tokens_s"):
             assert abs(figures[name]["error"]) < 0.1, (point["policy"], name, figures[name])
+            assert abs(figures[name]["error with own costs"]) < 0.1, (point["policy"], name, figures[name])
         assert figures["attainment"]["simulated"] == pytest.approx(figures["attainment"]["served"], abs=0.1)
 
 
@@ -229,20 +238,14 @@ def test_a_wrong_machine_is_told_from_the_right_one(record: FidelityRecord) -> N
     )
     (point,) = compare(changed)["points"]
     assert point["figures"]["step_ms"]["error"] < -0.2
+    # The costs of the test itself tell that it is the machine, and not the simulation.
+    assert abs(point["figures"]["step_ms"]["error with own costs"]) < 0.1
 
 
-@pytest.mark.parametrize(("fixed_s", "factor"), [(0.002, 1.2), (0.0, 1.7)])
-def test_what_forwards_take_on_top_is_told_from_a_factor(fixed_s: float, factor: float) -> None:
-    rng = np.random.default_rng(5)
-    said = np.concatenate([np.full(900, 0.004), np.full(100, 0.03)])
-    was = (fixed_s + factor * said) * np.exp(rng.normal(0.0, 0.1, len(said)))
-    step = StepSample(
-        num_requests=1, num_tokens=1, num_committed=1, profile_s=0.0, forward_s=0.0, whole_s=0.0
-    )
-    steps = [
-        msgspec.structs.replace(step, profile_s=float(s), forward_s=float(w), whole_s=float(w))
-        for s, w in zip(said, was, strict=True)
-    ]
+STEP = StepSample(num_requests=1, num_tokens=1, num_committed=1, profile_s=0.0, forward_s=0.0, whole_s=0.0)
+
+
+def calibrated_on(steps: list[StepSample], profile: CostProfile = TOLD) -> FidelityRecord:
     run = ServedRun(
         policy="autoregressive",
         config={},
@@ -253,15 +256,66 @@ def test_what_forwards_take_on_top_is_told_from_a_factor(fixed_s: float, factor:
         requests=[],
         steps=steps,
     )
-    record = FidelityRecord(
+    return FidelityRecord(
         environment={},
-        profile=TOLD,
+        profile=profile,
         num_slots=1,
         max_tokens=1,
         saturation=1.0,
         acceptance_file="",
         runs=[run],
     )
-    fitted = fit_profile(record)
+
+
+def test_a_drafter_that_was_hardly_asked_is_as_slow_as_the_others() -> None:
+    large = scaled(TOLD.drafters["small"], 3.0)
+    told = msgspec.structs.replace(TOLD, drafters={"large": large, "small": TOLD.drafters["small"]})
+    small = DraftSample(drafter="small", num_requests=1, rows=[1, 1], num_context=50, seconds=0.0)
+    took_s = 1.6 * draft_seconds(told.drafters["small"], small)
+    often = msgspec.structs.replace(small, seconds=took_s)
+    once = msgspec.structs.replace(small, drafter="large", seconds=5 * took_s)
+    step = msgspec.structs.replace(STEP, profile_s=0.004, forward_s=0.004, whole_s=0.01)
+    steps = [msgspec.structs.replace(step, drafts=[one]) for one in [often] * 200 + [once]]
+    factors = fit_profile(calibrated_on(steps, told)).factors
+    assert factors["small"] == pytest.approx(1.6, rel=1e-3)
+    assert factors["large"] == pytest.approx(1.6, rel=0.02)
+
+
+def test_forwards_of_prompts_alone_are_told_by_the_step_after_them(record: FidelityRecord) -> None:
+    steps = [step for run in record.runs for step in run.steps]
+    pairs = [pair for step in steps for pair in step.prompts]
+    assert len(pairs) >= 0.2 * sum(len(run.requests) for run in record.runs)
+    told, took = np.array(pairs).T
+    assert float(np.median(took / told)) == pytest.approx(FACTOR, rel=0.03)
+
+
+def test_large_forwards_that_are_slowed_less_bend_the_line() -> None:
+    told = msgspec.structs.replace(TOLD, target=msgspec.structs.replace(TOLD.target, gamma_knee=0.0))
+    bend_s = BEND * told.target.seconds(1, 1, 0)
+    said = [bend_s * share for share in (0.25, 0.3, 0.5, 0.9, 1.5, 2.0, 4.0)] * 50
+    pairs = [(s, 1.4 * min(s, bend_s) + 1.0 * max(0.0, s - bend_s)) for s in said]
+    steps = [msgspec.structs.replace(STEP, profile_s=s, forward_s=w, whole_s=w) for s, w in pairs]
+    fitted = fit_profile(calibrated_on(steps, told))
+    assert fitted.factors["target"] == pytest.approx(1.4, rel=0.03)
+    assert fitted.bend == pytest.approx(1.0 / 1.4, rel=0.03)
+    for rows in (1, 8, 40, 150):
+        profile_s = told.target.seconds(1, rows, 0)
+        took_s = 1.4 * min(profile_s, bend_s) + max(0.0, profile_s - bend_s)
+        assert fitted.profile.cost.seconds(1, rows, 0) == pytest.approx(took_s, rel=0.03)
+
+
+@pytest.mark.parametrize("as_prompts", [False, True])
+@pytest.mark.parametrize(("fixed_s", "factor"), [(0.002, 1.2), (0.0, 1.7)])
+def test_what_forwards_take_on_top_is_told_from_a_factor(
+    fixed_s: float, factor: float, as_prompts: bool
+) -> None:
+    rng = np.random.default_rng(5)
+    said = np.concatenate([np.full(900, 0.004), np.full(100, 0.03)])
+    was = (fixed_s + factor * said) * np.exp(rng.normal(0.0, 0.1, len(said)))
+    pairs = [(float(s), float(w)) for s, w in zip(said, was, strict=True)]
+    num_steps = 900 if as_prompts else len(pairs)
+    steps = [msgspec.structs.replace(STEP, profile_s=s, forward_s=w, whole_s=w) for s, w in pairs[:num_steps]]
+    steps[0] = msgspec.structs.replace(steps[0], prompts=pairs[num_steps:])
+    fitted = fit_profile(calibrated_on(steps))
     assert fitted.fixed_s == pytest.approx(fixed_s, abs=0.0003)
     assert fitted.factors["target"] == pytest.approx(factor, rel=0.06)
