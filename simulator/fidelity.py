@@ -18,7 +18,7 @@ from benchmarks.fidelity_record import (
     ServedRun,
     StepSample,
 )
-from benchmarks.fidelity_steps import read_steps
+from benchmarks.fidelity_steps import newest_step, read_steps
 from cluster.config import FlotillaConfig
 from cluster.recorded_core import newest_decisions
 from simulator.acceptance import DraftQuality, demo_drafters
@@ -168,7 +168,7 @@ def simulate_run(
             cell.submit(request)
         start += one.duration_s + PAUSE_S
     cell.run()
-    num_before = len(_steps(cell))
+    before_test = _newest_step(cell)
     asked = requests_of(run, "test", cell.clock.now + PAUSE_S)
     for request in asked:
         cell.submit(request)
@@ -176,7 +176,7 @@ def simulate_run(
     outcomes = [Outcome.of(request, cell.receipts.get(request.request_id)) for request in asked]
     ended = max((outcome.ended_s or 0.0 for outcome in outcomes), default=0.0)
     figures = figures_of(outcomes, max(1e-9, ended - asked[0].arrival_s + run.requests[0].arrival_s))
-    return figures | step_figures(_steps(cell)[num_before:])
+    return figures | step_figures(_steps_after(cell, before_test))
 
 
 def requests_of(run: ServedRun, name: str, start_s: float) -> list[SimRequest]:
@@ -283,5 +283,10 @@ def _outcome(request: ServedRequest) -> Outcome:
     return Outcome.of(asked, (request.arrival_s + receipt.e2e_ms / 1e3, receipt))
 
 
-def _steps(cell: Cell) -> list[StepSample]:
-    return read_steps(newest_decisions(cell.core, cell.core.config.debug.decisions) or b"")
+def _newest_step(cell: Cell) -> int:
+    return newest_step(newest_decisions(cell.core, 1) or b"")
+
+
+def _steps_after(cell: Cell, step: int) -> list[StepSample]:
+    """Those of the test alone are written out and read: the calibration runs before it are many more."""
+    return read_steps(newest_decisions(cell.core, max(0, _newest_step(cell) - step)) or b"", after=step)
