@@ -40,5 +40,6 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
             axes.set_xlabel("load, share of saturation")
             axes.set_ylabel(label)
             axes.set_ylim(bottom=0)
-        panels[0].legend(fontsize=8)
+        lines = panels[0].get_legend_handles_labels()
+        figure.legend(*lines, loc="outside lower center", ncols=len(policies), fontsize=8)
         figure.savefig(path)
