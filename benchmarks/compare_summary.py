@@ -10,7 +10,8 @@ from benchmarks import compare_outputs, tables
 from benchmarks.compare_plan import PLAIN
 from benchmarks.compare_record import Record
 from benchmarks.compare_statistics import AgainstBest, PolicyFigures, against_best, by_policy, figures
-from benchmarks.compare_tables import best_table, objective_table, step_table, sweep_table
+from benchmarks.compare_tables import best_table, objective_table, paired_table, step_table, sweep_table
+from benchmarks.paired_times import PairedTimes, paired_times
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,15 @@ class PointSummary:
         title: what it stands for, for people.
         policies: figures by policy, in the order asked for.
         against_best: our policies beside the best of the others.
+        paired: the other policies' times against plain decoding's, or the first policy's where that was not
+            run, of the same requests.
     """
 
     key: str
     title: str
     policies: list[PolicyFigures]
     against_best: list[AgainstBest]
+    paired: list[PairedTimes]
 
 
 def summarise(
@@ -45,13 +49,16 @@ def summarise(
     for key in points:
         held = by_policy(record.runs, key)
         others = [label for label in labels if label not in ours]
+        present = [label for label in labels if label in held]
+        reference = PLAIN if PLAIN in present else next(iter(present), "")
         compared = [against_best(label, held, others, PLAIN) for label in ours]
         found.append(
             PointSummary(
                 key=key,
                 title=title_of(record, key),
-                policies=[figures(label, list(held[label].values())) for label in labels if label in held],
+                policies=[figures(label, list(held[label].values())) for label in present],
                 against_best=[entry for entry in compared if entry is not None],
+                paired=[paired_times(label, reference, held) for label in present if label != reference],
             )
         )
     return found
@@ -91,8 +98,11 @@ def show(record: Record, summary: Sequence[PointSummary]) -> None:
         tables.console.print(sweep_table({point.key: point.policies for point in summary}))
     if any(point.against_best for point in summary):
         tables.console.print(best_table({point.key: point.against_best for point in summary}))
+    if any(point.paired for point in summary):
+        tables.console.print(paired_table({point.key: point.paired for point in summary}))
     tables.console.print(
-        "In brackets: 95 % bootstrap intervals over seeds. Steps: seconds of whole decode iterations."
+        "In brackets: 95 % bootstrap intervals over seeds, of paired times over requests. "
+        "Steps: seconds of whole decode iterations."
     )
     errors: dict[str, int] = {}
     for run in record.runs:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from benchmarks.compare_statistics import AgainstBest, Interval, PolicyFigures
+from benchmarks.paired_times import PairedTimes
 from benchmarks.tables import number, percent, plain_table
 
 
@@ -120,6 +121,18 @@ def best_table(found: Mapping[str, Sequence[AgainstBest]]) -> Table:
                 ]
             )
     return plain_table("Beside the best of the other policies, paired by seed", heads, rows)
+
+
+def paired_table(found: Mapping[str, Sequence[PairedTimes]]) -> Table:
+    """Times of the same requests as multiples of one policy's, over the points."""
+    heads = ["at", "policy", "over", "requests", "time per token", "first token", "latency"]
+    rows = [
+        [point, entry.policy, entry.reference, f"{entry.num_pairs:,}"]
+        + [with_interval(each, 2) for each in (entry.tpot, entry.ttft, entry.latency)]
+        for point, entries in found.items()
+        for entry in entries
+    ]
+    return plain_table("The same requests, times as multiples of another policy's", heads, rows)
 
 
 def sweep_table(found: Mapping[str, Sequence[PolicyFigures]]) -> Table:

@@ -19,6 +19,7 @@ from benchmarks.compare_record import Record, run_record
 from benchmarks.compare_statistics import against_best, by_policy, figures, mean_of
 from benchmarks.load_client import LoadResult, Outcome
 from benchmarks.objectives import Slo
+from benchmarks.paired_times import paired_times
 from benchmarks.prompts import Prompt
 from benchmarks.workload import BenchRequest
 
@@ -183,3 +184,36 @@ def test_tables_and_plots_of_a_sweep_are_drawn(tmp_path: Path, capsys: pytest.Ca
     }
     assert all(path.stat().st_size > 5000 for path in drawn)
     assert json.dumps(compare_summary.to_json(summary))
+
+
+def test_times_of_the_same_requests_are_paired_whatever_their_order() -> None:
+    """Twice, three times and half as slow; one that failed with the other policy is left out."""
+    plain, other = (
+        run_of("autoregressive", 0, [4.0, 6.0, 10.0, 5.0]),
+        run_of("flotilla", 0, [8.0, 18.0, 5.0, 1.0]),
+    )
+    plain["requests"]["arrival_s"] = other["requests"]["arrival_s"] = [0.5, 1.0, 1.0, 2.0]
+    plain["requests"]["domain"] = other["requests"]["domain"] = ["chat", "code", "code", "chat"]
+    plain["requests"]["error"][3] = "queue_full: too many"
+    other["requests"] = {
+        name: [column[place] for place in (3, 1, 2, 0)] for name, column in other["requests"].items()
+    }
+    found = paired_times(
+        "flotilla", "autoregressive", {"autoregressive": {0: plain}, "flotilla": {0: other, 1: plain}}
+    )
+    assert found.num_pairs == 3
+    assert found.tpot.mean == pytest.approx((2.0 * 3.0 * 0.5) ** (1 / 3))
+    assert found.tpot.low is not None
+    assert 0.5 <= found.tpot.low < found.tpot.mean
+    assert found.ttft.mean == pytest.approx(1.0)
+    # 10 ms to the first of 11 tokens.
+    assert found.latency.mean == pytest.approx((90 / 50 * 190 / 70 * 60 / 110) ** (1 / 3))
+
+
+def test_without_a_pair_there_is_no_ratio() -> None:
+    runs = {
+        "autoregressive": {0: run_of("autoregressive", 0, [4.0])},
+        "flotilla": {1: run_of("flotilla", 1, [4.0])},
+    }
+    found = paired_times("flotilla", "autoregressive", runs)
+    assert (found.num_pairs, found.tpot.mean) == (0, None)
