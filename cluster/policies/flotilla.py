@@ -38,6 +38,8 @@ URGENT_LOGP = math.log(0.2)
 SMOOTHING = 0.1
 # Up to so many requests, depth is left to the drafter's confidence.
 FEW_REQUESTS = 4
+# However many steps have prompts in them: what a step costs beside them is never quite nothing.
+MOST_ON_PROMPTS = 0.99
 # A path surer than this is always worth a forward.
 MOST_CERTAIN = 0.9
 NO_DRAFT = DraftPlan(depth=0)
@@ -231,4 +233,4 @@ def _spent_on_prompts(context: StepContext, *, drafted: bool) -> float:
     As long as there are steps without prompts, those are what drafts save: hence the square.
     """
     fixed_s = context.cost.verify_fixed_seconds(drafted=drafted) + context.plain_overhead_s
-    return context.prompt_share**2 * fixed_s
+    return min(context.prompt_share**2, MOST_ON_PROMPTS) * fixed_s

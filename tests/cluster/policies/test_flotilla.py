@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from cluster.config import PolicyConfig
+from cluster.cost_model import CostModel, CostProfile, LinearCost
 from cluster.policies.flotilla import PROBE_DEPTH, Flotilla
+from engine.tree import TokenTree
 from tests.cluster.policies.batches import context, request
 
 
@@ -39,6 +43,20 @@ def test_what_prompts_pay_for_is_not_saved_by_drafts() -> None:
     alone = context(draft_s=3e-4, token_s=3e-4, verify_s=5e-3)
     assert all(plan.depth > 0 for plan in policy.plan(batch, alone))
     assert all(plan.depth == 0 for plan in policy.plan(batch, replace(alone, prompt_share=1.0)))
+
+
+@pytest.mark.parametrize("drafter", ["", "small"])
+def test_a_step_that_is_all_fixed_cost_and_always_has_prompts_is_planned(drafter: str) -> None:
+    """Rows cost nothing, as on a large machine far from its knee: decoding seems to take no time at all."""
+    policy = Flotilla(PolicyConfig(max_depth=6))
+    profile = CostProfile(target=LinearCost(delta=1e-2), drafters={"small": LinearCost(delta=3e-4)})
+    free = replace(context(), cost=CostModel(profile), draft_s=0.0, prompt_share=1.0)
+    max_draft = 6 if drafter else 0
+    batch = [request("r", drafter=drafter, max_draft=max_draft, rate=0.7)]
+    (plan,) = policy.plan(batch, free)
+    assert 0 <= plan.depth <= max_draft
+    (nodes,) = policy.select(batch, [TokenTree.root_only(1)], free)
+    assert nodes.tolist() == [0]
 
 
 def test_it_rests_also_where_no_drafter_has_read_the_prompts() -> None:
