@@ -296,7 +296,9 @@ class DecisionLog:
         self._unwritten.clear()
         if with_header:
             self._written.clear()
-        return self._lines(steps, self._written, with_header=with_header)
+        # Those still open come later in the same file, whatever calls they began with.
+        coming = [order for step in self._open for order in step.record.orders]
+        return self._lines(steps, self._written, with_header=with_header, coming=coming)
 
     def dump(self, limit: int) -> list[bytes]:
         """A record of the newest `limit` steps kept, complete in itself."""
@@ -304,11 +306,17 @@ class DecisionLog:
         return self._lines(steps, set(), with_header=True)
 
     def _lines(
-        self, steps: Sequence[Closed], written: set[tuple[str, int]], *, with_header: bool
+        self,
+        steps: Sequence[Closed],
+        written: set[tuple[str, int]],
+        *,
+        with_header: bool,
+        coming: Sequence[int] = (),
     ) -> list[bytes]:
         lines = []
         if with_header:
-            first = min((order for record, _ in steps for order in record.orders), default=self._next_order)
+            orders = [*coming, *(order for record, _ in steps for order in record.orders)]
+            first = min(orders, default=self._next_order)
             lines.append(encode_entry(replace(self._header, first_call=first)))
         for record, tables in steps:
             for key, table in tables.items():
