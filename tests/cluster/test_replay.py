@@ -229,9 +229,8 @@ def live(world: World, events: int) -> None:
     world.core.reflect()
 
 
-# The target is lost while it verifies, and who was verified is cancelled: the step is over all the same.
+# The target is lost with a step whose requests are cancelled; a first step is written after later ones.
 @example(seed=89538, policy="specserve", micro_batches=1, num_slots=220)
-# A step that began with the first calls is written after the file was begun with later ones.
 @example(seed=9536, policy="specserve", micro_batches=1, num_slots=220)
 @settings(max_examples=40, deadline=None)
 @given(
