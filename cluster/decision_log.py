@@ -243,6 +243,7 @@ class DecisionLog:
         if self._prompt_call is not None and self._prompt_call[0] == result.call_id:
             self._prompt_call[1].actual = result.forward_seconds
             self._prompts.append(self._prompt_call[1])
+            self._prompt_call = None
             return
         step = next((one for one in self._open if one.verify_call == result.call_id), None)
         if step is None:
@@ -266,6 +267,7 @@ class DecisionLog:
 
     def target_lost(self) -> None:
         """What it was asked to verify is not answered any more: those steps are over."""
+        self._prompt_call = None
         for step in [one for one in self._open if one.verify_call >= 0]:
             self._close(step)
 

@@ -33,27 +33,21 @@ from simulator.workloads import SimRequest
 
 # Between runs the cell is idle for so long.
 PAUSE_S = 1.0
-# What is compared, with the places its figures are shown with.
-FIGURES = {
-    "latency_ms": 1,
-    "ttft_ms": 1,
-    "tpot_ms": 2,
-    "attainment": 3,
-    "goodput_tokens_s": 1,
-}
-STEP_FIGURES = {
-    "drafted_share": 2,
-    "requests_per_step": 2,
-    "tokens_per_request_step": 3,
-    "rows_per_request_step": 3,
-    "rate": 2,
-    "planned_depth": 2,
-    "told_step_ms": 2,
-    "step_ms": 2,
-    "forward_ms": 2,
-    "draft_ms": 2,
-    "beside_ms": 2,
-}
+# What is compared, of requests and of steps.
+FIGURES = ("latency_ms", "ttft_ms", "tpot_ms", "attainment", "goodput_tokens_s")
+STEP_FIGURES = (
+    "drafted_share",
+    "requests_per_step",
+    "tokens_per_request_step",
+    "rows_per_request_step",
+    "rate",
+    "planned_depth",
+    "told_step_ms",
+    "step_ms",
+    "forward_ms",
+    "draft_ms",
+    "beside_ms",
+)
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
