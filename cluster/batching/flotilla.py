@@ -31,6 +31,9 @@ LEAST_CHUNK = 8
 # A prompt that has waited for so many seconds is computed whatever it costs the others: no queue of prompts
 # forms, and short bursts are smoothed.
 PROMPT_PATIENCE_S = 0.3
+# Nor does it wait longer than the tightest TPOT objective for whose sake it waits allows for so many tokens:
+# where a token takes milliseconds, that bound would be a whole answer.
+PATIENCE_TOKENS = 12
 # Of its time to the first token a prompt waits no larger share for the sake of others.
 PATIENCE_SHARE = 0.1
 # How much later a deadline counts by the seconds of prefill it still takes: of two prompts that can both be
@@ -119,15 +122,15 @@ class Flotilla:
     ) -> list[Chunk]:
         """Prompts by deadline, as many tokens as no running request's TPOT objective is broken by.
 
-        Once a prompt has waited for `PROMPT_PATIENCE_S` there is no such limit, and beside drafting only what
-        fits into the time until the drafts are in.
+        Once a prompt has waited for its patience, `PROMPT_PATIENCE_S` at most, there is no such limit, and
+        beside drafting only what fits into the time until the drafts are in.
         """
         if not prefilling:
             return []
         ordered = sorted(prefilling, key=lambda r: _order(r, context))
         if awaits_drafts(verifying, running, context):
             limit_s = context.draft_left_s
-        elif any(context.now - request.arrived >= _patience_s(request) for request in prefilling):
+        elif _is_impatient(prefilling, running, context):
             limit_s = INFINITE
         else:
             limit_s = call_limit_s(verifying, num_rows, running, context)
@@ -147,10 +150,15 @@ class Flotilla:
         return chunks
 
 
-def _patience_s(request: Request) -> float:
-    """How long the prompt waits, at most, so that nobody's TPOT objective is broken."""
-    ttft_ms = request.pace.ttft_ms
-    return PROMPT_PATIENCE_S if ttft_ms is None else min(PROMPT_PATIENCE_S, PATIENCE_SHARE * ttft_ms / 1e3)
+def _is_impatient(prefilling: Sequence[Request], running: Collection[Request], context: BatchContext) -> bool:
+    """Whether a prompt has waited as long as it does, at most, so that nobody's TPOT objective is broken."""
+    waited_s = [(context.now - request.arrived, request.pace.ttft_ms) for request in prefilling]
+    tightest_s = min((tpot_s(r) for r in running if r.state in DECODING), default=INFINITE)
+    patience_s = min(PROMPT_PATIENCE_S, PATIENCE_TOKENS * tightest_s)
+    return any(
+        waited >= (patience_s if ttft_ms is None else min(patience_s, PATIENCE_SHARE * ttft_ms / 1e3))
+        for waited, ttft_ms in waited_s
+    )
 
 
 def call_limit_s(

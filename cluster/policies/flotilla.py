@@ -82,6 +82,10 @@ class Flotilla:
                 self._rest_until = context.step + rest
                 self._rest_requests = max(FEW_REQUESTS + 1, int(REST_SHARE * n))
             return [NO_DRAFT] * n
+        if depth == 0:
+            # Who is in need drafts whatever it costs. Beside that, drafts of the others pay sooner: what
+            # drafting takes besides their own rows is spent.
+            depth, goodput = self._best_depth(batch, 1, context, is_drafted=True)
         # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
         added_s = context.cost.verify_added_seconds(n, n * max(1, depth), batch.num_context / n)
         least = goodput * float(added_s.mean())
@@ -181,8 +185,17 @@ class Flotilla:
         self._predicted_s += SMOOTHING * (predicted_s - self._predicted_s)
         self._drafting_s += SMOOTHING * (context.draft_s - self._drafting_s)
 
-    def _best_depth(self, batch: DecodeBatch, width: int, context: StepContext) -> tuple[int, float]:
-        """Depth with the highest predicted goodput (SmartSpec's objective) and that goodput."""
+    def _best_depth(
+        self, batch: DecodeBatch, width: int, context: StepContext, *, is_drafted: bool = False
+    ) -> tuple[int, float]:
+        """Depth with the highest predicted goodput (SmartSpec's objective) and that goodput.
+
+        Args:
+            batch: the requests.
+            width: beam width.
+            context: costs above all.
+            is_drafted: whether to choose among depths from 1 on, as somebody drafts in any case.
+        """
         n, deepest, cost = len(batch), self._config.max_depth, context.cost
         num_context, rates = batch.num_context, batch.drafted_rates
         depths = np.arange(1, deepest + 1)[:, None]
@@ -200,7 +213,8 @@ class Flotilla:
         expected = [float(n), *(n + np.add.reduce(gain * worth, axis=1).cumsum()).tolist()]
         drafted = [0.0, *np.add.reduce(rows, axis=1, dtype=np.float64).cumsum().tolist()]
         plain_s = cost.verify_seconds(n, n, num_context) + context.plain_overhead_s
-        best_depth, best = 0, n / (plain_s - _spent_on_prompts(context, drafted=False))
+        plain = n / (plain_s - _spent_on_prompts(context, drafted=False))
+        best_depth, best = 0, 0.0 if is_drafted else plain
         drafts_s = [
             cost.draft_seconds_by_depth(name, count, width, deepest, tokens)
             for name, (count, tokens) in load.items()
@@ -216,7 +230,7 @@ class Flotilla:
             goodput = expected[depth] / step_s
             if goodput > best:
                 best_depth, best = depth, goodput
-        return best_depth, best
+        return best_depth, best or plain
 
     @staticmethod
     def _cheap(layer_s: dict[str, float], context: StepContext) -> set[str]:

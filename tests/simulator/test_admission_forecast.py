@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.config import FlotillaConfig
-from cluster.headroom import FIRST
+from cluster.headroom import FIRST, MOST
 from cluster.promises import NEAR_S
 from cluster.stream_messages import Objective, Receipt, Terms
 from simulator import hardware, systems, workloads
@@ -68,40 +68,53 @@ def test_predictions_come_true(rate: float, ttft_error: float, tpot_error: float
     assert error("e2e_ms") < e2e_error
 
 
-def test_coming_back_when_told_succeeds() -> None:
-    """A burst of others makes those with an objective come back; most are taken then, and meet it."""
+def burst(seed: int) -> Watched:
+    """A cell that met a burst without objectives, and 40 requests refused rather than served late."""
     cell = Watched(systems.parse("flotilla"), returns=True)
-    objective = Objective(tpot_ms=1.2 * BASELINE_MS)
-    for request in mix(100, 100.0, objective=Objective()):
+    for request in mix(100, 100.0, seed=2 * seed, objective=Objective()):
         cell.submit(request)
-    asking = mix(40, 4.0, seed=1, objective=objective, on_miss="reject", prefix="p")
-    for request in asking:
+    objective = Objective(tpot_ms=1.2 * BASELINE_MS)
+    for request in mix(40, 4.0, seed=2 * seed + 1, objective=objective, on_miss="reject", prefix="p"):
         cell.submit(request)
     cell.run()
-    refused = {name for name in cell.rejections if not name.endswith(" again")}
-    again = {name for name in cell.rejections if name.endswith(" again")}
-    assert len(refused) >= 10
-    assert {cell.rejections[name].code for name in refused} == {"saturated"}
-    assert len(again) <= 0.2 * len(refused)
-    earliest = min(request.arrival_s for name, request in cell.requests.items() if name.endswith(" again"))
-    for name in refused:
-        told = cell.rejections[name]
-        assert told.retry_after_s is not None
-        assert 1.0 <= told.retry_after_s <= 60.0
-        assert told.predicted is not None
-        # Once those who were told to come back are due, room is kept for them.
-        is_due = cell.requests[name].arrival_s + NEAR_S >= earliest
-        beyond = 1.0 - FIRST if is_due else 1.1
-        assert told.predicted.tpot_ms > beyond * 1.2 * BASELINE_MS
-    tpots = [r.tpot_ms for name, (_, r) in cell.receipts.items() if name.startswith("p") and r.tpot_ms]
-    assert np.mean([tpot <= 1.2 * BASELINE_MS for tpot in tpots]) > 0.8
+    return cell
+
+
+def test_coming_back_when_told_succeeds() -> None:
+    """A burst of others makes those with an objective come back; most are taken then, and meet it."""
+    num_refused = num_again = 0
+    met: list[bool] = []
+    waits: list[float] = []
+    beside_returning: list[float] = []
+    for cell in map(burst, range(8)):
+        refused = {name for name in cell.rejections if not name.endswith(" again")}
+        again = {name for name in cell.rejections if name.endswith(" again")}
+        num_refused, num_again = num_refused + len(refused), num_again + len(again)
+        assert len(refused) >= 10
+        assert {cell.rejections[name].code for name in refused} == {"saturated"}
+        earliest = min(r.arrival_s for name, r in cell.requests.items() if name.endswith(" again"))
+        for name in refused:
+            told = cell.rejections[name]
+            assert told.retry_after_s is not None
+            assert 1.0 <= told.retry_after_s <= 60.0
+            assert told.predicted is not None
+            # Once those who were told to come back are due, room is kept for them.
+            is_due = cell.requests[name].arrival_s + NEAR_S >= earliest
+            assert told.predicted.tpot_ms > (1.0 - MOST if is_due else 1.1) * 1.2 * BASELINE_MS
+            if is_due:
+                beside_returning.append(told.predicted.tpot_ms)
+            waits.append(told.retry_after_s)
+        receipts = [receipt for name, (_, receipt) in cell.receipts.items() if name.startswith("p")]
+        met += [receipt.tpot_ms <= 1.2 * BASELINE_MS for receipt in receipts if receipt.tpot_ms]
+        # Nobody that did not ask for it is refused, and nothing taken is lost.
+        assert all(f"r{number}" in cell.receipts for number in range(100))
+        assert len(cell.receipts) == 140 - len(again)
+    assert num_again <= 0.2 * num_refused
+    assert np.mean(np.array(beside_returning) > (1.0 - FIRST) * 1.2 * BASELINE_MS) > 0.95
+    assert np.mean(met) > 0.8
     # Nobody is sent away for ten times as long as the burst lasts, which is 13 s.
-    waits = [cell.rejections[name].retry_after_s or 0.0 for name in refused]
     assert np.median(waits) < 15.0
     assert max(waits) <= 2.0 * 13.0
-    # Nobody that did not ask for it is refused, and nothing taken is lost.
-    assert all(f"r{number}" in cell.receipts for number in range(100))
-    assert len(cell.receipts) == 140 - len(again)
 
 
 def test_coming_back_after_a_burst_of_prompts_succeeds() -> None:
