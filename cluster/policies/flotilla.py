@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cluster.config import PolicyConfig
 from cluster.forest import Forest
 from cluster.policies.base import DecodeRequest, Int32, StepContext, clip
 from cluster.policies.decode_batch import DecodeBatch
+from cluster.policies.depth_tokens import tokens_by_depth
 from cluster.policies.horizon import quantile
 from cluster.policies.triage import Float64, chain_rows, needs
 from cluster.selection import marginal_goodput, slo_customized
@@ -25,11 +25,8 @@ PROBE_INTERVAL, PROBE_DEPTH = 64, 3
 # than this share of them by then.
 REST_STEPS, REST_WITH_OBJECTIVES = 16, 4
 REST_SHARE = 0.8
-# Drafts less likely accepted than this are not counted on when depth is planned.
-LEAST_CHANCE = 0.1
 # A drafter is cheap if drafting a token takes less than this share of verifying it, as looking it up does.
-# What it proposes can all be drafted and the sure part verified: so often is that right.
-CHEAP_SHARE, PRECISION = 0.25, 0.7
+CHEAP_SHARE = 0.25
 # Share of a drafter's wrong first choices where its second is right.
 SECOND_CHOICE = 0.4
 # For a request in need, drafting goes on down to a path of this chance.
@@ -197,21 +194,9 @@ class Flotilla:
             is_drafted: whether to choose among depths from 1 on, as somebody drafts in any case.
         """
         n, deepest, cost = len(batch), self._config.max_depth, context.cost
-        num_context, rates = batch.num_context, batch.drafted_rates
-        depths = np.arange(1, deepest + 1)[:, None]
-        gain = np.where(batch.limits >= depths, rates**depths, 0.0)  # [depths, requests]
-        # Selection will drop drafts that have little chance this deep, and what cheap drafters are unsure of.
-        worth = gain > LEAST_CHANCE
-        load = batch.load
+        num_context, load = batch.num_context, batch.load
         layer_s = {name: cost.draft_layer_seconds(name, 1, width) for name in load}
-        cheap = self._cheap(layer_s, context)
-        rows: NDArray[np.float64] | NDArray[np.bool_] = worth
-        if cheap:
-            is_cheap = np.array([request.drafter in cheap for request in batch])
-            rows = worth * np.where(is_cheap, np.minimum(gain / PRECISION, 1.0), 1.0)
-        # By depth from 0, as plain numbers: one is looked at after the other.
-        expected = [float(n), *(n + np.add.reduce(gain * worth, axis=1).cumsum()).tolist()]
-        drafted = [0.0, *np.add.reduce(rows, axis=1, dtype=np.float64).cumsum().tolist()]
+        expected, drafted = tokens_by_depth(batch, deepest, self._cheap(layer_s, context))
         plain_s = cost.verify_seconds(n, n, num_context) + context.plain_overhead_s
         plain = n / (plain_s - _spent_on_prompts(context, drafted=False))
         best_depth, best = 0, 0.0 if is_drafted else plain

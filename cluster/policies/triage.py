@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +19,8 @@ Float64 = NDArray[np.float64]
 
 # Step lengths tried, as multiples of a step that verifies the roots alone.
 LENGTHS = np.geomspace(1.0, 4.0, 12)
+# So few requests are looked at one by one in less time than all at once.
+FEW_REQUESTS = 8
 
 
 def needs(
@@ -43,6 +48,8 @@ def needs(
     required = required_by(batch, context.step_s, z)
     if not np.count_nonzero(required):
         return required
+    if n <= FEW_REQUESTS:
+        return _needs_of_few(batch, required.tolist(), context, max_depth, beside_s)
     pace = required / context.step_s
     rates = batch.drafted_rates
     reach = chain_tokens(rates, np.minimum(batch.limits, max_depth))
@@ -64,6 +71,58 @@ def needs(
     served = rows[best].argsort(kind="stable")[: counts[best]]
     kept[served] = need[best, served]
     return kept
+
+
+def _needs_of_few(
+    batch: DecodeBatch, required: list[float], context: StepContext, max_depth: int, beside_s: float
+) -> Float64:
+    """The same as `needs`, in plain numbers; the first step long enough for all in need ends the search."""
+    n = len(batch)
+    roots_s = beside_s + context.cost.verify_seconds(n, n, batch.num_context, drafted=True)
+    added_s = context.cost.verify_added_seconds(n, n * max_depth, batch.num_context / n).tolist()
+    until_s = [roots_s, *(roots_s + seconds for seconds in accumulate(added_s))]
+    rates = batch.drafted_rates.tolist()
+    in_need = []
+    for place, tokens in enumerate(required):
+        if tokens > 0.0:
+            rate = rates[place]
+            longest = min(batch[place].max_draft, max_depth)
+            reach = (1.0 - rate ** (longest + 1)) / (1.0 - rate)
+            in_need.append((place, tokens / context.step_s, rate, reach))
+    kept: list[tuple[int, float]] = []
+    most_served = -1
+    for length in LENGTHS[::-1].tolist():
+        length_s = roots_s * length
+        chains = []
+        for place, pace, rate, reach in in_need:
+            need = pace * length_s
+            if need <= reach:
+                chains.append((_rows_of_chain(rate, need), place, need))
+        chains.sort()
+        left = bisect_right(until_s, length_s) - 1
+        served = []
+        for rows, place, need in chains:
+            if rows > left:
+                break
+            left -= rows
+            served.append((place, need))
+        if len(served) > most_served:
+            kept, most_served = served, len(served)
+        if most_served == len(in_need):
+            break
+    found = np.zeros(n)
+    for place, need in kept:
+        found[place] = need
+    return found
+
+
+def _rows_of_chain(rate: float, required: float) -> int:
+    """`chain_rows` of one request."""
+    if required <= 1.0:
+        return 0
+    left = max(1.0 - required * (1.0 - rate), 1e-12)
+    rows = math.log(left) / math.log(max(rate, 1e-12)) - 1.0
+    return math.ceil(max(rows - 1e-9, 0.0))
 
 
 def chain_rows(rates: Float64, required: Float64) -> Float64:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from cluster.admission import Room
 from cluster.batching.base import BatchContext
 from cluster.batching.common import tokens_left
-from cluster.batching.flotilla import LEAST_CHUNK, PROMPT_PATIENCE_S
+from cluster.batching.flotilla import LEAST_CHUNK, PATIENCE_TOKENS, PROMPT_PATIENCE_S
 from cluster.batching.registry import make_rule
 from cluster.batching.slack import MARGIN
 from cluster.requests import Request, State
-from tests.cluster.batch_states import NOW, cells, context, ids, of_state, request, requests_in
+from tests.cluster.batch_states import NOW, cells, context, cost, ids, of_state, request, requests_in
 
 FLOTILLA = make_rule("flotilla")
 
@@ -87,13 +87,20 @@ def test_a_deadline_that_cannot_be_met_any_more_gives_way_to_one_that_can() -> N
     assert ids(FLOTILLA.admit([late, due], [], context(max_running=1)).admitted) == ["r2"]
 
 
-def test_a_prompt_that_has_waited_is_computed_at_any_cost() -> None:
-    verifying = [request(0, State.DRAFTED, tpot_ms=8.0, output=1, decoding_s=0.0)]
-    prompt = request(1, State.PREFILLING, prompt=40, arrived=NOW - 0.01)
-    limits = context(num_committed=1.0)
-    assert FLOTILLA.prefill([prompt], verifying, 1, [*verifying, prompt], limits) == []
-    prompt.arrived = NOW - PROMPT_PATIENCE_S
-    assert FLOTILLA.prefill([prompt], verifying, 1, [*verifying, prompt], limits) == [(prompt, 40)]
+@pytest.mark.parametrize(
+    ("tpot_ms", "ttft_ms", "patience_s"),
+    [(8.0, None, PATIENCE_TOKENS * 8e-3), (8.0, 500.0, 0.05), (60.0, None, PROMPT_PATIENCE_S)],
+)
+def test_a_prompt_that_has_waited_is_computed_at_any_cost(
+    tpot_ms: float, ttft_ms: float | None, patience_s: float
+) -> None:
+    """As long as some tokens of the objective it waits for, a share of its own, and never for long."""
+    verifying = [request(0, State.DRAFTED, tpot_ms=tpot_ms, output=1, decoding_s=0.0)]
+    prompt = request(1, State.PREFILLING, prompt=40, ttft_ms=ttft_ms)
+    limits = context(num_committed=1.0, cost=cost(fixed_s=(0.9 * tpot_ms - 1.6) / 1e3))
+    for waited_s, chunks in ((patience_s - 0.01, []), (patience_s + 1e-6, [(prompt, 40)])):
+        prompt.arrived = NOW - waited_s
+        assert FLOTILLA.prefill([prompt], verifying, 1, [*verifying, prompt], limits) == chunks
 
 
 @pytest.mark.parametrize("rule", ["flotilla", "sarathi", "priority"])

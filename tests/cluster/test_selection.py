@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain, combinations
 
 import numpy as np
@@ -9,9 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster import selection
 from cluster.forest import Forest
 from cluster.selection import ROUNDING, marginal_goodput, slo_customized, throughput_optimized
 from engine.tree import TokenTree
+
+
+@pytest.fixture(autouse=True, scope="module", params=[selection.FEW_NODES, 0], ids=["one by one", "at once"])
+def few_nodes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test with each of the two ways in which nodes are looked at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "FEW_NODES", request.param)
+        yield
 
 
 @st.composite
