@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain, combinations
 
 import numpy as np
@@ -14,14 +13,9 @@ from cluster import selection
 from cluster.forest import Forest
 from cluster.selection import ROUNDING, marginal_goodput, slo_customized, throughput_optimized
 from engine.tree import TokenTree
+from tests.cluster.both_ways import both_ways
 
-
-@pytest.fixture(autouse=True, scope="module", params=[selection.FEW_NODES, 0], ids=["one by one", "at once"])
-def few_nodes(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test with each of the two ways in which nodes are looked at."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "FEW_NODES", request.param)
-        yield
+few_nodes = both_ways(selection, "FEW_NODES", selection.FEW_NODES)
 
 
 @st.composite

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,15 +10,10 @@ from cluster.policies import depth_tokens
 from cluster.policies.base import DecodeRequest
 from cluster.policies.decode_batch import DecodeBatch
 from cluster.policies.depth_tokens import LEAST_CHANCE, PRECISION, tokens_by_depth
+from tests.cluster.both_ways import both_ways
 from tests.cluster.policies.batches import requests
 
-
-@pytest.fixture(autouse=True, scope="module", params=[12, 0], ids=["one by one", "at once"])
-def few_requests(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test with each of the two ways in which requests are looked at."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(depth_tokens, "FEW_REQUESTS", request.param)
-        yield
+few_requests = both_ways(depth_tokens, "FEW_REQUESTS", 12)
 
 
 @given(

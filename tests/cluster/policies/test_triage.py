@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,15 +10,10 @@ from cluster.policies import triage
 from cluster.policies.goodput import chain_tokens
 from cluster.policies.horizon import required_tokens
 from cluster.policies.triage import LENGTHS, chain_rows, needs
+from tests.cluster.both_ways import both_ways
 from tests.cluster.policies.batches import context, request
 
-
-@pytest.fixture(autouse=True, scope="module", params=[12, 0], ids=["one by one", "at once"])
-def few_requests(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test with each of the two ways in which requests are looked at."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triage, "FEW_REQUESTS", request.param)
-        yield
+few_requests = both_ways(triage, "FEW_REQUESTS", 12)
 
 
 @given(
