@@ -34,8 +34,8 @@ def run(
     figures: Annotated[
         list[str] | None, typer.Argument(help="Figures, or the beginning of their names (`spin`), or `all`.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Two seeds and short arrivals.")] = False,
-    seeds: Annotated[str, typer.Option(help="As in 1,2,3; two or three if unset.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Short arrivals.")] = False,
+    seeds: Annotated[str, typer.Option(help="As in 1,2,3; two if unset.")] = "",
     values: Annotated[str, typer.Option(help="Only these values of the axis, parted by commas.")] = "",
     data: Annotated[
         Path | None,
@@ -58,7 +58,7 @@ def run(
     try:
         chosen = choose(figures)
         wanted = tuple(_value(text) for text in values.split(",") if text)
-        scope = Scope(_seeds(seeds, quick=quick), quick, wanted, data, stored)
+        scope = Scope(_seeds(seeds), quick, wanted, data, stored)
     except ValueError as error:
         fail(str(error))
     if data is not None and not (data / "workloads" / "adaserve").is_dir():
@@ -115,9 +115,9 @@ def choose(names: list[str]) -> list[Figure]:
     return [figure for one, figure in FIGURES.items() if any(one.startswith(name) for name in names)]
 
 
-def _seeds(text: str, *, quick: bool) -> tuple[int, ...]:
+def _seeds(text: str) -> tuple[int, ...]:
     if not text:
-        return (1, 2) if quick else (1, 2, 3)
+        return (1, 2)
     return tuple(int(seed) for seed in text.split(","))
 
 
