@@ -31,9 +31,9 @@ LEAST_CHUNK = 8
 # A prompt that has waited for so many seconds is computed whatever it costs the others: no queue of prompts
 # forms, and short bursts are smoothed.
 PROMPT_PATIENCE_S = 0.3
-# Nor does it wait longer than the tightest TPOT objective for whose sake it waits allows for so many tokens:
-# where a token takes milliseconds, that bound would be a whole answer.
-PATIENCE_TOKENS = 12
+# Nor does it wait longer than the tightest TPOT objective for whose sake it waits allows for so many tokens.
+# The work of a prompt is only put off, and who waits for it makes the batches after it larger.
+PATIENCE_TOKENS = 2
 # Of its time to the first token a prompt waits no larger share for the sake of others.
 PATIENCE_SHARE = 0.1
 # How much later a deadline counts by the seconds of prefill it still takes: of two prompts that can both be
@@ -122,19 +122,13 @@ class Flotilla:
     ) -> list[Chunk]:
         """Prompts by deadline, as many tokens as no running request's TPOT objective is broken by.
 
-        Once a prompt has waited for its patience, `PROMPT_PATIENCE_S` at most, there is no such limit, and
-        beside drafting only what fits into the time until the drafts are in.
+        Once a prompt has waited for its patience, `PROMPT_PATIENCE_S` at most, there is no such limit.
         """
-        if not prefilling:
+        if not prefilling or awaits_drafts(verifying, running, context):
             return []
         ordered = sorted(prefilling, key=lambda r: _order(r, context))
-        if awaits_drafts(verifying, running, context):
-            limit_s = context.draft_left_s
-        elif _is_impatient(prefilling, running, context):
-            limit_s = INFINITE
-        else:
-            limit_s = call_limit_s(verifying, num_rows, running, context)
-        if limit_s == INFINITE:
+        limit_s = call_limit_s(verifying, num_rows, running, context)
+        if limit_s == INFINITE or _is_impatient(prefilling, running, context):
             return chunked(ordered, context.chunk_tokens)
         time = CallTime.of(verifying, num_rows, context)
         chunks: list[Chunk] = []
