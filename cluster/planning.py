@@ -12,6 +12,7 @@ import numpy as np
 from cluster.batching.iteration import Iteration
 from cluster.calibration import Calibration
 from cluster.catching_up import catch_up
+from cluster.config import SchedulerConfig
 from cluster.cost_model import CostModel
 from cluster.decode_views import DecodeViews
 from cluster.draft_items import draft_items, has_read
@@ -79,13 +80,15 @@ class Totals:
 class StepPlanner:
     """One step planner for every policy (design, idea 4)."""
 
-    def __init__(self, policy: Policy, cost: CostModel, pool: DrafterPool, draft_ahead: int = 0) -> None:
-        """Plan for `policy`; `draft_ahead` drafters may go on while the target verifies."""
+    def __init__(
+        self, policy: Policy, cost: CostModel, pool: DrafterPool, scheduler: SchedulerConfig
+    ) -> None:
+        """Plan for `policy`; `scheduler.draft_ahead` drafters may go on while the target verifies."""
         self.policy = policy
-        self._draft_ahead = draft_ahead
+        self._draft_ahead = scheduler.draft_ahead or 0
         # A policy that never rests drafts whether it pays or not.
         pool.may_decline = isinstance(policy, Rests)
-        pool.switching.most_at_once = max(1, draft_ahead)
+        pool.switching.most_at_once = max(1, self._draft_ahead)
         self.cost = cost
         self.pool = pool
         self.calibration = Calibration(cost.kinds)
@@ -98,7 +101,7 @@ class StepPlanner:
         self._batch = DecodeBatch()
         self._to_calibrate: list[tuple[list[TokenTree], list[str], list[list[int]]]] = []
         self.overhead = StepOverhead(cost.profile.overhead_s)
-        self._prompt_share = PromptShare()
+        self._prompt_share = PromptShare(scheduler.prefill_chunk)
         self._rests = policy if isinstance(policy, Rests) else None
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
         self._decode_views = DecodeViews(pool, self.heads, self.may_read)
@@ -358,7 +361,6 @@ class StepPlanner:
         self.totals.step_verify_s += forward_s
         self.step_s += SMOOTHING * (iteration.elapsed_s - self.step_s)
         overhead = max(0.0, iteration.slot_s - iteration.draft_s - heads_s - forward_s)
-        self._prompt_share.observe(result)
         drafted = iteration.draft_s > 0.0
         self.overhead.observe(len(result.verdicts), overhead, drafted=drafted)
 

@@ -1,35 +1,37 @@
-"""How many of the next steps will compute prompts, from the steps before and from who is admitted."""
+"""How far prompts fill the steps: of the room a step has for their tokens, the share they take."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from cluster.batching.common import tokens_left
 from cluster.requests import PREFILL, Request
 from cluster.running_mean import RunningMean
-from verifier.messages import VerifyResult
 
-# So many prompts that are not computed yet fill the steps that matter with prompts.
-MANY_PROMPTS = 8
+# Prompts admitted that fill so many steps fill the steps that matter.
+MANY_STEPS = 8
 
 
 @dataclass(slots=True)
 class PromptShare:
-    """Share of steps that have prompts in them.
+    """Share of the steps' room for prompt tokens that is taken.
+
+    A step with room left would have taken more of them: while there is room, a decode step saved is a step
+    saved, however many steps have prompts in them.
 
     Attributes:
-        ahead: expected of the next steps.
+        chunk_tokens: prompt tokens a step has room for.
+        ahead: expected of the next steps, 0 to 1.
     """
 
+    chunk_tokens: int
     ahead: float = 0.0
     _lately: RunningMean = field(default_factory=lambda: RunningMean(0.0))
 
-    def observe(self, result: VerifyResult) -> None:
-        """One step; those that decode nothing do not count."""
-        if result.verdicts:
-            self._lately.follow(float(bool(result.prefills)))
-
     def look(self, running: Collection[Request]) -> None:
-        """Those admitted: a burst of prompts shows here before it shows in the steps."""
-        num_prompts = sum([request.state in PREFILL for request in running])
-        self.ahead = max(self._lately.value, min(1.0, num_prompts / MANY_PROMPTS))
+        """Before each step, at those admitted: a burst of prompts shows here before it shows in the steps."""
+        num_tokens = sum([tokens_left(request) for request in running if request.state in PREFILL])
+        num_steps = num_tokens / self.chunk_tokens
+        self._lately.follow(min(1.0, num_steps))
+        self.ahead = max(self._lately.value, min(1.0, num_steps / MANY_STEPS))

@@ -70,8 +70,8 @@ class StepContext:
         draft_s: predicted seconds of drafting the trees at hand, by the depth they came to (for selection).
         plain_overhead_s, draft_overhead_s: seconds of a step outside forwards and drafting, without and
             with a draft call in it.
-        prompt_share: share of the recent steps that computed prompt tokens, too: what is fixed in those is
-            spent on the prompts whether or not anything is decoded.
+        prompt_share: share of the steps' room for prompt tokens that prompts take: at 1 what is fixed in a
+            step is spent on them whether or not anything is decoded.
         step: number of the step, for policies that probe now and then.
     """
 

@@ -35,7 +35,7 @@ URGENT_LOGP = math.log(0.2)
 SMOOTHING = 0.1
 # Up to so many requests, depth is left to the drafter's confidence.
 FEW_REQUESTS = 4
-# However many steps have prompts in them: what a step costs beside them is never quite nothing.
+# However full of prompts the steps are: what a step costs beside them is never quite nothing.
 MOST_ON_PROMPTS = 0.99
 # A path surer than this is always worth a forward.
 MOST_CERTAIN = 0.9
@@ -227,9 +227,9 @@ class Flotilla:
 def _spent_on_prompts(context: StepContext, *, drafted: bool) -> float:
     """Seconds of a step that decoding does not pay for.
 
-    Weights are read and messages sent for the prompts in a step whether or not it decodes. While every step
-    has some, tokens that drafts save cost next to nothing, and the time of drafting is lost to the prompts.
-    As long as there are steps without prompts, those are what drafts save: hence the square.
+    Weights are read and messages sent for prompts whether or not a step decodes. While they fill every step,
+    tokens that drafts save cost next to nothing, and the time of drafting is lost to the prompts. As long as
+    there is room for more of them in a step, a step saved is saved: hence the power.
     """
     fixed_s = context.cost.verify_fixed_seconds(drafted=drafted) + context.plain_overhead_s
-    return min(context.prompt_share**2, MOST_ON_PROMPTS) * fixed_s
+    return min(context.prompt_share**4, MOST_ON_PROMPTS) * fixed_s

@@ -69,7 +69,7 @@ def test_predictions_come_true(rate: float, ttft_error: float, tpot_error: float
 
 
 def burst(seed: int) -> Watched:
-    """A cell that met a burst without objectives, and 40 requests that are refused rather than served late."""
+    """A cell that met a burst without objectives, and 40 requests refused rather than served late."""
     cell = Watched(systems.parse("flotilla"), returns=True)
     for request in mix(100, 100.0, seed=2 * seed, objective=Objective()):
         cell.submit(request)
