@@ -29,6 +29,8 @@ REST_SHARE = 0.8
 CHEAP_SHARE = 0.25
 # Share of a drafter's wrong first choices where its second is right.
 SECOND_CHOICE = 0.4
+# Of goodput no larger share is given up by drafting for those in need.
+MOST_LOST = 0.02
 # For a request in need, drafting goes on down to a path of this chance.
 URGENT_LOGP = math.log(0.2)
 # Weight of the newest step in what is known of steps beside drafts and their verification.
@@ -69,6 +71,13 @@ class Flotilla:
         depth, goodput = self._best_depth(batch, 1, context)
         need = self._needs(batch, context)
         is_urgent = np.count_nonzero(need > 1.0) > 0
+        if depth == 0 and is_urgent:
+            # Who is in need drafts although it does not pay, and beside that, drafts of the others pay
+            # sooner: what drafting takes besides their own rows is spent. But all of them wait for it.
+            least_depth, drafted = self._best_depth(batch, 1, context, is_drafted=True)
+            is_urgent = drafted >= (1.0 - MOST_LOST) * goodput
+            if is_urgent:
+                depth, goodput = least_depth, drafted
         if depth == 0 and not is_urgent and context.step >= self._next_probe and batch.num_drafting:
             self._next_probe = context.step + PROBE_INTERVAL
             return [DraftPlan(depth=min(PROBE_DEPTH, request.max_draft)) for request in batch]
@@ -79,10 +88,6 @@ class Flotilla:
                 self._rest_until = context.step + rest
                 self._rest_requests = max(FEW_REQUESTS + 1, int(REST_SHARE * n))
             return [NO_DRAFT] * n
-        if depth == 0:
-            # Who is in need drafts whatever it costs. Beside that, drafts of the others pay sooner: what
-            # drafting takes besides their own rows is spent.
-            depth, goodput = self._best_depth(batch, 1, context, is_drafted=True)
         # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
         added_s = context.cost.verify_added_seconds(n, n * max(1, depth), batch.num_context / n)
         least = goodput * float(added_s.mean())

@@ -69,13 +69,15 @@ def test_it_rests_also_where_no_drafter_has_read_the_prompts() -> None:
     assert not policy.rests(1, now.step + 1)
 
 
-def test_beside_a_request_in_need_the_others_draft_as_well() -> None:
+@pytest.mark.parametrize(("draft_s", "drafts"), [(1e-3, True), (4e-3, False)])
+def test_beside_a_request_in_need_the_others_draft_unless_all_lose_by_it(
+    draft_s: float, drafts: bool
+) -> None:
     """What drafting takes besides their rows is spent then; alone they would not draft."""
     policy = Flotilla(PolicyConfig(max_depth=6))
     policy._next_probe = 1000
-    now = context(draft_s=4e-3, token_s=1e-3, verify_s=4e-3)
+    now = context(draft_s=draft_s, token_s=1e-3, verify_s=4e-3)
     calm = [request(str(number), rate=0.7) for number in range(8)]
     assert all(plan.depth == 0 for plan in policy.plan(calm, now))
     in_need = request("urgent", rate=0.7, tpot_s=0.01, num_decoded=20, decoding_s=0.2)
-    plans = policy.plan([in_need, *calm], now)
-    assert all(plan.depth > 0 for plan in plans)
+    assert {plan.depth > 0 for plan in policy.plan([in_need, *calm], now)} == {drafts}
