@@ -70,7 +70,7 @@ class Flotilla:
         width = clip(config.draft_budget / n + config.width_offset, 1, config.max_width)
         depth, goodput = self._best_depth(batch, 1, context)
         need = self._needs(batch, context)
-        is_urgent = np.count_nonzero(need > 1.0) > 0
+        is_urgent = bool(np.count_nonzero(need > 1.0))
         if depth == 0 and is_urgent:
             # Who is in need drafts although it does not pay, and beside that, drafts of the others pay
             # sooner: what drafting takes besides their own rows is spent. But all of them wait for it.
