@@ -156,8 +156,7 @@ class Simulation:
                 self._busy_s[j] = max(self._busy_s[j], depth[i][j] * LAYER_S[j])
         capacities = bandit.capacities.tolist()
         views = {
-            name: DrafterView(name, name, capacities[j], loads[j], j + 1, True)
-            for j, name in enumerate(self.names)
+            name: DrafterView(name, name, capacities[j], loads[j], j + 1) for j, name in enumerate(self.names)
         }
         return PoolView(views, self._costs, MAX_DEPTH)
 

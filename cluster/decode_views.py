@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from cluster.drafter_pool import DrafterPool
 from cluster.head_proposals import HeadProposals
@@ -16,18 +16,21 @@ class DecodeViews:
     Attributes:
         pool: of the drafters that serve them.
         heads: what the target's decoding heads proposed.
-        may_read: whether a drafter should read a request that it does not know.
     """
 
-    def __init__(self, pool: DrafterPool, heads: HeadProposals, may_read: Callable[[Request], bool]) -> None:
-        self.pool, self.heads, self.may_read = pool, heads, may_read
+    def __init__(self, pool: DrafterPool, heads: HeadProposals) -> None:
+        self.pool, self.heads = pool, heads
 
     def of(self, request: Request, now: float, max_model_tokens: int) -> DecodeRequest:
         """The request as it stands; arguments as of `of_all`."""
         return self.of_all((request,), now, max_model_tokens)[0]
 
     def of_all(self, requests: Iterable[Request], now: float, max_model_tokens: int) -> list[DecodeRequest]:
-        """The requests as they stand.
+        """The requests as they stand, as if their drafters had read them all.
+
+        Whether drafting pays is a question of all that could draft. Those that no drafter has read yet catch
+        up once the policy drafts for them; were they shown as drafting nothing, the few that are read would
+        be all that speaks for drafting, and nobody would ever be read.
 
         Args:
             requests: which are prefilled.
@@ -35,7 +38,7 @@ class DecodeViews:
             max_model_tokens: longest sequence served.
         """
         views = []
-        drafters, rate_of, may_read = self.pool.drafters, self.pool.acceptance.rate, self.may_read
+        drafters, rate_of = self.pool.drafters, self.pool.acceptance.rate
         name, drafter = "", None
         for request in requests:
             if request.drafter != name:  # mostly neighbours have the same
@@ -45,12 +48,7 @@ class DecodeViews:
             num_tokens, num_remaining = request.num_tokens, request.num_remaining
             if drafter is not None:
                 capabilities = drafter.capabilities
-                may_draft = request.is_unrestricted or request.submit.speculation.mode != "off"
-                if may_draft and (
-                    request.request_id in drafter.known
-                    or capabilities.num_candidates > 0
-                    or may_read(request)
-                ):
+                if request.is_unrestricted or request.submit.speculation.mode != "off":
                     longest = min(max_model_tokens - 1, capabilities.max_tokens)
                     max_draft = min(capabilities.max_depth, num_remaining - 1, longest - num_tokens)
                     if not request.is_unrestricted:

@@ -39,7 +39,6 @@ class DrafterPool:
         cost: forward times; told of every instance's kind.
         max_depth: deepest draft of the policy.
         config: which selector, and its parameters.
-        may_decline: whether the selector may leave a request without a drafter because none pays.
         acceptance: rates of kinds on requests, for policies and selectors alike; fed here.
         selector: says which drafter serves which request.
         drafters: by name of the instance.
@@ -50,7 +49,6 @@ class DrafterPool:
     cost: CostModel
     max_depth: int
     config: SelectorConfig = field(default_factory=SelectorConfig)
-    may_decline: bool = True
     acceptance: AcceptanceEstimates = field(default_factory=AcceptanceEstimates)
     drafters: dict[str, DrafterState] = field(default_factory=dict)
     selector: Selector = field(init=False)
@@ -195,7 +193,7 @@ class DrafterPool:
         """These drafters as a selector sees them; if None, all that may be assigned."""
         if drafters is None:
             drafters = (self.drafters[name] for name in self._assignable)
-        return pool_views.pool_view(drafters, self.costs, self.max_depth, self.may_decline)
+        return pool_views.pool_view(drafters, self.costs, self.max_depth)
 
     def assign(self, requests: Sequence[Request], now: float) -> None:
         """Have the selector say who drafts for these requests: once a step those that draft next."""

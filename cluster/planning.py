@@ -86,8 +86,6 @@ class StepPlanner:
         """Plan for `policy`; `scheduler.draft_ahead` drafters may go on while the target verifies."""
         self.policy = policy
         self._draft_ahead = scheduler.draft_ahead or 0
-        # A policy that never rests drafts whether it pays or not.
-        pool.may_decline = isinstance(policy, Rests)
         pool.switching.most_at_once = max(1, self._draft_ahead)
         self.cost = cost
         self.pool = pool
@@ -104,7 +102,7 @@ class StepPlanner:
         self._prompt_share = PromptShare(scheduler.prefill_chunk)
         self._rests = policy if isinstance(policy, Rests) else None
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
-        self._decode_views = DecodeViews(pool, self.heads, self.may_read)
+        self._decode_views = DecodeViews(pool, self.heads)
         self._stops_drafting = policy if isinstance(policy, StopsDrafting) else None
         self._proposing = Proposing()
         self._num_running = 0

@@ -85,16 +85,13 @@ def drafter_view(drafter: DrafterState) -> DrafterView:
         capacity=drafter.max_requests,
         load=len(drafter.served),
         size=drafter.size,
-        keeps_cache=drafter.capabilities.needs_prefill,
     )
 
 
-def pool_view(
-    drafters: Iterable[DrafterState], costs: MeasuredCosts, max_depth: int, may_decline: bool
-) -> PoolView:
+def pool_view(drafters: Iterable[DrafterState], costs: MeasuredCosts, max_depth: int) -> PoolView:
     """These drafters."""
     views = {drafter.name: drafter_view(drafter) for drafter in drafters}
-    return PoolView(drafters=views, costs=costs, max_depth=max_depth, may_decline=may_decline)
+    return PoolView(drafters=views, costs=costs, max_depth=max_depth)
 
 
 def request_view(request: Request, allowed: tuple[str, ...]) -> RequestView:

@@ -1,14 +1,15 @@
 """The selector of this system: full information about all drafters instead of a bandit's.
 
 A drafter can be scored on committed tokens whoever drafted them, so nobody has to draft badly for somebody to
-learn. The estimates are those of `selector.acceptance`; the reward is goodput at the best depth, with having
-no drafter as one more choice; a move pays for the reading it takes, out of what the request may still expect;
-and the rival's estimate is taken at the lower end of what is known of it, so that noise moves nobody.
+learn. The estimates are those of `selector.acceptance`; the reward is goodput at the best depth; a move pays
+for the reading it takes, out of what the request may still expect; and the rival's estimate is taken at the
+lower end of what is known of it, so that noise moves nobody. Whether drafting pays at all is not decided
+here: that is a question of all requests of a step, and the policy's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, nextafter
 from typing import NamedTuple
@@ -83,6 +84,8 @@ class Flotilla:
     def assign(self, requests: Sequence[RequestView], pool: PoolView) -> dict[str, str]:
         """See `Selector`. Where nobody is due it costs a look-up per request."""
         self._slot += 1
+        if not pool.max_depth:
+            return {request.request_id: "" for request in requests}
         self._gather(requests, pool)
         states, drafters = self._states, pool.drafters
         chosen: dict[str, str] = {}
@@ -103,9 +106,8 @@ class Flotilla:
             return chosen
         self._notice(pool)
         shared = self._shared(pool)
-        keeping = {drafter.kind for drafter in pool.drafters.values() if drafter.keeps_cache}
         for request in due:
-            self._consider(request, shared, keeping)
+            self._consider(request, shared)
         self._is_contended = not self._choose_freely(due, pool, chosen) or self._is_contended
         if self._is_contended and may_match:
             self._match(requests, pool, chosen)
@@ -222,8 +224,8 @@ class Flotilla:
         kinds = kinds_of(request, pool)
         return [kind for kind in kinds if kind in self._team.counts] or kinds
 
-    def _consider(self, request: RequestView, pool: PoolView, keeping: Collection[str]) -> None:
-        """Work out what the request may expect of every kind it may use; those of `keeping` keep caches."""
+    def _consider(self, request: RequestView, pool: PoolView) -> None:
+        """Work out what the request may expect of every kind it may use."""
         outlook, steps = Outlook(request, pool), request.num_steps
         wait = min(max(RECONSIDER_STEPS, steps // RECONSIDER_SHARE), MOST_RECONSIDER_STEPS)
         state = self._states[request.request_id] = _State(request.current, steps + wait, outlook.none)
@@ -233,11 +235,9 @@ class Flotilla:
             rate, spread = self._estimates.posterior(request.request_id, kind)
             staying = outlook.goodput(kind, rate)
             doubtful = outlook.goodput(kind, max(0.0, rate - caution * spread)) if caution else staying
-            moving = outlook.after_moving(kind, doubtful)
-            if kind not in keeping or not pool.may_decline:
-                # It has nothing to read, so it serves at no cost; or drafting is not ours to judge.
-                staying, moving = (max(value, nextafter(outlook.none, inf)) for value in (staying, moving))
-            state.values[kind] = _Value(staying, moving)
+            state.values[kind] = value = _Value(staying, outlook.after_moving(kind, doubtful))
+            # Any drafter is better than none.
+            state.none = min(state.none, nextafter(min(value), -inf))
 
     def _choose_freely(self, due: Sequence[RequestView], pool: PoolView, chosen: dict[str, str]) -> bool:
         """Each of `due` takes the best drafter with room; whether all had the best of all."""
@@ -255,11 +255,7 @@ class Flotilla:
                 place = here = chosen[request.request_id] = ""
             options = [(state.values[here].staying, here)] if here else []
             options += [(value.moving, kind) for kind, value in state.values.items() if kind != here]
-            for value, kind in sorted(options, key=lambda option: (-option[0], option[1])):
-                if value <= state.none:
-                    places.leave(place)
-                    chosen[request.request_id] = ""
-                    break
+            for _, kind in sorted(options, key=lambda option: (-option[0], option[1])):
                 if kind == here:
                     break
                 found = places.of_kind(request, kind)

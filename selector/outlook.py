@@ -39,12 +39,12 @@ class Outlook:
         layer_s = self._layer_s.get(kind)
         if layer_s is None:
             layer_s = self._layer_s[kind] = self._costs.layer_s(kind, self._context)
-        return best_goodput(rate, layer_s, self._verify_s, self._token_s, self._max_depth)
+        return best_goodput(rate, layer_s, self._verify_s, self._token_s, self._max_depth, is_drafted=True)
 
     def after_moving(self, kind: str, goodput: float) -> float:
         """Tokens per second over all that is expected, if the drafter must first read the request.
 
         Until it has, the request is decoded without a drafter.
         """
-        lost = self._costs.rebuild_s(kind, self._context) * (goodput - self.none)
+        lost = self._costs.rebuild_s(kind, self._context) * max(0.0, goodput - self.none)
         return goodput / (1.0 + lost / self.num_expected)

@@ -46,7 +46,6 @@ class DrafterView(msgspec.Struct, frozen=True, gc=False):
         capacity: requests it serves at once (SPIN's B_j).
         load: requests it serves now, those asked about included.
         size: parameters of its model, or whatever else orders kinds by size; 0 for those without a model.
-        keeps_cache: whether moving a request here means computing its keys and values first.
     """
 
     name: str
@@ -54,7 +53,6 @@ class DrafterView(msgspec.Struct, frozen=True, gc=False):
     capacity: int
     load: int
     size: int
-    keeps_cache: bool
 
 
 class StepCosts(Protocol):
@@ -85,14 +83,11 @@ class PoolView:
         drafters: by instance name, those that can take requests.
         costs: seconds.
         max_depth: deepest draft of the policy; 0 where none is ever drafted.
-        may_decline: whether a request may be left without a drafter because none pays; not under policies
-            that draft whether it pays or not.
     """
 
     drafters: Mapping[str, DrafterView]
     costs: StepCosts
     max_depth: int
-    may_decline: bool = True
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):

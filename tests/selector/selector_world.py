@@ -28,7 +28,7 @@ class Costs:
 
 
 def drafter(name: str, kind: str | None = None, capacity: int = 2, size: int = 0) -> DrafterView:
-    return DrafterView(name, kind or name, capacity, 0, size, True)
+    return DrafterView(name, kind or name, capacity, 0, size)
 
 
 def request(
