@@ -352,3 +352,25 @@ def test_that_drafts_did_not_pay_for_many_keeps_no_prompt_of_few_from_being_read
         world.drain()
     world.check_ends()
     assert world.core.totals.drafted_tokens > 0
+
+
+def test_that_drafts_did_not_pay_keeps_nobody_from_drafting_once_they_do() -> None:
+    """The policy is asked as if all had been read: few that are would never pay for a drafted step."""
+
+    class Watched(World):
+        drafted: frozenset[str] = frozenset()
+
+        def observe(self, actions: Sequence[Action]) -> None:
+            calls = [action.call for action in actions if isinstance(action, Draft)]
+            self.drafted |= {item.request_id for call in calls for item in call.items if item.plan.depth}
+
+    world = Watched(5, "flotilla")
+    for _ in range(100):
+        world.core.planner._proposing.planned(7, 0.0)
+    sampling = SamplingParams(temperature=0.0, max_tokens=40)
+    for number in range(1, 8):  # none of those that are read all the same
+        world.send(submit(number, world.rng, sampling=sampling))
+    assert len(world.core.running) == 7
+    world.drain()
+    world.check_ends()
+    assert world.drafted == world.submitted.keys()
