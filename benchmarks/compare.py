@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks import compare_calibration as calibration
 from benchmarks import compare_outputs, compare_summary, demo, environment, tables, workload
 from benchmarks import prompts as prompt_sources
+from benchmarks.code_version import version_of
 from benchmarks.compare_cell import WarmCell
 from benchmarks.compare_outputs import Differing
 from benchmarks.compare_plan import (
@@ -157,6 +158,7 @@ class Comparison:
         self.points = {point.key: point for point in points}
         settings = {name: value for name, value in asdict(options).items() if name not in EXTENSIBLE}
         settings["cell"] = self.config.model_dump(mode="json")
+        settings["code version"] = version_of(__name__)
         self.record = Record.resume(options.json_file, settings, environment.describe())
         runs = schedule(list(self.entrants), list(self.points), options.seeds)
         self.pending = [run for run in runs if not self.record.has(run)]
@@ -176,6 +178,10 @@ class Comparison:
             )
         try:
             self._leave_out_what_is_too_long(cell.describe()["max_tokens"])
+            if self._num_done:
+                tables.console.print(
+                    f"{self._num_done:,} runs are in {self.options.json_file} and not taken again."
+                )
             with CompareProgress() as bar:
                 self._calibrate(cell, bar)
                 bar.start([self._expected_s(run) for run in self.pending], self._num_done)

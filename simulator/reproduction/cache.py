@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import os
 from functools import cache
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.code_version import version_of
 from simulator.reproduction.setting import Setting
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -49,36 +49,6 @@ class Store:
 
 @cache
 def code_version() -> str:
-    """Hash of every module of ours that a run uses, found by following imports, and of the profiles."""
-    found: set[Path] = set()
-    pending = [_ENTRY]
-    while pending:
-        path = _file(pending.pop())
-        if path is None or path in found:
-            continue
-        found.add(path)
-        pending += _imports(path)
+    """Hash of every module of ours that a run uses, and of the profiles."""
     simulator = _ROOT / "simulator"
-    found.update(simulator.glob("*.json"), simulator.glob("profiles/*.json"))
-    digest = hashlib.sha256()
-    for path in sorted(found):
-        digest.update(str(path.relative_to(_ROOT)).encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def _file(module: str) -> Path | None:
-    path = _ROOT.joinpath(*module.split("."))
-    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-        if candidate.is_file():
-            return candidate
-    return None
-
-
-def _imports(path: Path) -> list[str]:
-    names = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return names
+    return version_of(_ENTRY, [*simulator.glob("*.json"), *simulator.glob("profiles/*.json")])
