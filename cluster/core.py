@@ -58,8 +58,8 @@ class SchedulerCore:
         self.cost = cost
         self.pool = DrafterPool(cost, config.policy.max_depth, config.selector)
         self.pool.costs.sharing = sharing_of(config)
-        self.planner = StepPlanner(policy, cost, self.pool, config.scheduler)
         self.batcher = Batcher(config.scheduler, cost, self.pool, FairQueue.of(config))
+        self.planner = StepPlanner(policy, cost, self.pool, config.scheduler, self.batcher.pace)
         self.micro_batches = MicroBatches(config.scheduler, cost, config.policy.max_depth)
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []

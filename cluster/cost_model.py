@@ -227,6 +227,12 @@ class CostModel:
         """
         return self.profile.target.token_seconds(context) * self._factor.get(VERIFY_DRAFTED, 1.0)
 
+    def slowed_seconds(self, num_tokens: float) -> float:
+        """How much longer so many rows take in a forward after drafting than in a plain one, as observed."""
+        factor = self._factor.get
+        slower = factor(VERIFY_DRAFTED, 1.0) - factor(VERIFY_PLAIN, 1.0)
+        return max(0.0, slower) * self.profile.target.token_seconds() * num_tokens
+
     def verify_added_seconds(self, num_tokens: int, most: int, context: float = 0.0) -> Float64:
         """float64 [most], marginal seconds of each of `most` tokens on top of `num_tokens`: the knee seen."""
         added = self.profile.target.added_seconds(num_tokens, most, context)

@@ -30,7 +30,10 @@ def gpus(profile: HardwareProfile) -> tuple[int, int, str]:
     """
     found = _HARDWARE.fullmatch(profile.hardware)
     if found is None:
-        raise ValueError(f"profile {profile.name}: hardware `{profile.hardware}` is not NUMBERx NAME")
+        raise ValueError(
+            f"profile {profile.name}: hardware `{profile.hardware}` is not NUMBERx NAME; pods are planned "
+            "for accelerators only"
+        )
     return int(found[1]), 0 if profile.collocated else len(profile.drafters), found[2]
 
 

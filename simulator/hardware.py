@@ -88,7 +88,9 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     def baseline_s(self, context: int = 512) -> float:
         """Seconds per token of one request alone, without speculation, at so much context."""
-        return self.cost.seconds(1, 1, context) + self.overhead_s
+        trips = self.trips
+        beside_s = self.overhead_s if trips is None else trips.verify_s + trips.verify_request_s
+        return self.cost.seconds(1, 1, context) + beside_s
 
 
 @cache

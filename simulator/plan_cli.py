@@ -66,7 +66,9 @@ def plan(
             burstiness=burstiness,
             peaks=peaks,
         )
-        chart_values.tiers(chosen, load)  # a class that does not exist is told before anything is simulated
+        # A class that does not exist, or hardware without GPUs, is told before anything is simulated.
+        chart_values.tiers(chosen, load)
+        chart_values.gpus(chosen)
         with console.status("Simulating one cell ...") as status:
             sizing = size(
                 chosen,

@@ -124,18 +124,31 @@ def synthetic(
     return shapes
 
 
-def of_lengths(count: int, seed: int, lengths: Mapping[str, tuple[int, int]]) -> list[Shape]:
-    """Requests of classes in turns, without objectives; lengths vary log-normally (sigma 0.4).
+def of_lengths(
+    count: int, seed: int, lengths: Mapping[str, tuple[int, int]], shares: Mapping[str, float] | None = None
+) -> list[Shape]:
+    """Requests without objectives; lengths vary log-normally (sigma 0.4).
 
     Args:
         count: how many.
-        seed: of lengths.
+        seed: of lengths and classes.
         lengths: medians of prompt and answer tokens, by class.
+        shares: by class, which is then drawn; None takes classes in turns.
+
+    Raises:
+        ValueError: for a class that has a share and no lengths.
     """
-    rng, kinds = np.random.default_rng((seed, 3)), list(lengths.items())
+    rng, kinds = np.random.default_rng((seed, 3)), list(lengths)
+    if shares is not None:
+        unknown = sorted(shares.keys() - lengths.keys())
+        if unknown:
+            raise ValueError(f"how long {', '.join(unknown)} is was not said, only {', '.join(lengths)}")
+        weights = np.array(list(shares.values()))
+        kinds = rng.choice(list(shares), size=count, p=weights / weights.sum()).tolist()
     shapes = []
     for number in range(count):
-        kind, medians = kinds[number % len(kinds)]
+        kind = kinds[number % len(kinds)]
+        medians = lengths[kind]
         prompt, output = (_length((float(median), 0.4, 4, 1 << 16), rng) for median in medians)
         shapes.append(Shape(kind, prompt, output))
     return shapes

@@ -19,13 +19,15 @@ from rich.progress import (
 )
 
 from deployments.command_failure import fail
-from simulator.reproduction import adaserve, others, report
+from simulator.reproduction import adaserve, demo, others, report
 from simulator.reproduction.cache import Store
 from simulator.reproduction.runner import Point, Scope, reproduce
 from simulator.reproduction.spec import Figure, Value
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*adaserve.FIGURES, *others.FIGURES)}
+FIGURES: dict[str, Figure] = {
+    figure.name: figure for figure in (*adaserve.FIGURES, *others.FIGURES, *demo.FIGURES)
+}
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "flotilla" / "reproduce"
 
 

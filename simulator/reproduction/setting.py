@@ -45,6 +45,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         peaks: classes peak one after the other.
         burstiness: gamma shape of the gaps.
         num_prompt, num_output: tokens of every request, if not 0.
+        lengths: medians of prompt and answer tokens by class, in place of the built-in classes' own.
+        max_tokens: bound on every answer, of which the scheduler is told in place of its length; 0 for none.
         acceptance: fixed rate of every drafter at every position, if not 0.
         own_spread: how much, in logits, requests suit one drafter and not another; as fitted if negative.
         max_running, max_depth, micro_batches: as of the scheduler and policy.
@@ -65,6 +67,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     burstiness: float = 1.0
     num_prompt: int = 0
     num_output: int = 0
+    lengths: dict[str, tuple[int, int]] = {}
+    max_tokens: int = 0
     acceptance: float = 0.0
     own_spread: float = -1.0
     max_running: int = 256
@@ -132,6 +136,9 @@ def requests_of(
         shapes = [replace(shape, arrival_s=0.0) for shape in drawn]
     elif setting.traced and data is not None:
         shapes = _traced(setting, seed, data)
+    elif setting.lengths:
+        count, own_times = max(1, round(setting.rate * setting.seconds)), False
+        shapes = workloads.of_lengths(count, seed, setting.lengths, setting.shares or None)
     else:
         output = 256 if setting.traced else None
         count = max(1, round(setting.rate * setting.seconds))
@@ -146,7 +153,9 @@ def requests_of(
             for shape in shapes
         ]
     burstiness = TRACE_BURSTINESS if setting.traced else setting.burstiness
-    return workloads.arrive(
+    if setting.max_tokens:
+        shapes = [replace(shape, num_output=min(shape.num_output, setting.max_tokens)) for shape in shapes]
+    requests = workloads.arrive(
         shapes,
         profile.baseline_s(),
         rate=None if own_times else setting.rate,
@@ -156,6 +165,9 @@ def requests_of(
         slos=_slos(setting),
         seed=seed,
     )
+    if not setting.max_tokens:
+        return requests
+    return [replace(request, max_tokens=setting.max_tokens) for request in requests]
 
 
 def run(setting: Setting, seed: int, data: Path | None = None) -> RunResult:

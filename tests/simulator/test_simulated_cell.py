@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cluster.batching.registry import BATCHING_RULES
 from cluster.events import Emit
 from cluster.policies.registry import POLICIES
-from simulator import hardware, systems
+from simulator import hardware, systems, workloads
 from simulator.cli import app
 from simulator.clock import EventClock
 from simulator.machine import Machine
@@ -128,6 +128,15 @@ def test_profiles_can_be_read_and_say_where_they_come_from() -> None:
         assert profile.num_slots > profile.max_tokens
     with pytest.raises(ValueError, match="llama-70b-a100"):
         hardware.load("llama-70b-abacus")
+
+
+def test_the_baseline_is_what_one_request_takes_alone() -> None:
+    for name in ("demo-2-cores", "llama-8b-a100"):
+        profile = hardware.load(name)
+        shapes = [workloads.Shape("code", 500, 40, arrival_s=0.0)]
+        requests = workloads.arrive(shapes, profile.baseline_s(), own_times=True)
+        alone = simulate(profile, systems.parse("autoregressive"), requests).all
+        assert alone.tpot_ms.mean == pytest.approx(1e3 * profile.baseline_s(), rel=0.05)
 
 
 @pytest.mark.parametrize("text", ["nobody", "fixed-99", "flotilla/nothing"])

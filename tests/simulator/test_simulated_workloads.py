@@ -79,6 +79,17 @@ def test_peaks_come_one_after_the_other() -> None:
     assert middle[0] < middle[1] < middle[2]
 
 
+def test_classes_with_lengths_come_in_turns_or_by_share() -> None:
+    lengths = {"code": (110, 41), "chat": (60, 24)}
+    assert [shape.kind for shape in workloads.of_lengths(4, 0, lengths)] == ["code", "chat"] * 2
+    shapes = workloads.of_lengths(2000, 0, lengths, {"chat": 1.0, "code": 3.0})
+    code = [shape for shape in shapes if shape.kind == "code"]
+    assert len(code) / len(shapes) == pytest.approx(0.75, abs=0.04)
+    assert np.median([shape.num_output for shape in code]) == pytest.approx(41, abs=2)
+    with pytest.raises(ValueError, match="summary"):
+        workloads.of_lengths(4, 0, lengths, {"summary": 1.0})
+
+
 def test_servegen_draws_lengths_and_the_rate_asked_for(tmp_path: Path) -> None:
     rates, lengths = tmp_path / "r.csv", tmp_path / "l.jsonl"
     rows = ["client,window_start_s,rate_req_per_s,cv,arrival_pattern,param1,param2"]

@@ -1,0 +1,42 @@
+"""The demo family on the machine it was measured on: what any policy could reach there."""
+
+from __future__ import annotations
+
+from simulator.reproduction.setting import Setting
+from simulator.reproduction.spec import Claim, Figure
+
+_OTHERS = ("autoregressive", "fixed-3", "adaserve", "smartspec", "specserve")
+
+_load = Figure(
+    name="demo-load",
+    title="The demo family on two cores: policies against load, and what knowing all outcomes would bring",
+    axis="requests/s",
+    points={rate: {"rate": rate} for rate in (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0)},
+    series={name: {"system": name} for name in ("flotilla", *_OTHERS, "oracle")},
+    base=Setting(
+        profile="demo-2-cores",
+        seconds=120.0,
+        shares={"code": 0.6, "chat": 0.2, "summary": 0.2},
+        lengths={"code": (110, 41), "chat": (60, 24), "summary": (140, 12)},
+        max_tokens=128,
+        objectives={"code": "1.2x", "chat": "1.5x", "summary": "4.5x"},
+        max_running=64,
+    ),
+    metrics=("attainment", "goodput"),
+    claims=(
+        Claim("flotilla attains no less than any other (2 points)", "ours", "above", "attainment",
+              ("flotilla",), _OTHERS, limit=2.0),
+        Claim("its goodput is never below autoregressive", "ours", "above", "goodput",
+              ("flotilla",), ("autoregressive",)),
+        Claim("twice fewer violations than the best other at some rate", "ours", "ratio", "violations",
+              ("flotilla",), _OTHERS, limit=2.0),
+        Claim("bound: and the oracle, which knows what will be accepted", "at least 2", "ratio",
+              "violations", ("oracle",), _OTHERS, limit=2.0),
+    ),
+    quick_seconds=30.0,
+    also=("throughput", "tokens per step", "TTFT"),
+    note="The setting of `flotilla bench compare`, with forwards and messages as `bench fidelity` measured "
+    "them. Lengths vary less than those of the demo's prompts.",
+)  # fmt: skip
+
+FIGURES = (_load,)
