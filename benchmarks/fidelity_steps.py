@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.fidelity_record import DraftSample, StepSample
-from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN
 from cluster.decisions import RequestDecision, StepRecord, read_entries
 
 
@@ -34,13 +33,12 @@ def step_sample(step: StepRecord) -> StepSample | None:
     verified = [one for one in step.requests if one.verified is not None]
     if call is None or not verified or step.verify is None or step.whole is None:
         return None
-    if step.verify.actual is None or step.whole.actual is None:
+    if step.verify.profile is None or step.verify.actual is None or step.whole.actual is None:
         return None
     if any(draft.seconds.actual is None for draft in step.drafts):
         return None
     corrections, kinds = call.context.corrections, call.context.kinds
     planned = [one for one in verified if one.plan is not None and one.plan.depth]
-    kind = VERIFY_DRAFTED if step.drafts else VERIFY_PLAIN
     drafts = []
     for draft in step.drafts:
         decided = [one for one in verified if one.request.drafter == draft.drafter and one.tree is not None]
@@ -59,17 +57,16 @@ def step_sample(step: StepRecord) -> StepSample | None:
         num_requests=len(verified),
         num_tokens=sum(1 + (one.verified or 0) for one in verified),
         num_committed=sum(one.committed or 0 for one in verified),
-        # The prediction holds the correction of its time; without it, it is the profile's.
-        profile_s=step.verify.predicted / corrections.get(kind, 1.0),
+        profile_s=step.verify.profile,
         forward_s=step.verify.actual,
         whole_s=step.whole.actual,
         drafts=drafts,
         told=call.context.values | {f"correction of {name}": value for name, value in corrections.items()},
         rates=[one.request.rate for one in planned],
         prompts=[
-            (one.predicted / corrections.get(VERIFY_PLAIN, 1.0), one.actual)
+            (one.profile, one.actual)
             for one in step.prompts
-            if one.actual is not None
+            if one.actual is not None and one.profile is not None
         ],
         depths=[one.plan.depth for one in planned if one.plan is not None],
     )

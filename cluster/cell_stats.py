@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from cluster.call_parts import NO_ROWS, Rows
 from cluster.core import SchedulerCore
 from cluster.requests import Request, State
 
@@ -166,4 +167,4 @@ def _is_feasible(request: Request, prefill_s: float, idle_tpot_s: float) -> bool
 def prefill_seconds(core: SchedulerCore) -> float:
     """Predicted seconds of the target for one token of a prompt, read in chunks beside nobody else."""
     chunk = min(core.config.scheduler.prefill_chunk, _SAMPLE_TOKENS)
-    return core.cost.verify_seconds(1, chunk, 0) / chunk
+    return core.cost.call_parts(NO_ROWS, Rows(1, chunk), drafted=False).seconds / chunk

@@ -13,7 +13,7 @@ from cluster.batching.fair_queue import FairQueue
 from cluster.batching.micro_batches import MicroBatches
 from cluster.commits import commit
 from cluster.config import FlotillaConfig
-from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN, CostModel
+from cluster.cost_model import CostModel
 from cluster.door import Door
 from cluster.draft_checks import checked, take_drafts
 from cluster.drafter_pool import DrafterPool
@@ -58,8 +58,8 @@ class SchedulerCore:
         self.cost = cost
         self.pool = DrafterPool(cost, config.policy.max_depth, config.selector)
         self.pool.costs.sharing = sharing_of(config)
+        self.planner = StepPlanner(policy, cost, self.pool, config.scheduler)
         self.batcher = Batcher(config.scheduler, cost, self.pool, FairQueue.of(config))
-        self.planner = StepPlanner(policy, cost, self.pool, config.scheduler, self.batcher.pace)
         self.micro_batches = MicroBatches(config.scheduler, cost, config.policy.max_depth)
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []
@@ -229,8 +229,7 @@ class SchedulerCore:
         self.free_slots = result.free_slots
         self.totals.count_step(result)
         self.door.forecast.verified(result, self.running.values(), now)
-        kind = VERIFY_DRAFTED if sent.drafted else VERIFY_PLAIN
-        self.cost.observe(kind, sent.predicted_s, result.forward_seconds)
+        self.cost.observe_call(sent.parts, result.forward_seconds)
         self.batcher.pace.verified(result, sent.trees, self.requests)
         self.planner.learn(result, sent.trees, self.requests)
         iteration = self.micro_batches.verified(result, sent, len(self.running), now)

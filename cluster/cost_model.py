@@ -10,10 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.call_cost import CallCost
+from cluster.call_parts import CallParts, Rows
+from cluster.drift import DRIFT_FACTOR, DRIFT_STEPS, Drift
 
-# Names under which verify forwards are corrected: plain decoding, and with drafts in between. No drafter
-# may be called `verifier`, so the first cannot be one's name.
+# Names under which verify forwards are corrected: plain decoding, with drafts in between, and what prompts
+# add to either. No drafter may be called `verifier`, so the first cannot be one's name.
 VERIFY_PLAIN, VERIFY_DRAFTED = "verifier", "verifier after drafting"
+VERIFY_PROMPTS = "verifier reading prompts"
+VERIFY = (VERIFY_PLAIN, VERIFY_DRAFTED, VERIFY_PROMPTS)
 
 # Name, after a drafter's, of what its calls take besides their layers, as a multiple of its smallest forward.
 PER_CALL = " per call"
@@ -134,35 +138,6 @@ DEFAULT_PROFILE = CostProfile(
 )
 
 
-# A correction beyond this factor, up or down, for so many steps in a row, is a drift. Target and drafters in
-# turn take up to 1.6 times what each takes by itself, for they share caches: that is no drift yet.
-DRIFT_FACTOR = 2.0
-DRIFT_STEPS = 200
-
-
-class Drift(msgspec.Struct, frozen=True):
-    """A model began to drift from its profile, or came back.
-
-    Attributes:
-        model: a drafter's name, or `VERIFY_PLAIN`, `VERIFY_DRAFTED`.
-        factor: the present correction.
-        is_drifting: False when it came back.
-    """
-
-    model: str
-    factor: float
-    is_drifting: bool
-
-    def __str__(self) -> str:
-        if not self.is_drifting:
-            return f"{self.model}: forwards take what the cost profile says again (times {self.factor:.2f})"
-        return (
-            f"{self.model}: for {DRIFT_STEPS} steps forwards have taken {self.factor:.2f} times what the "
-            "cost profile says: it is another machine's, or this one is shared. Plans are corrected for "
-            "it; a new profile (`flotilla profile`) would predict better"
-        )
-
-
 @dataclass(slots=True)
 class CostAccount:
     """Calls of a model since the start, seconds predicted and taken, and the sum of absolute errors."""
@@ -209,10 +184,24 @@ class CostModel:
 
         `drafted` says whether drafters ran since the last one. They share caches and memory bandwidth
         with the target, so the same forward takes longer after them; each kind is corrected by its own
-        observations.
+        observations. Of a forward with prompts in it, `call_parts` knows more.
         """
         predicted = self.profile.target.seconds(num_requests, num_tokens, num_context, num_attended)
         return predicted * self._factor.get(VERIFY_DRAFTED if drafted else VERIFY_PLAIN, 1.0)
+
+    def call_parts(self, decoding: Rows, prompts: Rows, *, drafted: bool) -> CallParts:
+        """Predicted seconds of one verify forward: what decoding takes, and what prompts add to it.
+
+        Each is corrected by itself: on two cores beside drafters, decoded rows take 1.2 to 1.5 times what the
+        profile says, and rows of prompts just what it says.
+        """
+        target, factor = self.profile.target, self._factor.get
+        alone_s = target.seconds(*decoding) if decoding.num_requests else 0.0
+        added_s = target.seconds(*decoding.with_rows(prompts)) - alone_s if prompts.num_requests else 0.0
+        kind = VERIFY_DRAFTED if drafted else VERIFY_PLAIN
+        return CallParts(
+            kind, alone_s * factor(kind, 1.0), added_s * factor(VERIFY_PROMPTS, 1.0), alone_s + added_s
+        )
 
     def verify_fixed_seconds(self, *, drafted: bool = False) -> float:
         """What a verify forward takes whatever is in it; `drafted` as of `verify_seconds`."""
@@ -227,11 +216,9 @@ class CostModel:
         """
         return self.profile.target.token_seconds(context) * self._factor.get(VERIFY_DRAFTED, 1.0)
 
-    def slowed_seconds(self, num_tokens: float) -> float:
-        """How much longer so many rows take in a forward after drafting than in a plain one, as observed."""
-        factor = self._factor.get
-        slower = factor(VERIFY_DRAFTED, 1.0) - factor(VERIFY_PLAIN, 1.0)
-        return max(0.0, slower) * self.profile.target.token_seconds() * num_tokens
+    def prompt_token_seconds(self) -> float:
+        """Marginal seconds of one more token of a prompt in a verify forward."""
+        return self.profile.target.token_seconds() * self._factor.get(VERIFY_PROMPTS, 1.0)
 
     def verify_added_seconds(self, num_tokens: int, most: int, context: float = 0.0) -> Float64:
         """float64 [most], marginal seconds of each of `most` tokens on top of `num_tokens`: the knee seen."""
@@ -340,23 +327,30 @@ class CostModel:
         account.actual_s += actual
         account.error_s += abs(predicted - actual)
 
-    def observe(self, model: str, predicted: float, actual: float) -> None:
-        """Fold one step into the correction factor.
+    def observe_call(self, parts: CallParts, actual: float) -> None:
+        """Learn from a verify forward: each part is corrected by its share of what was predicted.
 
         Args:
-            model: `VERIFY_PLAIN` or `VERIFY_DRAFTED`.
-            predicted: what this model itself said.
+            parts: as predicted.
             actual: seconds it took.
         """
+        predicted = parts.seconds
         if predicted <= 0.0 or actual <= 0.0:
             return
-        self._count(model, predicted, actual)
+        self._count(parts.kind, predicted, actual)
+        self._correct(parts.kind, actual / predicted, parts.decoding_s / predicted)
+        self._correct(VERIFY_PROMPTS, actual / predicted, parts.prompts_s / predicted)
+
+    def _correct(self, model: str, ratio: float, share: float) -> None:
+        """Move a factor by how far a forward was off, as far as the model had a share in it."""
+        if share <= 0.0:
+            return
         current = self._factor.get(model, 1.0)
         # A hiccup of the machine must not be believed at once: a step counts at most fourfold.
-        ratio = min(max(actual / predicted, 0.25), 4.0)
+        ratio = min(max(ratio, 0.25), 4.0)
         # The first steps count for more: a profile of forwards alone knows nothing of their company.
         seen = self._seen[model] = self._seen.get(model, 0) + 1
-        factor = self._factor[model] = current * ratio ** max(self.smoothing, 1.0 / (seen + 3))
+        factor = self._factor[model] = current * ratio ** (share * max(self.smoothing, 1.0 / (seen + 3)))
         self._watch(model, factor)
 
     def correction(self, model: str) -> float:
@@ -383,7 +377,7 @@ class CostModel:
     def _watch(self, model: str, factor: float) -> None:
         """Tell a lasting change of the factor from a passing one, in both directions."""
         # Drafters may be as fast as they like: what they computed ahead costs the call nothing.
-        least = 1.0 / DRIFT_FACTOR if model in (VERIFY_PLAIN, VERIFY_DRAFTED) else 0.0
+        least = 1.0 / DRIFT_FACTOR if model in VERIFY else 0.0
         is_beyond = not least <= factor <= DRIFT_FACTOR
         if is_beyond == (model in self._drifting):
             self._against[model] = 0

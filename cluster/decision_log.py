@@ -9,6 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from cluster.calibration import Calibration
+from cluster.call_parts import CallParts
 from cluster.decisions import (
     CalibrationTable,
     CallContext,
@@ -221,10 +222,11 @@ class DecisionLog:
             if sent is not None:
                 sent.seconds.actual = result.seconds
 
-    def verify_sent(self, call: VerifyCall, predicted_s: float) -> None:
+    def verify_sent(self, call: VerifyCall, parts: CallParts) -> None:
         """A verify call is on its way; one of prompts alone belongs to no step, the next one tells of it."""
+        seconds = Seconds(predicted=parts.seconds, profile=parts.profile_s)
         if not call.verify:
-            self._prompt_call = call.call_id, Seconds(predicted=predicted_s)
+            self._prompt_call = call.call_id, seconds
             return
         selected = (self._step_of.get(item.request_id) for item in call.verify)
         step = next((one for one in selected if one is not None and one.record.select is not None), None)
@@ -232,7 +234,7 @@ class DecisionLog:
         if step is None:
             return
         step.verify_call = call.call_id
-        step.record.verify = Seconds(predicted=predicted_s)
+        step.record.verify = seconds
         for item in call.verify:
             place = step.index.get(item.request_id)
             if place is not None:

@@ -105,10 +105,15 @@ class StopRuleCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seconds(msgspec.Struct, kw_only=True):
-    """Predicted against actual time; no actual one where it was not seen."""
+    """Predicted against actual time; no actual one where it was not seen.
+
+    Attributes:
+        profile: of a forward of the target, what the profile without corrections says.
+    """
 
     predicted: float
     actual: float | None = None
+    profile: float | None = None
 
 
 class DraftCallRecord(msgspec.Struct, kw_only=True):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from cluster.cost_model import PER_CALL, VERIFY_DRAFTED, VERIFY_PLAIN, CostModel
+from cluster.cost_model import PER_CALL, VERIFY, CostModel
 from cluster.policies.base import DecodeRequest
 
 MOST_MICRO_BATCHES = 8
@@ -329,7 +329,7 @@ class MeasuredCount:
         corrections = dict(cost.corrections)
         held = self._corrections.get(count == 1)
         for name, correction in corrections.items():
-            if name not in (VERIFY_PLAIN, VERIFY_DRAFTED) and not name.endswith(PER_CALL):
+            if name not in VERIFY and not name.endswith(PER_CALL):
                 corrections[name] = max(1.0, correction) if held is None else held.get(name, correction)
         return Machine(
             CostModel.corrected(cost.profile, corrections, cost.kinds),

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cluster.batching.iteration import Iteration
-from cluster.batching.pace import Pace
 from cluster.calibration import Calibration
 from cluster.catching_up import catch_up
 from cluster.config import SchedulerConfig
@@ -82,12 +81,9 @@ class StepPlanner:
     """One step planner for every policy (design, idea 4)."""
 
     def __init__(
-        self, policy: Policy, cost: CostModel, pool: DrafterPool, scheduler: SchedulerConfig, pace: Pace
+        self, policy: Policy, cost: CostModel, pool: DrafterPool, scheduler: SchedulerConfig
     ) -> None:
-        """Plan for `policy`; `scheduler.draft_ahead` drafters may go on while the target verifies.
-
-        `pace` is how iterations have gone, and kept by who batches.
-        """
+        """Plan for `policy`; `scheduler.draft_ahead` drafters may go on while the target verifies."""
         self.policy = policy
         self._draft_ahead = scheduler.draft_ahead or 0
         pool.switching.most_at_once = max(1, self._draft_ahead)
@@ -104,7 +100,6 @@ class StepPlanner:
         self._to_calibrate: list[tuple[list[TokenTree], list[str], list[list[int]]]] = []
         self.overhead = StepOverhead(cost.profile.overhead_s)
         self._prompt_share = PromptShare(scheduler.prefill_chunk)
-        self._pace = pace
         self._rests = policy if isinstance(policy, Rests) else None
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
         self._decode_views = DecodeViews(pool, self.heads)
@@ -377,5 +372,4 @@ class StepPlanner:
             draft_overhead_s=self.overhead.drafted_s(num_requests),
             step=self.totals.steps,
             prompt_share=self._prompt_share.ahead,
-            prompt_rows=self._pace.prompt_rows,
         )

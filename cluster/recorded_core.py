@@ -77,7 +77,7 @@ class RecordedCore(SchedulerCore):
                     if drafting and outstanding is not None:
                         self.log.draft_sent(name, call.call_id, drafting, outstanding.predicted_s)
                 case Verify(call) if self.verify_calls.outstanding is not None:
-                    self.log.verify_sent(call, self.verify_calls.outstanding.predicted_s)
+                    self.log.verify_sent(call, self.verify_calls.outstanding.parts)
         return actions
 
     def reflect(self) -> None:

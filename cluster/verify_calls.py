@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cluster.call_parts import CallParts, Rows
 from cluster.cost_model import CostModel
 from cluster.forced_tokens import most_forced
 from cluster.head_proposals import NOTHING_WANTED, HeadProposals, Wanted
@@ -20,7 +21,7 @@ class OutstandingVerify:
     Attributes:
         call_id: its id.
         drafted: whether any tree has more than its root.
-        predicted_s: what the cost model expects of its forward.
+        parts: what the cost model expects of its forward.
         trees: draft trees being verified, by request id.
         prefilling: requests with a chunk in it.
         num_tokens: rows, and so KV slots it may take.
@@ -29,11 +30,16 @@ class OutstandingVerify:
 
     call_id: int
     drafted: bool
-    predicted_s: float
+    parts: CallParts
     trees: dict[str, TokenTree]
     prefilling: set[str]
     num_tokens: int
     sent_at: float
+
+    @property
+    def predicted_s(self) -> float:
+        """Seconds that its forward should take."""
+        return self.parts.seconds
 
     def awaits(self, request: Request) -> bool:
         """Whether the request still waits for this call, and was not preempted or given up meanwhile."""
@@ -124,23 +130,20 @@ class VerifyCalls:
         ]
         self._last_id += 1
         drafted = num_tokens > len(verify)
-        for request, most in chunks:
-            num_tokens += most
-            num_context += request.num_computed
-            num_attended += most * request.num_computed
+        decoding = Rows(len(verify), num_tokens, num_context, num_attended)
+        reading = Rows(
+            len(prefill),
+            sum([most for _, most in chunks]),
+            sum([request.num_computed for request, _ in chunks]),
+            sum([most * request.num_computed for request, most in chunks]),
+        )
         self._sent[self._last_id] = OutstandingVerify(
             call_id=self._last_id,
             drafted=drafted,
-            predicted_s=self.cost.verify_seconds(
-                len(verify) + len(prefill),
-                num_tokens,
-                num_context,
-                drafted=drafted,
-                num_attended=num_attended,
-            ),
+            parts=self.cost.call_parts(decoding, reading, drafted=drafted),
             trees={item.request_id: item.tree for item in verify},
             prefilling={item.request_id for item in prefill},
-            num_tokens=num_tokens + num_forced,
+            num_tokens=num_tokens + int(reading.num_tokens) + num_forced,
             sent_at=now,
         )
         release, self._release = self._release, []

@@ -192,7 +192,7 @@ def _order(request: Request, context: BatchContext) -> tuple[int, float, int]:
     waited_s = context.now - request.arrived
     level = request.submit.priority - int(waited_s / context.ageing_s)
     deadline_s = _deadline_s(request, context.now)
-    token_s = context.cost.verify_token_seconds()
+    token_s = context.cost.prompt_token_seconds()
     left_s = tokens_left(request) * token_s
     if deadline_s == INFINITE or deadline_s < left_s + STEPS_TO_FIRST * context.step_s:
         return (level, context.ageing_s - waited_s, request.order)
@@ -211,7 +211,7 @@ def _give_way(
     request: Request, running: Collection[Request], room: Room, context: BatchContext
 ) -> list[Request]:
     """Best-effort requests to preempt for one that would otherwise miss its deadline, the latest first."""
-    prefill_s = tokens_left(request) * context.cost.verify_token_seconds()
+    prefill_s = tokens_left(request) * context.cost.prompt_token_seconds()
     if not 0.0 <= _deadline_s(request, context.now) - prefill_s <= PREEMPT_STEPS * context.step_s:
         return []
     best_effort = [

@@ -60,11 +60,6 @@ class Pace:
         """Prompt tokens computed per decode."""
         return self.prefilled / max(1.0, self.decoded)
 
-    @property
-    def prompt_rows(self) -> float:
-        """Prompt tokens computed for each token committed."""
-        return self.num_prefilled / max(1.0, self.num_committed.value)
-
     def iterated(self, beside_s: float) -> None:
         """An iteration took so long besides its forward; a hiccup of the machine counts tenfold at most."""
         self.beside_s.follow(min(max(0.0, beside_s), 10 * self.beside_s.value))

@@ -72,7 +72,6 @@ class StepContext:
             with a draft call in it.
         prompt_share: share of the steps' room for prompt tokens that prompts take: at 1 what is fixed in a
             step is spent on them whether or not anything is decoded.
-        prompt_rows: rows of prompts that forwards compute for each token they commit.
         step: number of the step, for policies that probe now and then.
     """
 
@@ -84,7 +83,6 @@ class StepContext:
     draft_overhead_s: float
     step: int
     prompt_share: float = 0.0
-    prompt_rows: float = 0.0
 
 
 class Policy(Protocol):

@@ -75,7 +75,7 @@ class Flotilla:
             # Who is in need drafts although it does not pay, and beside that, drafts of the others pay
             # sooner: what drafting takes besides their own rows is spent. But all of them wait for it.
             least_depth, drafted = self._best_depth(batch, 1, context, is_drafted=True)
-            is_urgent = _beside_prompts(drafted, context) >= (1.0 - MOST_LOST) * goodput
+            is_urgent = drafted >= (1.0 - MOST_LOST) * goodput
             if is_urgent:
                 depth, goodput = least_depth, drafted
         if depth == 0 and not is_urgent and context.step >= self._next_probe and batch.num_drafting:
@@ -204,7 +204,7 @@ class Flotilla:
         expected, drafted = tokens_by_depth(batch, deepest, self._cheap(layer_s, context))
         plain_s = cost.verify_seconds(n, n, num_context) + context.plain_overhead_s
         plain = n / (plain_s - _spent_on_prompts(context, drafted=False))
-        best_depth, best = 0, 0.0
+        best_depth, best = 0, 0.0 if is_drafted else plain
         drafts_s = [
             cost.draft_seconds_by_depth(name, count, width, deepest, tokens)
             for name, (count, tokens) in load.items()
@@ -220,9 +220,7 @@ class Flotilla:
             goodput = expected[depth] / step_s
             if goodput > best:
                 best_depth, best = depth, goodput
-        if best and (is_drafted or _beside_prompts(best, context) > plain):
-            return best_depth, best
-        return 0, plain
+        return best_depth, best or plain
 
     @staticmethod
     def _cheap(layer_s: dict[str, float], context: StepContext) -> set[str]:
@@ -240,11 +238,3 @@ def _spent_on_prompts(context: StepContext, *, drafted: bool) -> float:
     """
     fixed_s = context.cost.verify_fixed_seconds(drafted=drafted) + context.plain_overhead_s
     return min(context.prompt_share**4, MOST_ON_PROMPTS) * fixed_s
-
-
-def _beside_prompts(goodput: float, context: StepContext) -> float:
-    """Tokens per second of drafted steps, once it is counted how much longer prompts take in them.
-
-    Between depths this decides nothing: it is the same for every token committed.
-    """
-    return goodput / (1.0 + goodput * context.cost.slowed_seconds(context.prompt_rows))

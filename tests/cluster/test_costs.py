@@ -6,18 +6,20 @@ import numpy as np
 import pytest
 
 from cluster.calibration import DrafterCalibration
+from cluster.call_parts import NO_ROWS, Rows
 from cluster.cell_metrics import CellMetrics
 from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
 from cluster.cost_model import (
-    DRIFT_STEPS,
+    VERIFY_DRAFTED,
     VERIFY_PLAIN,
+    VERIFY_PROMPTS,
     CostModel,
     CostProfile,
-    Drift,
     LinearCost,
     StepPoint,
 )
+from cluster.drift import DRIFT_STEPS, Drift
 from cluster.policies.registry import make_policy
 from cluster.profile_fit import fit_cost
 
@@ -45,19 +47,48 @@ def test_too_few_points_are_refused() -> None:
         fit_cost([StepPoint(1, 1, 1, 0.1)])
 
 
+def took(model: CostModel, seconds: float) -> None:
+    model.observe_call(model.call_parts(Rows(1, 1), NO_ROWS, drafted=False), seconds)
+
+
 def test_online_correction_follows_a_machine_that_became_slower() -> None:
     model = CostModel(CostProfile(target=LinearCost(gamma=1e-3, delta=1e-2)))
     for _ in range(200):
-        model.observe(VERIFY_PLAIN, model.verify_seconds(1, 1, 0), 0.022)
+        took(model, 0.022)
     assert model.verify_seconds(1, 1, 0) == pytest.approx(0.022, rel=0.05)
 
 
 def test_one_hiccup_hardly_moves_the_correction() -> None:
     model = CostModel(CostProfile(target=LinearCost(gamma=1e-3, delta=1e-2)))
     for _ in range(50):
-        model.observe(VERIFY_PLAIN, model.verify_seconds(1, 1, 0), 0.011)
-    model.observe(VERIFY_PLAIN, model.verify_seconds(1, 1, 0), 10.0)
+        took(model, 0.011)
+    took(model, 10.0)
     assert model.correction(VERIFY_PLAIN) < 1.1
+
+
+def test_decoding_and_prompts_are_told_apart_where_one_is_slowed_and_the_other_is_not() -> None:
+    """With one factor for both, decoding would seem quicker the more prompts are in its forwards."""
+    profile = CostProfile(target=LinearCost(gamma=1e-3, delta=1e-2))
+    model, rng = CostModel(profile), np.random.default_rng(0)
+    truth = CostModel.corrected(profile, {VERIFY_PLAIN: 1.2, VERIFY_DRAFTED: 1.4, VERIFY_PROMPTS: 0.9}, {})
+    for _ in range(2000):
+        drafted = bool(rng.random() < 0.6)
+        n = int(rng.integers(1, 17))
+        decoding = Rows(n, n * (1 + 3 * drafted))
+        prompts = Rows(1, int(rng.integers(20, 200))) if rng.random() < 0.5 else NO_ROWS
+        actual = truth.call_parts(decoding, prompts, drafted=drafted).seconds * rng.lognormal(0.0, 0.05)
+        model.observe_call(model.call_parts(decoding, prompts, drafted=drafted), actual)
+    for name in (VERIFY_PLAIN, VERIFY_DRAFTED, VERIFY_PROMPTS):
+        assert model.correction(name) == pytest.approx(truth.correction(name), rel=0.05)
+
+
+def test_a_forward_in_parts_is_the_forward() -> None:
+    model = CostModel(CostProfile(target=LinearCost(alpha=1e-6, gamma=1e-3, rho=1e-4, delta=1e-2)))
+    parts = model.call_parts(Rows(2, 6, 50, 150), Rows(1, 40, 10, 400), drafted=True)
+    assert parts.seconds == pytest.approx(model.verify_seconds(3, 46, 60, drafted=True))
+    assert parts.decoding_s == pytest.approx(model.verify_seconds(2, 6, 50, drafted=True))
+    alone = model.call_parts(NO_ROWS, Rows(1, 40, 10, 400), drafted=False)
+    assert (alone.decoding_s, alone.seconds) == (0.0, pytest.approx(model.verify_seconds(1, 40, 10)))
 
 
 def watched() -> CostModel:
@@ -66,7 +97,7 @@ def watched() -> CostModel:
 
 def run_at(model: CostModel, factor: float, steps: int) -> list[Drift]:
     for _ in range(steps):
-        model.observe(VERIFY_PLAIN, model.verify_seconds(1, 1, 0), 0.01 * factor)
+        took(model, 0.01 * factor)
     return model.take_drifts()
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cost_model import VERIFY_PLAIN, CostModel, CostProfile, LinearCost
+from cluster.call_parts import NO_ROWS, Rows
+from cluster.cost_model import CostModel, CostProfile, LinearCost
 from cluster.policies import horizon
 from cluster.policies.base import DecodeRequest
 from cluster.policies.horizon import required_by, required_tokens
@@ -49,7 +50,7 @@ def test_draft_times_by_depth_are_those_of_each_depth(n: int, width: int, deepes
     )
     for depth in (1, 4):
         cost.observe_draft("d", cost.layers_seconds("d", n, width, depth), 0.01)
-    cost.observe(VERIFY_PLAIN, 0.01, 0.02)
+    cost.observe_call(cost.call_parts(Rows(1, 1), NO_ROWS, drafted=False), 0.02)
     expected = [cost.draft_seconds("d", n, width, depth, context) for depth in range(deepest + 1)]
     assert cost.draft_seconds_by_depth("d", n, width, deepest, context) == pytest.approx(expected)
 

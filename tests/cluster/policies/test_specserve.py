@@ -129,9 +129,8 @@ def test_a_drafter_estimates_what_the_cost_model_says(
         step.cost.profile.target, beta=1e-7, knee_tokens=knee_tokens, gamma_knee=gamma_knee
     )
     drafter = LinearCost(alpha=1e-6, gamma=1e-5, delta=2e-3)
-    cost = CostModel(CostProfile(target=target, drafters={"small": drafter}))
-    for name in ("small", "verifier after drafting"):
-        cost.observe(name, 1.0, 1.3)
+    corrections = {"small": 1.3, "verifier after drafting": 1.3}
+    cost = CostModel.corrected(CostProfile(target=target, drafters={"small": drafter}), corrections, {})
     step = replace(step, cost=cost)
     batch = [request("first", drafter="small", max_draft=4), *batch]
     n, num_context = len(batch), sum(view.num_context for view in batch)

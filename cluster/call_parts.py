@@ -1,0 +1,54 @@
+"""A verify forward in parts: the rows that decode, and those that read prompts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Rows(NamedTuple):
+    """Totals over some of a forward's rows, as `LinearCost.seconds` takes them.
+
+    Attributes:
+        num_requests: requests they belong to.
+        num_tokens: rows.
+        num_context: context tokens of those requests.
+        num_attended: sum over rows of their context lengths.
+    """
+
+    num_requests: int = 0
+    num_tokens: float = 0.0
+    num_context: int = 0
+    num_attended: float = 0.0
+
+    def with_rows(self, other: Rows) -> Rows:
+        """Both in one forward."""
+        return Rows(
+            self.num_requests + other.num_requests,
+            self.num_tokens + other.num_tokens,
+            self.num_context + other.num_context,
+            self.num_attended + other.num_attended,
+        )
+
+
+NO_ROWS = Rows()
+
+
+class CallParts(NamedTuple):
+    """Predicted seconds of a verify forward.
+
+    Attributes:
+        kind: under which name decoding is corrected.
+        decoding_s: a forward of what decodes alone; 0 if nothing does.
+        prompts_s: what prompts add to that.
+        profile_s: the whole, as the profile without corrections says.
+    """
+
+    kind: str
+    decoding_s: float
+    prompts_s: float
+    profile_s: float
+
+    @property
+    def seconds(self) -> float:
+        """The whole."""
+        return self.decoding_s + self.prompts_s
