@@ -14,6 +14,7 @@ from cluster.decisions import (
     CalibrationTable,
     CallContext,
     DraftCallRecord,
+    ForwardSeconds,
     Header,
     PolicyCall,
     RequestDecision,
@@ -61,8 +62,8 @@ class DecisionLog:
         self._step_of: dict[str, OpenStep] = {}
         self._tables: dict[str, CalibrationTable] = {}
         self._next_order = 0
-        self._prompt_call: tuple[int, Seconds] | None = None
-        self._prompts: deque[Seconds] = deque(maxlen=PROMPTS_KEPT)
+        self._prompt_call: tuple[int, ForwardSeconds] | None = None
+        self._prompts: deque[ForwardSeconds] = deque(maxlen=PROMPTS_KEPT)
 
     def __len__(self) -> int:
         """Steps kept."""
@@ -224,7 +225,7 @@ class DecisionLog:
 
     def verify_sent(self, call: VerifyCall, parts: CallParts) -> None:
         """A verify call is on its way; one of prompts alone belongs to no step, the next one tells of it."""
-        seconds = Seconds(predicted=parts.seconds, profile=parts.profile_s)
+        seconds = ForwardSeconds(predicted=parts.seconds, profile=parts.profile_s)
         if not call.verify:
             self._prompt_call = call.call_id, seconds
             return

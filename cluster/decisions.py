@@ -105,14 +105,19 @@ class StopRuleCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seconds(msgspec.Struct, kw_only=True):
-    """Predicted against actual time; no actual one where it was not seen.
-
-    Attributes:
-        profile: of a forward of the target, what the profile without corrections says.
-    """
+    """Predicted against actual time; no actual one where it was not seen."""
 
     predicted: float
     actual: float | None = None
+
+
+class ForwardSeconds(Seconds, kw_only=True):
+    """Those of a forward of the target.
+
+    Attributes:
+        profile: what the cost profile without corrections says; None in records that did not tell it yet.
+    """
+
     profile: float | None = None
 
 
@@ -183,9 +188,9 @@ class StepRecord(msgspec.Struct, kw_only=True, tag_field="record", tag="step", o
     stop_rules: list[StopRuleCall] = []
     select: PolicyCall | None = None
     drafts: list[DraftCallRecord] = []
-    verify: Seconds | None = None
+    verify: ForwardSeconds | None = None
     whole: Seconds | None = None
-    prompts: list[Seconds] = []
+    prompts: list[ForwardSeconds] = []
 
     @property
     def orders(self) -> list[int]:
