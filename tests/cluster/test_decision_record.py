@@ -20,6 +20,7 @@ from cluster.decisions import (
     DecisionsError,
     DraftCallRecord,
     Entry,
+    ForwardSeconds,
     Header,
     PolicyCall,
     RequestDecision,
@@ -79,6 +80,9 @@ VIEWS = st.builds(
 )
 PLANS = st.builds(DraftPlan, depth=COUNTS, width=COUNTS, stop_logp=LOGP)
 SECONDS = st.builds(Seconds, predicted=FINITE, actual=st.none() | FINITE)
+FORWARD_SECONDS = st.builds(
+    ForwardSeconds, predicted=FINITE, actual=st.none() | FINITE, profile=st.none() | FINITE
+)
 CONTEXTS = st.builds(
     CallContext,
     values=st.dictionaries(NAMES, FINITE | COUNTS, max_size=3),
@@ -134,8 +138,9 @@ STEPS = st.builds(
     drafts=st.lists(
         st.builds(DraftCallRecord, drafter=NAMES, num_requests=COUNTS, seconds=SECONDS), max_size=2
     ),
-    verify=st.none() | SECONDS,
+    verify=st.none() | FORWARD_SECONDS,
     whole=st.none() | SECONDS,
+    prompts=st.lists(FORWARD_SECONDS, max_size=2),
 )
 TABLES = st.builds(
     CalibrationTable,
