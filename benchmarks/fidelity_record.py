@@ -65,6 +65,7 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True):
         rates: estimated acceptance rates of the requests that something was planned for.
         depths: planned for them.
         prompts: forwards of prompts alone since the step before, by the cost profile and as they were.
+        decoding_s: of `profile_s`, what decodes alone; None in records that did not tell it yet.
     """
 
     num_requests: int
@@ -78,6 +79,7 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True):
     rates: list[float] = []
     depths: list[int] = []
     prompts: list[tuple[float, float]] = []
+    decoding_s: float | None = None
 
 
 class ServedRun(msgspec.Struct, frozen=True, kw_only=True):

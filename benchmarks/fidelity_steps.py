@@ -58,6 +58,7 @@ def step_sample(step: StepRecord) -> StepSample | None:
         num_tokens=sum(1 + (one.verified or 0) for one in verified),
         num_committed=sum(one.committed or 0 for one in verified),
         profile_s=step.verify.profile,
+        decoding_s=step.verify.profile_decoding,
         forward_s=step.verify.actual,
         whole_s=step.whole.actual,
         drafts=drafts,

@@ -41,12 +41,14 @@ class CallParts(NamedTuple):
         decoding_s: a forward of what decodes alone; 0 if nothing does.
         prompts_s: what prompts add to that.
         profile_s: the whole, as the profile without corrections says.
+        profile_decoding_s: of that, what decodes alone.
     """
 
     kind: str
     decoding_s: float
     prompts_s: float
     profile_s: float
+    profile_decoding_s: float
 
     @property
     def seconds(self) -> float:

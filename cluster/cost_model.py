@@ -199,9 +199,8 @@ class CostModel:
         alone_s = target.seconds(*decoding) if decoding.num_requests else 0.0
         added_s = target.seconds(*decoding.with_rows(prompts)) - alone_s if prompts.num_requests else 0.0
         kind = VERIFY_DRAFTED if drafted else VERIFY_PLAIN
-        return CallParts(
-            kind, alone_s * factor(kind, 1.0), added_s * factor(VERIFY_PROMPTS, 1.0), alone_s + added_s
-        )
+        corrected = alone_s * factor(kind, 1.0), added_s * factor(VERIFY_PROMPTS, 1.0)
+        return CallParts(kind, *corrected, profile_s=alone_s + added_s, profile_decoding_s=alone_s)
 
     def verify_fixed_seconds(self, *, drafted: bool = False) -> float:
         """What a verify forward takes whatever is in it; `drafted` as of `verify_seconds`."""

@@ -225,7 +225,9 @@ class DecisionLog:
 
     def verify_sent(self, call: VerifyCall, parts: CallParts) -> None:
         """A verify call is on its way; one of prompts alone belongs to no step, the next one tells of it."""
-        seconds = ForwardSeconds(predicted=parts.seconds, profile=parts.profile_s)
+        seconds = ForwardSeconds(
+            predicted=parts.seconds, profile=parts.profile_s, profile_decoding=parts.profile_decoding_s
+        )
         if not call.verify:
             self._prompt_call = call.call_id, seconds
             return

@@ -116,9 +116,11 @@ class ForwardSeconds(Seconds, kw_only=True):
 
     Attributes:
         profile: what the cost profile without corrections says; None in records that did not tell it yet.
+        profile_decoding: of that, what decodes alone, without prompts read beside it; None likewise.
     """
 
     profile: float | None = None
+    profile_decoding: float | None = None
 
 
 class DraftCallRecord(msgspec.Struct, kw_only=True):

@@ -80,7 +80,7 @@ def fit_profile(record: FidelityRecord, like: ServedRun | None = None) -> Served
     line = _line_of(sampled, _bend_s(record.profile.target))
     after_drafting = 1.0
     if drafted:
-        after_drafting = _factor([(s.forward_s, line.seconds(s.profile_s)) for s in drafted])
+        after_drafting = _factor([(s.forward_s - _prompts_s(s, line), _decoding_s(s, line)) for s in drafted])
     plain_factor = line.factor
     factors = {"target": plain_factor, "target after drafting": after_drafting * plain_factor}
     costs = dict(record.profile.drafters)
@@ -94,10 +94,7 @@ def fit_profile(record: FidelityRecord, like: ServedRun | None = None) -> Served
             factors[name] = _factor([(d.seconds, draft_seconds(costs[d.drafter], d)) for d in own])
     costs |= {name: scaled(costs[name], factors[name]) for name in costs if name in factors}
     trips = _trips(plain, drafted)
-    logs = [
-        np.log(s.forward_s / (line.seconds(s.profile_s) * (after_drafting if s.drafts else 1.0)))
-        for s in steps
-    ]
+    logs = [np.log(s.forward_s / _forward_s(s, line, after_drafting)) for s in steps]
     # Robust: the middle two thirds of a normal distribution lie within one standard deviation.
     low, high = np.quantile(logs, [0.159, 0.841])
     profile = HardwareProfile(
@@ -168,6 +165,22 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
         return (
             self.fixed_s + self.factor * min(told, self.bend_s) + self.beyond * max(0.0, told - self.bend_s)
         )
+
+
+def _decoding_s(step: StepSample, line: _Line) -> float:
+    """By the line, what decodes in an iteration's forward; all of it where the record does not tell."""
+    return line.seconds(step.profile_s if step.decoding_s is None else step.decoding_s)
+
+
+def _prompts_s(step: StepSample, line: _Line) -> float:
+    """By the line, what prompts read beside the trees add: drafts do not slow it."""
+    return line.seconds(step.profile_s) - _decoding_s(step, line)
+
+
+def _forward_s(step: StepSample, line: _Line, after_drafting: float) -> float:
+    """By the line, an iteration's forward."""
+    decoding_s = _decoding_s(step, line) * (after_drafting if step.drafts else 1.0)
+    return decoding_s + _prompts_s(step, line)
 
 
 def _line_of(pairs: Sequence[tuple[float, float]], bend_s: float) -> _Line:
@@ -244,8 +257,7 @@ def _error(
     trips = profile.trips or Trips(verify_s=0.0)
     for step in steps:
         kind = bool(step.drafts)
-        seconds = line.seconds(step.profile_s)
-        seconds *= profile.after_drafting if kind else 1.0
+        seconds = _forward_s(step, line, profile.after_drafting)
         seconds += trips.verify_s + trips.verify_request_s * step.num_requests
         if kind:
             seconds += trips.draft_s + trips.draft_request_s * step.num_requests

@@ -63,7 +63,8 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
         overhead_s: seconds of a step outside forwards: scheduling, sampling, messages.
         acceptance: name of the fitted acceptance model.
         trips: `overhead_s` in parts, where they were measured; half of it for each call if None.
-        after_drafting: factor on a forward with drafts in it: drafters use the same caches.
+        after_drafting: factor on what decodes in a forward with drafts in it: drafters use the same caches.
+            Rows of prompts beside it are not slowed.
     """
 
     name: str

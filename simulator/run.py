@@ -93,7 +93,7 @@ class Cell:
         cost = CostModel(options.believed or profile.cost_profile())
         model = options.acceptance or load_fitted()[profile.acceptance]
         self.scripts = Scripts(model, VOCAB_SIZE)
-        self.target = SimulatedTarget(self.scripts, profile.cost, profile.num_slots)
+        self.target = SimulatedTarget(self.scripts, profile.cost, profile.num_slots, profile.after_drafting)
         self.drafters: dict[str, SimulatedDrafter] = {}
         config = system.config.policy
         made = system.policy and system.policy(config, self.scripts, self.drafters)
@@ -198,8 +198,6 @@ class Cell:
     def _verify(self, call: VerifyCall) -> None:
         result = self.target.step(call)
         seconds = self._vary(result.forward_seconds)
-        if self.profile.after_drafting != 1.0 and any(len(item.tree.token) > 1 for item in call.verify):
-            seconds *= self.profile.after_drafting
         hop_s = self._verify_hop_s(result)
         done = self.machine.verify(call.call_id, self.clock.now + hop_s, seconds)
         self.clock.at(done + hop_s, VerifyDone(result))

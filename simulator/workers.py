@@ -181,11 +181,13 @@ class SimulatedTarget:
         scripts: what the requests say.
         cost: of its forwards.
         num_slots: tokens its KV pool holds.
+        after_drafting: factor on what decodes in a forward with drafts in it.
     """
 
     scripts: Scripts
     cost: LinearCost
     num_slots: int
+    after_drafting: float = 1.0
     _held: dict[str, _Kept] = field(default_factory=dict)
     _used: int = 0
 
@@ -216,6 +218,10 @@ class SimulatedTarget:
             served.append(item)
             holds.append(held)
         verdicts = self._decide(served, holds)
+        slowed_s = 0.0
+        if num_tokens > len(served):
+            slowed_s = self.cost.seconds(len(served), num_tokens, num_context, num_attended)
+            slowed_s *= self.after_drafting - 1.0
         prefills, num_chunks = [], 0
         for chunk in call.prefill:
             if chunk.spec is not None:
@@ -245,6 +251,7 @@ class SimulatedTarget:
                 PrefillProgress(request_id=chunk.request_id, num_computed=held.num_computed, verdict=verdict)
             )
         seconds = self.cost.seconds(len(served) + num_chunks, num_tokens, num_context, num_attended)
+        seconds += slowed_s
         return VerifyResult(
             call_id=call.call_id,
             verdicts=verdicts,

@@ -85,7 +85,7 @@ async def test_the_newest_steps_with_all_that_explains_them(client: httpx.AsyncC
     steps = (await client.get(PATH, params={"limit": 100})).json()["data"]
     step = next(one for one in steps if "select" in one and any("chosen" in r for r in one["requests"]))
     assert step["whole"].keys() == {"predicted", "actual"}
-    assert step["verify"].keys() == {"predicted", "actual", "profile"}
+    assert step["verify"].keys() == {"predicted", "actual", "profile", "profile_decoding"}
     assert step["select"]["budget"] > 0
     decision = next(one for one in step["requests"] if "chosen" in one)
     assert decision["request"]["drafter"] in ("good", "poor")

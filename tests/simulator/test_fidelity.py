@@ -304,6 +304,28 @@ def test_large_forwards_that_are_slowed_less_bend_the_line() -> None:
         assert fitted.profile.cost.seconds(1, rows, 0) == pytest.approx(took_s, rel=0.03)
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_drafts_slow_what_decodes_and_not_the_prompts_beside_it(told: bool) -> None:
+    # A third of the drafted steps reads a prompt that makes its forward five times as long.
+    plain = [msgspec.structs.replace(STEP, profile_s=0.004, forward_s=0.004, whole_s=0.01)] * 100
+    plain[0] = msgspec.structs.replace(plain[0], prompts=[(0.02, 0.02), (0.05, 0.05)] * 50)
+    drafts = [DraftSample(drafter="small", num_requests=1, rows=[1], num_context=50, seconds=1e-3)]
+    drafted = [
+        msgspec.structs.replace(
+            STEP,
+            profile_s=0.004 + prompts_s,
+            decoding_s=0.004 if told else None,
+            forward_s=1.5 * 0.004 + prompts_s,
+            whole_s=0.05,
+            drafts=drafts,
+        )
+        for prompts_s in [0.0, 0.0, 0.02] * 40
+    ]
+    found = fit_profile(calibrated_on(plain + drafted)).profile.after_drafting
+    # Records that do not tell them apart have the mean slowing of whole forwards.
+    assert found == pytest.approx(1.5 if told else 1.0 + 3 * 0.002 / (3 * 0.004 + 0.02), rel=1e-3)
+
+
 @pytest.mark.parametrize("as_prompts", [False, True])
 @pytest.mark.parametrize(("fixed_s", "factor"), [(0.002, 1.2), (0.0, 1.7)])
 def test_what_forwards_take_on_top_is_told_from_a_factor(

@@ -7,12 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.cost_model import LinearCost
 from drafters.beam import Beam
 from drafters.messages import DraftPlan
+from engine.sampling_params import RequestSpec, SamplingParams
 from engine.tree import TokenTree
 from simulator.acceptance import AcceptanceModel, DraftQuality
 from simulator.drafting import grow
 from simulator.scripts import NUM_ASTRAY, PIECE, DrafterTable, Rows, Script, Scripts
+from simulator.workers import SimulatedTarget
+from verifier.messages import PrefillItem, VerifyCall, VerifyItem
 
 VOCAB = 1000
 plans = st.builds(
@@ -120,3 +124,33 @@ def test_rows_are_never_given_twice(sizes: list[int], data: st.DataObject) -> No
         if data.draw(st.booleans()):
             start = data.draw(st.sampled_from(sorted(held)))
             rows.give(start, held.pop(start))
+
+
+@pytest.mark.parametrize("num_drafted", [0, 2])
+@pytest.mark.parametrize("num_prompt", [0, 7])
+def test_drafts_slow_what_decodes_and_no_prompts(num_drafted: int, num_prompt: int) -> None:
+    cost = LinearCost(alpha=1e-6, beta=2e-7, gamma=9e-5, delta=2.5e-3)
+    took = {}
+    for factor in (1.0, 1.5):
+        scripts = Scripts(AcceptanceModel(), VOCAB)
+        target = SimulatedTarget(scripts, cost, num_slots=1000, after_drafting=factor)
+        specs = []
+        for seed, name in enumerate("ab"):
+            scripts.add(name, "chat", seed, 10, 40)
+            tokens = list(range(10))
+            specs.append(
+                RequestSpec(request_id=name, tokens=tokens, prompt_len=10, sampling=SamplingParams())
+            )
+        whole = PrefillItem(request_id="a", num_tokens=10, spec=specs[0])
+        target.step(VerifyCall(call_id=0, prefill=[whole]))
+        tree = TokenTree.root_only(1)
+        if num_drafted:
+            tree = TokenTree.of([1, 3, 5], [-1, 0, 1], [0.0, -0.1, -0.2], [0, 1, 2])
+        part = [PrefillItem(request_id="b", num_tokens=num_prompt, spec=specs[1])] if num_prompt else []
+        call = VerifyCall(call_id=1, verify=[VerifyItem(request_id="a", tree=tree)], prefill=part)
+        took[factor] = target.step(call).forward_seconds
+    rows = 1 + num_drafted
+    decoding_s = cost.seconds(1, rows, 11, 11 * rows)
+    prompts_s = cost.seconds(2, rows + 7, 11, 11 * rows + 7 * 7 // 2) - decoding_s if num_prompt else 0.0
+    assert took[1.0] == pytest.approx(decoding_s + prompts_s)
+    assert took[1.5] == pytest.approx((1.5 if num_drafted else 1.0) * decoding_s + prompts_s)
