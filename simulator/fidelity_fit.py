@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from benchmarks.fidelity_record import CALIBRATION, DraftSample, FidelityRecord,
 from cluster.cost_model import CostProfile, LinearCost
 from simulator.acceptance import DraftQuality
 from simulator.hardware import DrafterProfile, HardwareProfile, Trips
+from simulator.pace import fit_pace
 
 Float64 = NDArray[np.float64]
 
@@ -26,7 +27,11 @@ OUTLIER = 20.0
 BEND = 4.0
 # How strongly the two slopes are taken to be the same where the samples do not tell them apart.
 _SAME_SLOPE = 0.03
+# How strongly nothing is taken to be fixed where samples of one size do not tell it from a factor.
+_NOTHING_FIXED = 0.01
 LEAST_SAMPLES = 20
+# A plain step among drafted ones takes so much of what those take beside drafting and forwards.
+_PLAIN_SHARE = 0.75
 _COEFFICIENTS = ("alpha", "beta", "gamma", "rho", "delta", "gamma_knee")
 
 
@@ -35,9 +40,9 @@ class ServedProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         profile: for the simulator.
-        jitter: standard deviation of the logarithm of a forward's time around its fit.
+        jitter: standard deviation of the logarithm of a forward's time around its fit and the machine's pace.
         factors: of the profile's times that forwards took: of the target without and with drafts in the
-            batch, and of each drafter.
+            batch, and of each drafter, whose calls take a fixed time besides.
         bend: what goes beyond `BEND` of the target's smallest forwards took so many times the factor.
         fixed_s: what a forward of the target took on top, whatever was in it.
         num_steps: seen.
@@ -83,20 +88,11 @@ def fit_profile(record: FidelityRecord, like: ServedRun | None = None) -> Served
         after_drafting = _factor([(s.forward_s - _prompts_s(s, line), _decoding_s(s, line)) for s in drafted])
     plain_factor = line.factor
     factors = {"target": plain_factor, "target after drafting": after_drafting * plain_factor}
-    costs = dict(record.profile.drafters)
-    calls = [draft for step in drafted for draft in step.drafts]
-    for name in costs:
-        own = [draft for draft in calls if draft.drafter == name]
-        # Who was hardly asked is as much slower than its profile as the others: it would be taken for the
-        # fastest else, and asked.
-        own = own if len(own) >= LEAST_SAMPLES else calls
-        if len(own) >= LEAST_SAMPLES:
-            factors[name] = _factor([(d.seconds, draft_seconds(costs[d.drafter], d)) for d in own])
-    costs |= {name: scaled(costs[name], factors[name]) for name in costs if name in factors}
+    costs = record.profile.drafters
+    lines = _draft_lines(costs, [draft for step in drafted for draft in step.drafts])
+    factors |= {name: held.factor for name, held in lines.items()}
     trips = _trips(plain, drafted)
-    logs = [np.log(s.forward_s / _forward_s(s, line, after_drafting)) for s in steps]
-    # Robust: the middle two thirds of a normal distribution lie within one standard deviation.
-    low, high = np.quantile(logs, [0.159, 0.841])
+    pace, jitter = fit_pace([_deviations(run.steps, line, after_drafting) for run in runs])
     profile = HardwareProfile(
         name="this-machine",
         target="as configured",
@@ -107,22 +103,28 @@ def fit_profile(record: FidelityRecord, like: ServedRun | None = None) -> Served
         num_slots=record.num_slots,
         max_tokens=record.max_tokens,
         drafters={
-            name: DrafterProfile(model=name, cost=cost, quality=DraftQuality(rate={"*": 0.5}))
+            name: DrafterProfile(
+                model=name,
+                cost=scaled(cost, lines[name].factor) if name in lines else cost,
+                quality=DraftQuality(rate={"*": 0.5}),
+                call_s=lines[name].fixed_s if name in lines else 0.0,
+            )
             for name, cost in costs.items()
         },
         collocated=False,
         overhead_s=record.profile.overhead_s,
         trips=trips,
         after_drafting=after_drafting,
+        pace=pace,
     )
     return ServedProfile(
         profile=profile,
-        jitter=float(min(0.5, (high - low) / 2)),
+        jitter=jitter,
         factors={name: round(value, 4) for name, value in factors.items()},
         fixed_s=line.fixed_s,
         bend=round(line.beyond / line.factor, 4) if line.factor else 1.0,
         num_steps=len(steps),
-        error=_error(steps, profile, record.profile, factors, line),
+        error=_error(steps, profile, record.profile, lines, line),
     )
 
 
@@ -136,6 +138,27 @@ def draft_seconds(cost: LinearCost, draft: DraftSample) -> float:
             min(draft.num_requests, rows), rows, int(min(draft.num_requests, rows) * mean)
         )
     return seconds
+
+
+def _draft_lines(costs: Mapping[str, LinearCost], calls: Sequence[DraftSample]) -> dict[str, _Line]:
+    """Of each drafter, what a call took by what the profile says of its forwards; none without calls.
+
+    Who was hardly asked is as much slower than its profile as the others: it would be taken for the fastest
+    else, and asked.
+    """
+    lines = {}
+    for name in costs:
+        own: Sequence[DraftSample] = [draft for draft in calls if draft.drafter == name]
+        own = own if len(own) >= LEAST_SAMPLES else calls
+        if len(own) >= LEAST_SAMPLES:
+            lines[name] = _line_of([(d.seconds, draft_seconds(costs[d.drafter], d)) for d in own], math.inf)
+    return lines
+
+
+def _draft_s(cost: LinearCost, draft: DraftSample, line: _Line | None) -> float:
+    """A call by its line, or by the profile."""
+    seconds = draft_seconds(cost, draft)
+    return seconds if line is None else line.seconds(seconds)
 
 
 def scaled(cost: LinearCost, factor: float) -> LinearCost:
@@ -183,6 +206,13 @@ def _forward_s(step: StepSample, line: _Line, after_drafting: float) -> float:
     return decoding_s + _prompts_s(step, line)
 
 
+def _deviations(steps: Sequence[StepSample], line: _Line, after_drafting: float) -> tuple[Float64, Float64]:
+    """When the forwards of a run began, as if iterations had followed at once, and how far off each was."""
+    held = [step for step in steps if step.profile_s > 0.0 and step.whole_s > 0.0]
+    times = np.cumsum([step.whole_s for step in held])
+    return times, np.log([s.forward_s / _forward_s(s, line, after_drafting) for s in held])
+
+
 def _line_of(pairs: Sequence[tuple[float, float]], bend_s: float) -> _Line:
     """Fits pairs of what a forward took and what the profile has for it; the sum is then right.
 
@@ -193,8 +223,9 @@ def _line_of(pairs: Sequence[tuple[float, float]], bend_s: float) -> _Line:
     was, said = held[ratio <= OUTLIER * np.median(ratio)].T
     columns = np.stack([np.ones(len(said)), np.minimum(said, bend_s), np.maximum(said - bend_s, 0.0)], axis=1)
     tie = _SAME_SLOPE * np.sqrt(len(said))
-    rows = np.concatenate([columns / said[:, None], [[0.0, tie, -tie]]])
-    found, _ = nnls(rows, np.append(was / said, 0.0))
+    nothing = _NOTHING_FIXED * np.sqrt(len(said)) / said.mean()
+    rows = np.concatenate([columns / said[:, None], [[0.0, tie, -tie], [nothing, 0.0, 0.0]]])
+    found, _ = nnls(rows, np.append(was / said, [0.0, 0.0]))
     fixed_s, factor, beyond = (found * was.sum() / (columns @ found).sum()).tolist()
     return _Line(fixed_s=fixed_s, factor=factor, beyond=beyond, bend_s=bend_s)
 
@@ -221,7 +252,11 @@ def _trips(plain: Sequence[StepSample], drafted: Sequence[StepSample]) -> Trips:
         return Trips(verify_s=verify_s, verify_request_s=verify_request_s)
     both_s, both_request_s = _line(drafted)
     if len(plain) < LEAST_SAMPLES:
-        verify_s, verify_request_s = both_s / 2, both_request_s / 2
+        share = _PLAIN_SHARE
+        if plain:
+            told = sum(both_s + both_request_s * step.num_requests for step in plain)
+            share = min(1.0, max(0.0, sum(rest_s(step) for step in plain)) / told) if told else 1.0
+        verify_s, verify_request_s = share * both_s, share * both_request_s
     return Trips(
         verify_s=verify_s,
         verify_request_s=verify_request_s,
@@ -249,7 +284,7 @@ def _error(
     steps: Sequence[StepSample],
     profile: HardwareProfile,
     told: CostProfile,
-    factors: dict[str, float],
+    drafters: dict[str, _Line],
     line: _Line,
 ) -> float:
     was: dict[bool, float] = defaultdict(float)
@@ -262,7 +297,7 @@ def _error(
         if kind:
             seconds += trips.draft_s + trips.draft_request_s * step.num_requests
             seconds += max(
-                draft_seconds(told.drafters[d.drafter], d) * factors.get(d.drafter, 1.0) for d in step.drafts
+                _draft_s(told.drafters[d.drafter], d, drafters.get(d.drafter)) for d in step.drafts
             )
         was[kind] += step.whole_s
         fitted[kind] += seconds

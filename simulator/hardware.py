@@ -13,6 +13,7 @@ import msgspec
 
 from cluster.cost_model import CostProfile, LinearCost
 from simulator.acceptance import DraftQuality
+from simulator.pace import Phase
 
 PROFILES = Path(__file__).with_name("profiles")
 
@@ -24,11 +25,13 @@ class DrafterProfile(msgspec.Struct, frozen=True, kw_only=True):
         model: which model it is.
         cost: of one of its forwards.
         quality: of its drafts, by class of request.
+        call_s: seconds that a call takes besides its forwards.
     """
 
     model: str
     cost: LinearCost
     quality: DraftQuality
+    call_s: float = 0.0
 
 
 class Trips(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +68,7 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
         trips: `overhead_s` in parts, where they were measured; half of it for each call if None.
         after_drafting: factor on what decodes in a forward with drafts in it: drafters use the same caches.
             Rows of prompts beside it are not slowed.
+        pace: phases in which all forwards take longer or shorter; none on a machine of one's own.
     """
 
     name: str
@@ -81,6 +85,7 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
     acceptance: str = "chat"
     trips: Trips | None = None
     after_drafting: float = 1.0
+    pace: list[Phase] = []
 
     def cost_profile(self) -> CostProfile:
         """What the scheduler is told, if it is told the truth."""

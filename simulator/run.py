@@ -35,6 +35,7 @@ from simulator.hardware import HardwareProfile, Trips
 from simulator.machine import Machine
 from simulator.metrics import Outcome, RunResult
 from simulator.noise import bits, key_of, normal
+from simulator.pace import Pace
 from simulator.recorded import RecordedAcceptance
 from simulator.scripts import Scripts
 from simulator.systems import System
@@ -50,7 +51,7 @@ KEPT_S = 10.0
 DRAFTER_REQUESTS = 1 << 16
 _CLIENT = "client"
 # Streams of noise that belong to the run and not to a request.
-_PROMPT, _JITTER = 101, 102
+_PROMPT, _JITTER, _PACE = 101, 102, 103
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Options:
 
     Attributes:
         seed: of everything; a request's text and what drafters say of it follow from it and the request.
-        jitter: standard deviation of the logarithm of a forward's time around its cost.
+        jitter: standard deviation of the logarithm of a forward's time around its cost, which is the mean.
         acceptance: how requests differ, or a log of what drafters said; the profile's fitted model if None.
         believed: costs the scheduler is told; the true ones if None.
         max_s: simulated seconds after which the run is given up; requests not done by then count as missed.
@@ -109,6 +110,7 @@ class Cell:
         self._jitter = key_of(options.seed, _JITTER)
         self._num_forwards = 0
         self._noise: list[float] = []
+        self._pace = Pace(profile.pace, key_of(options.seed, _PACE)) if profile.pace else None
         self.clock.at(0.0, VerifierReady(profile.num_slots, profile.max_tokens, VOCAB_SIZE + 1))
         for name, drafter in profile.drafters.items():
             capabilities = Capabilities(
@@ -121,7 +123,9 @@ class Cell:
                 max_tokens=profile.max_tokens,
             )
             table = self.scripts.table(name, drafter.quality, options.max_width)
-            self.drafters[name] = SimulatedDrafter(table, self.scripts, drafter.cost, capabilities)
+            self.drafters[name] = SimulatedDrafter(
+                table, self.scripts, drafter.cost, capabilities, drafter.call_s
+            )
             self.clock.at(0.0, DrafterReady(name, capabilities, DRAFTER_REQUESTS))
 
     def submit(self, request: SimRequest) -> None:
@@ -182,6 +186,13 @@ class Cell:
         match action:
             case Draft(name, call):
                 result = self.drafters[name].draft(call)
+                if self._pace is not None:
+                    pace = self._pace.at(self.clock.now)
+                    result = msgspec.structs.replace(
+                        result,
+                        seconds=pace * result.seconds,
+                        forward_seconds=pace * result.forward_seconds,
+                    )
                 hop_s = (self._trips.draft_s + self._trips.draft_request_s * len(call.items)) / 2
                 done = self.machine.draft(name, self.clock.now + hop_s, result.seconds)
                 self.clock.at(done + hop_s, DraftDone(name, result))
@@ -216,10 +227,13 @@ class Cell:
         return (self._trips.verify_s + self._trips.verify_request_s * served) / 2
 
     def _vary(self, seconds: float) -> float:
+        if self._pace is not None:
+            seconds *= self._pace.at(self.clock.now)
         if self.options.jitter == 0.0:
             return seconds
         if not self._noise:
-            drawn = np.exp(self.options.jitter * normal(self._jitter, self._num_forwards, 1024))
+            deviation = self.options.jitter * normal(self._jitter, self._num_forwards, 1024)
+            drawn = np.exp(deviation - self.options.jitter**2 / 2)
             self._noise = drawn.tolist()[::-1]
             self._num_forwards += 1024
         return seconds * self._noise.pop()

@@ -34,10 +34,15 @@ class SimulatedDrafter:
     """A model drafter without a model: its trees come from a `DrafterTable`, its time from its cost."""
 
     def __init__(
-        self, table: DrafterTable, scripts: Scripts, cost: LinearCost, capabilities: Capabilities
+        self,
+        table: DrafterTable,
+        scripts: Scripts,
+        cost: LinearCost,
+        capabilities: Capabilities,
+        call_s: float = 0.0,
     ) -> None:
         self.table, self.cost, self.capabilities = table, cost, capabilities
-        self._scripts = scripts
+        self._scripts, self._call_s = scripts, call_s
         self._held: dict[str, _Heard] = {}
 
     def draft(self, call: DraftCall) -> DraftResult:
@@ -67,7 +72,7 @@ class SimulatedDrafter:
             call_id=call.call_id,
             drafts=drafts,
             unknown=unknown,
-            seconds=seconds,
+            seconds=self._call_s + seconds,
             forward_seconds=seconds,
             num_forwards=max(1, len(forwards)),
         )

@@ -41,7 +41,7 @@ TOLD = CostProfile(
     drafters={"small": LinearCost(gamma=2.5e-5, rho=1.3e-5, delta=3.5e-4)},
     overhead_s=1e-3,
 )
-FACTOR, AFTER_DRAFTING, DRAFTER_FACTOR = 1.1, 1.2, 1.3
+FACTOR, AFTER_DRAFTING, DRAFTER_FACTOR, CALL_S = 1.1, 1.2, 1.3, 6e-4
 TRIPS = Trips(verify_s=8e-4, verify_request_s=1e-4, draft_s=1.2e-3, draft_request_s=1.5e-4)
 QUALITY = DraftQuality(rate={"chat": 0.75}, offset=-1.0)
 SATURATION = 12.0
@@ -49,7 +49,10 @@ SATURATION = 12.0
 
 def machine(*, target: float = FACTOR, trips: Trips = TRIPS) -> HardwareProfile:
     drafter = DrafterProfile(
-        model="small", cost=scaled(TOLD.drafters["small"], DRAFTER_FACTOR), quality=QUALITY
+        model="small",
+        cost=scaled(TOLD.drafters["small"], DRAFTER_FACTOR),
+        quality=QUALITY,
+        call_s=CALL_S,
     )
     return HardwareProfile(
         name="known",
@@ -164,6 +167,8 @@ def test_the_fit_finds_what_forwards_took_and_what_came_beside_them(record: Fide
     assert fitted.factors["target"] == pytest.approx(FACTOR, rel=0.02)
     assert fitted.factors["target after drafting"] == pytest.approx(FACTOR * AFTER_DRAFTING, rel=0.02)
     assert fitted.factors["small"] == pytest.approx(DRAFTER_FACTOR, rel=0.05)
+    assert fitted.profile.drafters["small"].call_s == pytest.approx(CALL_S, rel=0.1)
+    assert sum(phase.std**2 for phase in fitted.profile.pace) < 0.1 * 0.05**2
     assert fitted.jitter == pytest.approx(0.05, rel=0.15)
     trips = fitted.profile.trips
     assert trips is not None
@@ -302,6 +307,21 @@ def test_large_forwards_that_are_slowed_less_bend_the_line() -> None:
         profile_s = told.target.seconds(1, rows, 0)
         took_s = 1.4 * min(profile_s, bend_s) + max(0.0, profile_s - bend_s)
         assert fitted.profile.cost.seconds(1, rows, 0) == pytest.approx(took_s, rel=0.03)
+
+
+@pytest.mark.parametrize(("few", "share"), [([0.003], 0.6), ([0.003, 0.003, 0.009], 1.0), ([], 0.75)])
+def test_plain_steps_that_are_rare_take_their_share_of_what_drafted_ones_take(
+    few: list[float], share: float
+) -> None:
+    drafts = [DraftSample(drafter="small", num_requests=1, rows=[1], num_context=50, seconds=1e-3)]
+    plain = msgspec.structs.replace(STEP, profile_s=0.004, forward_s=0.004)
+    drafted = msgspec.structs.replace(plain, whole_s=0.004 + 1e-3 + 0.005, drafts=drafts)
+    rare = [msgspec.structs.replace(plain, whole_s=0.004 + rest_s) for rest_s in few]
+    trips = fit_profile(calibrated_on([drafted] * 100 + rare)).profile.trips
+    assert trips is not None
+    assert trips.verify_s + trips.verify_request_s == pytest.approx(share * 0.005, rel=1e-3)
+    both_s = trips.verify_s + trips.verify_request_s + trips.draft_s + trips.draft_request_s
+    assert both_s == pytest.approx(0.005, rel=1e-3)
 
 
 @pytest.mark.parametrize("told", [True, False])
