@@ -41,8 +41,8 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 class Pace:
     """How much longer than on average everything takes at a time.
 
-    On average over forwards that follow one another it is 1: over time it is more, for there are fewer of them
-    while they are long.
+    On average over forwards that follow one another it is 1. Over time it is more: while they are long, there
+    are fewer of them.
     """
 
     def __init__(self, phases: Sequence[Phase], key: int) -> None:

@@ -35,9 +35,8 @@ _load = Figure(
     ),
     quick_seconds=30.0,
     also=("throughput", "tokens per step", "TTFT"),
-    note="The setting of `flotilla bench compare`, with forwards and messages as `bench fidelity` measured "
-    "them. Lengths vary less than those of the demo's prompts. Simulated drafting slows prompts, which on "
-    "the cell it does not (decision 0040): near saturation, policies that draft come out too low.",
+    note="The setting of `flotilla bench compare`, with forwards, messages and the machine's phases as "
+    "`bench fidelity` measured them. Lengths vary less than those of the demo's prompts.",
 )  # fmt: skip
 
 FIGURES = (_load,)
