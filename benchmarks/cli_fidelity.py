@@ -42,6 +42,9 @@ def fidelity(
     config: Annotated[
         Path | None, typer.Option(exists=True, help="Cell configuration; the demo family if unset.")
     ] = None,
+    simulations: Annotated[
+        int, typer.Option(min=1, help="Of every test, with other noise; means are compared.")
+    ] = 4,
     plot: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Plot, like SmartSpec's figure 13.")
     ] = None,
@@ -79,7 +82,9 @@ def fidelity(
             )
         )
         with tables.console.status("Simulating..."):
-            compared: dict[str, Any] = importlib.import_module(_COMPARE).compare(record)
+            compared: dict[str, Any] = importlib.import_module(_COMPARE).compare(
+                record, simulations=simulations, processes=os.cpu_count() or 1
+            )
     except (ValueError, RuntimeError, OSError) as error:
         raise failed("fidelity", error) from None
     result = {"environment": record.environment, "saturation": record.saturation, **compared}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,43 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     own_costs: dict[str, float]
 
 
-def compare(record: FidelityRecord) -> dict[str, Any]:
+class _Comparison:
+    """A record with what is fitted to it."""
+
+    def __init__(self, record: FidelityRecord) -> None:
+        self.record = record
+        self.runs = [run for run in record.runs if run.phase == TEST]
+        self.fits = {
+            name: fit_profile(record, run) for name, run in {_point(run): run for run in self.runs}.items()
+        }
+        self._acceptance = RecordedAcceptance(AcceptanceTable.load(Path(record.acceptance_file)))
+
+    def simulate(self, number: int, again: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Figures of a test run with the costs before it and with its own, simulated once more."""
+        run = self.runs[number]
+        seed = key_of(run.seed, again) >> 1
+        before, own = self.fits[_point(run)], _own_fit(self.record, run)
+        return (
+            simulate_run(self.record, run, before, self._acceptance, seed),
+            simulate_run(self.record, run, own, self._acceptance, seed),
+        )
+
+
+# In a process of a pool.
+_comparison: _Comparison | None = None
+
+
+def _begin(record: FidelityRecord) -> None:
+    global _comparison
+    _comparison = _Comparison(record)
+
+
+def _simulate(job: tuple[int, int]) -> tuple[dict[str, float], dict[str, float]]:
+    assert _comparison is not None
+    return _comparison.simulate(*job)
+
+
+def compare(record: FidelityRecord, *, simulations: int = 1, processes: int = 1) -> dict[str, Any]:
     """Simulate every test run, and hold what came of it against what was measured.
 
     The scheduler is given the very configuration and cost profile that it had in the cell. What forwards took
@@ -76,21 +114,34 @@ def compare(record: FidelityRecord) -> dict[str, Any]:
     others than the tests': who drafts keeps a second process busy, and all forwards take longer then. Before
     each test the simulated scheduler serves the calibration runs that its policy served before it, from which
     the real one has learnt too.
+
+    Args:
+        record: of `flotilla bench fidelity`.
+        simulations: of every test, with other noise and other answers of those recorded; means are compared.
+        processes: at once.
     """
-    runs = [run for run in record.runs if run.phase == TEST]
-    fits = {name: fit_profile(record, run) for name, run in {_point(run): run for run in runs}.items()}
-    acceptance = RecordedAcceptance(AcceptanceTable.load(Path(record.acceptance_file)))
-    compared = [
-        Compared(
-            policy=run.policy,
-            load=run.load,
-            seed=run.seed,
-            served=served_figures(run),
-            simulated=simulate_run(record, run, fits[_point(run)], acceptance),
-            own_costs=simulate_run(record, run, _own_fit(record, run), acceptance),
+    whole = _Comparison(record)
+    runs, fits = whole.runs, whole.fits
+    jobs = [(number, again) for number in range(len(runs)) for again in range(simulations)]
+    if processes > 1:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(processes, context, initializer=_begin, initargs=(record,)) as pool:
+            results = list(pool.map(_simulate, jobs))
+    else:
+        results = [whole.simulate(*job) for job in jobs]
+    compared = []
+    for number, run in enumerate(runs):
+        before, own = zip(*results[number * simulations : (number + 1) * simulations], strict=True)
+        compared.append(
+            Compared(
+                policy=run.policy,
+                load=run.load,
+                seed=run.seed,
+                served=served_figures(run),
+                simulated=_mean(before),
+                own_costs=_mean(own),
+            )
         )
-        for run in runs
-    ]
     return {
         "fitted": {
             name: {
@@ -146,24 +197,24 @@ def written_profile(
 
 
 def simulate_run(
-    record: FidelityRecord, run: ServedRun, fitted: ServedProfile, acceptance: RecordedAcceptance
+    record: FidelityRecord, run: ServedRun, fitted: ServedProfile, acceptance: RecordedAcceptance, seed: int
 ) -> dict[str, float]:
     """Figures of a run's requests on the simulated cell, after its policy's calibration runs."""
     config = FlotillaConfig.model_validate(run.config)
     options = Options(
-        seed=run.seed, jitter=fitted.jitter, acceptance=acceptance, believed=record.profile, max_width=4
+        seed=seed, jitter=fitted.jitter, acceptance=acceptance, believed=record.profile, max_width=4
     )
     cell = Cell(fitted.profile, System(run.policy, config), options)
     start = 1.0
     before = record.runs[: record.runs.index(run)]
     earlier = [one for one in before if one.phase == CALIBRATION and one.policy == run.policy]
     for number, one in enumerate(earlier):
-        for request in requests_of(one, f"calibration-{number}", start):
+        for request in requests_of(one, f"calibration-{number}", start, seed):
             cell.submit(request)
         start += one.duration_s + PAUSE_S
     cell.run()
     before_test = _newest_step(cell)
-    asked = requests_of(run, "test", cell.clock.now + PAUSE_S)
+    asked = requests_of(run, "test", cell.clock.now + PAUSE_S, seed)
     for request in asked:
         cell.submit(request)
     cell.run()
@@ -173,7 +224,7 @@ def simulate_run(
     return figures | step_figures(_steps_after(cell, before_test))
 
 
-def requests_of(run: ServedRun, name: str, start_s: float) -> list[SimRequest]:
+def requests_of(run: ServedRun, name: str, start_s: float, seed: int) -> list[SimRequest]:
     """The requests that the cell answered, with the lengths of its answers."""
     made = []
     for number, request in enumerate(run.requests):
@@ -188,7 +239,7 @@ def requests_of(run: ServedRun, name: str, start_s: float) -> list[SimRequest]:
                 num_output=max(1, request.receipt.num_output_tokens),
                 max_tokens=request.max_tokens,
                 objective=request.objective,
-                seed=key_of(run.seed, number, *name.encode()) >> 1,
+                seed=key_of(seed, number, *name.encode()) >> 1,
             )
         )
     return made
@@ -254,6 +305,10 @@ def points(compared: Sequence[Compared]) -> list[dict[str, Any]]:
             }
         found.append({"policy": policy, "load": load, "seeds": len(held), "figures": figures})
     return found
+
+
+def _mean(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([one[name] for one in figures])) for name in figures[0]}
 
 
 def _own_fit(record: FidelityRecord, run: ServedRun) -> ServedProfile:

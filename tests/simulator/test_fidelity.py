@@ -220,6 +220,17 @@ def test_simulating_a_known_machine_gives_what_it_served(record: FidelityRecord)
         assert figures["attainment"]["simulated"] == pytest.approx(figures["attainment"]["served"], abs=0.1)
 
 
+def test_several_simulations_are_averaged_whichever_process_they_ran_in(record: FidelityRecord) -> None:
+    plain = [run for run in record.runs if run.policy == "autoregressive"]
+    record = msgspec.structs.replace(record, runs=plain)
+    once, twice = compare(record), compare(record, simulations=2)
+    assert twice == compare(record, simulations=2, processes=2)
+    (first,), (both,) = once["runs"], twice["runs"]
+    assert first["served"] == both["served"]
+    assert first["simulated"]["latency_ms"] != both["simulated"]["latency_ms"]
+    assert first["simulated"]["latency_ms"] == pytest.approx(both["simulated"]["latency_ms"], rel=0.1)
+
+
 def test_a_wrong_machine_is_told_from_the_right_one(record: FidelityRecord) -> None:
     slow = [
         served(
