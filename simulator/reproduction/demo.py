@@ -19,8 +19,8 @@ _load = Figure(
         shares={"code": 0.6, "chat": 0.2, "summary": 0.2},
         lengths={"code": (50, 52), "chat": (25, 27), "summary": (72, 12)},
         max_tokens=128,
-        # 1.2, 1.5 and 4.5 times what the cell measured for one request alone, on a machine with nothing else to
-        # do: 3.28 ms a token, far less than the same forwards take beside others.
+        # 1.2, 1.5 and 4.5 times what the cell measured for one request alone on a quiet machine: 3.28 ms a
+        # token, far less than the same forwards take beside others.
         objectives={"code": "3.94", "chat": "4.93", "summary": "14.8"},
         max_running=64,
     ),
