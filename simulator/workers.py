@@ -224,7 +224,7 @@ class SimulatedTarget:
             holds.append(held)
         verdicts = self._decide(served, holds)
         slowed_s = 0.0
-        if num_tokens > len(served):
+        if self.after_drafting != 1.0 and num_tokens > len(served):
             slowed_s = self.cost.seconds(len(served), num_tokens, num_context, num_attended)
             slowed_s *= self.after_drafting - 1.0
         prefills, num_chunks = [], 0
