@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-# The first calls count as if so many before had taken what the profile says.
-PRIOR_CALLS = 3
+from cluster.newest_weight import NewestWeight
+
 # While calls differ in their layers by less than this share of what they come to, the slope is the profile's
 # rather than theirs: then all that they take besides belongs to the call.
 RIDGE = 0.25
@@ -29,7 +29,8 @@ class CallCost:
 
     slope: float = 1.0
     fixed_s: float = 0.0
-    _calls: int = 0
+    _weight: NewestWeight = field(default_factory=NewestWeight)
+    _is_known: bool = False
     _layers_s: float = 0.0
     _seconds: float = 0.0
     _variance: float = 0.0
@@ -46,11 +47,11 @@ class CallCost:
         """
         if layers_s <= 0.0 or seconds <= 0.0:
             return
-        if not self._calls:
+        if not self._is_known:
+            self._is_known = True
             self._layers_s, self._seconds = layers_s, self.expected_s(layers_s)
-        self._calls += 1
         seconds = min(seconds, MOST_TIMES * self.expected_s(layers_s))
-        weight = max(smoothing, 1.0 / (self._calls + PRIOR_CALLS))
+        weight = self._weight.next(smoothing)
         more, longer = layers_s - self._layers_s, seconds - self._seconds
         self._layers_s += weight * more
         self._seconds += weight * longer
@@ -62,3 +63,7 @@ class CallCost:
         if fixed_s < 0.0:  # no call takes less than nothing: the line goes through zero
             slope, fixed_s = self._seconds / self._layers_s, 0.0
         self.slope, self.fixed_s = slope, fixed_s
+
+    def missed(self) -> None:
+        """A step without such a call: what is known tells less of the next."""
+        self._weight.missed()

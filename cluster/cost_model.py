@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from cluster.call_cost import CallCost
 from cluster.call_parts import CallParts, Rows
-from cluster.drift import DRIFT_FACTOR, DRIFT_STEPS, Drift
+from cluster.drift import DRIFT_FACTOR, Drift, DriftWatch
+from cluster.newest_weight import NewestWeight
 
 # Names under which verify forwards are corrected: plain decoding, with drafts in between, and what prompts
 # add to either. No drafter may be called `verifier`, so the first cannot be one's name.
@@ -165,11 +166,11 @@ class CostModel:
     kinds: dict[str, str] = field(default_factory=dict)
     accounts: dict[str, CostAccount] = field(default_factory=dict)
     _factor: dict[str, float] = field(default_factory=dict)
-    _seen: dict[str, int] = field(default_factory=dict)
+    _weights: dict[str, NewestWeight] = field(default_factory=dict)
     _calls: dict[str, CallCost] = field(default_factory=dict)
-    _drifting: set[str] = field(default_factory=set)
-    _against: dict[str, int] = field(default_factory=dict)
-    _drifts: list[Drift] = field(default_factory=list)
+    _drifts: DriftWatch = field(default_factory=DriftWatch)
+    # Kinds of the last two forwards in which anything was decoded.
+    _decoded: tuple[str, str] = ("", "")
 
     def verify_seconds(
         self,
@@ -303,6 +304,8 @@ class CostModel:
     def observe_draft(self, drafter: str, layers_s: float, actual: float) -> None:
         """Learn from a draft call what its layers take, and what the call takes besides.
 
+        Nothing from one after steps without drafts, in which drafters read what they missed meanwhile, too.
+
         Args:
             drafter: its name.
             layers_s: `layers_seconds` of what the call came to.
@@ -310,7 +313,7 @@ class CostModel:
         """
         kind = self.kinds.get(drafter, drafter)
         cost = self.profile.drafters.get(kind)
-        if cost is None or layers_s <= 0.0 or actual <= 0.0:
+        if cost is None or layers_s <= 0.0 or actual <= 0.0 or self._decoded == (VERIFY_PLAIN,) * 2:
             return
         call = self._calls.get(kind) or self._calls.setdefault(kind, CallCost())
         self._count(kind, call.expected_s(layers_s), actual)
@@ -329,6 +332,9 @@ class CostModel:
     def observe_call(self, parts: CallParts, actual: float) -> None:
         """Learn from a verify forward: each part is corrected by its share of what was predicted.
 
+        Of decoding only if one of the last two was of its kind: the first after others is slower than those
+        that follow, and would make what is rare seem too dear ever to become common.
+
         Args:
             parts: as predicted.
             actual: seconds it took.
@@ -337,7 +343,12 @@ class CostModel:
         if predicted <= 0.0 or actual <= 0.0:
             return
         self._count(parts.kind, predicted, actual)
-        self._correct(parts.kind, actual / predicted, parts.decoding_s / predicted)
+        if parts.decoding_s > 0.0:
+            before, self._decoded = self._decoded, (self._decoded[1], parts.kind)
+            other = VERIFY_PLAIN if parts.kind == VERIFY_DRAFTED else VERIFY_DRAFTED
+            self._weight(other).missed()
+            if parts.kind in before:
+                self._correct(parts.kind, actual / predicted, parts.decoding_s / predicted)
         self._correct(VERIFY_PROMPTS, actual / predicted, parts.prompts_s / predicted)
 
     def _correct(self, model: str, ratio: float, share: float) -> None:
@@ -348,9 +359,12 @@ class CostModel:
         # A hiccup of the machine must not be believed at once: a step counts at most fourfold.
         ratio = min(max(ratio, 0.25), 4.0)
         # The first steps count for more: a profile of forwards alone knows nothing of their company.
-        seen = self._seen[model] = self._seen.get(model, 0) + 1
-        factor = self._factor[model] = current * ratio ** (share * max(self.smoothing, 1.0 / (seen + 3)))
+        weight = share * self._weight(model).next(self.smoothing)
+        factor = self._factor[model] = current * ratio**weight
         self._watch(model, factor)
+
+    def _weight(self, model: str) -> NewestWeight:
+        return self._weights.get(model) or self._weights.setdefault(model, NewestWeight())
 
     def correction(self, model: str) -> float:
         """Current factor on the offline prediction."""
@@ -365,8 +379,7 @@ class CostModel:
 
     def take_drifts(self) -> list[Drift]:
         """What began to drift or came back since the last time this was asked."""
-        taken, self._drifts = self._drifts, []
-        return taken
+        return self._drifts.take()
 
     @property
     def corrections(self) -> dict[str, float]:
@@ -374,19 +387,8 @@ class CostModel:
         return dict(self._factor)
 
     def _watch(self, model: str, factor: float) -> None:
-        """Tell a lasting change of the factor from a passing one, in both directions."""
         # Drafters may be as fast as they like: what they computed ahead costs the call nothing.
-        least = 1.0 / DRIFT_FACTOR if model in VERIFY else 0.0
-        is_beyond = not least <= factor <= DRIFT_FACTOR
-        if is_beyond == (model in self._drifting):
-            self._against[model] = 0
-            return
-        steps = self._against[model] = self._against.get(model, 0) + 1
-        if steps < DRIFT_STEPS:
-            return
-        self._against[model] = 0
-        self._drifting.symmetric_difference_update((model,))
-        self._drifts.append(Drift(model, factor, is_beyond))
+        self._drifts.look(model, factor, 1.0 / DRIFT_FACTOR if model in VERIFY else 0.0)
 
 
 def _layers_s(cost: LinearCost, num_requests: int, width: int, depth: int, num_context: int) -> float:

@@ -10,7 +10,7 @@ from cluster.draft_items import opening
 from cluster.drafter_state import READ, DrafterState
 from cluster.requests import Request
 from drafters.messages import DraftCall, DraftItem, DraftResult
-from selector.protocol import Explores
+from selector.protocol import Explores, Selector
 
 if TYPE_CHECKING:
     from cluster.drafter_pool import DrafterPool
@@ -30,11 +30,12 @@ class Explorer:
     num_explorations: int = 0
     _exploring: tuple[str, int, str] | None = None
     _since_read: int = 0
+    _explores: tuple[Selector | None, Explores | None] = (None, None)
 
     def running(self, request: Request, now: float) -> list[tuple[str, DraftCall]]:
         """A prefetch call that lets one idle drafter be scored on what a running request has said so far."""
-        selector = self.pool.selector
-        if self._exploring is not None or not isinstance(selector, Explores):
+        selector = self._selector()
+        if self._exploring is not None or selector is None:
             return []
         view = self.pool.request_view(request)
         idle = self._idle(request, view.allowed)
@@ -52,8 +53,8 @@ class Explorer:
         The request has nothing of it, the next ones with such a prompt may. The drafter releases it with its
         next call. `is_busy` says that there is no idle time to do it in.
         """
-        selector = self.pool.selector
-        if not request.num_steps or not isinstance(selector, Explores):
+        selector = self._selector()
+        if not request.num_steps or selector is None:
             return []
         self._since_read += 1
         view = self.pool.request_view(request)
@@ -80,6 +81,13 @@ class Explorer:
         """A drafter is gone, and what it was asked with it."""
         if self._exploring is not None and self._exploring[0] == name:
             self._exploring = None
+
+    def _selector(self) -> Explores | None:
+        """The pool's, if it explores; to ask it of the protocol takes as long as exploring does."""
+        selector = self.pool.selector
+        if self._explores[0] is not selector:
+            self._explores = (selector, selector if isinstance(selector, Explores) else None)
+        return self._explores[1]
 
     def _idle(self, request: Request, allowed: Iterable[str]) -> list[DrafterState]:
         """Of these drafters the ones that have nothing to do, have room and have not read the request."""

@@ -24,6 +24,8 @@ class StepOverhead:
         """Start from `overhead_s` seconds with drafts, which take more messages, and half without."""
         self._plain = CallCost(fixed_s=overhead_s / 2)
         self._drafted = CallCost(fixed_s=overhead_s)
+        # Lines of the last two steps.
+        self._before: tuple[CallCost | None, CallCost | None] = (None, None)
 
     def plain_s(self, num_requests: int) -> float:
         """Seconds beside the forward of a step that decodes so many requests without drafts."""
@@ -34,6 +36,14 @@ class StepOverhead:
         return self._drafted.expected_s(PER_REQUEST_S * num_requests)
 
     def observe(self, num_requests: int, seconds: float, *, drafted: bool) -> None:
-        """One step; steps that decode nothing say nothing."""
-        line = self._drafted if drafted else self._plain
-        line.observe(PER_REQUEST_S * num_requests, max(seconds, LEAST_S), SMOOTHING)
+        """One step; one that decodes nothing says nothing, nor does one after two of the other kind.
+
+        Such a step pays for the change: drafters read what they missed, or still compute ahead.
+        """
+        if not num_requests:
+            return
+        line, other = (self._drafted, self._plain) if drafted else (self._plain, self._drafted)
+        other.missed()
+        before, self._before = self._before, (self._before[1], line)
+        if line in before:
+            line.observe(PER_REQUEST_S * num_requests, max(seconds, LEAST_S), SMOOTHING)

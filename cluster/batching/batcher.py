@@ -29,10 +29,12 @@ class Batcher:
     # How far predictions must lie below objectives, learned at the door.
     headroom: Headroom = field(default_factory=Headroom)
     rule: BatchingRule = field(init=False)
+    _holds_back: HoldsBack | None = field(init=False)
     pace: Pace = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rule = make_rule(self.config.batching)
+        self.rule = rule = make_rule(self.config.batching)
+        self._holds_back = rule if isinstance(rule, HoldsBack) else None
         self.pace = Pace(RunningMean(self.cost.profile.overhead_s))
 
     def admit(
@@ -62,9 +64,9 @@ class Batcher:
     ) -> frozenset[Request]:
         """Requests without objectives that are not admitted now for the sake of those that have some."""
         best_effort = [request for request in waiting if not has_objective(request)]
-        if not best_effort or not isinstance(self.rule, HoldsBack):
+        if not best_effort or self._holds_back is None:
             return frozenset()
-        most = self.rule.most_best_effort(waiting, running, context)
+        most = self._holds_back.most_best_effort(waiting, running, context)
         if most is None or len(best_effort) <= most:
             return frozenset()
         return frozenset(self.fair.in_order(self.rule, best_effort, context)[most:])

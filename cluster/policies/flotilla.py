@@ -13,17 +13,20 @@ from cluster.policies.base import DecodeRequest, Int32, StepContext, clip
 from cluster.policies.decode_batch import DecodeBatch
 from cluster.policies.depth_tokens import tokens_by_depth
 from cluster.policies.horizon import quantile
+from cluster.policies.probing import LEAST_INTERVAL, PROBE_RUN, Probing
 from cluster.policies.triage import Float64, chain_rows, needs
 from cluster.selection import marginal_goodput, slo_customized
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
 
-# While speculation does not pay, one step in this many drafts all the same, as deep as usual, so that costs
-# are known as they are now and it is noticed when it pays again.
-PROBE_INTERVAL, PROBE_DEPTH = 64, 3
+# While speculation does not pay, some steps draft all the same, as deep as usual, so that costs are known as
+# they are now and it is noticed when it pays again.
+PROBE_DEPTH = 3
+# And while it pays, some do not draft, unless it is believed to bring this many times as much.
+SURELY_PAYS = 2.0
 # Once drafting does not pay, it is not looked at again for so many steps, unless there are fewer requests
 # than this share of them by then.
-REST_STEPS, REST_WITH_OBJECTIVES = 16, 4
+REST_STEPS, REST_WITH_OBJECTIVES, REST_OF_FEW = 16, 4, 4
 REST_SHARE = 0.8
 # A drafter is cheap if drafting a token takes less than this share of verifying it, as looking it up does.
 CHEAP_SHARE = 0.25
@@ -50,7 +53,7 @@ class Flotilla:
     def __init__(self, config: PolicyConfig) -> None:
         self._config = config
         self._z = quantile(config.miss_probability)
-        self._next_probe = 0
+        self._try_drafts, self._try_plain = Probing(), Probing(LEAST_INTERVAL)
         self._rest_until = 0
         self._rest_requests = 0
         # What a batch needs is worked out once for drafting and selection.
@@ -68,25 +71,26 @@ class Flotilla:
             return []
         config, n, batch = self._config, len(batch), DecodeBatch.of(batch)
         width = clip(config.draft_budget / n + config.width_offset, 1, config.max_width)
-        depth, goodput = self._best_depth(batch, 1, context)
+        best_depth, drafted, plain = self._goodputs(batch, 1, context)
+        depth, goodput = (best_depth, drafted) if drafted > plain else (0, plain)
         need = self._needs(batch, context)
         is_urgent = bool(np.count_nonzero(need > 1.0))
         if depth == 0 and is_urgent:
             # Who is in need drafts although it does not pay, and beside that, drafts of the others pay
             # sooner: what drafting takes besides their own rows is spent. But all of them wait for it.
-            least_depth, drafted = self._best_depth(batch, 1, context, is_drafted=True)
-            is_urgent = drafted >= (1.0 - MOST_LOST) * goodput
-            if is_urgent:
-                depth, goodput = least_depth, drafted
-        if depth == 0 and not is_urgent and context.step >= self._next_probe and batch.num_drafting:
-            self._next_probe = context.step + PROBE_INTERVAL
-            return [DraftPlan(depth=min(PROBE_DEPTH, request.max_draft)) for request in batch]
-        if depth == 0 and not is_urgent:
-            # Few requests are soon another matter.
-            if n > FEW_REQUESTS:
-                rest = REST_WITH_OBJECTIVES if batch.has_objectives else REST_STEPS
-                self._rest_until = context.step + rest
-                self._rest_requests = max(FEW_REQUESTS + 1, int(REST_SHARE * n))
+            is_urgent = not best_depth or drafted >= (1.0 - MOST_LOST) * plain
+            if is_urgent and best_depth:
+                depth, goodput = best_depth, drafted
+        if not is_urgent and depth and plain * SURELY_PAYS > drafted:
+            if self._try_plain.tries(context.step, plain / drafted):
+                self._rest(n, PROBE_RUN, context)
+                return [NO_DRAFT] * n
+        elif depth == 0 and not is_urgent:
+            if batch.num_drafting and self._try_drafts.tries(context.step, drafted / plain):
+                return [DraftPlan(depth=min(PROBE_DEPTH, request.max_draft)) for request in batch]
+            # Those that no drafter has read yet are read meanwhile: then few look at once.
+            if batch.num_drafting or n > FEW_REQUESTS:
+                self._rest(n, REST_WITH_OBJECTIVES if batch.has_objectives else REST_STEPS, context)
             return [NO_DRAFT] * n
         # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
         added_s = context.cost.verify_added_seconds(n, n * max(1, depth), batch.num_context / n)
@@ -168,6 +172,14 @@ class Flotilla:
         self._follow(whole_s + float(np.add.reduce(added[:num_added])), context)
         return forest.chosen_nodes(chosen)
 
+    def _rest(self, num_requests: int, num_steps: int, context: StepContext) -> None:
+        """Look again after so many steps, or when fewer are running; few requests are soon another matter."""
+        is_few = num_requests <= FEW_REQUESTS
+        self._rest_until = context.step + (min(num_steps, REST_OF_FEW) if is_few else num_steps)
+        self._rest_requests = (
+            num_requests if is_few else max(FEW_REQUESTS + 1, int(REST_SHARE * num_requests))
+        )
+
     def _needs(self, batch: DecodeBatch, context: StepContext) -> Float64:
         """What each request is to get from this step, by `triage.needs`."""
         before, step_s, found = self._needed
@@ -187,16 +199,16 @@ class Flotilla:
         self._predicted_s += SMOOTHING * (predicted_s - self._predicted_s)
         self._drafting_s += SMOOTHING * (context.draft_s - self._drafting_s)
 
-    def _best_depth(
-        self, batch: DecodeBatch, width: int, context: StepContext, *, is_drafted: bool = False
-    ) -> tuple[int, float]:
-        """Depth with the highest predicted goodput (SmartSpec's objective) and that goodput.
+    def _goodputs(self, batch: DecodeBatch, width: int, context: StepContext) -> tuple[int, float, float]:
+        """Depth of drafts with the highest predicted goodput (SmartSpec's objective), that, and without any.
 
         Args:
             batch: the requests.
             width: beam width.
             context: costs above all.
-            is_drafted: whether to choose among depths from 1 on, as somebody drafts in any case.
+
+        Returns:
+            depth from 1 on, and its goodput, both 0 where nobody can draft; goodput of plain decoding.
         """
         n, deepest, cost = len(batch), self._config.max_depth, context.cost
         num_context, load = batch.num_context, batch.load
@@ -204,7 +216,7 @@ class Flotilla:
         expected, drafted = tokens_by_depth(batch, deepest, self._cheap(layer_s, context))
         plain_s = cost.verify_seconds(n, n, num_context) + context.plain_overhead_s
         plain = n / (plain_s - _spent_on_prompts(context, drafted=False))
-        best_depth, best = 0, 0.0 if is_drafted else plain
+        best_depth, best = 0, 0.0
         drafts_s = [
             cost.draft_seconds_by_depth(name, count, width, deepest, tokens)
             for name, (count, tokens) in load.items()
@@ -220,7 +232,7 @@ class Flotilla:
             goodput = expected[depth] / step_s
             if goodput > best:
                 best_depth, best = depth, goodput
-        return best_depth, best or plain
+        return best_depth, best, plain
 
     @staticmethod
     def _cheap(layer_s: dict[str, float], context: StepContext) -> set[str]:

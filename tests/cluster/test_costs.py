@@ -58,6 +58,39 @@ def test_online_correction_follows_a_machine_that_became_slower() -> None:
     assert model.verify_seconds(1, 1, 0) == pytest.approx(0.022, rel=0.05)
 
 
+def test_the_first_forward_after_others_is_not_believed() -> None:
+    """It is slow for coming after those; believed, it would make what is rare seem too dear to be tried."""
+    model = CostModel(CostProfile(target=LinearCost(gamma=1e-3, delta=1e-2)))
+    for step in range(600):
+        drafted = step % 60 not in (0, 1, 2)
+        parts = model.call_parts(Rows(1, 1), NO_ROWS, drafted=drafted)
+        model.observe_call(parts, parts.profile_s * (3.0 if step % 60 == 0 else 1.3 if drafted else 0.9))
+    assert model.correction(VERIFY_PLAIN) == pytest.approx(0.9, rel=0.03)
+    assert model.correction(VERIFY_DRAFTED) == pytest.approx(1.3, rel=0.03)
+
+
+def test_what_was_not_seen_for_long_is_soon_learnt_anew() -> None:
+    model = CostModel(CostProfile(target=LinearCost(gamma=1e-3, delta=1e-2)))
+    for times, drafted, num_steps in ((1.0, False, 200), (1.0, True, 200), (2.0, False, 6)):
+        for _ in range(num_steps):
+            parts = model.call_parts(Rows(1, 1), NO_ROWS, drafted=drafted)
+            model.observe_call(parts, parts.profile_s * times)
+    assert model.correction(VERIFY_PLAIN) > 1.4  # with the weight of one among many: 1.17
+
+
+def test_a_draft_call_after_plain_steps_says_nothing() -> None:
+    profile = CostProfile(target=LinearCost(delta=1e-2), drafters={"small": LinearCost(delta=1e-3)})
+    model = CostModel(profile)
+    for _ in range(2):
+        took(model, 1e-2)
+    before = model.draft_seconds("small", 1, 1, 4)
+    model.observe_draft("small", 4e-3, 3e-2)
+    assert model.draft_seconds("small", 1, 1, 4) == before
+    model.observe_call(model.call_parts(Rows(1, 5), NO_ROWS, drafted=True), 1e-2)
+    model.observe_draft("small", 4e-3, 3e-2)
+    assert model.draft_seconds("small", 1, 1, 4) > before
+
+
 def test_one_hiccup_hardly_moves_the_correction() -> None:
     model = CostModel(CostProfile(target=LinearCost(gamma=1e-3, delta=1e-2)))
     for _ in range(50):

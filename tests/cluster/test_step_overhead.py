@@ -34,3 +34,14 @@ def test_a_step_without_requests_says_nothing_and_one_without_overhead_does() ->
     for _ in range(200):
         overhead.observe(4, 0.0, drafted=True)
     assert overhead.drafted_s(4) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_rare_steps_of_a_kind_are_believed_only_after_another_of_theirs() -> None:
+    """The first pays for the change: believed, it would keep the kind rare."""
+    overhead = StepOverhead(1e-3)
+    for step in range(600):
+        is_rare = step % 60 in (0, 1)
+        seconds = 9e-3 if step % 60 == 0 else 7e-4 if is_rare else 2e-3
+        overhead.observe(1, seconds, drafted=not is_rare)
+    assert overhead.plain_s(1) == pytest.approx(7e-4, rel=0.1)
+    assert overhead.drafted_s(1) == pytest.approx(2e-3, rel=0.1)

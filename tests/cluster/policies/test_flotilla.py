@@ -9,6 +9,7 @@ import pytest
 from cluster.config import PolicyConfig
 from cluster.cost_model import CostModel, CostProfile, LinearCost
 from cluster.policies.flotilla import PROBE_DEPTH, Flotilla
+from cluster.policies.probing import PROBE_RUN, Probing
 from engine.tree import TokenTree
 from tests.cluster.policies.batches import context, request
 
@@ -19,7 +20,7 @@ def test_of_a_cheap_drafter_only_what_it_is_sure_of_is_counted_as_verified() -> 
     batch = [request(str(number), rate=0.45) for number in range(8)]
     looked_up = context(draft_s=0.0, token_s=7e-4, verify_s=4e-3, overhead_s=1e-4)
     by_model = context(draft_s=1.5e-3, token_s=7e-4, verify_s=4e-3, overhead_s=1e-4)
-    policy._next_probe = 1000
+    policy._try_drafts = Probing(1000)
     assert all(plan.depth == 6 for plan in policy.plan(batch, looked_up))
     assert all(plan.depth == 0 for plan in policy.plan(batch, by_model))
 
@@ -28,9 +29,11 @@ def test_a_probe_is_as_deep_as_drafts_are() -> None:
     """Calls of one layer say little of what deeper ones take."""
     policy = Flotilla(PolicyConfig(max_depth=6))
     batch = [request(str(number), rate=0.1, max_draft=2 + number) for number in range(3)]
-    plans = policy.plan(batch, context(draft_s=5e-2))
-    assert [plan.depth for plan in plans] == [2, PROBE_DEPTH, PROBE_DEPTH]
-    assert all(plan.depth == 0 for plan in policy.plan(batch, context(draft_s=5e-2)))
+    for step in range(PROBE_RUN):
+        plans = policy.plan(batch, replace(context(draft_s=5e-2), step=step))
+        assert [plan.depth for plan in plans] == [2, PROBE_DEPTH, PROBE_DEPTH]
+    later = replace(context(draft_s=5e-2), step=PROBE_RUN)
+    assert all(plan.depth == 0 for plan in policy.plan(batch, later))
 
 
 def test_what_prompts_pay_for_is_not_saved_by_drafts() -> None:
@@ -39,7 +42,7 @@ def test_what_prompts_pay_for_is_not_saved_by_drafts() -> None:
         Flotilla(PolicyConfig(max_depth=6)),
         [request(str(number), rate=0.7) for number in range(8)],
     )
-    policy._next_probe = 1000
+    policy._try_drafts = Probing(1000)
     alone = context(draft_s=3e-4, token_s=3e-4, verify_s=5e-3)
     assert all(plan.depth > 0 for plan in policy.plan(batch, alone))
     assert all(plan.depth == 0 for plan in policy.plan(batch, replace(alone, prompt_share=1.0)))
@@ -75,7 +78,7 @@ def test_beside_a_request_in_need_the_others_draft_unless_all_lose_by_it(
 ) -> None:
     """What drafting takes besides their rows is spent then; alone they would not draft."""
     policy = Flotilla(PolicyConfig(max_depth=6))
-    policy._next_probe = 1000
+    policy._try_drafts = Probing(1000)
     now = context(draft_s=draft_s, token_s=1e-3, verify_s=4e-3)
     calm = [request(str(number), rate=0.7) for number in range(8)]
     assert all(plan.depth == 0 for plan in policy.plan(calm, now))

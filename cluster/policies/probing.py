@@ -1,0 +1,40 @@
+"""When to try what is believed not to pay, so that it is noticed when that has become wrong."""
+
+from __future__ import annotations
+
+# Steps of a try, one after the other. In the first, drafters read what they missed; of those that follow, the
+# first still pays for the change.
+PROBE_RUN = 6
+# Of goodput no larger share is spent on tries, unless there were hardly any then.
+MOST_SPENT = 0.01
+# A try comes no more often than once in so many steps, and no more seldom.
+LEAST_INTERVAL, MOST_INTERVAL = 64, 512
+
+
+class Probing:
+    """Tries of one kind of step: so many in a row, the fewer the more the other kind is believed to bring.
+
+    What is known of a kind of step is learnt from steps that follow one of their own kind
+    (`CostModel.observe_call`): a single one says next to nothing.
+    """
+
+    def __init__(self, first_step: int = 0) -> None:
+        """The first try may come from step `first_step` on."""
+        self._due = first_step
+        self._until = 0
+
+    def tries(self, step: int, worth: float) -> bool:
+        """Whether the step at hand is to be one of the kind that is not believed to pay.
+
+        Args:
+            step: number of the step.
+            worth: goodput that such a step is believed to have, by that of the best; above 0, at most 1.
+        """
+        if step < self._until:
+            return True
+        if step < self._due:
+            return False
+        interval = PROBE_RUN * (1.0 / max(worth, 1e-3) - 1.0) / MOST_SPENT
+        self._until = step + PROBE_RUN
+        self._due = step + int(min(max(interval, LEAST_INTERVAL), MOST_INTERVAL))
+        return True

@@ -1,0 +1,39 @@
+"""Tries of what is believed not to pay: in runs, and at a bounded share of goodput."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.policies.probing import LEAST_INTERVAL, MOST_INTERVAL, MOST_SPENT, PROBE_RUN, Probing
+
+
+def tried(worth: float, num_steps: int, first_step: int = 0) -> list[bool]:
+    probing = Probing(first_step)
+    return [probing.tries(step, worth) for step in range(num_steps)]
+
+
+@given(st.floats(0.0, 1.0), st.integers(0, 100))
+def test_tries_are_runs_of_one_length_with_bounded_gaps(worth: float, first_step: int) -> None:
+    tries = tried(worth, 4 * MOST_INTERVAL, first_step)
+    assert not any(tries[:first_step])
+    begins = [step for step, now in enumerate(tries) if now and not (step and tries[step - 1])]
+    assert begins[0] == first_step
+    assert all(all(tries[begin : begin + PROBE_RUN]) for begin in begins[:-1])
+    assert sum(tries) <= PROBE_RUN * len(begins)
+    gaps = [later - begin for begin, later in pairwise(begins)]
+    assert all(LEAST_INTERVAL <= gap <= MOST_INTERVAL for gap in gaps)
+
+
+@pytest.mark.parametrize("worth", [0.6, 0.7, 0.8, 0.9, 0.99])
+def test_they_cost_hardly_more_than_their_share(worth: float) -> None:
+    tries = tried(worth, 100 * MOST_INTERVAL)
+    lost = sum(tries) * (1.0 / worth - 1.0) / len(tries)
+    assert lost <= 1.02 * MOST_SPENT
+
+
+def test_what_is_nearly_as_good_is_tried_more_often() -> None:
+    assert sum(tried(0.95, 5000)) > sum(tried(0.7, 5000)) > sum(tried(0.3, 5000)) > 0
