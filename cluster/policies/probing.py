@@ -7,8 +7,9 @@ from __future__ import annotations
 PROBE_RUN = 6
 # Of goodput no larger share is spent on tries, unless there were hardly any then.
 MOST_SPENT = 0.01
-# A try comes no more often than once in so many steps, and no more seldom.
-LEAST_INTERVAL, MOST_INTERVAL = 64, 512
+# A try comes no more often than once in so many steps, for changing takes a step's time as well, and no more
+# seldom.
+LEAST_INTERVAL, MOST_INTERVAL = 192, 768
 
 
 class Probing:

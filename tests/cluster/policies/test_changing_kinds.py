@@ -84,5 +84,5 @@ def test_whether_drafting_pays_is_found_whatever_was_believed_before(
     machine = Machine()
     share = machine.run(before, 600)
     assert share < 0.2 if pays else share > 0.8
-    share = machine.run(rate, 1200)
+    share = machine.run(rate, 2400)
     assert share > 0.8 if pays else share < 0.2
