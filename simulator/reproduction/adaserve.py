@@ -201,7 +201,8 @@ _v1_8 = Figure(
     metrics=("attainment", "goodput"),
     claims=(
         Claim("adaserve attains more than FCFS, STTA and SepPipe", "at all rates", "above", "attainment",
-              ("adaserve-v1",), ("fcfs", "stta", "sep-pipe"), limit=1.0),
+              ("adaserve-v1",), ("fcfs", "stta", "sep-pipe"), limit=1.0,
+              why="Past saturation only; presumably as in the next row"),
         Claim("and more than EqualGreedy and GlobalGreedy", "at all rates", "above", "attainment",
               ("adaserve-v1",), ("equal-greedy", "global-greedy"), limit=1.0,
               why="Serving who needs most first spends a short budget on requests that are late already "
