@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Steps of a try, one after the other. In the first, drafters read what they missed; of those that follow, the
-# first still pays for the change.
+# Steps of a try, one after the other. In the first, drafters may have to read what they missed; of those that
+# follow, the first still pays for the change.
 PROBE_RUN = 6
 # Of goodput no larger share is spent on tries, unless there were hardly any then.
 MOST_SPENT = 0.01
