@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from cluster.policies.base import DecodeRequest, Int32, StepContext, clip
 from cluster.policies.decode_batch import DecodeBatch
 from cluster.policies.depth_tokens import tokens_by_depth
 from cluster.policies.horizon import quantile
+from cluster.policies.on_time import num_on_time
 from cluster.policies.probing import LEAST_INTERVAL, PROBE_RUN, Probing
 from cluster.policies.triage import Float64, chain_rows, needs
 from cluster.selection import marginal_goodput, slo_customized
@@ -34,6 +36,8 @@ CHEAP_SHARE = 0.25
 SECOND_CHOICE = 0.4
 # Of goodput no larger share is given up by drafting for those in need.
 MOST_LOST = 0.02
+# Of goodput up to this share is given up by not drafting, where plain steps keep more requests on time.
+MOST_FORGONE = 0.25
 # For a request in need, drafting goes on down to a path of this chance.
 URGENT_LOGP = math.log(0.2)
 # Weight of the newest step in what is known of steps beside drafts and their verification.
@@ -45,6 +49,25 @@ MOST_ON_PROMPTS = 0.99
 # A path surer than this is always worth a forward.
 MOST_CERTAIN = 0.9
 NO_DRAFT = DraftPlan(depth=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the next step is predicted to be, with drafts for everybody and without.
+
+    Attributes:
+        depth: of the drafts with the highest goodput, from 1 on; 0 where nobody can draft.
+        drafted: expected tokens per second with them, by the seconds that decoding pays for; 0 likewise.
+        drafted_s: seconds of such a step, prompts apart; 0 likewise.
+        plain: tokens per second without drafts.
+        plain_s: seconds of such a step.
+    """
+
+    depth: int
+    drafted: float
+    drafted_s: float
+    plain: float
+    plain_s: float
 
 
 class Flotilla:
@@ -71,8 +94,12 @@ class Flotilla:
             return []
         config, n, batch = self._config, len(batch), DecodeBatch.of(batch)
         width = clip(config.draft_budget / n + config.width_offset, 1, config.max_width)
-        best_depth, drafted, plain = self._goodputs(batch, 1, context)
+        outlook = self._look(batch, 1, context)
+        best_depth, drafted, plain = outlook.depth, outlook.drafted, outlook.plain
         depth, goodput = (best_depth, drafted) if drafted > plain else (0, plain)
+        if depth and self._makes_late(batch, outlook) and not self._try_drafts.tries(context.step, 1.0):
+            self._rest(n, REST_WITH_OBJECTIVES, context)
+            return [NO_DRAFT] * n
         need = self._needs(batch, context)
         is_urgent = bool(np.count_nonzero(need > 1.0))
         if depth == 0 and is_urgent:
@@ -199,16 +226,20 @@ class Flotilla:
         self._predicted_s += SMOOTHING * (predicted_s - self._predicted_s)
         self._drafting_s += SMOOTHING * (context.draft_s - self._drafting_s)
 
-    def _goodputs(self, batch: DecodeBatch, width: int, context: StepContext) -> tuple[int, float, float]:
-        """Depth of drafts with the highest predicted goodput (SmartSpec's objective), that, and without any.
+    def _makes_late(self, batch: DecodeBatch, outlook: Outlook) -> bool:
+        """Whether drafts, though they raise goodput, keep fewer requests on time than plain steps do."""
+        if not batch.has_objectives or (1.0 - MOST_FORGONE) * outlook.drafted > outlook.plain:
+            return False
+        drafted_s, plain_s = outlook.drafted_s + self._unseen_s, outlook.plain_s + self._unseen_s
+        return num_on_time(batch, plain_s, 0) > num_on_time(batch, drafted_s, outlook.depth)
+
+    def _look(self, batch: DecodeBatch, width: int, context: StepContext) -> Outlook:
+        """Depth of drafts with the highest predicted goodput (SmartSpec's objective), and what it brings.
 
         Args:
             batch: the requests.
             width: beam width.
             context: costs above all.
-
-        Returns:
-            depth from 1 on, and its goodput, both 0 where nobody can draft; goodput of plain decoding.
         """
         n, deepest, cost = len(batch), self._config.max_depth, context.cost
         num_context, load = batch.num_context, batch.load
@@ -216,23 +247,23 @@ class Flotilla:
         expected, drafted = tokens_by_depth(batch, deepest, self._cheap(layer_s, context))
         plain_s = cost.verify_seconds(n, n, num_context) + context.plain_overhead_s
         plain = n / (plain_s - _spent_on_prompts(context, drafted=False))
-        best_depth, best = 0, 0.0
+        best_depth, best, best_s = 0, 0.0, 0.0
         drafts_s = [
             cost.draft_seconds_by_depth(name, count, width, deepest, tokens)
             for name, (count, tokens) in load.items()
         ]
         # Drafters work at the same time.
         slowest_s = drafts_s[0] if len(drafts_s) == 1 else [max(each) for each in zip(*drafts_s, strict=True)]
-        beside_s = context.draft_overhead_s - _spent_on_prompts(context, drafted=True)
+        spent_s = _spent_on_prompts(context, drafted=True)
         for depth in range(1, deepest + 1):
             if drafted[depth] == drafted[depth - 1]:
                 break
             verify_s = cost.verify_seconds(n, n + round(drafted[depth]), num_context, drafted=True)
-            step_s = slowest_s[depth] + verify_s + beside_s
-            goodput = expected[depth] / step_s
+            step_s = slowest_s[depth] + verify_s + context.draft_overhead_s
+            goodput = expected[depth] / (step_s - spent_s)
             if goodput > best:
-                best_depth, best = depth, goodput
-        return best_depth, best, plain
+                best_depth, best, best_s = depth, goodput, step_s
+        return Outlook(best_depth, best, best_s, plain, plain_s)
 
     @staticmethod
     def _cheap(layer_s: dict[str, float], context: StepContext) -> set[str]:
