@@ -28,6 +28,12 @@ def quantile(miss_probability: float) -> float:
     return NormalDist().inv_cdf(1.0 - miss_probability)
 
 
+def time_ahead(request: DecodeRequest, tpot_s: float) -> tuple[int, float]:
+    """The tokens an objective of `tpot_s` is looked ahead for, and the seconds left until they are late."""
+    horizon = max(1, min(HORIZON_TOKENS, request.num_remaining))
+    return horizon, tpot_s * (request.num_decoded + horizon) - request.decoding_s
+
+
 def required_tokens(request: DecodeRequest, step_s: float, z: float) -> float:
     """Expected tokens per step with which the request is on time over its horizon with high probability.
 
@@ -51,8 +57,8 @@ def required_tokens(request: DecodeRequest, step_s: float, z: float) -> float:
     """
     if request.tpot_s is None:
         return 0.0
-    horizon = max(1, min(HORIZON_TOKENS, request.num_remaining))
-    steps = (request.tpot_s * (request.num_decoded + horizon) - request.decoding_s) / step_s
+    horizon, left_s = time_ahead(request, request.tpot_s)
+    steps = left_s / step_s
     if steps < 1.0:
         return request.required(step_s)
     if steps >= horizon:

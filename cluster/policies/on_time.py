@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from cluster.policies.base import DecodeRequest
 from cluster.policies.decode_batch import MOST_CERTAIN_RATE
-from cluster.policies.horizon import HORIZON_TOKENS
+from cluster.policies.horizon import time_ahead
 
 
 def num_on_time(batch: Iterable[DecodeRequest], step_s: float, depth: int) -> int:
@@ -29,7 +29,6 @@ def num_on_time(batch: Iterable[DecodeRequest], step_s: float, depth: int) -> in
         if most > 0 and request.drafter:
             rate = min(request.rate, MOST_CERTAIN_RATE)
             tokens = (1.0 - rate ** (most + 1)) / (1.0 - rate)
-        horizon = max(1, min(HORIZON_TOKENS, request.num_remaining))
-        left_s = request.tpot_s * (request.num_decoded + horizon) - request.decoding_s
+        horizon, left_s = time_ahead(request, request.tpot_s)
         count += horizon * step_s <= tokens * left_s
     return count
