@@ -57,19 +57,21 @@ def build_drafter(
         from drafters.model_drafter import ModelDrafter
         from engine.loading import load_runner
         from engine.model_size import count_parameters
+        from engine.numpy_llama import in_numpy
 
+        model = load_runner(
+            path,
+            dtype=dtype,
+            num_slots=num_slots,
+            runner=runner,
+            attention=attention,
+            device=device,
+            memory_fraction=memory_fraction,
+            device_share=device_share,
+            graphs=graphs,
+        )
         return ModelDrafter(
-            load_runner(
-                path,
-                dtype=dtype,
-                num_slots=num_slots,
-                runner=runner,
-                attention=attention,
-                device=device,
-                memory_fraction=memory_fraction,
-                device_share=device_share,
-                graphs=graphs,
-            ),
+            in_numpy(model) if runner == "auto" else model,
             max_depth=max_depth,
             max_width=max_width,
             prefix_sharing=prefix_sharing,

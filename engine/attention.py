@@ -157,6 +157,10 @@ class PaddedAttention:
         self._layers[layer] = torch.zeros(self.num_slots, width, dtype=self._dtype, device=self._device)
         self._shapes[layer] = (kv_heads, k_dim, v_dim)
 
+    def storage(self, layer: int) -> torch.Tensor:
+        """[num_slots, kv_heads * (k_dim + v_dim)], keys and values of all slots, keys of all heads first."""
+        return self._layers[layer]
+
     def plan(self, segments: Sequence[Segment]) -> PaddedPlan:
         """See `AttentionBackend`."""
         return self._plan(segments, self.partition(segments))

@@ -92,6 +92,11 @@ class LlamaRunner:
         return self._weights.scale
 
     @property
+    def weights(self) -> LlamaWeights:
+        """What it runs."""
+        return self._weights
+
+    @property
     def attention(self) -> PaddedAttention:
         """What holds its keys and values."""
         return self._attention
