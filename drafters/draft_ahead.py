@@ -17,14 +17,14 @@ from drafters.computed_tree import ComputedTree
 from drafters.job import Job
 
 # Rows of one forward ahead, over all requests: short, because the next call waits for the one running.
-ROWS = 8
+ROWS = 3
 # Best next tokens of a node that are candidates.
 CHOICES = 2
 # Paths less likely than this are not worth a row.
-LEAST_LOGP = math.log(0.04)
+LEAST_LOGP = math.log(0.002)
 # Nodes computed ahead for one request, and layers below the root, at most.
-NODES = 40
-LAYERS = 12
+NODES = 160
+LAYERS = 32
 
 
 class DraftAhead:
