@@ -23,6 +23,7 @@ import ray
 from ray.util import get_node_ip_address
 
 from cluster.config import TargetConfig
+from cluster.core_affinity import CoreClaim, claim_core, is_crowded, usable_cores
 from cluster.cost_model import StepPoint
 from cluster.draft_service import DraftService
 from cluster.drafter_config import DrafterConfig
@@ -88,6 +89,11 @@ class _Worker(ABC):
             self._handle, token, get_node_ip_address(), idle=self._idle, heartbeat_s=heartbeat_s
         )
         return self._server.address
+
+    def keep_off(self, cores: list[int]) -> None:
+        """Answer calls on other processor cores than these, if there are any."""
+        assert self._server is not None
+        self._server.keep_to(usable_cores() - set(cores) or usable_cores())
 
     def keep(self, record: Any = None, *, is_kept: bool = True) -> None:
         """Wait for another cell if this one dies, and tell it the record (`cluster.takeover`); or do not."""
@@ -220,6 +226,7 @@ class VerifierWorker(_Worker):
         super().__init__(orphan_s)
         self._target: Target | None = None
         self._rank = 0
+        self._claim: CoreClaim | None = None
         self._decoder: Decoder[VerifyCall] = Decoder(VerifyCall)
 
     def rendezvous(self) -> Address:
@@ -237,6 +244,26 @@ class VerifierWorker(_Worker):
         self._target = build_target(config, rank)
         gc.freeze()
         return self._target.ready()
+
+    def claim_core(self, num_ranks: int, num_drafters: int) -> int | None:
+        """Answer calls on a processor core that no other target of this machine has claimed.
+
+        Args:
+            num_ranks, num_drafters: of the cell, as many as may be on this machine.
+
+        Returns:
+            which one; None if it keeps to none: with an accelerator, with cores enough, with none left.
+        """
+        assert self._target is not None
+        assert self._server is not None
+        cores = usable_cores()
+        is_for_it = self._target.device.type == "cpu" and is_crowded(len(cores), num_ranks, num_drafters)
+        if is_for_it and self._claim is None:
+            self._claim = claim_core(cores)
+        if self._claim is None:
+            return None
+        self._server.keep_to({self._claim.core})
+        return self._claim.core
 
     def profile(self) -> list[StepPoint]:
         """Measured cost of verify forwards; every rank must be asked at the same time."""

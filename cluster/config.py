@@ -87,6 +87,12 @@ class PoolConfig(StrictModel):
         description="Processes kept in reserve that have imported torch and hold no model, to replace a lost "
         "model drafter with; about 300 MB each. 0 is none.",
     )
+    core_affinity: bool = Field(
+        default=True,
+        description="On a machine with fewer cores than the cell has processes, the target's ranks and the "
+        "scheduler keep to cores of their own, and drafters to the others. Off where other programs keep to "
+        "cores, too.",
+    )
 
 
 class PolicyConfig(StrictModel):

@@ -19,7 +19,8 @@ from cluster.events import DrafterReady, Event, VerifierReady, WorkerLost
 from cluster.placement import instance_names
 from cluster.profile_file import load_profile
 from cluster.takeover import Instance
-from cluster.worker_set import VERIFIER, WorkerSet
+from cluster.worker import VERIFIER
+from cluster.worker_set import WorkerSet
 
 _log = logging.getLogger(__name__)
 

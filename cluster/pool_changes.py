@@ -16,7 +16,8 @@ from cluster.lifecycle import Life, Lifecycle, Shell, cause, waits
 from cluster.placement import free_names, instance_names
 from cluster.pool_errors import DrafterFailed, NotServing, PoolError, UnknownDrafter
 from cluster.profile_file import ProfileError, load_profile
-from cluster.worker_set import VERIFIER, WorkerSet
+from cluster.worker import VERIFIER
+from cluster.worker_set import WorkerSet
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+from cluster.core_affinity import keep_to
 from cluster.worker_lease import UNACKNOWLEDGED_S
 
 _LENGTH = struct.Struct(">I")
@@ -53,6 +54,11 @@ class StepServer:
         self.is_connected = False
         self._thread = threading.Thread(target=self._serve, name="step-server", daemon=True)
         self._thread.start()
+
+    def keep_to(self, cores: Collection[int]) -> None:
+        """Have calls answered on these processor cores only."""
+        if self._thread.native_id is not None:
+            keep_to(cores, self._thread.native_id)
 
     def close(self, within_s: float = 0.0) -> bool:
         """Stop accepting; the thread ends with its connection. Whether it has, after at most `within_s`."""

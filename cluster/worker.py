@@ -20,6 +20,8 @@ from cluster.step_client import StepClient
 _log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+#: Name of the target among the workers.
+VERIFIER = "verifier"
 # How often it is looked whether a worker that loads still lives.
 _LOOK_S = 1.0
 

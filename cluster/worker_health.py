@@ -10,7 +10,8 @@ from cluster.lifecycle import Life, Lifecycle, Shell
 from cluster.metric_set import MetricSet
 from cluster.placement import rank_name
 from cluster.stalls import Signs, Suspicions, call_limit_s, judge
-from cluster.worker_set import VERIFIER, WorkerSet
+from cluster.worker import VERIFIER
+from cluster.worker_set import WorkerSet
 
 _log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 
 from cluster.actors import DrafterWorker, VerifierWorker, Whereabouts, end, spawn
 from cluster.config import FlotillaConfig
+from cluster.core_keeping import CoreKeeping
 from cluster.cost_model import CostProfile, LinearCost
 from cluster.draft_service import InPlaceDrafter
 from cluster.drafter_config import DrafterConfig
@@ -27,12 +28,11 @@ from cluster.reservation import Reservations
 from cluster.standby import Standby
 from cluster.step_client import StepClient
 from cluster.takeover import CellRecord, Instance, TakenOver, Takeover, claim
-from cluster.worker import Worker
+from cluster.worker import VERIFIER, Worker
 from engine.heads_config import UnsuitableHeads
 
 _log = logging.getLogger(__name__)
 
-VERIFIER = "verifier"
 # A worker that has no process after so long waits for something: it is said what for.
 PATIENCE_S = 5.0
 # And so often until then it is looked whether it still has a place.
@@ -70,6 +70,7 @@ class WorkerSet:
         self._takeover = takeover
         self._reservations = Reservations(self._takeover.group_options)
         self.standby = Standby(config.pool.standby, self._takeover)
+        self._cores = CoreKeeping(config)
         self._accompanying: asyncio.Task[None] | None = None
         self.workers: dict[str, Worker] = {}
         self._begun: dict[str, Any] = {}  # actors of drafters that are not loaded yet
@@ -97,8 +98,8 @@ class WorkerSet:
 
     async def restore(self, name: str, report: Callable[[str], None]) -> None:
         """Wait until there is a place for a lost worker; `report` is told what is waited for."""
-        ranks = range(self._config.target.tensor_parallel)
-        for one in map(rank_name, ranks) if name == VERIFIER else [name]:
+        num_ranks = self._config.target.tensor_parallel
+        for one in map(rank_name, range(num_ranks)) if name == VERIFIER else [name]:
             await self._reservations.restore(one, self._nodes(), report)
 
     # Workers come and go
@@ -114,6 +115,7 @@ class WorkerSet:
         async with self._placing(worker, names):
             await self._connect(worker, names, self._hearing(VERIFIER, len(names)))
             ready: VerifierReady = await self._watched(worker, self._load_ranks(worker))
+        await self._cores.settle(worker, self.workers)
         worker.loaded()
         return ready
 
@@ -151,6 +153,7 @@ class WorkerSet:
                 config, target.vocab_size, target.max_tokens, self._config.target.path
             )
             capabilities = await self._watched(worker, loading)
+        await self._cores.settle(worker, self.workers)
         worker.loaded()
         self.standby.beside(config, worker.where[0])
         return DrafterReady(name, capabilities, config.max_requests, kind=config.name)
@@ -217,6 +220,7 @@ class WorkerSet:
         worker = self.workers[name] = Worker(name, actors=list(actors))
         async with self._placing(worker, names):
             await self._connect(worker, names, self._hearing(name, len(names)))
+        await self._cores.settle(worker, self.workers)
         worker.loaded()
         return worker
 
@@ -255,8 +259,7 @@ class WorkerSet:
 
     async def stop(self, name: str) -> None:
         """Close the connections and end the processes; what is reserved stays reserved."""
-        begun = self._begun.pop(name, None)
-        if begun is not None:
+        if (begun := self._begun.pop(name, None)) is not None:
             end(begun)
         worker = self.workers.pop(name, None)
         if worker is None:
@@ -287,8 +290,7 @@ class WorkerSet:
 
     def send_draft(self, name: str, call: bytes) -> None:
         """Queue a call for a drafter; for one that is being replaced it is lost, as the scheduler knows."""
-        worker = self.workers.get(name)
-        if worker is not None and worker.steps:
+        if (worker := self.workers.get(name)) is not None and worker.steps:
             worker.steps[0].send(call)
 
     def send_verify(self, call: bytes) -> None:
@@ -323,10 +325,9 @@ class WorkerSet:
 
     async def _load_ranks(self, worker: Worker) -> VerifierReady:
         host, port = await worker.actors[0].rendezvous.remote()
-        ranks = [Rank(rank, len(worker.actors), host, port) for rank in range(len(worker.actors))]
         loading = [
-            actor.load.remote(self._config.target, rank)
-            for actor, rank in zip(worker.actors, ranks, strict=True)
+            actor.load.remote(self._config.target, Rank(rank, len(worker.actors), host, port))
+            for rank, actor in enumerate(worker.actors)
         ]
         ready: VerifierReady = (await asyncio.gather(*loading))[0]
         return ready

@@ -18,9 +18,8 @@ from cluster.placement import rank_name
 from cluster.recorded_core import make_core
 from cluster.step_client import StepClient
 from cluster.step_server import StepServer
-from cluster.worker import Worker
+from cluster.worker import VERIFIER, Worker
 from cluster.worker_health import WorkerHealth
-from cluster.worker_set import VERIFIER
 from deployments.demo import demo_config
 
 TOKEN = b"secret"

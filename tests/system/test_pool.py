@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from cluster.config import FlotillaConfig
+from cluster.core_affinity import is_crowded, usable_cores
 from cluster.placement import rank_name
 from deployments.demo import demo_config
 from tests.system.conftest import Server, start
@@ -320,3 +322,24 @@ def test_a_drafters_weights_are_replaced_while_it_drafts(server: Server, texts: 
     assert (changed.status_code, changed.json()["error"]["code"]) == (409, "pool_conflict")
     assert replace(name="nobody").status_code == 404
     assert new["pid"] != before["pid"]
+
+
+def kept_cores(pid: int) -> set[frozenset[int]]:
+    """Cores that threads of a process keep to, of those threads that do not run on all."""
+    threads = psutil.Process(pid).threads()
+    return {frozenset(os.sched_getaffinity(thread.id)) for thread in threads} - {usable_cores()}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="cores are kept to on Linux only")
+def test_after_all_that_drafters_keep_off_the_cores_of_target_and_scheduler(server: Server) -> None:
+    eventually(lambda: all(one["state"] == "ready" for one in workers(server).values()))
+    pids = {name: one["pid"] for name, one in workers(server).items()}
+    target = kept_cores(pids.pop(TARGET))
+    is_expected = is_crowded(len(usable_cores()), 1, len(pids))
+    # Other cells that are tested on this machine may have claimed the cores.
+    assert target == set() or (is_expected and [len(cores) for cores in target] == [1])
+    assert target == kept_cores(cell_pid())
+    others = {usable_cores() - cores for cores in target}
+    for name, pid in pids.items():
+        eventually(lambda pid=pid: kept_cores(pid) == others, within_s=5.0)
+        print(f"{name} keeps to {[sorted(cores) for cores in others] or 'any core'}")

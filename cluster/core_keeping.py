@@ -1,0 +1,52 @@
+"""Who of a cell keeps to which processor cores, on machines with fewer cores than processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cluster.actors import this_node
+from cluster.config import FlotillaConfig
+from cluster.core_affinity import keep_to, usable_cores
+from cluster.worker import VERIFIER, Worker
+
+
+class CoreKeeping:
+    """Ranks of the target keep to a core each, the scheduler to that of the first, drafters to the others.
+
+    The scheduler and the target work by turns. Drafters also work while these do (ahead, and reading), and
+    without this, would have to be moved out of their way each time (docs/decisions/0044).
+    """
+
+    def __init__(self, config: FlotillaConfig) -> None:
+        """Of the cell whose thread this is; `pool.core_affinity` says whether anybody keeps to anything."""
+        self._is_on = config.pool.core_affinity
+        self._num_drafters = sum(drafter.replicas for drafter in config.drafters if drafter.kind != "heads")
+        self._usable = usable_cores()
+        self._claimed: dict[str, list[int]] = {}
+
+    async def settle(self, loaded: Worker, workers: Mapping[str, Worker]) -> None:
+        """One of the `workers` was loaded: the target claims cores, which all others are told."""
+        if not self._is_on:
+            return
+        if loaded is not workers.get(VERIFIER):
+            self._settle_drafter(loaded)
+            return
+        target = loaded
+        num_ranks = len(target.actors)
+        self._claimed = {}
+        first: int | None = None
+        for rank, (actor, (node, _)) in enumerate(zip(target.actors, target.where, strict=True)):
+            core = await actor.claim_core.remote(num_ranks, self._num_drafters)
+            if core is None:
+                continue
+            self._claimed.setdefault(node, []).append(core)
+            if rank == 0 and node == this_node():
+                first = core
+        keep_to(self._usable if first is None else {first})
+        for worker in workers.values():
+            if worker is not target and worker.is_loaded:
+                self._settle_drafter(worker)
+
+    def _settle_drafter(self, drafter: Worker) -> None:
+        for actor, (node, _) in zip(drafter.actors, drafter.where, strict=True):
+            actor.keep_off.remote(self._claimed.get(node, []))
