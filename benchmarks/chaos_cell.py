@@ -174,7 +174,8 @@ class ChaosCell:
                     require(client not in told, "two messages to one front end in one step")
                     told.add(client)
             self._act(action, event)
-        self.core.reflect()
+        for action in self.core.reflect():
+            self._act(action, event)
         self._check()
         for name in drained:
             self._lose(name)

@@ -57,7 +57,7 @@ PHASES: tuple[tuple[type, str, str], ...] = (
     (SchedulerCore, "_verify_done", "verdicts taken in"),
     (SchedulerCore, "_draft_done", "drafts taken in"),
     (SchedulerCore, "reflect", "reflect"),
-    (SchedulerCore, "_read_ahead", "reading ahead"),
+    (StepPlanner, "read_ahead", "reading ahead"),
     (DrafterPool, "assign", "drafters assigned"),
     (StepPlanner, "draft", "draft calls built"),
     (StepPlanner, "select", "trees cut"),
@@ -170,8 +170,7 @@ class ScriptedCell:
         while self.steps < until:
             self._now, _, event = heapq.heappop(self._due)
             begun = time.thread_time()
-            actions = core.handle(event, self._now)
-            core.reflect()
+            actions = [*core.handle(event, self._now), *core.reflect()]
             self.seconds += time.thread_time() - begun
             for action in actions:
                 match action:

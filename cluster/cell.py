@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from cluster.core import SchedulerCore
 from cluster.cost_model import DEFAULT_PROFILE, CostModel, CostProfile, LinearCost
 from cluster.drafter_config import DrafterConfig
 from cluster.events import (
+    Action,
     Cancelled,
     CellDraining,
     ClientLost,
@@ -94,7 +96,10 @@ class Cell:
         self._load = CellStats()
         self._is_draining = False
         self._clients = ClientServer(
-            self._token, self._on_client_message, self._on_client_lost, self.config.health.heartbeat_s
+            self._token,
+            self._on_client_message,
+            lambda client: self.handle(ClientLost(client)),
+            self.config.health.heartbeat_s,
         )
         self._address: tuple[str, int] = ("", 0)
         self._workers = WorkerSet(self.config, self._token, self, Takeover(system, config))
@@ -154,11 +159,9 @@ class Cell:
 
     async def stats(self) -> dict[str, float]:
         """Processor seconds spent scheduling and seconds of whole iterations, for the scheduler's share."""
-        return {
-            "scheduler_s": self._scheduler_s,
-            "iteration_s": self._iteration_s,
-            **step_accounts(self._core),
-        }
+        return {"scheduler_s": self._scheduler_s, "iteration_s": self._iteration_s} | step_accounts(
+            self._core
+        )
 
     async def set_policy(
         self,
@@ -258,8 +261,6 @@ class Cell:
         target = self.config.target
         return target.served_name or Path(target.path.removeprefix("zoo:")).name
 
-    # Start
-
     async def _start(self) -> None:
         try:
             self._enter("looking for workers of a cell that is gone")
@@ -291,8 +292,6 @@ class Cell:
     def _enter(self, stage: str) -> None:
         self._stage = stage
 
-    # Events and actions
-
     @property
     def core(self) -> SchedulerCore:
         """The scheduler that serves now."""
@@ -321,6 +320,15 @@ class Cell:
         self._scheduler_s += time.thread_time() - begun
         if self._timeline is not None:
             self._timeline.handled(event, actions, self._core, now, time.monotonic())
+        self._act(actions)
+        begun = time.thread_time()
+        reading = self._core.reflect()
+        self._scheduler_s += time.thread_time() - begun
+        if self._timeline is not None:
+            self._timeline.sent(reading, self._core, time.monotonic())
+        self._act(reading)
+
+    def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
                 case Draft(name, call):
@@ -333,15 +341,10 @@ class Cell:
                 case Emit(client, events):
                     self._clients.send(client, TokenBatch(events))
                     self._accounts.told(events, self._core)
-                    for ended in events:
-                        if ended.receipt is not None and ended.finish_reason != "cancelled":
-                            self._load.ended(ended.receipt.num_output_tokens)
+                    self._load.told(events)
                 case Reject(client, rejection):
                     self._accounts.rejected(rejection)
                     self._clients.send(client, rejection)
-        begun = time.thread_time()
-        self._core.reflect()
-        self._scheduler_s += time.thread_time() - begun
 
     def _on_client_message(self, client: str, message: ClientMessage) -> None:
         match message:
@@ -358,9 +361,6 @@ class Cell:
                     self.handle(Cancelled(name))
                 self._clients.send(client, NumCancelled(ticket, len(found)))
 
-    def _on_client_lost(self, client: str) -> None:
-        self.handle(ClientLost(client))
-
     def drafted(self, name: str, data: bytes) -> None:
         """A drafter answered (`worker_set.Listener`)."""
         result = self._draft_results.decode(data)
@@ -376,8 +376,8 @@ class Cell:
             self._workers.kill_target()
         if rank:
             return
-        now = time.monotonic()
-        elapsed_s = None if self._last_verify_at is None else now - self._last_verify_at
+        now, last = time.monotonic(), self._last_verify_at
+        elapsed_s = None if last is None else now - last
         self._iteration_s += elapsed_s or 0.0
         self._metrics.verified(result, elapsed_s)
         self.handle(VerifyDone(result))

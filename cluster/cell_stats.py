@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cluster.call_parts import NO_ROWS, Rows
 from cluster.core import SchedulerCore
 from cluster.requests import Request, State
+from cluster.stream_messages import TokenEvent
 
 #: Output tokens that requests are taken to have on average until some have ended.
 _FIRST_MEAN_OUTPUT = 64.0
@@ -40,6 +41,12 @@ class CellStats:
     def ended(self, num_output: int) -> None:
         """A request ended by itself with so many output tokens: what others may be expected to have."""
         self._mean_output += _SMOOTHING * (num_output - self._mean_output)
+
+    def told(self, events: Iterable[TokenEvent]) -> None:
+        """What a front end is told: some requests end with it."""
+        for event in events:
+            if event.receipt is not None and event.finish_reason != "cancelled":
+                self.ended(event.receipt.num_output_tokens)
 
     def measure(self, core: SchedulerCore, now: float) -> dict[str, float]:
         """The numbers as they are now."""

@@ -76,11 +76,13 @@ class SchedulerCore:
         self._longest = 0  # `max_model_tokens` while an answer of the target is taken in
         self._actions: list[Action] = []
         self._emitted: dict[str, list[TokenEvent]] = {}
+        # For `reflect`: when the event was, and whether it sent a call to the target.
+        self._now = 0.0
+        self._is_verify_new = False
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in and say what to do now."""
-        SchedulerCore.reflect(self)
-        self._actions, self._emitted = [], {}
+        self._actions, self._emitted, self._now = SchedulerCore.reflect(self), {}, now
         match event:
             case RequestArrived():
                 self._arrive(event, now)
@@ -107,27 +109,35 @@ class SchedulerCore:
                 self._worker_lost(name, now)
             case Tick():
                 self._time_out_drafts(now)
-        if not self._awaits_more_drafts(event):
-            self._progress(now, is_draft=isinstance(event, DraftDone))
+        # While others draft for the only micro-batch, one drafter's answer changes nothing.
+        is_draft = isinstance(event, DraftDone)
+        if not (is_draft and self.micro_batches.awaits_more_drafts(self.running.values())):
+            self._progress(now, is_draft=is_draft)
         self._actions.extend(self.planner.move_on(now))
-        if any(isinstance(action, Verify) for action in self._actions):
-            self._read_ahead(now)
+        self._is_verify_new = any(isinstance(action, Verify) for action in self._actions)
         for client, events in self._emitted.items():
             self._actions.append(Emit(client, events))
         self._actions.extend(Drained(name) for name in self.pool.take_drained())
         return self._actions
 
-    def reflect(self) -> None:
-        """Learning that can wait until the actions are on their way; else the next event pays for it."""
-        self.planner.reflect()
+    def reflect(self) -> list[Action]:
+        """Do what can wait until the actions are on their way; else the next event pays for it.
+
+        Returns:
+            what idle drafters read meanwhile, for drafts to come.
+        """
+        reading: list[Action] = []
+        sent = self.verify_calls.outstanding
+        if self._is_verify_new and sent is not None:
+            served = [self.requests[i] for i in sent.trees if i in self.requests]
+            reading += self.planner.read_ahead(served, self._now, len(self.running), sent.predicted_s)
+        self._is_verify_new = False
+        self.planner.reflect(is_last=not self.running)
         if self.micro_batches.rule.is_due:
             decoding = [request for request in self.running.values() if request.num_steps]
             views = [self.planner.view(request, 0.0, self.max_model_tokens) for request in decoding]
             self.micro_batches.review(views)
-
-    def _awaits_more_drafts(self, event: Event) -> bool:
-        """Whether the event is one drafter's answer while others still draft for the only micro-batch."""
-        return isinstance(event, DraftDone) and self.micro_batches.awaits_more_drafts(self.running.values())
+        return reading
 
     @property
     def max_model_tokens(self) -> int:
@@ -187,9 +197,7 @@ class SchedulerCore:
         receipt = request.receipt(now)
         self.door.ended(request, reason, receipt, now)
         event = event or TokenEvent(request_id=request.request_id, position=len(request.output), tokens=[])
-        self._emit(request, replace(event, finish_reason=reason, receipt=receipt))
-
-    def _emit(self, request: Request, event: TokenEvent) -> None:
+        event = replace(event, finish_reason=reason, receipt=receipt)
         self._emitted.setdefault(request.client, []).append(event)
 
     # Answers
@@ -274,7 +282,7 @@ class SchedulerCore:
         if reason is not None:
             self._finish(request, reason, now, event)
             return
-        self._emit(request, event)
+        self._emitted.setdefault(request.client, []).append(event)
 
     # Losses
 
@@ -348,13 +356,6 @@ class SchedulerCore:
             request.advance(Trigger.ADMITTED)
             self.micro_batches.join(request, self.running.values())
             self.running[request.request_id] = request
-
-    def _read_ahead(self, now: float) -> None:
-        """While the target verifies, idle drafters read what later drafts will profit from."""
-        sent = self.verify_calls.outstanding
-        if sent is not None:
-            requests = [self.requests[i] for i in sent.trees if i in self.requests]
-            self._actions.extend(self.planner.read_ahead(requests, now, len(self.running), sent.predicted_s))
 
     def _verify(self, by_batch: dict[int, list[Request]], now: float) -> None:
         drafted = self.micro_batches.to_verify(by_batch, now)

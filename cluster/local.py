@@ -115,7 +115,7 @@ class LocalEngine:
     def _handle(self, event: Event) -> None:
         start = time.perf_counter()
         self._actions.extend(self.core.handle(event, start))
-        self.core.reflect()
+        self._actions.extend(self.core.reflect())
         self.stats.scheduler_s += time.perf_counter() - start
 
     def _perform(self, action: Action, completions: dict[str, Completion]) -> None:

@@ -265,8 +265,6 @@ class StepPlanner:
         if self.may_read(request):
             calls = self.pool.explorer.final(request, now, is_busy=num_running >= EXPLORE_REQUESTS)
         self.pool.forget(request)
-        if num_running == 0:  # there may be no further step for long
-            self.calibrate()
         return [Draft(name, call) for name, call in calls]
 
     def view(self, request: Request, now: float, max_model_tokens: int) -> DecodeRequest:
@@ -323,13 +321,18 @@ class StepPlanner:
                 outcomes.append(Outcome(request.request_id, kind, num_tokens, num_drafted, elapsed_s))
         self.pool.observe(outcomes)
 
-    def reflect(self) -> None:
+    def reflect(self, *, is_last: bool) -> None:
         """Work that can wait until the next calls are on their way: calibrating, several steps at once.
 
-        Most of it is as much for few trees as for many.
+        Most of it is as much for few trees as for many. If the last step was the last one, there may be no
+        further step for long.
         """
         pending = self._to_calibrate
-        if len(pending) >= CALIBRATE_STEPS or sum([len(step[0]) for step in pending]) >= CALIBRATE_TREES:
+        if (
+            is_last
+            or len(pending) >= CALIBRATE_STEPS
+            or sum([len(step[0]) for step in pending]) >= CALIBRATE_TREES
+        ):
             self.calibrate()
 
     def calibrate(self) -> None:

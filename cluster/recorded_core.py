@@ -80,11 +80,12 @@ class RecordedCore(SchedulerCore):
                     self.log.verify_sent(call, self.verify_calls.outstanding.parts)
         return actions
 
-    def reflect(self) -> None:
+    def reflect(self) -> list[Action]:
         """As `SchedulerCore.reflect`; also writes what is known by now."""
-        super().reflect()
+        reading = super().reflect()
         if self._file is not None:
             self._file.write()
+        return reading
 
 
 class DecisionFile:

@@ -95,16 +95,20 @@ class Timeline:
                 track = TARGET if name == "verifier" else name
                 for key in [key for key in self._sent if key[0] == track]:
                     del self._sent[key]
+        self.sent(actions, core, end)
+        self._slices.append(Slice(SCHEDULER, type(event).__name__, start, end, {"actions": len(actions)}))
+
+    def sent(self, actions: Sequence[Action], core: SchedulerCore, at: float) -> None:
+        """Calls among the `actions` went to workers `at` so many seconds."""
         for action in actions:
             match action:
                 case Draft(name, call):
                     is_read = all(item.plan.depth == 0 for item in call.items)
                     args = _draft_args(call, core)
-                    self._sent[name, call.call_id] = _Sent("read" if is_read else "draft", end, args)
+                    self._sent[name, call.call_id] = _Sent("read" if is_read else "draft", at, args)
                 case Verify(call):
                     kind = "verify" if call.verify else "prefill"
-                    self._sent[TARGET, call.call_id] = _Sent(kind, end, _verify_args(call, core))
-        self._slices.append(Slice(SCHEDULER, type(event).__name__, start, end, {"actions": len(actions)}))
+                    self._sent[TARGET, call.call_id] = _Sent(kind, at, _verify_args(call, core))
 
     def trace(self) -> bytes:
         """The slices in the trace event format, JSON with times in microseconds."""

@@ -168,7 +168,8 @@ class Cell:
         """Let the core decide, and do what it decides."""
         for action in self.core.handle(event, self.clock.now):
             self._act(action)
-        self.core.reflect()
+        for action in self.core.reflect():
+            self._act(action)
 
     def _arrived(self, request: SimRequest) -> RequestArrived:
         """The request as a front end would submit it; its prompt is made only now, for memory's sake."""

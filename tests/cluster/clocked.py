@@ -93,7 +93,7 @@ class ClockedWorld:
                 if len(self.ended) + self.rejected == len(arrivals):
                     continue
                 self._after(TICK_S, Tick())
-            for action in self.core.handle(event, self.now):
+            for action in [*self.core.handle(event, self.now), *self.core.reflect()]:
                 match action:
                     case Draft(name, call):
                         depth = max((item.plan.depth for item in call.items), default=0)

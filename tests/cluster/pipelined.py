@@ -158,7 +158,7 @@ class PipelineWorld:
             self._check()
             # May change the number of micro-batches, which counts from the next event on: there is one, as
             # nothing is complete now unless somebody drafts.
-            self.core.reflect()
+            self._act(self.core.reflect())
             if not self.counts or self.counts[-1][1] != self.core.micro_batches.count:
                 self.counts.append((self.now, self.core.micro_batches.count))
         for request_id, submit in self.submits.items():

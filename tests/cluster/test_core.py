@@ -96,7 +96,11 @@ class World:
 
     def handle(self, event: Event) -> None:
         self.now += 0.003
-        actions = self.core.handle(event, self.now)
+        self._act(self.core.handle(event, self.now))
+        self._act(self.core.reflect())
+        check_invariants(self.core)
+
+    def _act(self, actions: Sequence[Action]) -> None:
         self.observe(actions)
         for action in actions:
             match action:
@@ -117,7 +121,6 @@ class World:
                             assert event.receipt is not None
                 case Reject(_, rejection):
                     self.rejected[rejection.request_id] = rejection.code
-        check_invariants(self.core)
 
     def observe(self, actions: Sequence[Action]) -> None:
         """For worlds that watch more."""

@@ -77,7 +77,8 @@ class HeadsWorld:
         """Until so many more verify calls are served, or nothing is left to do."""
         until = len(self.calls) + num_steps
         while self._events and len(self.calls) < until:
-            for action in self.core.handle(self._events.popleft(), self.now):
+            event = self._events.popleft()
+            for action in [*self.core.handle(event, self.now), *self.core.reflect()]:
                 if isinstance(action, Draft):
                     self.plans.append(max(item.plan.depth for item in action.call.items))
                     result = self.drafter.draft(action.call)
