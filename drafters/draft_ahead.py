@@ -22,7 +22,8 @@ ROWS = 3
 CHOICES = 2
 # Paths less likely than this are not worth a row.
 LEAST_LOGP = math.log(0.002)
-# Nodes computed ahead for one request, and layers below the root, at most.
+# Nodes computed ahead for all requests of a call together, so that many of them do not keep the memory busy
+# that the target reads its weights from; and layers below the root, at most.
 NODES = 160
 LAYERS = 32
 
@@ -32,7 +33,7 @@ class DraftAhead:
 
     def __init__(self, jobs: Sequence[Job], max_tokens: int) -> None:
         """Go on from the `jobs` of a call that is answered; `max_tokens` is the model's longest sequence."""
-        self._queues = [_Queue(job, max_tokens) for job in jobs]
+        self._queues = [_Queue(job, max_tokens, NODES // len(jobs)) for job in jobs]
 
     def next_nodes(self) -> list[tuple[Job, list[int]]]:
         """The likeliest nodes to compute next, per job, parents before children; none when it is enough."""
@@ -46,14 +47,14 @@ class DraftAhead:
 class _Queue:
     """Nodes of one request's tree that may be computed, likeliest first."""
 
-    def __init__(self, job: Job, max_tokens: int) -> None:
+    def __init__(self, job: Job, max_tokens: int, num_nodes: int) -> None:
         self.job = job
         self._tree: ComputedTree = job.tree
         held = job.held
         length = len(held.tokens)
         left = held.spec.prompt_len + held.spec.sampling.max_tokens - length
         self._layers = min(LAYERS, max_tokens - length, left - 1)
-        self._left = NODES
+        self._left = num_nodes
         self._offered: list[int] = []
         self._heap = [
             entry
