@@ -392,9 +392,9 @@ class Cell:
                 self.handle(Tick())
             self._lifecycle.leave_record()
             self._health.look(time.monotonic())
+            self._workers.cores.look(time.monotonic())
             self._scaling.look(time.monotonic())
 
     def __del__(self) -> None:
-        workers = getattr(self, "_workers", None)
-        if workers is not None:
+        if (workers := getattr(self, "_workers", None)) is not None:
             workers.kill_all()

@@ -13,6 +13,13 @@ from typing import IO
 
 _log = logging.getLogger(__name__)
 
+# A thread that ran for less than this share of the time that it could have is let go for a while. Four
+# drafters that share a core have more; who shares one with a program of ordinary priority has 3 %.
+LEAST_SHARE = 0.2
+LET_GO_S = 30.0
+# Judged when it ran or waited for so long.
+LOOK_S = 0.2
+
 
 def usable_cores() -> frozenset[int]:
     """Cores that this thread may run on; none where that cannot be told or chosen."""
@@ -37,6 +44,54 @@ def keep_to(cores: Collection[int], thread: int = 0) -> None:
             _log.warning("a thread could not be kept to the cores %s: %s", sorted(cores), error)
 
 
+class KeptThread:
+    """A thread of this process that keeps to cores while it gets enough of them.
+
+    Another program may keep a core busy, at a higher priority than Ray gives to its workers. A thread that
+    may go nowhere else would starve there.
+    """
+
+    def __init__(self, thread: int, cores: Collection[int], usable: Collection[int]) -> None:
+        """Keep it to `cores` of the `usable` ones; `thread` is its native id."""
+        self._thread = thread
+        self._cores, self._usable = frozenset(cores), frozenset(usable)
+        self._seen = scheduled(thread)
+        self._again_at: float | None = None
+        keep_to(self._cores if self._seen is not None else self._usable, thread)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it keeps to them now."""
+        return self._seen is not None and self._again_at is None
+
+    def look(self, now: float) -> None:
+        """Let it go where it hardly ran though it could; try again later. To be called every second or so."""
+        if self._again_at is not None:
+            if now >= self._again_at:
+                self._again_at, self._seen = None, scheduled(self._thread)
+                keep_to(self._cores, self._thread)
+            return
+        times = scheduled(self._thread)
+        if times is None or self._seen is None:
+            return
+        ran, waited = times[0] - self._seen[0], times[1] - self._seen[1]
+        if ran + waited < LOOK_S:
+            return
+        self._seen = times
+        if ran < LEAST_SHARE * (ran + waited):
+            self._again_at = now + LET_GO_S
+            keep_to(self._usable, self._thread)
+
+
+def scheduled(thread: int) -> tuple[float, float] | None:
+    """Seconds that a thread of this process has run, and waited for a core; None where nobody says."""
+    try:
+        ran, waited, _ = Path(f"/proc/self/task/{thread}/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return int(ran) / 1e9, int(waited) / 1e9
+
+
 class CoreClaim:
     """One core, claimed against other claimants of this machine until it is released or the process ends."""
 
@@ -51,10 +106,10 @@ class CoreClaim:
 
 
 def claim_core(cores: Collection[int], directory: Path | None = None) -> CoreClaim | None:
-    """Claim the first of `cores` that nobody has; None if all are claimed, or it cannot be told.
+    """Claim the first of `cores` that nobody has; None if it cannot be told, or would leave none to drafters.
 
     Args:
-        cores: to choose from.
+        cores: to choose from. The last is not given away: somebody's drafters need one.
         directory: of the files that stand for cores; by default one of the user's in the system's directory
             for temporary files.
     """
@@ -63,7 +118,7 @@ def claim_core(cores: Collection[int], directory: Path | None = None) -> CoreCla
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
             raise PermissionError(f"{folder} is another user's")
-        for core in sorted(cores):
+        for core in sorted(cores)[:-1]:
             file = (folder / str(core)).open("ab")
             try:
                 # Released by the system when the process ends, however it does.

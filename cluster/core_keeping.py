@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 from cluster.actors import this_node
 from cluster.config import FlotillaConfig
-from cluster.core_affinity import keep_to, usable_cores
+from cluster.core_affinity import KeptThread, usable_cores
 from cluster.worker import VERIFIER, Worker
 
 
@@ -23,6 +24,12 @@ class CoreKeeping:
         self._num_drafters = sum(drafter.replicas for drafter in config.drafters if drafter.kind != "heads")
         self._usable = usable_cores()
         self._claimed: dict[str, list[int]] = {}
+        self._scheduler: KeptThread | None = None
+
+    def look(self, now: float) -> None:
+        """To be called every second or so: the scheduler's core may be busy with something else."""
+        if self._scheduler is not None:
+            self._scheduler.look(now)
 
     async def settle(self, loaded: Worker, workers: Mapping[str, Worker]) -> None:
         """One of the `workers` was loaded: the target claims cores, which all others are told."""
@@ -42,7 +49,8 @@ class CoreKeeping:
             self._claimed.setdefault(node, []).append(core)
             if rank == 0 and node == this_node():
                 first = core
-        keep_to(self._usable if first is None else {first})
+        cores = self._usable if first is None else {first}
+        self._scheduler = KeptThread(threading.get_native_id(), cores, self._usable)
         for worker in workers.values():
             if worker is not target and worker.is_loaded:
                 self._settle_drafter(worker)

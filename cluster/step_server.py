@@ -13,9 +13,10 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Collection
 
-from cluster.core_affinity import keep_to
+from cluster.core_affinity import KeptThread, usable_cores
 from cluster.worker_lease import UNACKNOWLEDGED_S
 
 _LENGTH = struct.Struct(">I")
@@ -48,6 +49,7 @@ class StepServer:
         self._sending = threading.Lock()
         self._idle = idle
         self._token = token
+        self._kept: KeptThread | None = None
         self._listener = socket.create_server((host, 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         #: Whether a scheduler's connection stands.
@@ -56,9 +58,9 @@ class StepServer:
         self._thread.start()
 
     def keep_to(self, cores: Collection[int]) -> None:
-        """Have calls answered on these processor cores only."""
-        if self._thread.native_id is not None:
-            keep_to(cores, self._thread.native_id)
+        """Have calls answered on these processor cores only, while heartbeats can see that it gets them."""
+        if self._thread.native_id is not None and self._heartbeat_s:
+            self._kept = KeptThread(self._thread.native_id, cores, usable_cores())
 
     def close(self, within_s: float = 0.0) -> bool:
         """Stop accepting; the thread ends with its connection. Whether it has, after at most `within_s`."""
@@ -113,6 +115,8 @@ class StepServer:
             except OSError:
                 self.is_connected = False  # whoever answers calls notices, too, after the present one
                 return
+            if self._kept is not None:
+                self._kept.look(time.monotonic())
             ended.wait(self._heartbeat_s)
 
 

@@ -70,7 +70,7 @@ class WorkerSet:
         self._takeover = takeover
         self._reservations = Reservations(self._takeover.group_options)
         self.standby = Standby(config.pool.standby, self._takeover)
-        self._cores = CoreKeeping(config)
+        self.cores = CoreKeeping(config)
         self._accompanying: asyncio.Task[None] | None = None
         self.workers: dict[str, Worker] = {}
         self._begun: dict[str, Any] = {}  # actors of drafters that are not loaded yet
@@ -115,7 +115,7 @@ class WorkerSet:
         async with self._placing(worker, names):
             await self._connect(worker, names, self._hearing(VERIFIER, len(names)))
             ready: VerifierReady = await self._watched(worker, self._load_ranks(worker))
-        await self._cores.settle(worker, self.workers)
+        await self.cores.settle(worker, self.workers)
         worker.loaded()
         return ready
 
@@ -153,7 +153,7 @@ class WorkerSet:
                 config, target.vocab_size, target.max_tokens, self._config.target.path
             )
             capabilities = await self._watched(worker, loading)
-        await self._cores.settle(worker, self.workers)
+        await self.cores.settle(worker, self.workers)
         worker.loaded()
         self.standby.beside(config, worker.where[0])
         return DrafterReady(name, capabilities, config.max_requests, kind=config.name)
@@ -220,7 +220,7 @@ class WorkerSet:
         worker = self.workers[name] = Worker(name, actors=list(actors))
         async with self._placing(worker, names):
             await self._connect(worker, names, self._hearing(name, len(names)))
-        await self._cores.settle(worker, self.workers)
+        await self.cores.settle(worker, self.workers)
         worker.loaded()
         return worker
 

@@ -105,7 +105,7 @@ class NumpyLlamaRunner:
         if len(keep) != num_rows:
             final = final[keep]
         with torch.inference_mode():
-            return self._weights.head(torch.from_numpy(final))
+            return self._weights.head(torch.from_numpy(final).to(self._weights.device))
 
     def _final(self, segments: Sequence[Segment]) -> Float32:
         """Normalised last hidden states [rows, hidden]; keys and values of all rows are written."""
@@ -225,13 +225,13 @@ def _layer(layer: LlamaLayer, hidden: int, heads: int, scale: float) -> _Layer:
 def _matrix(linear: Linear, inputs: int) -> tuple[Float32, Float32 | None]:
     """A map's matrix [inputs, outputs] and bias, however it keeps them: what it makes of unit vectors."""
     with torch.inference_mode():
-        bias = linear(torch.zeros(1, inputs))
-        matrix = linear(torch.eye(inputs)) - bias
+        bias = linear(torch.zeros(1, inputs, device="cpu"))
+        matrix = linear(torch.eye(inputs, device="cpu")) - bias
     return matrix.numpy().copy(), bias.numpy()[0].copy() if bool(bias.any()) else None
 
 
 def _num_weights(layer: LlamaLayer, hidden: int, weights: LlamaWeights) -> int:
     query, keys = weights.heads * weights.head_dim, 2 * weights.kv_heads * weights.head_dim
     with torch.inference_mode():
-        width = layer.gate_up(torch.zeros(1, hidden)).shape[1]
+        width = layer.gate_up(torch.zeros(1, hidden, device="cpu")).shape[1]
     return hidden * (query + keys) + query * hidden + hidden * width + hidden * width // 2

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from cluster.core_affinity import claim_core, is_crowded, keep_to, usable_cores
+from cluster import core_affinity
+from cluster.core_affinity import LET_GO_S, KeptThread, claim_core, is_crowded, keep_to, usable_cores
 from cluster.step_server import StepServer
 
 CLAIMANT = """
 import sys, time
 from pathlib import Path
 from cluster.core_affinity import claim_core
-claim = claim_core({3, 5}, Path(sys.argv[1]))
+claim = claim_core({3, 5, 7}, Path(sys.argv[1]))
 print(claim.core, flush=True)
 time.sleep(60)
 """
@@ -46,13 +47,13 @@ def test_where_processes_get_into_each_others_way(
 
 def test_a_core_is_claimed_once_until_it_is_released(tmp_path: Path) -> None:
     folder = tmp_path / "cores"
-    first, second = claim_core({3, 5}, folder), claim_core({3, 5}, folder)
+    first, second = claim_core({3, 5, 7}, folder), claim_core({3, 5, 7}, folder)
     assert first is not None
     assert second is not None
     assert (first.core, second.core) == (3, 5)
-    assert claim_core({3, 5}, folder) is None
+    assert claim_core({3, 5, 7}, folder) is None  # the last one is for drafters
     first.release()
-    third = claim_core({3, 5}, folder)
+    third = claim_core({3, 5, 7}, folder)
     assert third is not None
     assert third.core == 3
 
@@ -64,26 +65,26 @@ def test_a_process_that_is_killed_leaves_its_core(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "3\n"
-        beside = claim_core({3, 5}, tmp_path)
+        beside = claim_core({3, 5, 7}, tmp_path)
         assert beside is not None
         assert beside.core == 5
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    after = claim_core({3}, tmp_path)
+    after = claim_core({3, 7}, tmp_path)
     assert after is not None
 
 
 def test_who_cannot_tell_claims_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
-    assert claim_core({0}, tmp_path / "file") is None
+    assert claim_core({0, 1}, tmp_path / "file") is None
     assert "no core is claimed" in caplog.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="cores are kept to on Linux only")
 def test_only_the_thread_that_answers_calls_keeps_to_cores() -> None:
     here = usable_cores()
-    server = StepServer(lambda call: call, b"token", "127.0.0.1")
+    server = StepServer(lambda call: call, b"token", "127.0.0.1", heartbeat_s=0.5)
     try:
         thread = next(one for one in threading.enumerate() if one.name == "step-server")
         assert thread.native_id is not None
@@ -97,6 +98,65 @@ def test_only_the_thread_that_answers_calls_keeps_to_cores() -> None:
         assert os.sched_getaffinity(thread.native_id) == here
     finally:
         server.close(1.0)
+
+
+STARVED = """
+import os, sys, threading, time
+from cluster.core_affinity import KeptThread, usable_cores
+os.nice(19)
+core = int(sys.argv[1])
+kept = KeptThread(threading.get_native_id(), {core}, usable_cores())
+assert os.sched_getaffinity(0) == {core}
+print("kept", flush=True)
+until = time.monotonic() + 30
+while kept.is_kept and time.monotonic() < until:
+    sum(range(1000))
+    kept.look(time.monotonic())
+print(len(os.sched_getaffinity(0)), flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="cores are kept to on Linux only")
+def test_a_thread_that_starves_on_its_core_is_let_go() -> None:
+    core = min(usable_cores())
+    hog = subprocess.Popen(
+        [sys.executable, "-c", f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"]
+    )
+    try:
+        starved = subprocess.run(
+            [sys.executable, "-c", STARVED, str(core)], capture_output=True, text=True, timeout=60, check=True
+        )
+    finally:
+        hog.kill()
+        hog.wait()
+    assert starved.stdout.split() == ["kept", str(len(usable_cores()))]
+
+
+def test_who_has_enough_of_its_core_stays_and_who_was_let_go_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran = waited = 0.0
+    kept_to: list[set[int]] = []
+    monkeypatch.setattr(core_affinity, "scheduled", lambda thread: (ran, waited))
+    monkeypatch.setattr(core_affinity, "keep_to", lambda cores, thread: kept_to.append(set(cores)))
+    thread = KeptThread(1, {0}, {0, 1})
+    for second in range(10):  # four that share a core
+        ran, waited = ran + 0.25, waited + 0.75
+        thread.look(float(second))
+    ran, waited = ran + 0.001, waited + 0.15  # too little to judge by
+    thread.look(10.0)
+    assert thread.is_kept
+    waited += 0.9
+    thread.look(11.0)
+    assert not thread.is_kept
+    thread.look(11.0 + LET_GO_S - 1)
+    assert not thread.is_kept
+    thread.look(11.0 + LET_GO_S)
+    assert thread.is_kept
+    ran += 1.0
+    thread.look(12.0 + LET_GO_S)
+    assert thread.is_kept
+    assert kept_to == [{0}, {0, 1}, {0}]
 
 
 def test_no_cores_named_changes_nothing() -> None:
