@@ -334,12 +334,12 @@ def kept_cores(pid: int) -> set[frozenset[int]]:
 def test_after_all_that_drafters_keep_off_the_cores_of_target_and_scheduler(server: Server) -> None:
     eventually(lambda: all(one["state"] == "ready" for one in workers(server).values()))
     pids = {name: one["pid"] for name, one in workers(server).items()}
-    target = kept_cores(pids.pop(TARGET))
-    is_expected = is_crowded(len(usable_cores()), 1, len(pids))
-    # Other cells that are tested on this machine may have claimed the cores.
-    assert target == set() or (is_expected and [len(cores) for cores in target] == [1])
-    assert target == kept_cores(cell_pid())
-    others = {usable_cores() - cores for cores in target}
+    # Other cells that are tested on this machine may have claimed the cores, and whoever starves is let go.
+    claimed = kept_cores(pids.pop(TARGET)) | kept_cores(cell_pid())
+    print(f"target and scheduler keep to {[sorted(cores) for cores in claimed] or 'any core'}")
+    assert [len(cores) for cores in claimed] in ([], [1])
+    assert not claimed or is_crowded(len(usable_cores()), 1, len(pids))
     for name, pid in pids.items():
-        eventually(lambda pid=pid: kept_cores(pid) == others, within_s=5.0)
-        print(f"{name} keeps to {[sorted(cores) for cores in others] or 'any core'}")
+        kept = kept_cores(pid)
+        print(f"{name} keeps to {[sorted(cores) for cores in kept] or 'any core'}")
+        assert kept <= {usable_cores() - cores for cores in claimed}
