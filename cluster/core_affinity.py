@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import IO
@@ -17,8 +18,10 @@ _log = logging.getLogger(__name__)
 # drafters that share a core have more; who shares one with a program of ordinary priority has 3 %.
 LEAST_SHARE = 0.2
 LET_GO_S = 30.0
-# Judged when it ran or waited for so long.
-LOOK_S = 0.2
+# If it also waited for more than this share of the time: idle threads run little, and so wait little.
+MOST_WAITING = 0.4
+# Judged once in so long.
+LOOK_S = 0.5
 
 
 def usable_cores() -> frozenset[int]:
@@ -56,6 +59,7 @@ class KeptThread:
         self._thread = thread
         self._cores, self._usable = frozenset(cores), frozenset(usable)
         self._seen = scheduled(thread)
+        self._since = time.monotonic()
         self._again_at: float | None = None
         keep_to(self._cores if self._seen is not None else self._usable, thread)
 
@@ -68,17 +72,22 @@ class KeptThread:
         """Let it go where it hardly ran though it could; try again later. To be called every second or so."""
         if self._again_at is not None:
             if now >= self._again_at:
-                self._again_at, self._seen = None, scheduled(self._thread)
+                self._again_at, self._seen, self._since = None, scheduled(self._thread), now
                 keep_to(self._cores, self._thread)
             return
         times = scheduled(self._thread)
-        if times is None or self._seen is None:
+        if times is None or self._seen is None or now - self._since < LOOK_S:
             return
         ran, waited = times[0] - self._seen[0], times[1] - self._seen[1]
-        if ran + waited < LOOK_S:
-            return
-        self._seen = times
-        if ran < LEAST_SHARE * (ran + waited):
+        elapsed, self._seen, self._since = now - self._since, times, now
+        if waited > MOST_WAITING * elapsed and ran < LEAST_SHARE * (ran + waited):
+            _log.warning(
+                "a thread that keeps to cores %s ran for %.3f s and waited for %.3f s: it is let go for %.0f s",
+                sorted(self._cores),
+                ran,
+                waited,
+                LET_GO_S,
+            )
             self._again_at = now + LET_GO_S
             keep_to(self._usable, self._thread)
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -140,21 +141,25 @@ def test_who_has_enough_of_its_core_stays_and_who_was_let_go_comes_back(
     monkeypatch.setattr(core_affinity, "scheduled", lambda thread: (ran, waited))
     monkeypatch.setattr(core_affinity, "keep_to", lambda cores, thread: kept_to.append(set(cores)))
     thread = KeptThread(1, {0}, {0, 1})
-    for second in range(10):  # four that share a core
-        ran, waited = ran + 0.25, waited + 0.75
-        thread.look(float(second))
-    ran, waited = ran + 0.001, waited + 0.15  # too little to judge by
-    thread.look(10.0)
+    now = time.monotonic() + 1.0
+    thread.look(now)
+    for _ in range(10):  # four that share a core
+        ran, waited, now = ran + 0.25, waited + 0.75, now + 1.0
+        thread.look(now)
+    for _ in range(10):  # idle, on a machine where somebody else has much to do
+        ran, waited, now = ran + 0.001, waited + 0.15, now + 1.0
+        thread.look(now)
     assert thread.is_kept
-    waited += 0.9
-    thread.look(11.0)
+    waited, now = waited + 0.95, now + 1.0
+    thread.look(now)
     assert not thread.is_kept
-    thread.look(11.0 + LET_GO_S - 1)
+    thread.look(now + LET_GO_S - 1)
     assert not thread.is_kept
-    thread.look(11.0 + LET_GO_S)
+    now += LET_GO_S
+    thread.look(now)
     assert thread.is_kept
-    ran += 1.0
-    thread.look(12.0 + LET_GO_S)
+    ran, now = ran + 1.0, now + 1.0
+    thread.look(now)
     assert thread.is_kept
     assert kept_to == [{0}, {0, 1}, {0}]
 
