@@ -82,7 +82,7 @@ class KeptThread:
         elapsed, self._seen, self._since = now - self._since, times, now
         if waited > MOST_WAITING * elapsed and ran < LEAST_SHARE * (ran + waited):
             _log.warning(
-                "a thread that keeps to cores %s ran for %.3f s and waited for %.3f s: it is let go for %.0f s",
+                "a thread kept to cores %s ran for %.3f s and waited for %.3f s: it is let go for %.0f s",
                 sorted(self._cores),
                 ran,
                 waited,
