@@ -24,9 +24,9 @@ MOST_WAITING = 0.4
 LOOK_S = 0.5
 
 
-def usable_cores() -> frozenset[int]:
-    """Cores that this thread may run on; none where that cannot be told or chosen."""
-    return frozenset(os.sched_getaffinity(0)) if sys.platform == "linux" else frozenset()
+def usable_cores(thread: int = 0) -> frozenset[int]:
+    """Cores that a thread, this one if 0, may run on; none where that cannot be told or chosen."""
+    return frozenset(os.sched_getaffinity(thread)) if sys.platform == "linux" else frozenset()
 
 
 def is_crowded(num_cores: int, num_ranks: int, num_drafters: int) -> bool:
@@ -39,7 +39,7 @@ def is_crowded(num_cores: int, num_ranks: int, num_drafters: int) -> bool:
 
 
 def keep_to(cores: Collection[int], thread: int = 0) -> None:
-    """Let a thread, this one if 0, run on these cores and no others; on any it may use if none are named."""
+    """Let a thread, this one if 0, run on these cores and no others; nothing changes if none are named."""
     if sys.platform == "linux" and cores:
         try:
             os.sched_setaffinity(thread, cores)

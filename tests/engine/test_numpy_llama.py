@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from drafters.factory import build_drafter
 from drafters.messages import DraftCall, DraftItem, DraftPlan
 from engine.llama_runner import LlamaRunner
-from engine.loading import load_runner
+from engine.loading import RunnerKind, load_runner
 from engine.numpy_llama import NumpyLlamaRunner, in_numpy
 from engine.runner import KeyTokens, ModelRunner, Segment
 from engine.sampling_params import RequestSpec, SamplingParams
@@ -116,8 +116,10 @@ def test_padding_is_not_read(pair: tuple[ModelRunner, ModelRunner]) -> None:
     ("name", "dtype", "runner"),
     [("qwen3", "float32", "lean"), ("llama", "bfloat16", "lean"), ("llama", "float32", "hf")],
 )
-def test_models_it_is_not_for_stay_as_they_are(name: str, dtype: str, runner: str, tmp_path: Path) -> None:
-    loaded = load_runner(tiny_models.write(name, tmp_path), num_slots=64, dtype=dtype, runner=runner)  # type: ignore[arg-type]
+def test_models_it_is_not_for_stay_as_they_are(
+    name: str, dtype: str, runner: RunnerKind, tmp_path: Path
+) -> None:
+    loaded = load_runner(tiny_models.write(name, tmp_path), num_slots=64, dtype=dtype, runner=runner)
     assert in_numpy(loaded) is loaded
 
 
@@ -134,8 +136,9 @@ def test_a_drafter_proposes_what_it_does_without() -> None:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(10, 4000, 20).tolist() for _ in range(3)]
     answers = []
-    for runner in ("auto", "lean"):
-        drafter = build_drafter("model", path=path, runner=runner, num_slots=1024)  # type: ignore[arg-type]
+    runners: tuple[RunnerKind, ...] = ("auto", "lean")
+    for runner in runners:
+        drafter = build_drafter("model", path=path, runner=runner, num_slots=1024)
         items = [
             DraftItem(
                 request_id=f"r{number}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -327,10 +326,9 @@ def test_a_drafters_weights_are_replaced_while_it_drafts(server: Server, texts: 
 def kept_cores(pid: int) -> set[frozenset[int]]:
     """Cores that threads of a process keep to, of those threads that do not run on all."""
     threads = psutil.Process(pid).threads()
-    return {frozenset(os.sched_getaffinity(thread.id)) for thread in threads} - {usable_cores()}
+    return {usable_cores(thread.id) for thread in threads} - {usable_cores()}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="cores are kept to on Linux only")
 def test_after_all_that_drafters_keep_off_the_cores_of_target_and_scheduler(server: Server) -> None:
     eventually(lambda: all(one["state"] == "ready" for one in workers(server).values()))
     pids = {name: one["pid"] for name, one in workers(server).items()}
