@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -130,11 +130,12 @@ def compare(
     rounds: int,
     end_tokens: Sequence[int],
     reference: str,
+    before_run: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """Measure every engine on every class and concurrency, round robin.
 
     A run has `per_domain` prompts, or as many as there are streams if that is more. `reference` names the
-    engine whose outputs the others' are compared with.
+    engine whose outputs the others' are compared with. `before_run` is called before each run.
     """
     comparison = Comparison()
     able = {
@@ -147,6 +148,7 @@ def compare(
         for concurrency in concurrencies:
             few = deck.warm_ups(concurrency)
             for engine in able[concurrency]:
+                before_run()
                 engine.run(few, concurrency)
                 bar.advance(task)
         for number in range(rounds):
@@ -160,6 +162,7 @@ def compare(
                     for engine in order:
                         text = f"Round {number + 1}/{rounds}: {engine.name}, {domain}, {concurrency} at once"
                         bar.update(task, description=text)
+                        before_run()
                         result = engine.run(held, concurrency)
                         key = (engine.name, domain, concurrency)
                         comparison.cells.setdefault(key, Cell(*key)).add(result)

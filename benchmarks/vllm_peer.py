@@ -1,8 +1,8 @@
 """`flotilla bench vllm`: our server beside vLLM's CPU build, on the same weights, prompts and client.
 
-All servers are up for the whole run, but only one is given requests at a time; what the idle ones use of
-the processor is measured and reported. vLLM runs with its own defaults, with prompt lookup, and with one of
-our drafters.
+All servers are up for the whole run, but only one is given requests at a time, once the others are idle; what
+idle ones use of the processor is measured and reported. vLLM runs with its own defaults, with prompt lookup,
+and with one of our drafters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +30,10 @@ from cluster.config import FlotillaConfig
 OWN = "flotilla"
 SERVED_NAME = "demo"
 MODES = ("base", "ngram", "draft")
+# vLLM's processes look for messages without a pause for a second after the last one (0.32), which takes the
+# cores from whoever is asked next. A server is idle again once it uses no more than this beyond its usual.
+IDLE_MARGIN_CORES = 0.1
+_LOOK_S, _SETTLE_WITHIN_S = 0.3, 15.0
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -129,6 +133,25 @@ def idle_cores(servers: Sequence[ServerProcess], seconds: float = 3.0) -> dict[s
     }
 
 
+def settle(servers: Sequence[ServerProcess], idle: Mapping[str, float]) -> None:
+    """Wait until every server uses as little of the processor as before it was asked anything.
+
+    Raises:
+        RuntimeError: if one goes on working.
+    """
+    deadline = time.monotonic() + _SETTLE_WITHIN_S
+    while True:
+        used = idle_cores(servers, _LOOK_S)
+        busy = [name for name, cores in used.items() if cores > idle[name] + IDLE_MARGIN_CORES]
+        if not busy:
+            return
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                f"{', '.join(busy)} still busy {_SETTLE_WITHIN_S:.0f} s after the last answer: figures of "
+                "whoever is asked next would mean nothing"
+            )
+
+
 def latencies(engines: Sequence[HttpEngine]) -> list[dict[str, Any]]:
     """Time to first token and per output token by server and concurrency, over all measured requests."""
     return [
@@ -184,6 +207,7 @@ def run(options: VllmOptions) -> dict[str, Any]:
             rounds=options.rounds,
             end_tokens=reference.end_tokens,
             reference="vllm base" if "base" in options.modes else OWN,
+            before_run=lambda: settle(list(servers.values()), idle),
         )
     names = list(servers)
     tables.console.print(
