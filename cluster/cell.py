@@ -1,4 +1,4 @@
-"""The cell's shell: turns the scheduler's actions into messages, answers into events, losses into workers."""
+"""The cell: starts one scheduler with its workers, and answers who asks for its state or changes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,56 +16,23 @@ from ray.util import get_node_ip_address
 
 from cluster.baseline import Baseline
 from cluster.cell_metrics import CellMetrics
-from cluster.cell_stats import CellStats
 from cluster.client_server import ClientServer
 from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
-from cluster.cost_model import DEFAULT_PROFILE, CostModel, CostProfile, LinearCost
+from cluster.cost_model import CostModel, CostProfile
 from cluster.drafter_config import DrafterConfig
-from cluster.events import (
-    Action,
-    Cancelled,
-    CellDraining,
-    ClientLost,
-    Draft,
-    DraftDone,
-    DrafterReady,
-    Drained,
-    Emit,
-    Event,
-    Reject,
-    RequestArrived,
-    Tick,
-    VerifierReady,
-    Verify,
-    VerifyDone,
-)
+from cluster.events import CellDraining, DrafterReady, Tick, VerifierReady
 from cluster.free_cores import settle_draft_ahead
 from cluster.lifecycle import Lifecycle
 from cluster.members import State
 from cluster.pool_changes import PoolChanges
 from cluster.pool_scaling import PoolScaling
-from cluster.rank import RankAgreement
-from cluster.recorded_core import make_core, newest_decisions
-from cluster.request_accounts import RequestAccounts
-from cluster.step_accounts import step_accounts
-from cluster.stream_messages import (
-    Cancel,
-    CancelMatching,
-    ClientMessage,
-    NumCancelled,
-    Submit,
-    TokenBatch,
-)
-from cluster.succession import take_over
+from cluster.recorded_core import newest_decisions
+from cluster.scheduler_shell import SchedulerShell
 from cluster.takeover import Takeover
-from cluster.timeline import make_timeline
 from cluster.worker_health import WorkerHealth
 from cluster.worker_set import WorkerSet
-from drafters.messages import DraftResult
 from engine.importing import settle
-from engine.wire import Decoder, encode
-from verifier.messages import VerifyResult
 
 _log = logging.getLogger(__name__)
 
@@ -90,31 +56,18 @@ class Cell:
         self._token = secrets.token_hex(16).encode()
         self._stage = "starting"
         self._failure = ""
+        self._is_draining = False
         self._metrics = CellMetrics()
         self._metrics.configured(self.config, self.served_name)
-        self._accounts = RequestAccounts(self._metrics)
-        self._load = CellStats()
-        self._is_draining = False
-        self._clients = ClientServer(
-            self._token,
-            self._on_client_message,
-            lambda client: self.handle(ClientLost(client)),
-            self.config.health.heartbeat_s,
-        )
+        self._shell = shell = SchedulerShell(self.config, self._metrics, self._lost, self._drained)
+        self._clients = ClientServer(self._token, shell.told, shell.left, self.config.health.heartbeat_s)
         self._address: tuple[str, int] = ("", 0)
-        self._workers = WorkerSet(self.config, self._token, self, Takeover(system, config))
-        self._lifecycle = Lifecycle(self.config, self._workers, self)
-        self._health = WorkerHealth(self.config, self._workers, self._lifecycle, self, self._metrics.set)
-        self._changes = PoolChanges(self.config, self._lifecycle, self._workers, self)
-        self._scaling = PoolScaling(self.config, self._lifecycle, self._changes, self)
-        self._agreement = RankAgreement()
-        self._draft_results: Decoder[DraftResult] = Decoder(DraftResult)
-        self._verify_results: Decoder[VerifyResult] = Decoder(VerifyResult)
-        self._scheduler_s = self._iteration_s = 0.0
-        self._last_verify_at: float | None = None
-        self._core = make_core(self.config, CostModel(DEFAULT_PROFILE))
-        self._cores: dict[str, SchedulerCore] = {}
-        self._timeline = make_timeline(self.config)
+        self._workers = WorkerSet(self.config, self._token, shell, Takeover(system, config))
+        shell.connect(self._workers, self._clients)
+        self._lifecycle = Lifecycle(self.config, self._workers, shell)
+        self._health = WorkerHealth(self.config, self._workers, self._lifecycle, shell, self._metrics.set)
+        self._changes = PoolChanges(self.config, self._lifecycle, self._workers, shell)
+        self._scaling = PoolScaling(self.config, self._lifecycle, self._changes, shell)
         self._ticking: asyncio.Task[None] | None = None
         self._starting = asyncio.get_running_loop().create_task(self._start())
 
@@ -130,38 +83,37 @@ class Cell:
         """Model, limits, drafters, policy and how far the start has come."""
         return {
             "model": self.served_name,
-            "max_tokens": self._core.max_model_tokens,
+            "max_tokens": self.core.max_model_tokens,
             "vocab_size": self._lifecycle.target.vocab_size,
-            "drafters": sorted(self._core.pool.drafters),
+            "drafters": sorted(self.core.pool.drafters),
             "drafters_configured": self._lifecycle.names,
             "policy": self.config.policy.name,
             "stage": self._stage,
             "failure": self._failure,
-            "ready": self._stage == "ready" and self._core.verifier is not None,
+            "ready": self._stage == "ready" and self.core.verifier is not None,
             "making_standby": self._lifecycle.making_standby,
-            "profile": msgspec.to_builtins(self._core.cost.profile),
+            "profile": msgspec.to_builtins(self.core.cost.profile),
             "baseline": msgspec.to_builtins(
-                Baseline.of(self._core.cost.profile, self.config.scheduler.prefill_chunk)
+                Baseline.of(self.core.cost.profile, self.config.scheduler.prefill_chunk)
             ),
         }
 
     async def metrics(self) -> str:
         """Prometheus exposition text of this cell."""
-        return self._metrics.render(self._core, self._scheduler_s)
+        return self._metrics.render(self.core, self._shell.scheduler_s)
 
     async def decisions(self, limit: int) -> bytes | None:
         """The newest steps as JSON lines (docs/decisions-log.md); None while none are kept."""
-        return newest_decisions(self._core, limit)
+        return newest_decisions(self.core, limit)
 
     async def timeline(self) -> bytes | None:
         """Who worked when, as a trace for Perfetto (trace event format); None while none is kept."""
-        return None if self._timeline is None else self._timeline.trace()
+        timeline = self._shell.timeline
+        return None if timeline is None else timeline.trace()
 
     async def stats(self) -> dict[str, float]:
         """Processor seconds spent scheduling and seconds of whole iterations, for the scheduler's share."""
-        return {"scheduler_s": self._scheduler_s, "iteration_s": self._iteration_s} | step_accounts(
-            self._core
-        )
+        return self._shell.stats()
 
     async def set_policy(
         self,
@@ -183,14 +135,11 @@ class Cell:
         raw["scheduler"] |= scheduler or {}
         raw["selector"] |= selector or {}
         config = FlotillaConfig.model_validate(raw)
-        before = self._core
-        while before.is_idle and before.pool.is_waiting:
+        core = self.core
+        while core.is_idle and core.pool.is_waiting:
             await asyncio.sleep(0.01)  # a drafter is being scored on a request that has ended
-        key = config.model_dump_json()
-        core = self._cores.get(key) or make_core(config, CostModel(before.cost.profile))
-        take_over(core, before, time.monotonic())
-        self._cores |= {self.config.model_dump_json(): before, key: core}
-        self.config, self._core = config, core
+        self._shell.change(self.config, config)
+        self.config = config
         self._metrics.configured(config, self.served_name)
 
     # The pool of drafters; names may be those of instances or, for all of them, of kinds
@@ -234,16 +183,16 @@ class Cell:
         """Take no more requests, give back those that wait, and after `within_s` those that still run."""
         if not self._is_draining:
             self._is_draining = True
-            self.handle(CellDraining())
+            self._shell.handle(CellDraining())
         deadline = time.monotonic() + within_s
-        while self._core.requests and time.monotonic() < deadline:
+        while self.core.requests and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        self.handle(CellDraining(with_running=True))
+        self._shell.handle(CellDraining(with_running=True))
 
     @property
     def state(self) -> State:
         """Whether it takes requests."""
-        serves = self._stage == "ready" and self._core.verifier is not None
+        serves = self._stage == "ready" and self.core.verifier is not None
         return "draining" if self._is_draining else "ready" if serves else "starting"
 
     @property
@@ -253,7 +202,7 @@ class Cell:
 
     def load(self) -> dict[str, float]:
         """Its load in numbers, as of `CellStats`."""
-        return self._load.measure(self._core, time.monotonic())
+        return self._shell.load()
 
     @property
     def served_name(self) -> str:
@@ -266,7 +215,7 @@ class Cell:
             self._enter("looking for workers of a cell that is gone")
             taken = await self._lifecycle.take_over()
             profile, ready = taken or await self._make_workers()
-            self._core = make_core(self.config, CostModel(profile))
+            self._shell.restart(self.config, CostModel(profile))
             for event in ready:
                 self._lifecycle.ready(event)
             settle()
@@ -295,101 +244,21 @@ class Cell:
     @property
     def core(self) -> SchedulerCore:
         """The scheduler that serves now."""
-        return self._core
+        return self._shell.core
 
-    def restarted(self, name: str) -> None:
-        """A worker is made again (`lifecycle.Shell`)."""
-        self._metrics.restarted(name)
-
-    def learn_cost(self, kind: str, cost: LinearCost) -> None:
-        """What a new kind of drafter costs, for every scheduler that may serve (`lifecycle.Shell`)."""
-        for core in {id(core): core for core in (self._core, *self._cores.values())}.values():
-            drafters = {**core.cost.profile.drafters, kind: cost}
-            core.cost.profile = msgspec.structs.replace(core.cost.profile, drafters=drafters)
-
-    def lost(self, name: str) -> None:
-        """A worker's connection ended (`worker_set.Listener`)."""
+    def _lost(self, name: str) -> None:
         self._lifecycle.lost(name)
 
-    def handle(self, event: Event) -> None:
-        """Tell the scheduler, and do what it says."""
-        # Processor time of this thread: waiting for a core that others hold is not the scheduler's work.
-        begun = time.thread_time()
-        now = time.monotonic()
-        actions = self._core.handle(event, now)
-        self._scheduler_s += time.thread_time() - begun
-        if self._timeline is not None:
-            self._timeline.handled(event, actions, self._core, now, time.monotonic())
-        self._act(actions)
-        begun = time.thread_time()
-        reading = self._core.reflect()
-        self._scheduler_s += time.thread_time() - begun
-        if self._timeline is not None:
-            self._timeline.sent(reading, self._core, time.monotonic())
-        self._act(reading)
-
-    def _act(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            match action:
-                case Draft(name, call):
-                    self._workers.send_draft(name, encode(call))
-                case Verify(call):
-                    self._workers.send_verify(encode(call))
-                    self._metrics.verify_sent(call, self._core)
-                case Drained(name):
-                    self._changes.drained(name)
-                case Emit(client, events):
-                    self._clients.send(client, TokenBatch(events))
-                    self._accounts.told(events, self._core)
-                    self._load.told(events)
-                case Reject(client, rejection):
-                    self._accounts.rejected(rejection)
-                    self._clients.send(client, rejection)
-
-    def _on_client_message(self, client: str, message: ClientMessage) -> None:
-        match message:
-            case Submit():
-                self._accounts.arrived(message)
-                self.handle(RequestArrived(message, client))
-            case Cancel(request_id, is_complete):
-                if is_complete:
-                    self._accounts.completed(request_id)
-                self.handle(Cancelled(request_id))
-            case CancelMatching(ticket, prefix):
-                found = [name for name in self._core.requests if prefix and name.startswith(prefix)]
-                for name in found:
-                    self.handle(Cancelled(name))
-                self._clients.send(client, NumCancelled(ticket, len(found)))
-
-    def drafted(self, name: str, data: bytes) -> None:
-        """A drafter answered (`worker_set.Listener`)."""
-        result = self._draft_results.decode(data)
-        kind = self._core.pool.kind_of(name)
-        self.handle(DraftDone(name, result))
-        self._metrics.drafted(kind, result)
-
-    def verified(self, rank: int, data: bytes) -> None:
-        """A rank of the target answered; what counts is rank 0's (`worker_set.Listener`)."""
-        result = self._verify_results.decode(data)
-        if not self._agreement.holds(result.call_id, result.digest):
-            _log.error("ranks disagree on call %d; rebuilding the target", result.call_id)
-            self._workers.kill_target()
-        if rank:
-            return
-        now, last = time.monotonic(), self._last_verify_at
-        elapsed_s = None if last is None else now - last
-        self._iteration_s += elapsed_s or 0.0
-        self._metrics.verified(result, elapsed_s)
-        self.handle(VerifyDone(result))
-        self._last_verify_at = None if self._core.is_idle else now
+    def _drained(self, name: str) -> None:
+        self._changes.drained(name)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            for drift in self._core.cost.take_drifts():
+            for drift in self.core.cost.take_drifts():
                 _log.warning("%s", drift)
-            if not self._core.is_idle:
-                self.handle(Tick())
+            if not self.core.is_idle:
+                self._shell.handle(Tick())
             self._lifecycle.leave_record()
             self._health.look(time.monotonic())
             self._workers.cores.look(time.monotonic())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
@@ -21,6 +19,7 @@ from cluster.drafter_config import DrafterConfig
 from cluster.events import DrafterReady, VerifierReady
 from cluster.placement import plan_added, plan_cell, rank_name
 from cluster.placement_config import ResourcesConfig
+from cluster.placing import placing
 from cluster.pool_drafter import build_pool_drafter
 from cluster.profile_fit import fit_cost
 from cluster.rank import Rank
@@ -33,10 +32,6 @@ from engine.heads_config import UnsuitableHeads
 
 _log = logging.getLogger(__name__)
 
-# A worker that has no process after so long waits for something: it is said what for.
-PATIENCE_S = 5.0
-# And so often until then it is looked whether it still has a place.
-CHECK_S = 1.0
 POLL_S = 0.1
 
 
@@ -112,7 +107,7 @@ class WorkerSet:
         worker.actors = [self._spawn(VerifierWorker, name, target.placement) for name in names]
         meanwhile()
         self._accompany()
-        async with self._placing(worker, names):
+        async with placing(worker, names, self._reservations):
             await self._connect(worker, names, self._hearing(VERIFIER, len(names)))
             ready: VerifierReady = await self._watched(worker, self._load_ranks(worker))
         await self.cores.settle(worker, self.workers)
@@ -147,7 +142,7 @@ class WorkerSet:
         if actor is None:
             actor = self._spawn(DrafterWorker, name, config.placement)
         worker.actors.append(actor)
-        async with self._placing(worker, [name]):
+        async with placing(worker, [name], self._reservations):
             await self._connect(worker, [name], self._hearing(name, 1))
             loading = worker.actors[0].load.remote(
                 config, target.vocab_size, target.max_tokens, self._config.target.path
@@ -218,7 +213,7 @@ class WorkerSet:
     async def _join(self, name: str, names: list[str], actors: list[Any]) -> Worker:
         """Connect to processes that are loaded."""
         worker = self.workers[name] = Worker(name, actors=list(actors))
-        async with self._placing(worker, names):
+        async with placing(worker, names, self._reservations):
             await self._connect(worker, names, self._hearing(name, len(names)))
         await self.cores.settle(worker, self.workers)
         worker.loaded()
@@ -340,51 +335,6 @@ class WorkerSet:
         if name != VERIFIER:
             return [lambda data: self._listener.drafted(name, data)]
         return [partial(self._listener.verified, rank) for rank in range(num_ranks)]
-
-    @contextlib.asynccontextmanager
-    async def _placing(self, worker: Worker, names: list[str]) -> Any:
-        """While the body waits for the actors to load, note where they run, or why they do not yet."""
-        asked = [actor.where.remote() for actor in worker.actors]
-        watch = asyncio.create_task(self._watch_placing(worker, names, asked))
-        try:
-            yield
-            await watch
-        finally:
-            watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):  # of the actor: the body has it too
-                await watch
-
-    async def _watch_placing(self, worker: Worker, names: list[str], asked: list[Any]) -> None:
-        answers = [asyncio.ensure_future(_answer(ref)) for ref in asked]
-        try:
-            begun = time.monotonic()
-            while True:
-                _, pending = await asyncio.wait(answers, timeout=CHECK_S)
-                if not pending:
-                    worker.where = [answer.result() for answer in answers]
-                    worker.waits_for = ""
-                    return
-                late = next(name for name, answer in zip(names, answers, strict=True) if not answer.done())
-                if not await self._reservations.has_place(late):
-                    # Its node died after it was asked for. Ray would let it wait for the bundle: better to
-                    # give it up, so that it is made again where there is room (`Reservations.restore`).
-                    _log.warning("%s lost its place before it ran", late)
-                    worker.kill()
-                    return
-                if time.monotonic() - begun < PATIENCE_S:
-                    continue
-                waits_for = await self._reservations.explain_seat(late)
-                if waits_for != worker.waits_for:
-                    _log.warning("%s is not running: %s", worker.name, waits_for)
-                    worker.waits_for = waits_for
-        finally:
-            for answer in answers:
-                answer.cancel()
-
-
-async def _answer(ref: Any) -> Whereabouts:
-    where: Whereabouts = await ref
-    return where
 
 
 def _once(callback: Callable[[], None]) -> Callable[[], None]:

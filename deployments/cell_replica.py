@@ -82,7 +82,7 @@ class CellReplica(Cell):
         )
 
     def _refresh_metrics(self) -> None:
-        self._metrics.refresh(self.core, self._scheduler_s)
+        self._metrics.refresh(self.core, self._shell.scheduler_s)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Ray Serve passes to `deployments.autoscaling`; `ready` tells whether it serves."""

@@ -29,42 +29,42 @@ async def cell() -> AsyncIterator[Cell]:
     cell._starting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await cell._starting
-    cell.handle(VerifierReady(4096, 1000, 256))
+    cell._shell.handle(VerifierReady(4096, 1000, 256))
     capabilities = PromptLookupDrafter(vocab_size=256, max_tokens=1000).capabilities
     for name in NAMES:
-        cell.handle(DrafterReady(name, capabilities, 8, kind=name))
+        cell._shell.handle(DrafterReady(name, capabilities, 8, kind=name))
     yield cell
 
 
 async def test_the_named_selector_decides_with_its_parameters_on_the_same_drafters(cell: Cell) -> None:
-    before = cell._core
+    before = cell.core
     await cell.set_policy({}, selector={"name": "fixed", "drafters": ["second"]})
     assert cell.config.selector.name == "fixed"
-    pool = cell._core.pool
+    pool = cell.core.pool
     assert isinstance(pool.selector, Fixed)
     request = RequestView("r1", "", NAMES, 10, 10, 20, 0)
     assert pool.selector.assign([request], pool.pool_view()) == {"r1": "second"}
-    assert set(cell._core.pool.drafters) == set(NAMES)
-    assert cell._core.verifier == before.verifier
+    assert set(cell.core.pool.drafters) == set(NAMES)
+    assert cell.core.verifier == before.verifier
     assert cell.config.policy == before.config.policy
     assert cell.config.scheduler == before.config.scheduler
 
 
 async def test_a_selector_used_before_goes_on_with_what_it_had_learnt(cell: Cell) -> None:
-    first = cell._core
+    first = cell.core
     first.pool.acceptance.begin("r1", [1, 2, 3], ())
     unknown = first.pool.acceptance.rate("r2", "first")
     first.pool.acceptance.observe("r1", "first", 50, 0)
     learnt = first.pool.acceptance.rate("r2", "first")
     assert learnt < unknown
     await cell.set_policy({}, selector={"name": "lbss"})
-    second = cell._core
+    second = cell.core
     assert isinstance(second.pool.selector, Lbss)
     assert second.pool.acceptance.rate("r2", "first") == unknown
     await cell.set_policy({}, selector={"name": first.config.selector.name})
-    assert cell._core.pool.acceptance.rate("r2", "first") == learnt
+    assert cell.core.pool.acceptance.rate("r2", "first") == learnt
     await cell.set_policy({}, selector={"name": "lbss"})
-    assert cell._core is second
+    assert cell.core is second
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ async def test_a_selector_used_before_goes_on_with_what_it_had_learnt(cell: Cell
 async def test_what_is_no_selector_is_refused_and_nothing_changes(
     cell: Cell, selector: dict[str, object], why: str
 ) -> None:
-    before, config = cell._core, cell.config
+    before, config = cell.core, cell.config
     with pytest.raises(ValueError, match=why):
         await cell.set_policy({}, selector=selector)
-    assert cell._core is before
+    assert cell.core is before
     assert cell.config == config
-    assert set(cell._core.pool.drafters) == set(NAMES)
+    assert set(cell.core.pool.drafters) == set(NAMES)

@@ -1,0 +1,229 @@
+"""The scheduler's shell: turns its actions into messages, and messages into events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from cluster.cell_metrics import CellMetrics
+from cluster.cell_stats import CellStats
+from cluster.client_server import ClientServer
+from cluster.config import FlotillaConfig
+from cluster.core import SchedulerCore
+from cluster.cost_model import DEFAULT_PROFILE, CostModel, LinearCost
+from cluster.events import (
+    Action,
+    Cancelled,
+    ClientLost,
+    Draft,
+    DraftDone,
+    Drained,
+    Emit,
+    Event,
+    Reject,
+    RequestArrived,
+    Verify,
+    VerifyDone,
+)
+from cluster.rank import RankAgreement
+from cluster.recorded_core import make_core
+from cluster.request_accounts import RequestAccounts
+from cluster.step_accounts import step_accounts
+from cluster.stream_messages import (
+    Cancel,
+    CancelMatching,
+    ClientMessage,
+    NumCancelled,
+    Submit,
+    TokenBatch,
+)
+from cluster.succession import take_over
+from cluster.timeline import make_timeline
+from cluster.worker_set import WorkerSet
+from drafters.messages import DraftResult
+from engine.wire import Decoder, encode
+from verifier.messages import VerifyResult
+
+_log = logging.getLogger(__name__)
+
+
+class SchedulerShell:
+    """The scheduler that serves now, and its messages to and from workers and front ends.
+
+    Args:
+        config: the cell.
+        metrics: counts what happens.
+        lost: told the name of a worker whose connection ended.
+        drained: told the name of a drafter that has no requests any more and shall go.
+
+    Attributes:
+        core: the scheduler; another one after `restart` and `change`.
+        timeline: who worked when; None unless it is kept.
+    """
+
+    def __init__(
+        self,
+        config: FlotillaConfig,
+        metrics: CellMetrics,
+        lost: Callable[[str], None],
+        drained: Callable[[str], None],
+    ) -> None:
+        self._metrics = metrics
+        self._lost, self._drained = lost, drained
+        self._accounts = RequestAccounts(metrics)
+        self._load = CellStats()
+        self._agreement = RankAgreement()
+        self._draft_results: Decoder[DraftResult] = Decoder(DraftResult)
+        self._verify_results: Decoder[VerifyResult] = Decoder(VerifyResult)
+        self._scheduler_s = self._iteration_s = 0.0
+        self._last_verify_at: float | None = None
+        self._workers: WorkerSet | None = None
+        self._clients: ClientServer | None = None
+        self.core = make_core(config, CostModel(DEFAULT_PROFILE))
+        self._cores: dict[str, SchedulerCore] = {}
+        self.timeline = make_timeline(config)
+
+    def connect(self, workers: WorkerSet, clients: ClientServer) -> None:
+        """Say where actions go. Both hear of this shell first, so it can only be told afterwards."""
+        self._workers, self._clients = workers, clients
+
+    # What the cell asks
+
+    @property
+    def scheduler_s(self) -> float:
+        """Processor seconds spent scheduling so far."""
+        return self._scheduler_s
+
+    def stats(self) -> dict[str, float]:
+        """Processor seconds spent scheduling, seconds of whole iterations, and `step_accounts`."""
+        times = {"scheduler_s": self._scheduler_s, "iteration_s": self._iteration_s}
+        return times | step_accounts(self.core)
+
+    def load(self) -> dict[str, float]:
+        """The cell's load in numbers, as of `CellStats`."""
+        return self._load.measure(self.core, time.monotonic())
+
+    def restart(self, config: FlotillaConfig, cost: CostModel) -> None:
+        """Begin with a scheduler that knows nothing but costs."""
+        self.core = make_core(config, cost)
+
+    def change(self, before: FlotillaConfig, after: FlotillaConfig) -> None:
+        """Go on with the scheduler of another configuration, with what it had learnt when it served.
+
+        Raises:
+            RuntimeError: while a request is being served, or the target is not there.
+        """
+        key, old = after.model_dump_json(), self.core
+        core = self._cores.get(key) or make_core(after, CostModel(old.cost.profile))
+        take_over(core, old, time.monotonic())
+        self._cores |= {before.model_dump_json(): old, key: core}
+        self.core = core
+
+    # What workers' lives need (`lifecycle.Shell`)
+
+    def restarted(self, name: str) -> None:
+        """A worker is made again."""
+        self._metrics.restarted(name)
+
+    def learn_cost(self, kind: str, cost: LinearCost) -> None:
+        """What a new kind of drafter costs, for every scheduler that may serve."""
+        for core in {id(core): core for core in (self.core, *self._cores.values())}.values():
+            drafters = {**core.cost.profile.drafters, kind: cost}
+            core.cost.profile = msgspec.structs.replace(core.cost.profile, drafters=drafters)
+
+    # Events and actions
+
+    def handle(self, event: Event) -> None:
+        """Tell the scheduler, and do what it says."""
+        # Processor time of this thread: waiting for a core that others hold is not the scheduler's work.
+        begun = time.thread_time()
+        now = time.monotonic()
+        actions = self.core.handle(event, now)
+        self._scheduler_s += time.thread_time() - begun
+        if self.timeline is not None:
+            self.timeline.handled(event, actions, self.core, now, time.monotonic())
+        self._act(actions)
+        # What could wait until the actions were sent.
+        begun = time.thread_time()
+        reading = self.core.reflect()
+        self._scheduler_s += time.thread_time() - begun
+        if self.timeline is not None:
+            self.timeline.sent(reading, self.core, time.monotonic())
+        self._act(reading)
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        if not actions:
+            return
+        workers, clients = self._workers, self._clients
+        if workers is None or clients is None:
+            raise RuntimeError("the scheduler's shell is not connected: there is nobody to tell its actions")
+        for action in actions:
+            match action:
+                case Draft(name, call):
+                    workers.send_draft(name, encode(call))
+                case Verify(call):
+                    workers.send_verify(encode(call))
+                    self._metrics.verify_sent(call, self.core)
+                case Drained(name):
+                    self._drained(name)
+                case Emit(client, events):
+                    clients.send(client, TokenBatch(events))
+                    self._accounts.told(events, self.core)
+                    self._load.told(events)
+                case Reject(client, rejection):
+                    self._accounts.rejected(rejection)
+                    clients.send(client, rejection)
+
+    # Messages of front ends (`ClientServer`)
+
+    def told(self, client: str, message: ClientMessage) -> None:
+        """A front end asks for something."""
+        match message:
+            case Submit():
+                self._accounts.arrived(message)
+                self.handle(RequestArrived(message, client))
+            case Cancel(request_id, is_complete):
+                if is_complete:
+                    self._accounts.completed(request_id)
+                self.handle(Cancelled(request_id))
+            case CancelMatching(ticket, prefix):
+                found = [name for name in self.core.requests if prefix and name.startswith(prefix)]
+                for name in found:
+                    self.handle(Cancelled(name))
+                if self._clients is not None:
+                    self._clients.send(client, NumCancelled(ticket, len(found)))
+
+    def left(self, client: str) -> None:
+        """A front end is gone, and its requests with it."""
+        self.handle(ClientLost(client))
+
+    # Messages of workers (`worker_set.Listener`)
+
+    def drafted(self, name: str, data: bytes) -> None:
+        """A drafter answered."""
+        result = self._draft_results.decode(data)
+        kind = self.core.pool.kind_of(name)
+        self.handle(DraftDone(name, result))
+        self._metrics.drafted(kind, result)
+
+    def verified(self, rank: int, data: bytes) -> None:
+        """A rank of the target answered; what counts is rank 0's."""
+        result = self._verify_results.decode(data)
+        if not self._agreement.holds(result.call_id, result.digest) and self._workers is not None:
+            _log.error("ranks disagree on call %d; rebuilding the target", result.call_id)
+            self._workers.kill_target()
+        if rank:
+            return
+        now, last = time.monotonic(), self._last_verify_at
+        elapsed_s = None if last is None else now - last
+        self._iteration_s += elapsed_s or 0.0
+        self._metrics.verified(result, elapsed_s)
+        self.handle(VerifyDone(result))
+        self._last_verify_at = None if self.core.is_idle else now
+
+    def lost(self, name: str) -> None:
+        """A worker's connection ended."""
+        self._lost(name)
