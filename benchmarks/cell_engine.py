@@ -15,6 +15,7 @@ from benchmarks.engine_under_test import RunResult, Task
 from benchmarks.local_engine import submission
 from cluster.cell import Cell
 from cluster.config import FlotillaConfig
+from cluster.priority import use_ordinary_priority
 from deployments.cell_client import CellClient
 
 READY_TIMEOUT_S = 300.0
@@ -30,6 +31,7 @@ def start_ray(num_cpus: int = 64) -> None:
         return
     root = str(Path(__file__).resolve().parents[1])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    use_ordinary_priority()
     ray.init(
         address="local",
         num_cpus=num_cpus,

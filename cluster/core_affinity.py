@@ -15,7 +15,8 @@ from typing import IO
 _log = logging.getLogger(__name__)
 
 # A thread that ran for less than this share of the time that it could have is let go for a while. Four
-# drafters that share a core have more; who shares one with a program of ordinary priority has 3 %.
+# drafters that share a core have more; one at Ray's own low priority (`cluster.priority`) has 3 % of a core
+# that another program keeps busy.
 LEAST_SHARE = 0.2
 LET_GO_S = 30.0
 # If it also waited for more than this share of the time: idle threads run little, and so wait little.
@@ -50,8 +51,8 @@ def keep_to(cores: Collection[int], thread: int = 0) -> None:
 class KeptThread:
     """A thread of this process that keeps to cores while it gets enough of them.
 
-    Another program may keep a core busy, at a higher priority than Ray gives to its workers. A thread that
-    may go nowhere else would starve there.
+    Several programs may keep a core busy, or one at a higher priority: Ray's own for workers is low. A thread
+    that may go nowhere else would starve there.
     """
 
     def __init__(self, thread: int, cores: Collection[int], usable: Collection[int]) -> None:

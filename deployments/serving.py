@@ -29,6 +29,7 @@ from ray import serve
 from rich.console import Console
 
 from cluster.config import FlotillaConfig
+from cluster.priority import use_ordinary_priority
 from deployments import preflight
 from deployments.api_keys import wants_keys, with_environment_key
 from deployments.application import APP_NAME, CELL_NAME, WORKER_ENVIRONMENT, build_app
@@ -193,6 +194,7 @@ def _start_ray(config: FlotillaConfig) -> None:
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     os.environ.update(WORKER_ENVIRONMENT)
+    use_ordinary_priority()
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if "RAY_ADDRESS" in os.environ:
         ray.init(**options)

@@ -44,12 +44,22 @@ def test_outputs_are_the_targets_own_whatever_is_drafted(server: Server) -> None
     variants = {(r["mode"], r["variant"]) for r in report["results"]}
     assert ("greedy", "all drafters") in variants
     assert len(variants) == 4 * (2 + len(drafters))
-    # Over all modes: a variant takes half a second, and a drafter starved by other programs for so long is late.
+    # Over all modes: a variant takes half a second, for which other programs may starve a drafter.
     drafted: Counter[str] = Counter()
     for result in report["results"]:
         drafted[result["variant"]] += result["receipts"]["num_verified"]
     for name in drafters:
         assert drafted[f"{name} alone"] > 0, f"{name} never drafted"
+
+
+def test_workers_have_the_priority_of_other_programs(server: Server) -> None:
+    """By default Ray starts them at a lower one, and a client on this machine would slow them down."""
+    own = psutil.Process()
+    workers = [child for child in own.children(recursive=True) if child.name().startswith("ray::")]
+    names = " ".join(worker.name() for worker in workers)
+    assert "VerifierWorker" in names, names
+    assert "DrafterWorker" in names, names
+    assert {worker.nice() for worker in workers} == {own.nice()}
 
 
 def test_the_official_client_streams_a_chat(server: Server) -> None:
