@@ -147,7 +147,7 @@ def settle(servers: Sequence[ServerProcess], idle: Mapping[str, float]) -> None:
             return
         if time.monotonic() > deadline:
             raise RuntimeError(
-                f"{', '.join(busy)} still busy {_SETTLE_WITHIN_S:.0f} s after the last answer: figures of "
+                f"{', '.join(busy)}: still busy {_SETTLE_WITHIN_S:.0f} s after the last answer: figures of "
                 "whoever is asked next would mean nothing"
             )
 
