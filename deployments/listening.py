@@ -24,13 +24,21 @@ _DROP_NEW_CONNECTIONS = b"".join(
 
 
 def shared_listener(host: str, port: int) -> socket.socket:
-    """A bound TCP socket; processes of one node share the port, and the kernel spreads connections."""
+    """A bound TCP socket; processes of one node share the port, and the kernel spreads connections.
+
+    Raises:
+        OSError: somebody who does not share it has the port, or the address is not this machine's.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     # Inherited by every connection: without it Nagle's algorithm holds small chunks back for 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    listener.bind((host, port))
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {host}:{port} ({error.strerror})") from None
     return listener
 
 

@@ -63,6 +63,8 @@ def check(config: FlotillaConfig) -> list[str]:
     _check_port(config.http.host, config.http.port, "choose another with --port, or 0 for any free one")
     if config.grpc.enabled:
         _check_port(config.grpc.host, config.grpc.port, "choose another `grpc.port`, or 0 for any free one")
+    if config.metrics.port is not None:
+        _check_port(config.metrics.host, config.metrics.port, "choose another `metrics.port`")
     return warnings
 
 

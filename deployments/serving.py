@@ -26,15 +26,19 @@ os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
 
 import ray
 from ray import serve
+from ray.serve.schema import DeploymentStatus
 from rich.console import Console
 
 from cluster.config import FlotillaConfig
+from cluster.grpc_config import GrpcConfig
+from cluster.http_config import HttpConfig
 from cluster.priority import use_ordinary_priority
 from deployments import preflight
 from deployments.api_keys import wants_keys, with_environment_key
 from deployments.application import APP_NAME, CELL_NAME, WORKER_ENVIRONMENT, build_app
 from deployments.grpc_start import await_grpc, grpc_options, shown_address
 from deployments.preflight import StartError
+from deployments.reserved_ports import ReservedPorts
 from deployments.startup import Startup
 
 __all__ = ["StartError", "build_app", "run", "running"]
@@ -50,6 +54,10 @@ _STAGES = {
     "measuring costs": "Cost profile",
     "ready": "Cost profile",
 }
+
+
+#: Of the one system that a process can start.
+_ports = ReservedPorts()
 
 
 class _Interrupted(BaseException):
@@ -119,6 +127,7 @@ def running(
 
 def stop() -> None:
     """Stop the application and the Ray instance this process started or joined."""
+    _ports.release()
     if not ray.is_initialized():
         return
     # Ray's and Serve's farewells, logged and printed, are errors about processes that are meant to go.
@@ -134,8 +143,10 @@ def stop() -> None:
 def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] = lambda: None) -> str:
     for warning in preflight.check(config):
         console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
-    host, port = config.http.host, config.http.port or _free_port(config.http.host)
-    grpc_port = config.grpc.port or _free_port(config.grpc.host)
+    host, port = config.http.host, _port(config.http, held=config.http.direct)
+    grpc_port = _port(config.grpc, held=config.grpc.enabled and config.grpc.direct)
+    if config.metrics.port is not None:
+        _ports.reserve(config.metrics.host, config.metrics.port)
     config = config.model_copy(
         update={
             "security": with_environment_key(config.security),
@@ -160,7 +171,8 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
         try:
             serve.run(build_app(config), name=APP_NAME)
         except RuntimeError as error:
-            raise StartError(f"Ray Serve could not start the application: {error}") from error
+            reason = _why_not_started() or str(error)
+            raise StartError(f"Ray Serve could not start the application: {reason}") from error
         _await_cell(startup)
         startup.enter("HTTP")
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
@@ -172,6 +184,24 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
             console.print(f"gRPC on [bold]{shown_address(config.grpc)}[/]", highlight=False)
     console.print(f"[dim]ready after {startup.seconds:.0f} s[/]")
     return url
+
+
+def _port(listens: HttpConfig | GrpcConfig, *, held: bool) -> int:
+    """The port where clients connect; `held` is for those on which front ends listen, who share them."""
+    if held:
+        return _ports.reserve(listens.host, listens.port)
+    return listens.port or _free_port(listens.host)
+
+
+def _why_not_started() -> str:
+    """The errors of deployments that did not start: Serve's own says which these are, not what they said."""
+    failed = {
+        name: deployment.message.strip().splitlines()
+        for application in serve.status().applications.values()
+        for name, deployment in application.deployments.items()
+        if deployment.status == DeploymentStatus.DEPLOY_FAILED
+    }
+    return "; ".join(f"{name}: {message[-1]}" for name, message in failed.items() if message)
 
 
 def _proxied_http(config: FlotillaConfig) -> dict[str, Any]:
@@ -250,7 +280,8 @@ def _unverified() -> ssl.SSLContext:
 
 
 def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as probe:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as probe:
         return int(probe.getsockname()[1])
 
 

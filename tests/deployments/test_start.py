@@ -34,6 +34,13 @@ def test_taken_port_is_told() -> None:
             preflight.check(changed(http={"port": port}))
 
 
+def test_taken_metrics_port_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(preflight.StartError, match=f"cannot listen on 127.0.0.1:{port}.*`metrics.port`"):
+            preflight.check(changed(http={"port": 0}, metrics={"port": port}))
+
+
 def test_missing_profile_is_told() -> None:
     with pytest.raises(preflight.StartError, match="flotilla profile"):
         preflight.check(changed(profile="/nowhere.json", http={"port": 0}))
