@@ -21,7 +21,7 @@ from tests.system.conftest import Server, start
 from tests.system.front_end_loss import check_a_stream_goes_on
 from tests.system.rolling_out import check_a_rollout
 
-NUM_REQUESTS = 10
+NUM_REQUESTS, NUM_TOKENS = 10, 320
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ async def answers(
             body = {
                 "model": server.model,
                 "prompt": f"def merge_{number}(left, right):\n",
-                "max_tokens": 160,
-                "min_tokens": 160,
+                "max_tokens": NUM_TOKENS,
+                "min_tokens": NUM_TOKENS,
                 "ignore_eos": True,
                 "temperature": 0.8,
                 "seed": number,
@@ -69,7 +69,7 @@ async def answers(
 
         tasks = [asyncio.create_task(ask(number)) for number in range(NUM_REQUESTS)]
         if pid is not None:
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(0.3)
             assert not any(task.done() for task in tasks), "signalled too late to show anything"
             os.kill(pid, sent)
         return await asyncio.gather(*tasks)
@@ -87,7 +87,7 @@ def two_serving(within_s: float = 90) -> list[Member]:
 def undisturbed(two_cells: Server) -> list[list[int]]:
     two_serving()
     tokens = asyncio.run(answers(two_cells))
-    assert all(len(one) == 160 for one in tokens)
+    assert all(len(one) == NUM_TOKENS for one in tokens)
     return tokens
 
 
