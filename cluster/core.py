@@ -109,9 +109,8 @@ class SchedulerCore:
                 self._worker_lost(name, now)
             case Tick():
                 self._time_out_drafts(now)
-        # While others draft for the only micro-batch, one drafter's answer changes nothing.
         is_draft = isinstance(event, DraftDone)
-        if not (is_draft and self.micro_batches.awaits_more_drafts(self.running.values())):
+        if not (is_draft and self.micro_batches.is_held_up(self.running.values())):
             self._progress(now, is_draft=is_draft)
         self._actions.extend(self.planner.move_on(now))
         self._is_verify_new = any(isinstance(action, Verify) for action in self._actions)

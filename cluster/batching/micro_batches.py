@@ -92,11 +92,13 @@ class MicroBatches:
             if request.state is State.READY and self._part_of(request) not in busy
         ]
 
-    def awaits_more_drafts(self, running: Iterable[Request]) -> bool:
-        """Whether nothing can be done before further drafts are in: all share one micro-batch."""
-        return (
-            self.count == 1 and not self._slow and any(request.state is State.DRAFTING for request in running)
-        )
+    def is_held_up(self, running: Iterable[Request]) -> bool:
+        """Whether a drafter's answer changes nothing: others still draft for the only micro-batch, or it is
+        with the target.
+        """
+        if self.count != 1 or self._slow:
+            return False
+        return not {request.state for request in running}.isdisjoint(IN_CALL)
 
     def begin(self, ready: Collection[Request], now: float) -> None:
         """These begin an iteration."""
