@@ -127,8 +127,10 @@ class Exploration:
         self._since_read += 1
         if self._since_read < min(EXPLORE_INTERVAL, 1 + self._num_read // EXPLORE_STAGE):
             return ""
-        outlook = Outlook(request, pool)
         idle = kinds_of(request, pool)
+        if not idle:  # and what would have to be beaten need not be worked out
+            return ""
+        outlook = Outlook(request, pool)
         to_beat, best, best_value = 0.0, "", 0.0
         for kind in sorted({kinds[name] for name in request.allowed if name in kinds}):
             rate, spread = self.estimates.prior(request.request_id, kind)

@@ -10,7 +10,7 @@ here: that is a question of all requests of a step, and the policy's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf, nextafter
 from typing import NamedTuple
 
@@ -188,11 +188,16 @@ class Flotilla:
         names, before = sorted(kinds), self._team.counts.keys()
         rates = np.full((len(requests), len(names)), -1.0)
         reading_s = np.zeros(rates.shape)
+        # Mostly all may use the same instances.
+        usable: dict[tuple[str, ...], set[str]] = {}
         for row, request in enumerate(requests):
             here = self._kinds.get(request.current, "")
             steps = max(1.0, Outlook(request, pool).num_expected / STEP_TOKENS)
+            mine = usable.get(request.allowed)
+            if mine is None:
+                mine = usable[request.allowed] = {self._kinds.get(name, "") for name in request.allowed}
             for column, kind in enumerate(names):
-                if any(self._kinds.get(name) == kind for name in request.allowed):
+                if kind in mine:
                     rates[row, column] = self._estimates.rate(request.request_id, kind)
                     if kind != here and request.num_steps:
                         reading_s[row, column] = pool.costs.rebuild_s(kind, request.num_context) / steps
@@ -209,7 +214,8 @@ class Flotilla:
         if self._team_size < 2 or costs is None:
             return pool
         if self._last_shared is None or self._last_shared[0] is not pool:
-            shared = replace(pool, costs=ShareCosts(pool.costs, costs, self._team_size, self._team))
+            share = ShareCosts(pool.costs, costs, self._team_size, self._team)
+            shared = PoolView(pool.drafters, share, pool.max_depth)
             self._last_shared = (pool, shared)
         return self._last_shared[1]
 

@@ -100,16 +100,16 @@ class TeamSearch:
             return plain
         of_team = self._rates[:, columns]
         choice = of_team.argmax(axis=1)
-        rate = of_team[np.arange(n), choice]
-        served = rate >= 0.0
-        counts: dict[str, int] = {}
-        reading_s: dict[str, float] = {}
-        for place, column in enumerate(columns):
-            mine = served & (choice == place)
-            count = int(mine.sum())
-            if count:
-                counts[self._kinds[column]] = count
-                reading_s[self._kinds[column]] = float(self._reading_s[mine, column].sum())
+        rate = np.maximum.reduce(of_team, axis=1)
+        served = (rate >= 0.0).nonzero()[0]
+        choice = choice[served]
+        sizes = np.bincount(choice, minlength=len(columns)).tolist()
+        spent_s = np.bincount(
+            choice, self._reading_s[:, columns][served, choice], minlength=len(columns)
+        ).tolist()
+        chosen = [place for place, size in enumerate(sizes) if size]
+        counts = {self._kinds[columns[place]]: sizes[place] for place in chosen}
+        reading_s = {self._kinds[columns[place]]: spent_s[place] for place in chosen}
         if not counts:
             return plain
         powers = np.clip(rate, 0.0, None)[:, None] ** np.arange(1, self._max_depth + 1)
