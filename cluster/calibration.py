@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from cluster.depth_counts import DepthCounts
 from cluster.forest import Forest
+from cluster.selection_of_few import path_probabilities
+from engine.tree import TokenTree
 
 NUM_BINS = 20
 # Weight, in observations, of the prior that a draft probability is what it says.
@@ -31,6 +33,7 @@ class DrafterCalibration:
     tried: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_BINS))
     accepted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_BINS))
     _table: NDArray[np.float64] | None = None
+    _plain_table: list[float] | None = None
     # Of the predictions since the start: how many, their sum, how many came true, squared errors.
     predictions: NDArray[np.float64] = field(default_factory=lambda: np.zeros(4))
 
@@ -46,7 +49,7 @@ class DrafterCalibration:
         if np.count_nonzero(full):
             self.tried[full] /= 2
             self.accepted[full] /= 2
-        self._table = None
+        self._table = self._plain_table = None
 
     def _judge(self, tried: NDArray[np.intp], came_true: NDArray[Any]) -> None:
         """Keep account of how good the table was, before it learns: counts by bin [NUM_BINS]."""
@@ -63,6 +66,13 @@ class DrafterCalibration:
             rate = (self.accepted + PRIOR) / (self.tried + PRIOR_WEIGHT)
             self._table = np.maximum.accumulate(rate)
         return self._table
+
+    @property
+    def plain_table(self) -> list[float]:
+        """The same in plain numbers."""
+        if self._plain_table is None:
+            self._plain_table = self.table.tolist()
+        return self._plain_table
 
     def apply(self, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
         """Acceptance probabilities [n] of nodes with these conditional draft probabilities [n]."""
@@ -123,6 +133,10 @@ class Calibration:
             conditional = tables[of_request[forest.request], _bins(forest.conditional)]
         conditional[forest.roots] = 1.0
         return forest.path_product(conditional)
+
+    def path_probabilities_of_few(self, trees: Sequence[TokenTree], drafters: Sequence[str]) -> list[float]:
+        """The same for few nodes, in plain numbers: [nodes], tree after tree."""
+        return path_probabilities(trees, [self.of(drafter).plain_table for drafter in drafters])
 
 
 def _by_drafter(

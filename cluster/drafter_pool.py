@@ -358,6 +358,6 @@ class DrafterPool:
             return
         depth = outstanding.depth
         if not self.drafters[name].capabilities.num_candidates:  # heads were evaluated before anybody drafted
-            depth = min(depth, int(trees.depth.max()) if trees else 0)
+            depth = min(depth, trees.deepest if trees else 0)
         n, width = len(outstanding.request_ids), outstanding.width
         outstanding.layers_s = self.cost.layers_seconds(name, n, width, depth, outstanding.num_context)

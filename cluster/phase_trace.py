@@ -51,6 +51,11 @@ def tracing() -> Iterator[SelectionTrace]:
         _trace.reset(token)
 
 
+def is_tracing() -> bool:
+    """Whether phases are noted."""
+    return _trace.get() is not None
+
+
 def phase(name: str) -> Callable[[Callable[Parameters, Bool]], Callable[Parameters, Bool]]:
     """Marks a phase: a function that returns the nodes chosen so far, its own included.
 

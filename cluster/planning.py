@@ -36,7 +36,7 @@ from selector.protocol import Outcome
 from verifier.messages import VerifyResult
 
 # Verified trees are calibrated on when there are so many, or after so many steps.
-CALIBRATE_TREES, CALIBRATE_STEPS = 64, 8
+CALIBRATE_TREES, CALIBRATE_STEPS = 64, 16
 # Where drafts are not proposed, drafters still read one request in so many: so it is noticed when they pay.
 PROBE_REQUESTS = 8
 # Drafters are scored on requests they do not serve while no more than this are running: with more there is no

@@ -9,22 +9,17 @@ and nodes are then picked by comparing with the lowest value taken. `flotilla be
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster import selection_of_few
 from cluster.forest import Forest
 from cluster.phase_trace import phase
+from cluster.selection_of_few import FEW_NODES, ROUNDING
 
 Bool = NDArray[np.bool_]
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
-
-# Sums of probabilities are rounded: a requirement is met when this little is missing.
-ROUNDING = 1e-12
-# So few nodes are looked at one by one in less time than all at once.
-FEW_NODES = 48
 
 
 @phase("slo-customized")
@@ -49,10 +44,11 @@ def slo_customized(
     in_need = (required > 1.0 + ROUNDING).nonzero()[0]
     if left <= 0 or max_nodes <= 0 or len(in_need) == 0:
         return chosen
-    urgent = in_need[(-required[in_need]).argsort(kind="stable")]
     if forest.num_nodes <= FEW_NODES:
-        chosen[_urgent_of_few(forest, path_probability, required, urgent.tolist(), max_nodes, left)] = True
+        f_of, offsets = path_probability.tolist(), forest.offsets.tolist()
+        chosen[selection_of_few.urgent(offsets, f_of, required.tolist(), max_nodes, left)] = True
         return chosen
+    urgent = in_need[(-required[in_need]).argsort(kind="stable")]
     start, drafted = forest.roots[urgent] + 1, forest.sizes[urgent] - 1
     f = _rows(path_probability, start, drafted)
     most = min(max_nodes, f.shape[1], left)
@@ -134,8 +130,9 @@ def marginal_goodput(
         return chosen
     costs = token_s if isinstance(token_s, np.ndarray) else np.full(num_left, token_s)
     if len(chosen) <= FEW_NODES:
-        result = chosen.copy()
-        result[_paying_of_few(chosen, path_probability, expected_now, base_s, costs.tolist())] = True
+        result, left = chosen.copy(), (~chosen).nonzero()[0].tolist()
+        f_of = path_probability.tolist()
+        result[selection_of_few.paying(left, f_of, expected_now, base_s, costs.tolist())] = True
         return result
     # A node that would not pay as the next one never pays: with every node taken E / T has only risen.
     rest = (~chosen & (path_probability * base_s > expected_now * costs[0])).nonzero()[0]
@@ -157,48 +154,6 @@ def marginal_goodput(
     if count > 0:
         result[rest[_highest(f, count, descending[count - 1])]] = True
     return result
-
-
-def _urgent_of_few(
-    forest: Forest,
-    path_probability: Float64,
-    required: Float64,
-    urgent: Iterable[int],
-    max_nodes: int,
-    left: int,
-) -> list[int]:
-    """Nodes of the SLO phase, for the requests `urgent` in this order, with `left` tokens in all."""
-    f, offsets, needs = path_probability.tolist(), forest.offsets.tolist(), required.tolist()
-    found: list[int] = []
-    for request in urgent:
-        nodes = sorted(range(offsets[request] + 1, offsets[request + 1]), key=lambda node: -f[node])
-        tokens, short_of = 1.0, needs[request] - ROUNDING
-        for node in nodes[: min(max_nodes, left)]:
-            if tokens >= short_of:
-                break
-            found.append(node)
-            tokens += f[node]
-            left -= 1
-        if left == 0:
-            break
-    return found
-
-
-def _paying_of_few(
-    chosen: Bool, path_probability: Float64, expected: float, base_s: float, costs: list[float]
-) -> list[int]:
-    """Nodes not chosen, from the likeliest on, as long as the next one raises expected tokens per second."""
-    f = path_probability.tolist()
-    rest = [node for node, taken in enumerate(chosen.tolist()) if not taken]
-    rest.sort(key=lambda node: -f[node])
-    found: list[int] = []
-    for node, cost in zip(rest, costs, strict=False):
-        if f[node] * base_s <= expected * cost:
-            break
-        found.append(node)
-        expected += f[node]
-        base_s += cost
-    return found
 
 
 def _highest(f: Float64, count: int, lowest: float) -> Int64:

@@ -14,12 +14,15 @@ Float64 = NDArray[np.float64]
 
 # So few trees are cut one by one in less time than all at once.
 FEW_TREES = 8
+# So few nodes are counted one by one in less time than all at once.
+FEW_NODES = 48
 
 
 class TreeBatch(list[TokenTree]):
     """Trees in order; what is worked out of all of them is kept, so the list must not change after that.
 
     Attributes:
+        num_nodes: nodes of all trees.
         sizes: int64 [trees], nodes of each tree.
         offsets: int64 [trees + 1], where each tree's nodes begin; its root is the first of them.
         tree_of: int64 [nodes], index of the tree a node belongs to.
@@ -32,6 +35,7 @@ class TreeBatch(list[TokenTree]):
         "_above",
         "_depth",
         "_logp",
+        "_num_nodes",
         "_offsets",
         "_parent",
         "_sizes",
@@ -42,6 +46,7 @@ class TreeBatch(list[TokenTree]):
 
     def __init__(self, trees: Iterable[TokenTree] = ()) -> None:
         super().__init__(trees)
+        self._num_nodes: int | None = None
         self._sizes: Int64 | None = None
         self._offsets: Int64 | None = None
         self._tree_of: Int64 | None = None
@@ -56,6 +61,13 @@ class TreeBatch(list[TokenTree]):
     def of(cls, trees: Sequence[TokenTree]) -> TreeBatch:
         """These trees; themselves if they are a batch already."""
         return trees if isinstance(trees, TreeBatch) else cls(trees)
+
+    @property
+    def num_nodes(self) -> int:
+        """See above."""
+        if self._num_nodes is None:
+            self._num_nodes = sum([len(tree.token) for tree in self])
+        return self._num_nodes
 
     @property
     def sizes(self) -> Int64:
@@ -83,28 +95,30 @@ class TreeBatch(list[TokenTree]):
     def token(self) -> Int32:
         """See above."""
         if self._token is None:
-            self._token = np.concatenate([tree.token for tree in self])
+            self._token = self[0].token if len(self) == 1 else np.concatenate([tree.token for tree in self])
         return self._token
 
     @property
     def parent(self) -> Int32:
         """See above."""
         if self._parent is None:
-            self._parent = np.concatenate([tree.parent for tree in self])
+            self._parent = (
+                self[0].parent if len(self) == 1 else np.concatenate([tree.parent for tree in self])
+            )
         return self._parent
 
     @property
     def logp(self) -> Float32:
         """See above."""
         if self._logp is None:
-            self._logp = np.concatenate([tree.logp for tree in self])
+            self._logp = self[0].logp if len(self) == 1 else np.concatenate([tree.logp for tree in self])
         return self._logp
 
     @property
     def depth(self) -> Int32:
         """See above."""
         if self._depth is None:
-            self._depth = np.concatenate([tree.depth for tree in self])
+            self._depth = self[0].depth if len(self) == 1 else np.concatenate([tree.depth for tree in self])
         return self._depth
 
     @property
@@ -127,6 +141,13 @@ class TreeBatch(list[TokenTree]):
         return self._step_logp
 
     @property
+    def deepest(self) -> int:
+        """Depth of the deepest tree."""
+        if self.num_nodes <= FEW_NODES:
+            return int(max([max(tree.depth.tolist()) for tree in self]))
+        return int(np.maximum.reduce(self.depth))
+
+    @property
     def depths(self) -> Int32:
         """int32 [trees], depth of each tree."""
         return np.maximum.reduceat(self.depth, self.offsets[:-1])
@@ -146,8 +167,11 @@ def tree_shapes(trees: Sequence[TokenTree]) -> tuple[Int64, Int64]:
 def widest(trees: Sequence[TokenTree]) -> tuple[int, int]:
     """Nodes of the widest layer of any of the trees, and the depth of the deepest."""
     batch = TreeBatch.of(trees)
+    deepest = batch.deepest
+    if batch.num_nodes <= FEW_NODES:
+        of_trees = [tree.depth.tolist() for tree in batch]
+        return max([max(map(depths.count, set(depths))) for depths in of_trees]), deepest
     depth = batch.depth
-    deepest = int(np.maximum.reduce(depth))
     counts = np.bincount(batch.tree_of * (deepest + 1) + depth)
     return int(np.maximum.reduce(counts)), deepest
 

@@ -29,12 +29,13 @@ class DecodeBatch(list[DecodeRequest]):
         drafted_rates: float64 [requests], the same; 0 for those that nobody drafts for.
     """
 
-    __slots__ = ("_drafted_rates", "_limits", "_load", "_num_context", "_rates")
+    __slots__ = ("_drafted_rates", "_has_objectives", "_limits", "_load", "_num_context", "_rates")
 
     def __init__(self, requests: Iterable[DecodeRequest] = ()) -> None:
         super().__init__(requests)
         self._load: dict[str, tuple[int, int]] | None = None
         self._num_context: int | None = None
+        self._has_objectives: bool | None = None
         self._limits: Int64 | None = None
         self._rates: Float64 | None = None
         self._drafted_rates: Float64 | None = None
@@ -72,7 +73,9 @@ class DecodeBatch(list[DecodeRequest]):
     @property
     def has_objectives(self) -> bool:
         """See above."""
-        return any(request.tpot_s is not None for request in self)
+        if self._has_objectives is None:
+            self._has_objectives = any(request.tpot_s is not None for request in self)
+        return self._has_objectives
 
     @property
     def limits(self) -> Int64:

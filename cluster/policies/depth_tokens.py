@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.policies.decode_batch import DecodeBatch
+from cluster.policies.decode_batch import MOST_CERTAIN_RATE, DecodeBatch
 
 # Drafts less likely accepted than this are not counted on when depth is planned.
 LEAST_CHANCE = 0.1
@@ -51,7 +51,8 @@ def tokens_by_depth(
 
 def _of_few(batch: DecodeBatch, deepest: int, cheap: Collection[str]) -> tuple[list[float], list[float]]:
     gains, rows = [0.0] * deepest, [0.0] * deepest
-    for request, rate in zip(batch, batch.drafted_rates.tolist(), strict=True):
+    for request in batch:
+        rate = min(request.rate, MOST_CERTAIN_RATE) if request.drafter else 0.0
         is_cheap, chance = request.drafter in cheap, 1.0
         for depth in range(min(request.max_draft, deepest)):
             chance *= rate

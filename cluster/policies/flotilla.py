@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from cluster.config import PolicyConfig
 from cluster.forest import Forest
+from cluster.phase_trace import is_tracing
 from cluster.policies.base import DecodeRequest, Int32, StepContext, clip
 from cluster.policies.decode_batch import DecodeBatch
 from cluster.policies.depth_tokens import tokens_by_depth
@@ -18,8 +20,10 @@ from cluster.policies.on_time import num_on_time
 from cluster.policies.probing import LEAST_INTERVAL, PROBE_RUN, Probing
 from cluster.policies.triage import Float64, chain_rows, needs
 from cluster.selection import marginal_goodput, slo_customized
+from cluster.selection_of_few import FEW_NODES, by_tree, paying, urgent
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
+from engine.tree_batch import TreeBatch
 
 # While speculation does not pay, some steps draft all the same, as deep as usual, so that costs are known as
 # they are now and it is noticed when it pays again.
@@ -101,7 +105,7 @@ class Flotilla:
             self._rest(n, REST_WITH_OBJECTIVES, context)
             return [NO_DRAFT] * n
         need = self._needs(batch, context)
-        is_urgent = bool(np.count_nonzero(need > 1.0))
+        is_urgent = batch.has_objectives and bool(np.count_nonzero(need > 1.0))
         if depth == 0 and is_urgent:
             # Who is in need drafts although it does not pay, and beside that, drafts of the others pay
             # sooner: what drafting takes besides their own rows is spent. But all of them wait for it.
@@ -121,7 +125,7 @@ class Flotilla:
             return [NO_DRAFT] * n
         # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
         added_s = context.cost.verify_added_seconds(n, n * max(1, depth), batch.num_context / n)
-        least = goodput * float(added_s.mean())
+        least = goodput * float(np.add.reduce(added_s)) / len(added_s)
         # A path less likely than this is not worth its token's time: the depth at which that is expected
         # bounds the plan, and drafting stops where the drafter itself finds it so.
         log_least = min(0.0, math.log(least)) if least > 0.0 else -math.inf
@@ -179,7 +183,10 @@ class Flotilla:
         """The SLO phase within the knee of the roofline, then nodes while they pay."""
         if not batch:
             return []
-        batch, forest = DecodeBatch.of(batch), Forest.of(trees)
+        batch, trees = DecodeBatch.of(batch), TreeBatch.of(trees)
+        if trees.num_nodes <= FEW_NODES and not is_tracing():
+            return self._select_of_few(batch, trees, context)
+        forest = Forest.of(trees)
         drafters = [request.drafter for request in batch]
         probability = context.calibration.path_probabilities(forest, drafters)
         cost, n = context.cost, len(batch)
@@ -198,6 +205,28 @@ class Flotilla:
         num_added = int(np.count_nonzero(chosen)) - num_chosen
         self._follow(whole_s + float(np.add.reduce(added[:num_added])), context)
         return forest.chosen_nodes(chosen)
+
+    def _select_of_few(self, batch: DecodeBatch, trees: TreeBatch, context: StepContext) -> list[Int32]:
+        """The same in plain numbers."""
+        cost, n = context.cost, len(batch)
+        f = context.calibration.path_probabilities_of_few(trees, [request.drafter for request in batch])
+        offsets = [0, *accumulate([len(tree.token) for tree in trees])]
+        chosen, required = offsets[:-1], self._needs(batch, context).tolist()
+        if max(required) > 1.0:
+            depths = [max(tree.depth.tolist()) for tree in trees]
+            capped = [min(tokens, depth + 1.0) for tokens, depth in zip(required, depths, strict=True)]
+            budget = self._config.verify_budget or cost.knee(n)
+            chosen += urgent(offsets, f, capped, self._config.max_nodes, budget - n)
+        num_chosen, num_context = len(chosen), batch.num_context
+        verify_s = cost.verify_seconds(n, num_chosen, num_context, drafted=True)
+        whole_s = context.draft_s + context.draft_overhead_s + verify_s
+        base_s = whole_s - _spent_on_prompts(context, drafted=True)
+        taken = set(chosen)
+        rest = [node for node in range(len(f)) if node not in taken]
+        added = cost.verify_added_seconds(num_chosen, len(rest), num_context / n).tolist()
+        more = paying(rest, f, sum([f[node] for node in chosen]), base_s, added)
+        self._follow(whole_s + sum(added[: len(more)]), context)
+        return by_tree(offsets, chosen + more)
 
     def _rest(self, num_requests: int, num_steps: int, context: StepContext) -> None:
         """Look again after so many steps, or when fewer are running; few requests are soon another matter."""

@@ -45,6 +45,8 @@ def needs(
         float64 [requests]; 0 without an objective, too.
     """
     n, batch = len(batch), DecodeBatch.of(batch)
+    if not batch.has_objectives:
+        return np.zeros(n)
     required = required_by(batch, context.step_s, z)
     if not np.count_nonzero(required):
         return required

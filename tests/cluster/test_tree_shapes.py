@@ -8,8 +8,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine import tree_batch
 from engine.tree import TokenTree
-from engine.tree_batch import tree_shapes
+from engine.tree_batch import TreeBatch, tree_shapes, widest
+from tests.cluster.both_ways import both_ways
+
+few_nodes = both_ways(tree_batch, "FEW_NODES", tree_batch.FEW_NODES)
 
 
 @st.composite
@@ -33,3 +37,6 @@ def test_shapes_are_those_of_each_tree_by_itself(batch: list[TokenTree]) -> None
     widths, depths = tree_shapes(batch)
     assert widths.tolist() == [max(sizes.values()) for sizes in layers]
     assert depths.tolist() == [max(sizes) for sizes in layers]
+    deepest = max(depths.tolist())
+    assert TreeBatch(batch).deepest == deepest
+    assert widest(batch) == (max(widths.tolist()), deepest)
