@@ -14,12 +14,9 @@ from cluster.events import DraftDone
 from cluster.requests import Request, State
 from drafters.messages import Draft, DraftResult
 from engine.tree import TokenTree
-from engine.tree_batch import TreeBatch
+from engine.tree_batch import FEW_NODES, TreeBatch
 
 _log = logging.getLogger(__name__)
-
-# So few nodes are looked at one by one in less time than all at once.
-FEW_NODES = 48
 
 
 def checked(

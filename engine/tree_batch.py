@@ -14,7 +14,7 @@ Float64 = NDArray[np.float64]
 
 # So few trees are cut one by one in less time than all at once.
 FEW_TREES = 8
-# So few nodes are counted one by one in less time than all at once.
+# So few nodes are looked at one by one in less time than all at once.
 FEW_NODES = 48
 
 

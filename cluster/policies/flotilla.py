@@ -194,14 +194,10 @@ class Flotilla:
         required = self._needs(batch, context)
         capped = np.minimum(required, forest.depths + 1.0)
         chosen = slo_customized(forest, probability, capped, self._config.max_nodes, budget)
-        num_context = batch.num_context
         num_chosen = int(np.count_nonzero(chosen))
-        verify_s = cost.verify_seconds(n, num_chosen, num_context, drafted=True)
-        # Drafting is spent already, but it belongs to the step whose tokens per second are maximised.
-        whole_s = context.draft_s + context.draft_overhead_s + verify_s
-        base = whole_s - _spent_on_prompts(context, drafted=True)
-        added = cost.verify_added_seconds(num_chosen, forest.num_nodes - num_chosen, num_context / n)
-        chosen = marginal_goodput(chosen, probability, base, added)
+        whole_s, base_s = _drafted_step_s(batch, num_chosen, context)
+        added = cost.verify_added_seconds(num_chosen, forest.num_nodes - num_chosen, batch.num_context / n)
+        chosen = marginal_goodput(chosen, probability, base_s, added)
         num_added = int(np.count_nonzero(chosen)) - num_chosen
         self._follow(whole_s + float(np.add.reduce(added[:num_added])), context)
         return forest.chosen_nodes(chosen)
@@ -217,13 +213,10 @@ class Flotilla:
             capped = [min(tokens, depth + 1.0) for tokens, depth in zip(required, depths, strict=True)]
             budget = self._config.verify_budget or cost.knee(n)
             chosen += urgent(offsets, f, capped, self._config.max_nodes, budget - n)
-        num_chosen, num_context = len(chosen), batch.num_context
-        verify_s = cost.verify_seconds(n, num_chosen, num_context, drafted=True)
-        whole_s = context.draft_s + context.draft_overhead_s + verify_s
-        base_s = whole_s - _spent_on_prompts(context, drafted=True)
+        whole_s, base_s = _drafted_step_s(batch, len(chosen), context)
         taken = set(chosen)
         rest = [node for node in range(len(f)) if node not in taken]
-        added = cost.verify_added_seconds(num_chosen, len(rest), num_context / n).tolist()
+        added = cost.verify_added_seconds(len(chosen), len(rest), batch.num_context / n).tolist()
         more = paying(rest, f, sum([f[node] for node in chosen]), base_s, added)
         self._follow(whole_s + sum(added[: len(more)]), context)
         return by_tree(offsets, chosen + more)
@@ -299,6 +292,16 @@ class Flotilla:
         """Of these drafters, by seconds per request and layer, those that cost next to nothing."""
         most_s = CHEAP_SHARE * context.cost.verify_token_seconds()
         return {name for name, seconds in layer_s.items() if seconds < most_s}
+
+
+def _drafted_step_s(batch: DecodeBatch, num_rows: int, context: StepContext) -> tuple[float, float]:
+    """Seconds of a step that verifies so many rows, and of that what decoding pays for.
+
+    Drafting is spent already, but it belongs to the step whose tokens per second are maximised.
+    """
+    verify_s = context.cost.verify_seconds(len(batch), num_rows, batch.num_context, drafted=True)
+    whole_s = context.draft_s + context.draft_overhead_s + verify_s
+    return whole_s, whole_s - _spent_on_prompts(context, drafted=True)
 
 
 def _spent_on_prompts(context: StepContext, *, drafted: bool) -> float:
