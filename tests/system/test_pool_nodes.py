@@ -240,6 +240,11 @@ async def test_the_targets_node_is_lost_and_another_takes_over_where_requests_st
         await asyncio.to_thread(machines.kill, "engine")
         await target(cell, lambda one: one["state"] == "lost")
         noticed = time.monotonic()
+        await asyncio.sleep(0.1)  # what had been answered by then has arrived
+        num_answers = len(answers)
+        await asyncio.sleep(0.2)
+        assert len(answers) == num_answers, "answered without a target"
+        assert not any(one.done() for one in running)
         machines.add("other engine", 2, role="target")  # Ray does this in the main thread only
         back = await target(cell, lambda one: one["state"] in ("ready", "busy"))
         assert back["node"] == machines.id_of("other engine")
