@@ -146,7 +146,7 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
     host, port = config.http.host, _port(config.http, held=config.http.direct)
     grpc_port = _port(config.grpc, held=config.grpc.enabled and config.grpc.direct)
     if config.metrics.port is not None:
-        _ports.reserve(config.metrics.host, config.metrics.port)
+        _reserve(config.metrics.host, config.metrics.port)
     config = config.model_copy(
         update={
             "security": with_environment_key(config.security),
@@ -189,8 +189,15 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
 def _port(listens: HttpConfig | GrpcConfig, *, held: bool) -> int:
     """The port where clients connect; `held` is for those on which front ends listen, who share them."""
     if held:
-        return _ports.reserve(listens.host, listens.port)
+        return _reserve(listens.host, listens.port)
     return listens.port or _free_port(listens.host)
+
+
+def _reserve(host: str, port: int) -> int:
+    try:
+        return _ports.reserve(host, port)
+    except OSError as error:  # somebody took it since `preflight` looked
+        raise StartError(error.strerror) from None
 
 
 def _why_not_started() -> str:

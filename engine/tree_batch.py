@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from engine.tree import Float32, Int32, TokenTree
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
+Number = TypeVar("Number", bound=np.generic)
 
 # So few trees are cut one by one in less time than all at once.
 FEW_TREES = 8
@@ -95,30 +97,28 @@ class TreeBatch(list[TokenTree]):
     def token(self) -> Int32:
         """See above."""
         if self._token is None:
-            self._token = self[0].token if len(self) == 1 else np.concatenate([tree.token for tree in self])
+            self._token = _joined([tree.token for tree in self])
         return self._token
 
     @property
     def parent(self) -> Int32:
         """See above."""
         if self._parent is None:
-            self._parent = (
-                self[0].parent if len(self) == 1 else np.concatenate([tree.parent for tree in self])
-            )
+            self._parent = _joined([tree.parent for tree in self])
         return self._parent
 
     @property
     def logp(self) -> Float32:
         """See above."""
         if self._logp is None:
-            self._logp = self[0].logp if len(self) == 1 else np.concatenate([tree.logp for tree in self])
+            self._logp = _joined([tree.logp for tree in self])
         return self._logp
 
     @property
     def depth(self) -> Int32:
         """See above."""
         if self._depth is None:
-            self._depth = self[0].depth if len(self) == 1 else np.concatenate([tree.depth for tree in self])
+            self._depth = _joined([tree.depth for tree in self])
         return self._depth
 
     @property
@@ -153,6 +153,11 @@ class TreeBatch(list[TokenTree]):
         return np.maximum.reduceat(self.depth, self.offsets[:-1])
 
 
+def _joined(arrays: list[NDArray[Number]]) -> NDArray[Number]:
+    """One after the other; of a single tree, as with one request, its own."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
 def tree_shapes(trees: Sequence[TokenTree]) -> tuple[Int64, Int64]:
     """int64 [trees], nodes of each tree's widest layer; int64 [trees], its depth."""
     batch = TreeBatch.of(trees)
@@ -167,11 +172,10 @@ def tree_shapes(trees: Sequence[TokenTree]) -> tuple[Int64, Int64]:
 def widest(trees: Sequence[TokenTree]) -> tuple[int, int]:
     """Nodes of the widest layer of any of the trees, and the depth of the deepest."""
     batch = TreeBatch.of(trees)
-    deepest = batch.deepest
     if batch.num_nodes <= FEW_NODES:
         of_trees = [tree.depth.tolist() for tree in batch]
-        return max([max(map(depths.count, set(depths))) for depths in of_trees]), deepest
-    depth = batch.depth
+        return max([max(map(depths.count, set(depths))) for depths in of_trees]), max(map(max, of_trees))
+    depth, deepest = batch.depth, batch.deepest
     counts = np.bincount(batch.tree_of * (deepest + 1) + depth)
     return int(np.maximum.reduce(counts)), deepest
 
