@@ -14,7 +14,7 @@ def forward(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     attention: Annotated[
-        str | None, typer.Option(help="padded, decomposed, flashinfer or auto; by device if unset.")
+        str | None, typer.Option(help="padded, decomposed, flashinfer, triton or auto; by device if unset.")
     ] = None,
     context: Annotated[int, typer.Option(min=1, help="Tokens before the rows, per request.")] = 1024,
     repeats: Annotated[int, typer.Option(min=1, help="Forwards per case; medians count.")] = 21,

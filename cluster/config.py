@@ -41,11 +41,12 @@ class TargetConfig(DeviceConfig):
     runner: Literal["auto", "hf", "lean"] = Field(
         default="auto", description="`hf` runs any architecture, `lean` the Llama family faster."
     )
-    attention: Literal["padded", "decomposed", "flashinfer", "auto"] | None = Field(
+    attention: Literal["padded", "decomposed", "flashinfer", "triton", "auto"] | None = Field(
         default=None,
         description="How requests of different lengths share a forward: `padded` in groups of like length, "
-        "`decomposed` in pieces of one length (SPIN), `flashinfer` without padding (CUDA), `auto` by "
-        "predicted cost, on CUDA `flashinfer` where it can serve. Unset: `padded` on a CPU, `auto` on CUDA.",
+        "`decomposed` in pieces of one length (SPIN), `flashinfer` and `triton` without padding (CUDA), "
+        "`auto` by predicted cost, on CUDA `flashinfer` where it is installed and else `triton`. Unset: "
+        "`padded` on a CPU, `auto` on CUDA.",
     )
     prefix_sharing: bool = Field(
         default=True, description="Prompts with a common beginning share its keys and values."

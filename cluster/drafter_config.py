@@ -36,8 +36,8 @@ class ModelDrafterConfig(PooledConfig, DeviceConfig):
         default=32768, description="Tokens its KV pool holds; `auto` as for the target."
     )
     runner: Literal["auto", "hf", "lean"] = Field(default="auto", description="As for the target.")
-    attention: Literal["padded", "decomposed", "flashinfer", "auto"] | None = Field(
-        default=None, description="As for the target."
+    attention: Literal["padded", "decomposed", "flashinfer", "triton", "auto"] | None = Field(
+        default=None, description="As for the target, but on CUDA `auto` is `triton`."
     )
     prefix_sharing: bool = Field(default=True, description="As for the target.")
     retokenize: bool = Field(

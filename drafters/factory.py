@@ -16,7 +16,7 @@ def build_drafter(
     dtype: str = "float32",
     num_slots: int | Literal["auto"] = 32768,
     runner: Literal["auto", "hf", "lean"] = "auto",
-    attention: Literal["padded", "decomposed", "flashinfer", "auto"] | None = None,
+    attention: Literal["padded", "decomposed", "flashinfer", "triton", "auto"] | None = None,
     device: str = "cpu",
     memory_fraction: float = 0.9,
     device_share: float = 1.0,
@@ -55,6 +55,8 @@ def build_drafter(
         if path is None:
             raise ValueError("a model drafter needs the path of its model")
         from drafters.model_drafter import ModelDrafter
+        from engine.attention_kinds import attention_of_drafter
+        from engine.devices import resolve_device
         from engine.loading import load_runner
         from engine.model_size import count_parameters
         from engine.numpy_llama import in_numpy
@@ -64,7 +66,7 @@ def build_drafter(
             dtype=dtype,
             num_slots=num_slots,
             runner=runner,
-            attention=attention,
+            attention=attention_of_drafter(attention, resolve_device(device)),
             device=device,
             memory_fraction=memory_fraction,
             device_share=device_share,

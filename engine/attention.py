@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from engine.device_rows import DeviceRows
 from engine.devices import to_device
 from engine.rectangles import first_rows, key_counts, key_slots, partition, rectangle
+from engine.rotary import rotate
 from engine.runner import KeyTokens, Segment
 
 Int64 = NDArray[np.int64]
@@ -108,11 +110,13 @@ class PaddedAttention:
     Attributes:
         num_slots: KV slots of the pool.
         chunk_bytes: most bytes of keys and values gathered at a time, but always at least one segment's.
-        takes_device_masks: whether masks may be made on the device, see `plan_rectangle`.
+        takes_device_masks: whether masks may be made on the device, see `plan_rows`.
+        pads_keys: whether a plan of fixed shape has as many keys for every request.
     """
 
     chunk_bytes = CHUNK_BYTES
     takes_device_masks = True
+    pads_keys = True
 
     def __init__(self, num_slots: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.num_slots = num_slots
@@ -157,6 +161,12 @@ class PaddedAttention:
         self._layers[layer] = torch.zeros(self.num_slots, width, dtype=self._dtype, device=self._device)
         self._shapes[layer] = (kv_heads, k_dim, v_dim)
 
+    def prepare(self, layer: int, heads: int) -> None:
+        """Do beforehand what the first batches of an allocated layer with so many query heads would wait for.
+
+        Nothing here.
+        """
+
     def storage(self, layer: int) -> torch.Tensor:
         """[num_slots, kv_heads * (k_dim + v_dim)], keys and values of all slots, keys of all heads first."""
         return self._layers[layer]
@@ -165,9 +175,9 @@ class PaddedAttention:
         """See `AttentionBackend`."""
         return self._plan(segments, self.partition(segments))
 
-    def plan_rectangle(self, segments: Sequence[Segment], mask: RectangleMask) -> PaddedPlan:
-        """As `plan`, with all segments in one rectangle and what `mask(rows, keys)` says of it."""
-        return self._plan(segments, [list(range(len(segments)))], mask)
+    def plan_rows(self, segments: Sequence[Segment], rows: DeviceRows) -> PaddedPlan:
+        """As `plan`, with what the device's masks say of the rows, which are not None."""
+        return self._plan(segments, [list(range(len(segments)))], rows.mask)
 
     def _plan(
         self, segments: Sequence[Segment], partition: list[list[int]], mask: RectangleMask | None = None
@@ -186,6 +196,22 @@ class PaddedAttention:
     def store(self, plan: PaddedPlan, layer: int, kv: torch.Tensor) -> None:
         """See `AttentionBackend`."""
         self._layers[layer].index_copy_(0, plan.write, kv)
+
+    def store_rotated(
+        self, plan: PaddedPlan, layer: int, qkv: torch.Tensor, rotation: torch.Tensor, heads: int
+    ) -> None:
+        """Rotate the query heads of `qkv` in place, and store its key heads, rotated, and value heads.
+
+        Args:
+            plan, layer: as for `store`.
+            qkv: [rows, (heads + 2 * kv_heads) * dim], query, key and value heads; what is left of the keys
+                means nothing.
+            rotation: see `engine.rotary`.
+            heads: of queries.
+        """
+        kv_heads, dim, _ = self._shapes[layer]
+        rotate(qkv, rotation, heads + kv_heads, dim)
+        self.store(plan, layer, qkv[:, heads * dim :])
 
     def run(
         self,

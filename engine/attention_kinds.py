@@ -9,11 +9,13 @@ import torch
 from engine.attention import PaddedAttention
 from engine.decomposed_attention import DecomposedAttention
 from engine.flashinfer_attention import FlashInferAttention, why_not_flashinfer
+from engine.triton_attention import TritonAttention, why_not_triton
 
-AttentionKind = Literal["padded", "decomposed", "flashinfer", "auto"]
-"""`padded` groups keys by shape, `decomposed` cuts them into pieces, `flashinfer` reads them where they lie,
-on CUDA. `auto` on CUDA is `flashinfer` where that is installed and has kernels for the model, and otherwise
-`padded`; on a CPU it is padded or decomposed, whichever costs less in a forward."""
+AttentionKind = Literal["padded", "decomposed", "flashinfer", "triton", "auto"]
+"""`padded` groups keys by shape, `decomposed` cuts them into pieces, `flashinfer` and `triton` read them
+where they lie, on CUDA. `auto` on CUDA is `flashinfer` where that is installed and has kernels for the model,
+else `triton`, and `padded` where there is no Triton; on a CPU it is padded or decomposed, whichever costs
+less in a forward."""
 
 
 def make_attention(
@@ -42,9 +44,24 @@ def make_attention(
     if kind not in get_args(AttentionKind):
         raise ValueError(f"attention must be one of {', '.join(get_args(AttentionKind))}, not {kind!r}")
     if kind == "auto" and device.type == "cuda":
-        kind = "padded" if why_not_flashinfer(dtype, device, head_dim) else "flashinfer"
+        kind = "padded" if why_not_triton(device) else "triton"
+        if why_not_flashinfer(dtype, device, head_dim) is None:
+            kind = "flashinfer"
     if kind == "flashinfer":
         return FlashInferAttention(num_slots, dtype=dtype, device=device)
+    if kind == "triton":
+        return TritonAttention(num_slots, dtype=dtype, device=device)
     if kind == "padded":
         return PaddedAttention(num_slots, dtype=dtype, device=device)
     return DecomposedAttention(num_slots, dtype=dtype, device=device, when_cheaper=kind == "auto")
+
+
+def attention_of_drafter(kind: AttentionKind | None, device: torch.device | str) -> AttentionKind | None:
+    """What a model drafter takes for `kind`: where that is `auto` on CUDA, one that takes masks made there.
+
+    FlashInfer packs masks with the host waiting, once a layer of the draft (docs/gpu.md).
+    """
+    device = torch.device(device)
+    if kind in (None, "auto") and device.type == "cuda" and why_not_triton(device) is None:
+        return "triton"
+    return kind

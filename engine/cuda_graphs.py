@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from engine.device_rows import DeviceRows, all_rows
 from engine.devices import overwrite, to_device
-from engine.flashinfer_attention import FlashInferAttention
 from engine.llama_runner import LlamaRunner
 from engine.padded_segments import Shape, pad_rows, shape_of
 from engine.runner import KeyTokens, ModelShape, Segment
-from engine.static_attention import StaticAttention, static_attention
+from engine.static_attention import MOST_COLUMNS, StaticAttention, static_attention
 
 Int32 = NDArray[np.int32]
 
@@ -59,7 +58,7 @@ class GraphedRunner:
         self._runner = runner
         self._scratch = runner.num_slots - 1
         self._capture_at = capture_at
-        self._with_keys = not isinstance(runner.attention, FlashInferAttention)
+        self._with_keys = runner.attention.pads_keys
         self._met: dict[Shape, int] = {}
         self._static: dict[Shape, _Static] = {}
         self._pool = torch.cuda.graph_pool_handle() if runner.device.type == "cuda" else None
@@ -97,7 +96,7 @@ class GraphedRunner:
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], keep: Int32) -> torch.Tensor:
         """See `ModelRunner`."""
-        static = self._static_for(segments, keep)
+        static = self._static_for(segments, keep, max(_columns(segment) for segment in segments))
         if static is None:
             return self._runner.forward(segments, keep)
         return self._replay(static, segments, keep)
@@ -106,7 +105,7 @@ class GraphedRunner:
     def forward_rows(self, segments: Sequence[Segment], rows: DeviceRows) -> torch.Tensor:
         """See `DeviceRowsRunner`."""
         keep = all_rows(segments)
-        static = self._static_for(segments, keep)
+        static = self._static_for(segments, keep, 0 if rows.seen is None else rows.seen.shape[2])
         if static is None:
             return self._runner.forward_rows(segments, rows)
         return self._replay(static, segments, keep, rows)
@@ -137,9 +136,13 @@ class GraphedRunner:
         self._runner.note(static.final.index_select(0, batch_rows), key_tokens)
         return static.logits.index_select(0, batch_rows)
 
-    def _static_for(self, segments: Sequence[Segment], keep: Int32) -> _Static | None:
-        """Tensors of the batch's shape; None if it is to go the ordinary way."""
-        if len(keep) == 0 or max(len(segment.slots) for segment in segments) > MOST_ROWS_EACH:
+    def _static_for(self, segments: Sequence[Segment], keep: Int32, columns: int) -> _Static | None:
+        """Tensors of the batch's shape; None if it is to go the ordinary way.
+
+        `columns` is the most keys that any of its masks has.
+        """
+        most_rows = max(len(segment.slots) for segment in segments)
+        if len(keep) == 0 or most_rows > MOST_ROWS_EACH or columns > MOST_COLUMNS:
             return None
         shape = shape_of(segments, with_keys=self._with_keys)
         found = self._static.get(shape)
@@ -194,3 +197,7 @@ class GraphedRunner:
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `HiddenStateRunner`."""
         return self._runner.project(hidden)
+
+
+def _columns(segment: Segment) -> int:
+    return 0 if segment.visible is None else segment.visible.shape[1]

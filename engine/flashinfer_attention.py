@@ -21,7 +21,7 @@ import torch
 
 from engine.attention import PaddedAttention, PaddedPlan
 from engine.devices import to_device
-from engine.paged_layout import PagedLayout, paged_layout, split_by_mask
+from engine.paged_layout import PagedLayout, paged_layout, split_by_mask, without_mask
 from engine.rectangles import first_rows, key_counts
 from engine.runner import KeyTokens, Segment
 
@@ -76,6 +76,7 @@ class FlashInferAttention(PaddedAttention):
     """
 
     takes_device_masks = False  # packing a mask reads its size back
+    pads_keys = False
 
     def __init__(self, num_slots: int, *, dtype: torch.dtype, device: torch.device | str = "cuda") -> None:
         """A pool of `num_slots` on a GPU.
@@ -107,6 +108,7 @@ class FlashInferAttention(PaddedAttention):
     def plan(self, segments: Sequence[Segment]) -> FlashInferPlan:
         """See `AttentionBackend`."""
         starts = first_rows(segments)
+        segments = [without_mask(segment) for segment in segments]
         parts = []
         for members in split_by_mask(segments):
             if not members:

@@ -13,9 +13,11 @@ from engine.attention import PaddedAttention, PaddedPlan
 from engine.attention_kinds import AttentionKind, make_attention
 from engine.device_rows import DeviceRows
 from engine.devices import to_device
+from engine.gated import Gate, TritonGate
 from engine.linear import Linear
 from engine.llama_weights import LlamaWeights
 from engine.runner import KeyTokens, ModelShape, Segment
+from engine.triton_attention import TritonAttention
 
 Int32 = NDArray[np.int32]
 
@@ -45,6 +47,7 @@ class LlamaRunner:
                 attention, num_slots, dtype=weights.dtype, device=weights.device, head_dim=weights.head_dim
             )
         self._attention = attention
+        self._gated = TritonGate() if isinstance(attention, TritonAttention) else Gate()
         self._key_tokens = KeyTokens(0, 0)
         for layer in range(len(weights.layers)):
             self._attention.allocate(layer, weights.kv_heads, weights.head_dim, weights.head_dim)
@@ -126,7 +129,7 @@ class LlamaRunner:
         if rows.seen is None:
             plan = self._attention.plan(segments)
         else:
-            plan = self._attention.plan_rectangle(segments, rows.mask)
+            plan = self._attention.plan_rows(segments, rows)
         self._key_tokens = plan.key_tokens
         logits, self._final = self.compute(rows.tokens, self._to_device(positions), plan, None)
         return logits
@@ -157,8 +160,7 @@ class LlamaRunner:
             qkv = layer.qkv(self._normalised(x))
             if layer.head_norms is not None:
                 _normalise_heads(qkv, layer.head_norms, rotated_heads, head_dim, weights.eps)
-            _rotate(qkv, rotation, rotated_heads, head_dim)
-            attention.store(plan, index, qkv[:, query_width:])
+            attention.store_rotated(plan, index, qkv, rotation, heads)
             if index == last and selected is not None and len(selected) == 0:
                 return x.new_zeros(0, weights.vocab_size, dtype=torch.float32), x[:0]
             q = qkv[:, :query_width].view(rows, heads, head_dim)
@@ -167,8 +169,7 @@ class LlamaRunner:
                 # What follows is row by row, so rows whose logits nobody wants can go.
                 mixed, x = mixed.index_select(0, selected), x.index_select(0, selected)
             x = self._added(layer.out, x, mixed)
-            gate, up = layer.gate_up(self._normalised(x)).chunk(2, dim=1)
-            x = self._added(layer.down, x, F.silu(gate).mul_(up))
+            x = self._added(layer.down, x, self._gated(layer.gate_up(self._normalised(x))))
         final = self._normalised(x)
         return weights.head(final).float(), final
 
@@ -218,21 +219,6 @@ class LlamaRunner:
 
 def _is_range(keep: Int32) -> bool:
     return bool((keep == np.arange(len(keep))).all())
-
-
-def _rotate(qkv: torch.Tensor, rotation: torch.Tensor, heads: int, head_dim: int) -> None:
-    """Apply rotary embeddings in place to the first `heads` heads of `qkv` [rows, width].
-
-    `rotation` complex64 [rows, 1, head_dim / 2]; the two halves of each rotated pair are neighbours here.
-    """
-    part = qkv[:, : heads * head_dim]
-    if qkv.dtype == torch.float32:
-        pairs = part.view(-1, heads, head_dim // 2, 2)
-        torch.view_as_complex(pairs).mul_(rotation)
-        return
-    pairs = part.float().view(-1, heads, head_dim // 2, 2)
-    torch.view_as_complex(pairs).mul_(rotation)
-    part.copy_(pairs.view(part.shape))
 
 
 def _normalise_heads(qkv: torch.Tensor, scales: torch.Tensor, heads: int, head_dim: int, eps: float) -> None:

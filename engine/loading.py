@@ -131,8 +131,9 @@ def load_runner(
             )
         if self_test:
             _self_test(loaded, _reference(model, where) if lean else model)
-            if lean:
+            if isinstance(loaded, LlamaRunner):
                 warm_up(loaded)
+                loaded.attention.prepare(0, loaded.heads)
         del model
         if not on_host:
             torch.cuda.empty_cache()

@@ -83,14 +83,26 @@ def _mask(segment: Segment, rows: int) -> Bool:
     return mask
 
 
-def split_by_mask(segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
-    """Indices of the segments that causal masking serves, and of those that need a mask of their own.
+def without_mask(segment: Segment) -> Segment:
+    """A segment of one row as a causal one, with only the keys that the row sees; others as they are.
 
-    A single row that sees all its keys is causal, whatever it is the root of.
+    A row sees itself, so that its own key stays the last one.
     """
+    if segment.visible is None or len(segment.slots) > 1:
+        return segment
+    recent = segment.visible.shape[1] - 1
+    past = segment.past
+    if recent and not segment.visible.all():
+        is_seen = np.ones(len(past), dtype=np.bool_)
+        is_seen[len(past) - recent :] = segment.visible[0, :recent]
+        past = past[is_seen]
+    return Segment(segment.tokens, segment.positions, segment.slots, past)
+
+
+def split_by_mask(segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
+    """Indices of the segments that causal masking serves, and of those that need a mask of their own."""
     causal: list[int] = []
     masked: list[int] = []
     for index, segment in enumerate(segments):
-        needs = segment.visible is not None and not (len(segment.slots) == 1 and segment.visible.all())
-        (masked if needs else causal).append(index)
+        (causal if segment.visible is None else masked).append(index)
     return causal, masked

@@ -14,9 +14,13 @@ from engine.device_rows import DeviceRows
 from engine.devices import overwrite
 from engine.flashinfer_attention import FlashInferAttention, FlashInferPlan, Part
 from engine.padded_segments import Shape, filled
-from engine.paged_layout import paged_layout
+from engine.paged_layout import paged_layout, without_mask
 from engine.rectangles import key_counts, key_slots, rectangle
 from engine.runner import KeyTokens, Segment
+from engine.triton_attention import SegmentTable, TritonAttention, TritonPlan, described, see_rows
+
+#: Keys of a tree's mask, at most, in a fixed shape: the rows of many layers, none of them committed.
+MOST_COLUMNS = 1024
 
 
 class StaticAttention(Protocol):
@@ -115,10 +119,52 @@ class FlashInferStatic:
     def fill(self, segments: Sequence[Segment], rows: DeviceRows | None = None) -> KeyTokens:
         """See `StaticAttention`; the device makes no masks for this one."""
         assert rows is None or rows.seen is None
-        everybody = filled(segments, self._shape, self._scratch)
+        everybody = filled([without_mask(segment) for segment in segments], self._shape, self._scratch)
         layout = paged_layout(everybody, self._shape.rows, masked=self._shape.rows > 1)
         self._attention.tell(self._wrapper, layout, 0, self._q_heads, self._scale)
         return KeyTokens(sum(key_counts(segments)), 0)
+
+
+class TritonStatic:
+    """Of `TritonAttention`: keys need no rounding, and requests of nobody have no keys at all."""
+
+    def __init__(self, attention: TritonAttention, shape: Shape, scratch: int, max_tokens: int) -> None:
+        """Tables for `shape`; `max_tokens` bounds every request."""
+        self._shape = shape
+        device = attention.device
+        self._segments_and_slots = attention.shared_integers(shape.requests * (7 + max_tokens))
+        num_segments = shape.requests * 7
+        table = SegmentTable(
+            segments=self._segments_and_slots[:num_segments],
+            slots=self._segments_and_slots[num_segments:],
+            seen=torch.zeros(shape.num_rows * MOST_COLUMNS, dtype=torch.uint8, device=device),
+        )
+        self.plan = TritonPlan(
+            num_rows=shape.num_rows,
+            write=torch.full((shape.num_rows,), scratch, dtype=torch.int64, device=device),
+            groups=[],
+            key_tokens=KeyTokens(0, 0),
+            table=table,
+            most_rows=shape.rows,
+            most_keys=max_tokens,
+            padded_rows=shape.rows,
+        )
+
+    def fill(self, segments: Sequence[Segment], rows: DeviceRows | None = None) -> KeyTokens:
+        """See `StaticAttention`."""
+        shape = self._shape
+        table, slots, seen = described(segments)
+        everybody = np.zeros((shape.requests, 7), dtype=np.int32)
+        everybody[: len(table)] = table
+        everybody[:, 0] = np.arange(shape.requests) * shape.rows
+        everybody[len(table) :, 5] = -1
+        values = np.concatenate([everybody.reshape(-1), slots])
+        overwrite(self._segments_and_slots[: len(values)], values)
+        if len(seen):
+            overwrite(self.plan.table.seen[: len(seen)], seen)
+        if rows is not None:
+            see_rows(self.plan.table, rows, shape.rows, in_place=True)
+        return KeyTokens(len(slots), 0)
 
 
 def static_attention(
@@ -129,4 +175,6 @@ def static_attention(
         return FlashInferStatic(
             attention, shape, scratch, q_heads=q_heads, scale=scale, max_tokens=max_tokens
         )
+    if isinstance(attention, TritonAttention):
+        return TritonStatic(attention, shape, scratch, max_tokens)
     return PaddedStatic(shape, scratch, attention.dtype, attention.device)

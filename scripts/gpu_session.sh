@@ -36,8 +36,8 @@ check)
     ;;
 floors)
     for shape in 8b 1b; do
-        for attention in flashinfer padded; do
-            flotilla_bench "forward-$shape-$attention" 130 forward --device cuda --shape $shape --attention $attention \
+        for attention in triton flashinfer padded; do
+            flotilla_bench "forward-$shape-$attention" 90 forward --device cuda --shape $shape --attention $attention \
                 --json "$out/forward-$shape-$attention.json"
         done
     done

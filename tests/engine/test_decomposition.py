@@ -292,7 +292,7 @@ def test_kinds_of_attention() -> None:
     backend: AttentionBackend[PaddedPlan] = make_attention("decomposed", 8, dtype=torch.float32)
     assert isinstance(backend, DecomposedAttention)
     assert type(make_attention("padded", 8, dtype=torch.float32)) is PaddedAttention
-    with pytest.raises(ValueError, match="padded, decomposed, flashinfer, auto"):
+    with pytest.raises(ValueError, match="padded, decomposed, flashinfer, triton, auto"):
         make_attention("flash", 8, dtype=torch.float32)  # type: ignore[arg-type]
 
 

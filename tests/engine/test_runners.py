@@ -130,7 +130,7 @@ def test_rotary_embeddings_that_change_with_length_fall_back(tmp_path: Path) -> 
 
 def test_the_self_test_notices_wrong_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tiny_models.write("llama", tmp_path)
-    monkeypatch.setattr("engine.llama_runner._rotate", lambda *_: None)
+    monkeypatch.setattr("engine.attention.rotate", lambda *_: None)
     with pytest.raises(UnsupportedModel, match="self-test failed at ragged prefill"):
         load_runner(directory, num_slots=64)
     load_runner(directory, num_slots=64, self_test=False)

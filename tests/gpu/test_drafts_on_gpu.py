@@ -58,12 +58,15 @@ def calls(width: int, number: int = 4, new: int = 2) -> list[list[DraftItem]]:
     return found
 
 
+@pytest.mark.parametrize("attention", ["padded", "triton"])
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("width", [1, 4])
-def test_drafts_are_those_of_the_host(width: int, graphs: bool, cuda: torch.device) -> None:
+def test_drafts_are_those_of_the_host(
+    width: int, graphs: bool, attention: AttentionKind, cuda: torch.device
+) -> None:
     """In float32; what the two forward differs in shapes, so that near ties may be decided otherwise."""
-    device = drafter("padded", on_device=True, graphs=graphs)
-    host = drafter("padded", on_device=False, graphs=graphs)
+    device = drafter(attention, on_device=True, graphs=graphs)
+    host = drafter(attention, on_device=False, graphs=graphs)
     assert device._model.device == cuda
     for items in calls(width):
         found, expected = trees(device.draft(call(*items))), trees(host.draft(call(*items)))
@@ -94,9 +97,10 @@ def waits_once(device: ModelDrafter, width: int, monkeypatch: pytest.MonkeyPatch
     assert max(len(tree) for tree in trees(result).values()) == 1 + 5 * width
 
 
+@pytest.mark.parametrize("attention", ["padded", "triton"])
 @pytest.mark.parametrize("width", [1, 4])
-def test_a_call_waits_once(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits_once(drafter("padded", on_device=True), width, monkeypatch)
+def test_a_call_waits_once(width: int, attention: AttentionKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits_once(drafter(attention, on_device=True), width, monkeypatch)
 
 
 def test_chains_with_flashinfer_wait_once(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

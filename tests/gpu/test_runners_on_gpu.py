@@ -10,10 +10,10 @@ import torch
 
 from cluster.model_paths import model_directory
 from engine.attention import PaddedAttention
-from engine.attention_kinds import AttentionKind
+from engine.attention_kinds import AttentionKind, make_attention
 from engine.cuda_graphs import GraphedRunner
 from engine.devices import memory_of
-from engine.flashinfer_attention import FlashInferAttention, why_not_flashinfer
+from engine.flashinfer_attention import why_not_flashinfer
 from engine.kv_budget import NotEnoughMemory
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
@@ -77,11 +77,21 @@ def ragged(rng: np.random.Generator, slots: int) -> list[Segment]:
     return batch(rng, shapes, rng.permutation(slots).astype(np.int32))
 
 
-@pytest.mark.parametrize("backend", ["padded", "flashinfer"])
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        ("padded", torch.float32),
+        ("triton", torch.float32),
+        ("triton", torch.bfloat16),
+        ("flashinfer", torch.bfloat16),
+    ],
+)
 def test_captured_forwards_equal_ordinary_ones(
-    backend: AttentionKind, weights: dict[torch.dtype, LlamaWeights], cuda: torch.device
+    backend: AttentionKind,
+    dtype: torch.dtype,
+    weights: dict[torch.dtype, LlamaWeights],
+    cuda: torch.device,
 ) -> None:
-    dtype = torch.float32 if backend == "padded" else torch.bfloat16
     of = weights[dtype]
     if backend == "flashinfer" and (reason := why_not_flashinfer(dtype, cuda, of.head_dim)):
         pytest.skip(reason)
@@ -98,8 +108,9 @@ def test_captured_forwards_equal_ordinary_ones(
     assert static.shapes
 
 
-def test_a_replay_waits_for_nothing(weights: dict[torch.dtype, LlamaWeights]) -> None:
-    static = GraphedRunner(LlamaRunner(weights[torch.float32], 1001, "padded"), capture_at=1)
+@pytest.mark.parametrize("backend", ["padded", "triton"])
+def test_a_replay_waits_for_nothing(backend: AttentionKind, weights: dict[torch.dtype, LlamaWeights]) -> None:
+    static = GraphedRunner(LlamaRunner(weights[torch.float32], 1001, backend), capture_at=1)
     segments = ragged(np.random.default_rng(1), 1000)
     keep = np.arange(sum(len(s.slots) for s in segments), dtype=np.int32)
     static.forward(segments, keep)
@@ -110,16 +121,27 @@ def test_a_replay_waits_for_nothing(weights: dict[torch.dtype, LlamaWeights]) ->
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_flashinfer_equals_padded_attention(dtype: torch.dtype, cuda: torch.device) -> None:
-    if reason := why_not_flashinfer(dtype, cuda, 64):
+@pytest.mark.parametrize(
+    ("backend", "dtype", "dim"),
+    [
+        ("triton", torch.float32, 64),
+        ("triton", torch.float32, 128),
+        ("triton", torch.bfloat16, 96),
+        ("triton", torch.bfloat16, 128),
+        ("triton", torch.float16, 256),
+        ("flashinfer", torch.bfloat16, 64),
+        ("flashinfer", torch.float16, 64),
+    ],
+)
+def test_kernels_equal_padded_attention(
+    backend: AttentionKind, dtype: torch.dtype, dim: int, cuda: torch.device
+) -> None:
+    if backend == "flashinfer" and (reason := why_not_flashinfer(dtype, cuda, dim)):
         pytest.skip(reason)
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    padded, paged = (
-        PaddedAttention(1000, dtype=dtype, device=cuda),
-        FlashInferAttention(1000, dtype=dtype, device=cuda),
-    )
+    padded = PaddedAttention(1000, dtype=dtype, device=cuda)
+    paged = make_attention(backend, 1000, dtype=dtype, device=cuda, head_dim=dim)
     for _ in range(30):
         segments = ragged(rng, 1000)
         earlier = [
@@ -129,9 +151,10 @@ def test_flashinfer_equals_padded_attention(dtype: torch.dtype, cuda: torch.devi
         ]
         for part in filter(None, (earlier, segments)):
             rows = sum(len(segment.slots) for segment in part)
-            q, k, v = (torch.randn(rows, heads, 64, dtype=dtype, device=cuda) for heads in (8, 2, 2))
+            q, k, v = (torch.randn(rows, heads, dim, dtype=dtype, device=cuda) for heads in (8, 2, 2))
             out = [backend.run(backend.plan(part), 0, q, k, v, 0.125) for backend in (padded, paged)]
-        torch.testing.assert_close(out[1], out[0], atol=2e-2, rtol=2e-2)
+        tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(out[1], out[0], atol=tolerance, rtol=tolerance)
 
 
 def test_automatic_slots_keep_to_the_budget(cuda: torch.device) -> None:

@@ -1,0 +1,335 @@
+"""Attention by kernels in Triton: prompts, plain decoding and trees in one launch, keys read where they lie.
+
+For CUDA where FlashInfer is not: in float32 too, for any head size, with masks that the device made, and
+without planning, so that a draft call's trees grow without the host. Keys are split over processors where
+requests are few. Kernels are compiled when they are first needed, by the compiler that Triton brings.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.attention import PaddedAttention, PaddedPlan
+from engine.device_rows import DeviceRows
+from engine.devices import to_device
+from engine.rectangles import key_counts
+from engine.runner import KeyTokens, Segment
+
+Int32 = NDArray[np.int32]
+
+#: Programs that keep a GPU of some 130 processors busy to the end, and most splits of keys for that.
+ENOUGH_PROGRAMS, MOST_SPLITS = 1056, 32
+
+
+#: Queries of a request and key head from which the largest tiles are used, for sure.
+MANY_QUERIES = 64
+
+
+class Tile(NamedTuple):
+    """What a program of the attention kernel works on at a time: queries, keys, and loads under way."""
+
+    queries: int
+    keys: int
+    stages: int
+
+
+def why_not_triton(device: torch.device) -> str | None:
+    """What keeps Triton from serving there; None if nothing."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (CUDA builds of torch bring it; pip install triton)"
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return (
+            f"Triton needs a CUDA device, not {device} (or TRITON_INTERPRET=1, to try its kernels on a CPU)"
+        )
+    return None
+
+
+@dataclass(slots=True, eq=False)
+class SegmentTable:
+    """What the kernels know of a batch.
+
+    Attributes:
+        segments: int32 [segments, 7]: first batch row, rows, first of `slots`, keys, keys that all rows see,
+            first of `seen` or -1 where rows are causal, and columns of `seen`.
+        slots: int32 [keys], slots of each segment's keys in order.
+        seen: uint8, per segment [rows, columns], whether a row sees a key behind those that all see.
+    """
+
+    segments: torch.Tensor
+    slots: torch.Tensor
+    seen: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TritonPlan(PaddedPlan):
+    """A `PaddedPlan` without groups.
+
+    Attributes:
+        table: the batch.
+        most_rows: of a segment.
+        most_keys: of a segment, or a bound on it.
+        padded_rows: rows of every segment, with padding; 0 where there is none.
+    """
+
+    table: SegmentTable
+    most_rows: int
+    most_keys: int
+    padded_rows: int = 0
+
+    @property
+    def num_segments(self) -> int:
+        """Segments of the batch."""
+        return len(self.table.segments) // 7
+
+
+def described(segments: Sequence[Segment]) -> tuple[Int32, Int32, NDArray[np.uint8]]:
+    """`SegmentTable` of a batch, on the host."""
+    table = np.empty((len(segments), 7), dtype=np.int32)
+    row = key = bit = 0
+    seen = []
+    for line, segment in zip(table, segments, strict=True):
+        rows = len(segment.slots)
+        keys = len(segment.past) + rows
+        if segment.visible is None:
+            line[:] = row, rows, key, keys, keys - rows, -1, 0
+        else:
+            columns = segment.visible.shape[1]
+            line[:] = row, rows, key, keys, keys - columns, bit, columns
+            seen.append(segment.visible.reshape(-1).view(np.uint8))
+            bit += rows * columns
+        row, key = row + rows, key + keys
+    slots = np.concatenate([part for s in segments for part in (s.past, s.slots)]).astype(
+        np.int32, copy=False
+    )
+    return table, slots, np.concatenate(seen) if seen else np.zeros(0, dtype=np.uint8)
+
+
+class TritonAttention(PaddedAttention):
+    """`AttentionBackend` in Triton; it stores keys and values as `PaddedAttention` does."""
+
+    pads_keys = False
+
+    def __init__(self, num_slots: int, *, dtype: torch.dtype, device: torch.device | str = "cuda") -> None:
+        """A pool of `num_slots` on a GPU.
+
+        Raises:
+            ValueError: if Triton cannot serve there; the message says why.
+        """
+        super().__init__(num_slots, dtype=dtype, device=device)
+        obstacle = why_not_triton(self._device)
+        if obstacle is not None:
+            raise ValueError(f"attention `triton`: {obstacle}")
+        self._kernels: Any = importlib.import_module("engine.triton_kernels")
+        self._integers: dict[int, torch.Tensor] = {}
+
+    def shared_integers(self, number: int) -> torch.Tensor:
+        """int32 [number] that stays where it is, one for all who ask for as many: forwards of fixed shapes,
+        of which only one is under way at a time."""
+        if number not in self._integers:
+            self._integers[number] = torch.zeros(number, dtype=torch.int32, device=self._device)
+        return self._integers[number]
+
+    def plan(self, segments: Sequence[Segment]) -> TritonPlan:
+        """See `AttentionBackend`."""
+        table, slots, seen = described(segments)
+        # One transfer for all of it.
+        sizes = [table.size, len(slots)]
+        whole = np.empty(sum(sizes) + -(-len(seen) // 4), dtype=np.int32)
+        whole[: sizes[0]], whole[sizes[0] : sum(sizes)] = table.reshape(-1), slots
+        whole[sum(sizes) :].view(np.uint8)[: len(seen)] = seen
+        there = to_device(torch.from_numpy(whole), self._device)
+        on_device = SegmentTable(
+            segments=there[: sizes[0]],
+            slots=there[sizes[0] : sum(sizes)],
+            seen=there[sum(sizes) :].view(torch.uint8),
+        )
+        return self._plan_of(segments, on_device)
+
+    def plan_rows(self, segments: Sequence[Segment], rows: DeviceRows) -> TritonPlan:
+        """See `PaddedAttention`."""
+        plan = self.plan(segments)
+        see_rows(plan.table, rows, plan.most_rows)
+        return plan
+
+    def _plan_of(self, segments: Sequence[Segment], table: SegmentTable) -> TritonPlan:
+        counts, keys = [len(segment.slots) for segment in segments], key_counts(segments)
+        write = np.concatenate([segment.slots for segment in segments]).astype(np.int64)
+        return TritonPlan(
+            num_rows=sum(counts),
+            write=self._tensor(write),
+            groups=[],
+            key_tokens=KeyTokens(sum(keys), 0),
+            table=table,
+            most_rows=max(counts),
+            most_keys=max(keys),
+        )
+
+    def store_rotated(
+        self, plan: PaddedPlan, layer: int, qkv: torch.Tensor, rotation: torch.Tensor, heads: int
+    ) -> None:
+        """See `PaddedAttention`."""
+        kv_heads, dim, v_dim = self._shapes[layer]
+        if dim != v_dim:
+            super().store_rotated(plan, layer, qkv, rotation, heads)
+            return
+        storage = self._layers[layer]
+        self._kernels.rotate_and_store[len(qkv), heads + 2 * kv_heads](
+            qkv,
+            torch.view_as_real(rotation),
+            storage,
+            plan.write,
+            qkv.stride(0),
+            storage.stride(0),
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            DIM=dim,
+            HALF_BLOCK=_power_of_two(dim // 2),
+            num_warps=1,
+        )
+
+    def attend(
+        self, plan: PaddedPlan, layer: int, q: torch.Tensor, scale: float | None = None
+    ) -> torch.Tensor:
+        """See `AttentionBackend`."""
+        assert isinstance(plan, TritonPlan)
+        kv_heads, k_dim, _ = self._shapes[layer]
+        queries = plan.most_rows * (q.shape[1] // kv_heads)
+        tile = tile_of(queries, k_dim, q.dtype)
+        programs = plan.num_segments * kv_heads * -(-queries // tile.queries)
+        splits = num_splits(programs, plan.most_keys, tile.keys)
+        return self._attend(plan, layer, q, scale, tile, splits)
+
+    def prepare(self, layer: int, heads: int) -> None:
+        """See `PaddedAttention`: compile the kernels that batches of layers like `layer` may need."""
+        k_dim = self._shapes[layer][1]
+        zero = np.zeros(1, dtype=np.int32)
+        plan = self.plan([Segment(zero, zero, zero, zero[:0])])
+        q = torch.zeros(1, heads, k_dim, dtype=self._dtype, device=self._device)
+        for tile in {tile_of(queries, k_dim, self._dtype) for queries in (1, MANY_QUERIES)}:
+            for splits in (1, 2):
+                self._attend(plan, layer, q, None, tile, splits)
+
+    def _attend(
+        self, plan: TritonPlan, layer: int, q: torch.Tensor, scale: float | None, tile: Tile, splits: int
+    ) -> torch.Tensor:
+        """`attend`, with tiles of this size and keys in so many parts."""
+        kv_heads, k_dim, v_dim = self._shapes[layer]
+        rows, heads, _ = q.shape
+        if q.stride(2) != 1:
+            q = q.contiguous()
+        tiles = -(-plan.most_rows * (heads // kv_heads) // tile.queries)
+        out = torch.empty(rows, heads * v_dim, dtype=q.dtype, device=q.device)
+        partial = weight = out
+        if splits > 1:
+            partial = torch.empty(splits, rows, heads, v_dim, dtype=torch.float32, device=q.device)
+            weight = torch.empty(splits, rows, heads, dtype=torch.float32, device=q.device)
+        storage = self._layers[layer]
+        self._kernels.attend[plan.num_segments * kv_heads, tiles, splits](
+            q,
+            storage,
+            out,
+            partial,
+            weight,
+            plan.table.segments,
+            plan.table.slots,
+            plan.table.seen,
+            (k_dim**-0.5 if scale is None else scale) * math.log2(math.e),
+            q.stride(0),
+            q.stride(1),
+            storage.stride(0),
+            rows,
+            plan.padded_rows,
+            splits,
+            KV_HEADS=kv_heads,
+            SHARED=heads // kv_heads,
+            K_DIM=k_dim,
+            V_DIM=v_dim,
+            K_BLOCK=max(16, _power_of_two(k_dim)),
+            V_BLOCK=max(16, _power_of_two(v_dim)),
+            QUERIES=tile.queries,
+            KEYS=tile.keys,
+            IS_SPLIT=splits > 1,
+            num_warps=4,
+            num_stages=tile.stages,
+        )
+        if splits > 1:
+            self._kernels.combine[(rows * heads,)](
+                partial,
+                weight,
+                out,
+                rows * heads,
+                splits,
+                V_DIM=v_dim,
+                V_BLOCK=_power_of_two(v_dim),
+                SPLITS=MOST_SPLITS,
+                num_warps=4,
+            )
+        return out
+
+
+def see_rows(table: SegmentTable, rows: DeviceRows, most_rows: int, *, in_place: bool = False) -> None:
+    """Let the rows of a batch see what the device says.
+
+    Args:
+        table: of the batch.
+        rows: of the batch.
+        most_rows: of a segment; the device may have laid out more.
+        in_place: keep `table.seen` where it is.
+    """
+    if rows.seen is None:
+        return
+    visible = rows.seen[:, :most_rows]
+    segments, most, columns = visible.shape
+    about = table.segments[: segments * 7].view(segments, 7)
+    about[:, 4].copy_(rows.committed)
+    about[:, 5] = torch.arange(0, segments * most * columns, most * columns, device=about.device)
+    about[:, 6].fill_(columns)
+    seen = visible.contiguous().view(torch.uint8).flatten()
+    if in_place:
+        table.seen[: len(seen)].copy_(seen)
+    else:
+        table.seen = seen
+
+
+def tile_of(queries: int, head_dim: int, dtype: torch.dtype) -> Tile:
+    """A tile whose sums and keys fit in the registers and the shared memory of GPUs from Ampere on.
+
+    Args:
+        queries: of a request and key head.
+        head_dim: of keys.
+        dtype: of keys; products of float32 are not for tensor cores, and take more registers.
+    """
+    if dtype.itemsize > 2:
+        return Tile(16, 32 if head_dim <= 64 else 16, 2)
+    if queries <= 16:
+        return Tile(16, 64, 3)
+    return Tile(64, 64, 2) if head_dim <= 128 else Tile(32, 32, 2)
+
+
+def num_splits(programs: int, keys: int, least: int) -> int:
+    """Into how many parts each request's keys go, for a launch that has so many programs without.
+
+    Args:
+        programs: tiles of queries over all requests and key heads.
+        keys: of the longest request, or a bound on it.
+        least: keys of a part.
+
+    Returns:
+        A power of two, 1 to `MOST_SPLITS`.
+    """
+    wanted = min(ENOUGH_PROGRAMS // programs, -(-keys // least), MOST_SPLITS)
+    return 1 << (max(1, wanted).bit_length() - 1)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

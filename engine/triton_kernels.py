@@ -1,0 +1,218 @@
+"""Kernels in Triton: attention over keys where they lie, rotary embedding with the store of keys, gating.
+
+Imported only where they are launched, since it imports Triton, which comes with CUDA builds of torch.
+With TRITON_INTERPRET=1 set before, Triton runs them on a CPU, operation by operation in numpy.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Compiled once for every model, whatever the batch: of what differs between batches nothing is assumed.
+_OF_THE_BATCH = ("num_rows", "padded_rows", "num_splits", "num_lines")
+
+
+@triton.jit(do_not_specialize=_OF_THE_BATCH[:3], do_not_specialize_on_alignment=("slots", "seen"))
+def attend(
+    q,
+    storage,
+    out,
+    partial,
+    weight,
+    segments,
+    slots,
+    seen,
+    scale,
+    q_row_stride,
+    q_head_stride,
+    storage_stride,
+    num_rows,
+    padded_rows,
+    num_splits,
+    KV_HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    K_DIM: tl.constexpr,
+    V_DIM: tl.constexpr,
+    K_BLOCK: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+):
+    """Attention of one tile of a segment's queries over one split of its keys, for one key head.
+
+    Queries are rows times the query heads that share the key head, row by row. Softmax as it goes along the
+    keys (FlashAttention-2, arXiv 2307.08691, algorithm 1); splits are weighed by `combine` (Flash-Decoding).
+    Grid: (segments * KV_HEADS, tiles, splits).
+
+    q [rows, KV_HEADS * SHARED, K_DIM]; storage [slots, KV_HEADS * (K_DIM + V_DIM)]; out, of q's type,
+    [rows, KV_HEADS * SHARED * V_DIM], or if IS_SPLIT partial, float32 [splits, rows, heads, V_DIM], and
+    weight, float32 [splits, rows, heads], base-2 logarithms of the softmaxes' denominators. segments, slots,
+    seen: see `TritonPlan`. scale: of scores, times log2(e). padded_rows: rows of every segment, those beyond
+    its own get zeros; 0 if there are none. K_BLOCK, V_BLOCK: the sizes' next powers of two.
+    """
+    segment = tl.program_id(0) // KV_HEADS
+    head = tl.program_id(0) % KV_HEADS
+    split = tl.program_id(2)
+    about = segments + segment * 7
+    first_row = tl.load(about)
+    rows = tl.load(about + 1)
+    first_key = tl.load(about + 2)
+    keys = tl.load(about + 3)
+    committed = tl.load(about + 4)
+    first_seen = tl.load(about + 5)
+    columns = tl.load(about + 6)
+    stored_rows = tl.maximum(rows, padded_rows)
+    start_query = tl.program_id(1) * QUERIES
+    if start_query >= stored_rows * SHARED:
+        return
+
+    query = start_query + tl.arange(0, QUERIES)
+    row = query // SHARED
+    query_head = head * SHARED + query % SHARED
+    is_real = row < rows
+    k_unit = tl.arange(0, K_BLOCK)
+    v_unit = tl.arange(0, V_BLOCK)
+    batch_row = (first_row + row).to(tl.int64)
+    q_at = q + batch_row[:, None] * q_row_stride + query_head[:, None] * q_head_stride + k_unit[None, :]
+    asked = tl.load(q_at, mask=is_real[:, None] & (k_unit < K_DIM)[None, :], other=0.0)
+
+    # Of this split's keys, none behind the last that a causal tile sees.
+    length = tl.cdiv(tl.cdiv(keys, num_splits), KEYS) * KEYS
+    begin = split * length
+    end = tl.minimum(keys, begin + length)
+    if first_seen < 0:
+        last_row = tl.minimum(rows, (start_query + QUERIES - 1) // SHARED + 1)
+        end = tl.minimum(end, committed + last_row)
+
+    highest = tl.full([QUERIES], -float("inf"), dtype=tl.float32)
+    total = tl.zeros([QUERIES], dtype=tl.float32)
+    mixed = tl.zeros([QUERIES, V_BLOCK], dtype=tl.float32)
+    for start_key in range(begin, end, KEYS):
+        key = start_key + tl.arange(0, KEYS)
+        is_key = key < end
+        slot = tl.load(slots + first_key + key, mask=is_key, other=0).to(tl.int64)
+        k_at = storage + slot[None, :] * storage_stride + head * K_DIM + k_unit[:, None]
+        k = tl.load(k_at, mask=is_key[None, :] & (k_unit < K_DIM)[:, None], other=0.0)
+        score = tl.dot(asked, k, input_precision="ieee") * scale
+        column = key - committed
+        if first_seen < 0:
+            visible = column[None, :] <= row[:, None]
+        else:
+            seen_at = seen + first_seen + row[:, None] * columns + column[None, :]
+            is_column = (column >= 0) & is_key
+            bit = tl.load(seen_at, mask=is_real[:, None] & is_column[None, :], other=0)
+            visible = (column < 0)[None, :] | (bit != 0)
+        visible = visible & is_key[None, :] & is_real[:, None]
+        score = tl.where(visible, score, -float("inf"))
+        higher = tl.maximum(highest, tl.max(score, 1))
+        # A row that has seen no key yet has no highest score to subtract.
+        base = tl.where(higher == -float("inf"), 0.0, higher)
+        share = tl.exp2(score - base[:, None])
+        fade = tl.exp2(highest - base)
+        total = total * fade + tl.sum(share, 1)
+        v_at = storage + slot[:, None] * storage_stride + KV_HEADS * K_DIM + head * V_DIM + v_unit[None, :]
+        v = tl.load(v_at, mask=is_key[:, None] & (v_unit < V_DIM)[None, :], other=0.0)
+        mixed = mixed * fade[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
+        highest = higher
+
+    mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    is_stored = row < stored_rows
+    at = batch_row * (KV_HEADS * SHARED) + query_head
+    is_unit = is_stored[:, None] & (v_unit < V_DIM)[None, :]
+    if IS_SPLIT:
+        line = split.to(tl.int64) * num_rows * (KV_HEADS * SHARED) + at
+        tl.store(weight + line, highest + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=is_stored)
+        tl.store(partial + line[:, None] * V_DIM + v_unit[None, :], mixed, mask=is_unit)
+    else:
+        tl.store(out + at[:, None] * V_DIM + v_unit[None, :], mixed.to(out.dtype.element_ty), mask=is_unit)
+
+
+@triton.jit(do_not_specialize=_OF_THE_BATCH[2:])
+def combine(
+    partial,
+    weight,
+    out,
+    num_lines,
+    num_splits,
+    V_DIM: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """The splits' results of one row and head, weighed by their shares of the softmax's denominator.
+
+    Grid: (rows * heads,). partial float32 [splits, lines, V_DIM], weight float32 [splits, lines], where a
+    line is a row and a head; out [lines, V_DIM]. SPLITS: a power of two that holds all splits.
+    """
+    line = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS)
+    unit = tl.arange(0, V_BLOCK)
+    is_split = split < num_splits
+    logs = tl.load(weight + split * num_lines + line, mask=is_split, other=-float("inf"))
+    highest = tl.max(logs, 0)
+    share = tl.exp2(logs - tl.where(highest == -float("inf"), 0.0, highest))
+    at = partial + (split[:, None] * num_lines + line) * V_DIM + unit[None, :]
+    is_unit = is_split[:, None] & (unit < V_DIM)[None, :]
+    mixed = tl.sum(tl.load(at, mask=is_unit, other=0.0) * share[:, None], 0)
+    total = tl.sum(share, 0)
+    mixed = mixed / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + line * V_DIM + unit, mixed.to(out.dtype.element_ty), mask=unit < V_DIM)
+
+
+@triton.jit
+def rotate_and_store(
+    qkv,
+    rotation,
+    storage,
+    slots,
+    qkv_stride,
+    storage_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+):
+    """Rotate one row's query or key head in place, and write a key or value head to the row's slot.
+
+    Grid: (rows, HEADS + 2 * KV_HEADS). qkv [rows, (HEADS + 2 * KV_HEADS) * DIM]: query, key and value heads;
+    rotation float32 [rows, DIM / 2, 2], cosine and sine of each pair of neighbours; storage
+    [slots, 2 * KV_HEADS * DIM]; slots int64 [rows]. HALF_BLOCK: the next power of two of DIM / 2.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    pair = tl.arange(0, HALF_BLOCK)
+    is_pair = pair < DIM // 2
+    at = qkv + row * qkv_stride + head * DIM + pair * 2
+    real = tl.load(at, mask=is_pair, other=0.0)
+    imaginary = tl.load(at + 1, mask=is_pair, other=0.0)
+    if head < HEADS + KV_HEADS:
+        turn = rotation + row * DIM + pair * 2
+        cosine = tl.load(turn, mask=is_pair, other=0.0)
+        sine = tl.load(turn + 1, mask=is_pair, other=0.0)
+        first, second = real.to(tl.float32), imaginary.to(tl.float32)
+        real = (first * cosine - second * sine).to(qkv.dtype.element_ty)
+        imaginary = (first * sine + second * cosine).to(qkv.dtype.element_ty)
+    if head < HEADS:
+        tl.store(at, real, mask=is_pair)
+        tl.store(at + 1, imaginary, mask=is_pair)
+    else:
+        slot = tl.load(slots + row)
+        there = storage + slot * storage_stride + (head - HEADS) * DIM + pair * 2
+        tl.store(there, real, mask=is_pair)
+        tl.store(there + 1, imaginary, mask=is_pair)
+
+
+@triton.jit
+def gate(gate_up, out, units, BLOCK: tl.constexpr):
+    """SiLU of gates times what they gate.
+
+    Grid: (rows, ceil(units / BLOCK)). gate_up [rows, 2 * units], gates first; out [rows, units].
+    """
+    row = tl.program_id(0).to(tl.int64)
+    unit = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_unit = unit < units
+    at = gate_up + row * 2 * units + unit
+    gate = tl.load(at, mask=is_unit, other=0.0).to(tl.float32)
+    up = tl.load(at + units, mask=is_unit, other=0.0).to(tl.float32)
+    tl.store(out + row * units + unit, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=is_unit)

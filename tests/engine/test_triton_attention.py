@@ -1,0 +1,353 @@
+"""Triton's kernels, run by its interpreter on a CPU, against dense attention; and compiled for GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine import triton_attention
+from engine.attention import PaddedAttention
+from engine.attention_kinds import attention_of_drafter, make_attention
+from engine.cuda_graphs import GraphedRunner
+from engine.device_rows import all_rows
+from engine.gated import Gate, TritonGate
+from engine.llama_runner import LlamaRunner
+from engine.llama_weights import LlamaWeights, load_llama_weights
+from engine.runner import Segment
+from engine.static_attention import MOST_COLUMNS
+from engine.triton_attention import MOST_SPLITS, TritonAttention, described, num_splits, why_not_triton
+from tests.engine import tiny_models
+from tests.engine.test_attention import dense, random_segment
+from tests.engine.test_device_rows import described as rows_of
+from tests.engine.test_static_forwards import batch
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu has these kernels on the GPU")
+SLOTS = 400
+KINDS = ("causal", "tree", "wide")
+#: A program takes the interpreter about a millisecond.
+some = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(some, max_examples=6)
+shapes_of_segments = st.lists(
+    st.tuples(st.integers(0, 90), st.integers(1, 9), st.sampled_from(KINDS)), min_size=1, max_size=4
+)
+few_segments = st.lists(
+    st.tuples(st.integers(0, 90), st.integers(1, 4), st.sampled_from(KINDS)), min_size=1, max_size=2
+)
+
+
+@pytest.fixture
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that a few programs keep busy, so that keys are split now and then and tests are short."""
+    monkeypatch.setattr(triton_attention, "ENOUGH_PROGRAMS", 16)
+
+
+@pytest.fixture(scope="module")
+def weights() -> LlamaWeights:
+    return load_llama_weights(tiny_models.build("llama"))
+
+
+def filled(attention: PaddedAttention, kv_heads: int, k_dim: int, v_dim: int) -> torch.Tensor:
+    """Keys and values of all slots [slots, width], in the attention's pool."""
+    attention.allocate(0, kv_heads, k_dim, v_dim)
+    return attention.storage(0).normal_()
+
+
+@some
+@given(
+    shapes=shapes_of_segments,
+    heads=st.sampled_from([(4, 4), (4, 2), (3, 1)]),
+    dims=st.sampled_from([(16, 16), (24, 8)]),
+    programs=st.sampled_from([1, 8, 200]),
+    dtype=st.sampled_from([torch.float32, torch.float16]),
+    seed=st.integers(0, 1000),
+)
+def test_attention_equals_dense(
+    shapes: list[tuple[int, int, str]],
+    heads: tuple[int, int],
+    dims: tuple[int, int],
+    programs: int,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """Causal rows and trees in one launch, with keys split and not; unused slots hold no numbers."""
+    torch.manual_seed(seed)
+    segments = batch(np.random.default_rng(seed), shapes, np.random.default_rng(seed).permutation(SLOTS))
+    attention = TritonAttention(SLOTS, dtype=dtype, device="cpu")
+    storage = filled(attention, heads[1], *dims)
+    used = np.concatenate([part for s in segments for part in (s.past, s.slots)])
+    storage[np.setdiff1d(np.arange(SLOTS), used)] = torch.nan
+    q = torch.randn(sum(len(s.slots) for s in segments), heads[0], dims[0]).to(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_attention, "ENOUGH_PROGRAMS", programs)
+        got = attention.attend(attention.plan(segments), 0, q, 0.3)
+    keys, values = storage.float().split([heads[1] * dim for dim in dims], dim=1)
+    expected = [
+        dense(segment, keys.view(SLOTS, -1, dims[0]), values.view(SLOTS, -1, dims[1]), rows.float(), 0.3)
+        for segment, rows in zip(segments, q.split([len(s.slots) for s in segments]), strict=True)
+    ]
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-3
+    torch.testing.assert_close(
+        got.float().view(len(q), heads[0], dims[1]), torch.cat(expected), atol=tolerance, rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize("rows", [70, 130])
+def test_a_prompt_takes_several_tiles(rows: int) -> None:
+    slots = np.random.default_rng(0).permutation(SLOTS).astype(np.int32)
+    segments = [
+        random_segment(np.random.default_rng(1), slots, 90, rows, "causal"),
+        random_segment(np.random.default_rng(2), slots[300:], 5, 3, "tree"),
+    ]
+    padded = PaddedAttention(SLOTS, dtype=torch.float32)
+    attention = TritonAttention(SLOTS, dtype=torch.float32, device="cpu")
+    filled(attention, 2, 16, 16)
+    padded.allocate(0, 2, 16, 16)
+    padded.storage(0).copy_(attention.storage(0))
+    # As Transformers hands them over: heads before rows.
+    q = torch.randn(4, rows + 3, 16).transpose(0, 1)
+    got = attention.attend(attention.plan(segments), 0, q)
+    torch.testing.assert_close(got, padded.attend(padded.plan(segments), 0, q), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dim", [16, 24])
+def test_heads_are_rotated_and_stored(dim: int, dtype: torch.dtype) -> None:
+    rows, heads, kv_heads = 5, 6, 2
+    torch.manual_seed(0)
+    segment = batch(np.random.default_rng(0), [(0, rows, "causal")], np.arange(SLOTS)[::-1])[0]
+    angle = torch.rand(rows, 1, dim // 2) * 7
+    rotation = torch.polar(torch.ones_like(angle), angle)
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * dim).to(dtype)
+    stored, queries = [], []
+    for attention in (
+        PaddedAttention(SLOTS, dtype=dtype),
+        TritonAttention(SLOTS, dtype=dtype, device="cpu"),
+    ):
+        attention.allocate(0, kv_heads, dim, dim)
+        own = qkv.clone()
+        attention.store_rotated(attention.plan([segment]), 0, own, rotation, heads)
+        stored.append(attention.storage(0))
+        queries.append(own[:, : heads * dim])
+    tolerance = 1e-6 if dtype == torch.float32 else 2e-3
+    torch.testing.assert_close(stored[1], stored[0], atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(queries[1], queries[0], atol=tolerance, rtol=tolerance)
+    assert (stored[1] != 0).any(dim=1).sum() == rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("units", [48, 1500])
+def test_gates(units: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    gate_up = (torch.randn(3, 2 * units) * 3).to(dtype)
+    got = TritonGate()(gate_up)
+    assert got.shape == (3, units)
+    tolerance = 1e-6 if dtype == torch.float32 else 5e-3
+    torch.testing.assert_close(got, Gate()(gate_up), atol=tolerance, rtol=tolerance)
+
+
+@few
+@given(steps=st.lists(few_segments, min_size=1, max_size=3), seed=st.integers(0, 1000))
+def test_a_model_of_captured_forwards_equals_an_ordinary_one(
+    small_gpu: None, weights: LlamaWeights, steps: list[list[tuple[int, int, str]]], seed: int
+) -> None:
+    """Batches of the same shape one after the other: nothing of one may be seen in the next."""
+    rng = np.random.default_rng(seed)
+    plain = LlamaRunner(weights, SLOTS)
+    attention = TritonAttention(SLOTS + 1, dtype=torch.float32, device="cpu")
+    static = GraphedRunner(LlamaRunner(weights, SLOTS + 1, attention), capture_at=1)
+    for shapes in steps:
+        segments = batch(rng, shapes, rng.permutation(SLOTS).astype(np.int32))
+        keep = all_rows(segments)
+        expected = plain.forward(segments, keep)
+        torch.testing.assert_close(static.forward(segments, keep), expected, atol=1e-4, rtol=1e-4)
+        assert static.key_tokens == (plain.key_tokens.real, 0)
+    assert {shape.keys for shape in static.shapes} == {0}
+
+
+@pytest.mark.parametrize("is_graphed", [False, True])
+@few
+@given(
+    shapes=st.lists(
+        st.tuples(st.integers(1, 20), st.integers(0, 8), st.integers(1, 4)), min_size=1, max_size=2
+    ),
+    is_chain=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_rows_of_the_device_are_forwarded_as_those_of_the_host(
+    small_gpu: None,
+    weights: LlamaWeights,
+    is_graphed: bool,
+    shapes: list[tuple[int, int, int]],
+    is_chain: bool,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    if is_chain:
+        shapes = [(committed, earlier, 1) for committed, earlier, _ in shapes]
+    plain = LlamaRunner(weights, SLOTS)
+    attention = TritonAttention(SLOTS + 1, dtype=torch.float32, device="cpu")
+    runner: LlamaRunner | GraphedRunner = LlamaRunner(weights, SLOTS + 1, attention)
+    if is_graphed:
+        assert isinstance(runner, LlamaRunner)
+        runner = GraphedRunner(runner, capture_at=1)
+    assert runner.takes_trees
+    known, blank, rows = rows_of(rng, shapes, is_chain)
+    for segment in known:
+        past = segment.past
+        tokens = rng.integers(0, tiny_models.VOCABULARY, len(past)).astype(np.int32)
+        earlier = Segment(tokens, np.arange(len(past), dtype=np.int32), past, past[:0])
+        for each in (plain, runner):
+            each.forward([earlier], all_rows([earlier]))
+    expected = plain.forward(known, all_rows(known))
+    for _ in range(2):
+        torch.testing.assert_close(runner.forward_rows(blank, rows), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_wider_masks_than_a_captured_forward_holds_go_the_ordinary_way(weights: LlamaWeights) -> None:
+    slots = np.arange(MOST_COLUMNS + 2, dtype=np.int32)
+    runner = GraphedRunner(LlamaRunner(weights, MOST_COLUMNS + 3), capture_at=1)
+    for columns, captured in ((MOST_COLUMNS + 1, 0), (MOST_COLUMNS, 1)):
+        visible = np.ones((1, columns), dtype=np.bool_)
+        segment = Segment(slots[:1], slots[:1], slots[-1:], slots[:-1], visible)
+        runner.forward([segment], all_rows([segment]))
+        assert len(runner.shapes) == captured
+
+
+def test_kernels_are_compiled_before_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For few queries and many, with keys split and not."""
+    attention = TritonAttention(8, dtype=torch.float16, device="cpu")
+    attention.allocate(0, 1, 16, 16)
+    asked = set()
+    attend = TritonAttention._attend
+
+    def noted(*args: Any) -> torch.Tensor:
+        asked.add((args[5].queries, args[6] > 1))
+        return attend(*args)
+
+    monkeypatch.setattr(TritonAttention, "_attend", noted)
+    attention.prepare(0, 2)
+    assert asked == {(16, False), (16, True), (64, False), (64, True)}
+
+
+def test_a_batch_is_described_by_where_its_rows_keys_and_masks_begin() -> None:
+    segments = batch(
+        np.random.default_rng(0), [(4, 1, "causal"), (3, 2, "tree"), (0, 3, "causal")], np.arange(SLOTS)
+    )
+    table, slots, seen = described(segments)
+    assert table.tolist() == [[0, 1, 0, 5, 4, -1, 0], [1, 2, 5, 5, 3, 0, 2], [3, 3, 10, 3, 0, -1, 0]]
+    assert slots.tolist() == list(range(13))
+    assert segments[1].visible is not None
+    assert seen.tolist() == segments[1].visible.reshape(-1).tolist()
+
+
+@given(st.integers(1, 5000), st.integers(1, 200_000), st.sampled_from([16, 32, 64]))
+def test_keys_are_split_only_where_processors_would_be_idle(programs: int, keys: int, least: int) -> None:
+    splits = num_splits(programs, keys, least)
+    assert 1 <= splits <= MOST_SPLITS
+    assert splits & (splits - 1) == 0
+    if splits > 1:
+        assert programs * splits <= triton_attention.ENOUGH_PROGRAMS
+        assert keys > least * (splits - 1)
+
+
+def test_where_it_cannot_serve_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert make_attention("triton", 10, dtype=torch.float32).num_slots == 10
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ValueError, match=r"attention `triton`: Triton needs a CUDA device, not cpu"):
+        make_attention("triton", 10, dtype=torch.float32)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install triton" in (why_not_triton(torch.device("cuda")) or "")
+    assert attention_of_drafter("auto", "cuda") == "auto"
+
+
+def test_drafters_take_masks_that_the_device_made() -> None:
+    assert [attention_of_drafter(kind, "cuda") for kind in (None, "auto", "padded", "flashinfer")] == [
+        "triton",
+        "triton",
+        "padded",
+        "flashinfer",
+    ]
+    assert attention_of_drafter(None, "cpu") is None
+    assert attention_of_drafter("auto", "cpu") == "auto"
+
+
+COMPILE = """
+import json, torch
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from engine import triton_kernels
+from engine.triton_attention import tile_of
+
+def compiled(name, types, constants, arch, **options):
+    signature = types | dict.fromkeys(constants, "constexpr")
+    kernel = getattr(triton_kernels, name)
+    aligned = {}
+    for number, parameter in enumerate(kernel.params[: len(types)]):
+        if not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment):
+            aligned[number,] = [["tt.divisibility", 16]] if parameter.name != "scale" else []
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    binary = compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    return {"shared": binary.metadata.shared, "ptx": binary.asm["ptx"], "size": len(binary.asm["cubin"])}
+
+pointers = ["q", "storage", "out", "partial", "weight", "segments", "slots", "seen"]
+integers = ["q_row_stride", "q_head_stride", "storage_stride", "num_rows", "padded_rows", "num_splits"]
+found = []
+for arch, dtype, dim, queries, split in CASES:
+    name = {"bfloat16": "bf16", "float32": "fp32"}[dtype]
+    sums = "*fp32" if split else f"*{name}"
+    types = dict(zip(pointers, [f"*{name}"] * 3 + [sums] * 2 + ["*i32", "*i32", "*u8"]))
+    types |= {"scale": "fp32"} | dict.fromkeys(integers, "i32")
+    tile = tile_of(queries, dim, getattr(torch, dtype))
+    sizes = dict(KV_HEADS=8, SHARED=4, K_DIM=dim, V_DIM=dim, K_BLOCK=dim, V_BLOCK=dim)
+    sizes |= dict(QUERIES=tile.queries, KEYS=tile.keys, IS_SPLIT=split)
+    found.append(compiled("attend", types, sizes, arch, num_warps=4, num_stages=tile.stages))
+types = {"partial": "*fp32", "weight": "*fp32", "out": "*bf16", "num_lines": "i32", "num_splits": "i32"}
+found.append(compiled("combine", types, dict(V_DIM=128, V_BLOCK=128, SPLITS=32), 90, num_warps=4))
+types = {"qkv": "*bf16", "rotation": "*fp32", "storage": "*bf16", "slots": "*i64"}
+types |= {"qkv_stride": "i32", "storage_stride": "i32"}
+sizes = dict(HEADS=32, KV_HEADS=8, DIM=128, HALF_BLOCK=64)
+found.append(compiled("gate", {"gate_up": "*bf16", "out": "*bf16", "units": "i32"}, dict(BLOCK=1024), 90))
+found.append(compiled("rotate_and_store", types, sizes, 90, num_warps=1))
+print(json.dumps(found))
+"""
+CASES = [
+    (90, "bfloat16", 128, 4, True),
+    (90, "bfloat16", 128, 32, False),
+    (80, "bfloat16", 128, 32, False),
+    (90, "float32", 64, 4, True),
+]
+
+
+def test_kernels_compile_for_gpus(tmp_path: Path) -> None:
+    """By Triton's own compiler, which needs no GPU: code for Ampere and Hopper that fits there."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", f"CASES = {CASES!r}\n{COMPILE}"],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == len(CASES) + 3
+    for kernel, case in zip(found, CASES, strict=False):
+        assert kernel["size"] > 0
+        assert kernel["shared"] <= 99 << 10  # of the smallest GPUs
+        assert "cp.async" in kernel["ptx"], case  # keys are fetched while others are computed with
+    assert "mma.sync" in found[0]["ptx"]
+    assert "wgmma.mma_async" in found[1]["ptx"]
+    assert ".local" not in found[0]["ptx"]
