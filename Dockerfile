@@ -36,15 +36,16 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 
 # -- images ------------------------------------------------------------------------------------------
 FROM ${CUDA_IMAGE} AS cuda
-# FlashInfer builds its kernels when they are first used, hence the CUDA compiler and one for C++. KubeRay's
-# probes call wget; tini passes signals on.
+# FlashInfer and Triton build their kernels when they are first used, hence compilers and Python's headers.
+# KubeRay's probes call wget; tini passes signals on.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends python3.12 g++ ninja-build procps tini wget \
+    && apt-get install -y --no-install-recommends python3.12 python3.12-dev g++ ninja-build procps tini wget \
     && rm -rf /var/lib/apt/lists/* \
     && (userdel --remove ubuntu 2>/dev/null || true) \
     && groupadd --gid 1000 ray && useradd --uid 1000 --gid 1000 --create-home ray
 COPY --from=install-cuda /opt/flotilla /opt/flotilla
-ENV PATH=/opt/flotilla/bin:$PATH PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer
+ENV PATH=/opt/flotilla/bin:$PATH PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer \
+    TRITON_CACHE_DIR=/tmp/triton
 USER 1000:1000
 WORKDIR /home/ray
 ENTRYPOINT ["tini", "-g", "--"]

@@ -11,8 +11,11 @@ import importlib
 import importlib.util
 import math
 import os
+import shutil
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,10 +50,17 @@ def why_not_triton(device: torch.device) -> str | None:
     """What keeps Triton from serving there; None if nothing."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (CUDA builds of torch bring it; pip install triton)"
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    if device.type != "cuda":
         return (
             f"Triton needs a CUDA device, not {device} (or TRITON_INTERPRET=1, to try its kernels on a CPU)"
         )
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton needs a C compiler for what launches its kernels: install gcc, or set CC"
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        return f"Triton needs Python's C headers: {header} is missing (python3-dev has it)"
     return None
 
 

@@ -7,7 +7,7 @@ call=${1:?check, floors, speed or profile}
 out=${2:-${OUT:-/tmp/gpu-session}}
 site=/tmp/site
 mkdir -p "$out"
-export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer
+export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer TRITON_CACHE_DIR=/tmp/triton
 
 if [ ! -d "$site/flashinfer" ]; then
     python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site" .gpu/*.whl || exit 1

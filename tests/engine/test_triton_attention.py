@@ -262,13 +262,20 @@ def test_keys_are_split_only_where_processors_would_be_idle(programs: int, keys:
 
 
 def test_where_it_cannot_serve_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
     assert make_attention("triton", 10, dtype=torch.float32).num_slots == 10
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(ValueError, match=r"attention `triton`: Triton needs a CUDA device, not cpu"):
         make_attention("triton", 10, dtype=torch.float32)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install triton" in (why_not_triton(torch.device("cuda")) or "")
+    monkeypatch.setenv("CC", "cc")
+    monkeypatch.setattr("sysconfig.get_path", lambda name: "/nowhere")
+    assert "/nowhere/Python.h is missing" in (why_not_triton(gpu) or "")
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert "install gcc" in (why_not_triton(gpu) or "")
     assert attention_of_drafter("auto", "cuda") == "auto"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install triton" in (why_not_triton(gpu) or "")
 
 
 def test_drafters_take_masks_that_the_device_made() -> None:
