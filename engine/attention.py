@@ -111,12 +111,13 @@ class PaddedAttention:
         num_slots: KV slots of the pool.
         chunk_bytes: most bytes of keys and values gathered at a time, but always at least one segment's.
         takes_device_masks: whether masks may be made on the device, see `plan_rows`.
-        pads_keys: whether a plan of fixed shape has as many keys for every request.
+        pads_keys, pads_rows: whether a plan of fixed shape has as many keys, and rows, for every request.
     """
 
     chunk_bytes = CHUNK_BYTES
     takes_device_masks = True
     pads_keys = True
+    pads_rows = True
 
     def __init__(self, num_slots: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.num_slots = num_slots

@@ -43,7 +43,6 @@ class _Static:
         self.tokens = torch.zeros(shape.num_rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros(shape.num_rows, dtype=torch.int64, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.logits = self.final = torch.empty(0, device=device)
 
 
 class GraphedRunner:
@@ -58,9 +57,11 @@ class GraphedRunner:
         self._runner = runner
         self._scratch = runner.num_slots - 1
         self._capture_at = capture_at
-        self._with_keys = runner.attention.pads_keys
         self._met: dict[Shape, int] = {}
         self._static: dict[Shape, _Static] = {}
+        # What forwards of all shapes leave: each is read before the next is begun, and what a graph keeps
+        # for itself no other graph can use.
+        self._logits = self._final = torch.empty(0)
         self._pool = torch.cuda.graph_pool_handle() if runner.device.type == "cuda" else None
 
     @property
@@ -133,8 +134,8 @@ class GraphedRunner:
                 self._capture(static)
             assert static.graph is not None
             static.graph.replay()
-        self._runner.note(static.final.index_select(0, batch_rows), key_tokens)
-        return static.logits.index_select(0, batch_rows)
+        self._runner.note(self._final.index_select(0, batch_rows), key_tokens)
+        return self._logits.index_select(0, batch_rows)
 
     def _static_for(self, segments: Sequence[Segment], keep: Int32, columns: int) -> _Static | None:
         """Tensors of the batch's shape; None if it is to go the ordinary way.
@@ -144,7 +145,8 @@ class GraphedRunner:
         most_rows = max(len(segment.slots) for segment in segments)
         if len(keep) == 0 or most_rows > MOST_ROWS_EACH or columns > MOST_COLUMNS:
             return None
-        shape = shape_of(segments, with_keys=self._with_keys)
+        attention = self._runner.attention
+        shape = shape_of(segments, with_keys=attention.pads_keys, is_rectangle=attention.pads_rows)
         found = self._static.get(shape)
         if found is not None or shape.num_rows > MOST_ROWS:
             return found
@@ -152,20 +154,26 @@ class GraphedRunner:
         if self._met[shape] < self._capture_at or len(self._static) >= MOST_SHAPES:
             return None
         runner = self._runner
-        attention = static_attention(
-            runner.attention,
+        if not self._static:
+            hidden = runner.embed(np.zeros(1, dtype=np.int32))
+            self._logits = torch.zeros(MOST_ROWS, runner.shape.vocab_size, device=runner.device)
+            self._final = hidden.new_zeros(MOST_ROWS, hidden.shape[1])
+        static = static_attention(
+            attention,
             shape,
             self._scratch,
             q_heads=runner.heads,
             scale=runner.scale,
             max_tokens=runner.shape.max_tokens,
         )
-        self._static[shape] = _Static(shape, attention, runner.device)
+        self._static[shape] = _Static(shape, static, runner.device)
         return self._static[shape]
 
     def _compute(self, static: _Static) -> None:
         plan = static.attention.plan
-        static.logits, static.final = self._runner.compute(static.tokens, static.positions, plan, None)
+        logits, final = self._runner.compute(static.tokens, static.positions, plan, None)
+        self._logits[: len(logits)].copy_(logits)
+        self._final[: len(final)].copy_(final)
 
     def _capture(self, static: _Static) -> None:
         """Compute on a stream of its own, as CUDA asks before a capture, then capture."""

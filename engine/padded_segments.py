@@ -19,22 +19,35 @@ _FINE_KEYS, KEY_STEP = 2048, 256
 
 
 class Shape(NamedTuple):
-    """Of a captured forward: requests, query rows of each, and keys of each (0 where they do not matter)."""
+    """Of a captured forward.
+
+    Attributes:
+        requests: of the batch, padding included.
+        rows: query rows that each request may have.
+        keys: of each request; 0 where they do not matter.
+        tokens: rows of the whole batch where requests have as many as they need (a token budget); 0 where
+            each has `rows`.
+    """
 
     requests: int
     rows: int
     keys: int
+    tokens: int = 0
 
     @property
     def num_rows(self) -> int:
         """Rows of the batch, padding included."""
-        return self.requests * self.rows
+        return self.tokens or self.requests * self.rows
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
 def rounded(number: int) -> int:
     """The next of 1, 2, 4, 8, then multiples of 8 up to 64, then of 32."""
     if number <= 8:
-        return 1 << (number - 1).bit_length()
+        return _power_of_two(number)
     step = 8 if number <= 64 else 32
     return -(-number // step) * step
 
@@ -47,23 +60,28 @@ def rounded_keys(number: int) -> int:
     return -(-number // step) * step
 
 
-def shape_of(segments: Sequence[Segment], *, with_keys: bool) -> Shape:
-    """The smallest shape that holds a batch."""
+def shape_of(segments: Sequence[Segment], *, with_keys: bool, is_rectangle: bool = True) -> Shape:
+    """The smallest shape that holds a batch, `is_rectangle` if requests have equally many rows in it.
+
+    Where they have not, requests and rows of nobody cost next to nothing, and are rounded up generously.
+    """
+    counts = [len(segment.slots) for segment in segments]
     keys = max(len(segment.past) + len(segment.slots) for segment in segments)
+    with_keys_of = rounded_keys(keys) if with_keys else 0
+    if is_rectangle:
+        return Shape(rounded(len(segments)), rounded(max(counts)), with_keys_of)
     return Shape(
-        requests=rounded(len(segments)),
-        rows=rounded(max(len(segment.slots) for segment in segments)),
-        keys=rounded_keys(keys) if with_keys else 0,
+        _power_of_two(len(segments)), _power_of_two(max(counts)), with_keys_of, tokens=rounded(sum(counts))
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PaddedRows:
-    """Inputs of a forward of `Shape`, request by request, `rows` each.
+    """Inputs of a forward of `Shape`, request by request; with padding after each, or after all.
 
     Attributes:
-        tokens, positions: int64 [requests * rows]; 0 for padding.
-        write: int64 [requests * rows], slots; the scratch slot for padding.
+        tokens, positions: int64 [rows]; 0 for padding.
+        write: int64 [rows], slots; the scratch slot for padding.
         batch_rows: int64 [rows of the batch], where each real row went.
     """
 
@@ -75,6 +93,8 @@ class PaddedRows:
 
 def pad_rows(segments: Sequence[Segment], shape: Shape, scratch: int) -> PaddedRows:
     """Lay out a batch in a shape that holds it; `scratch` is a slot that nobody reads."""
+    if shape.tokens:
+        return _pad_end(segments, shape, scratch)
     tokens = np.zeros((shape.requests, shape.rows), dtype=np.int64)
     positions = np.zeros_like(tokens)
     write = np.full_like(tokens, scratch)
@@ -87,6 +107,19 @@ def pad_rows(segments: Sequence[Segment], shape: Shape, scratch: int) -> PaddedR
     return PaddedRows(
         tokens.reshape(-1), positions.reshape(-1), write.reshape(-1), np.flatnonzero(real).astype(np.int64)
     )
+
+
+def _pad_end(segments: Sequence[Segment], shape: Shape, scratch: int) -> PaddedRows:
+    total = sum(len(segment.slots) for segment in segments)
+    tokens = np.zeros(shape.tokens, dtype=np.int64)
+    positions, write = np.zeros_like(tokens), np.full_like(tokens, scratch)
+    for values, parts in (
+        (tokens, [segment.tokens for segment in segments]),
+        (positions, [segment.positions for segment in segments]),
+        (write, [segment.slots for segment in segments]),
+    ):
+        np.concatenate(parts, out=values[:total])
+    return PaddedRows(tokens, positions, write, np.arange(total, dtype=np.int64))
 
 
 def filler(scratch: int) -> Segment:

@@ -20,7 +20,7 @@ from engine.runner import KeyTokens, Segment
 from engine.triton_attention import SegmentTable, TritonAttention, TritonPlan, described, see_rows
 
 #: Keys of a tree's mask, at most, in a fixed shape: the rows of many layers, none of them committed.
-MOST_COLUMNS = 1024
+MOST_COLUMNS = 512
 
 
 class StaticAttention(Protocol):
@@ -126,7 +126,10 @@ class FlashInferStatic:
 
 
 class TritonStatic:
-    """Of `TritonAttention`: keys need no rounding, and requests of nobody have no keys at all."""
+    """Of `TritonAttention`: requests have as many rows and keys as they need, those of nobody none.
+
+    What comes out for rows of padding, behind all others, is whatever memory held: nobody reads it.
+    """
 
     def __init__(self, attention: TritonAttention, shape: Shape, scratch: int, max_tokens: int) -> None:
         """Tables for `shape`; `max_tokens` bounds every request."""
@@ -137,7 +140,7 @@ class TritonStatic:
         table = SegmentTable(
             segments=self._segments_and_slots[:num_segments],
             slots=self._segments_and_slots[num_segments:],
-            seen=torch.zeros(shape.num_rows * MOST_COLUMNS, dtype=torch.uint8, device=device),
+            seen=torch.zeros(shape.requests * shape.rows * MOST_COLUMNS, dtype=torch.uint8, device=device),
         )
         self.plan = TritonPlan(
             num_rows=shape.num_rows,
@@ -147,7 +150,6 @@ class TritonStatic:
             table=table,
             most_rows=shape.rows,
             most_keys=max_tokens,
-            padded_rows=shape.rows,
         )
 
     def fill(self, segments: Sequence[Segment], rows: DeviceRows | None = None) -> KeyTokens:
@@ -156,7 +158,6 @@ class TritonStatic:
         table, slots, seen = described(segments)
         everybody = np.zeros((shape.requests, 7), dtype=np.int32)
         everybody[: len(table)] = table
-        everybody[:, 0] = np.arange(shape.requests) * shape.rows
         everybody[len(table) :, 5] = -1
         values = np.concatenate([everybody.reshape(-1), slots])
         overwrite(self._segments_and_slots[: len(values)], values)

@@ -88,13 +88,11 @@ class TritonPlan(PaddedPlan):
         table: the batch.
         most_rows: of a segment.
         most_keys: of a segment, or a bound on it.
-        padded_rows: rows of every segment, with padding; 0 where there is none.
     """
 
     table: SegmentTable
     most_rows: int
     most_keys: int
-    padded_rows: int = 0
 
     @property
     def num_segments(self) -> int:
@@ -128,6 +126,7 @@ class TritonAttention(PaddedAttention):
     """`AttentionBackend` in Triton; it stores keys and values as `PaddedAttention` does."""
 
     pads_keys = False
+    pads_rows = False
 
     def __init__(self, num_slots: int, *, dtype: torch.dtype, device: torch.device | str = "cuda") -> None:
         """A pool of `num_slots` on a GPU.
@@ -258,7 +257,6 @@ class TritonAttention(PaddedAttention):
             q.stride(1),
             storage.stride(0),
             rows,
-            plan.padded_rows,
             splits,
             KV_HEADS=kv_heads,
             SHARED=heads // kv_heads,

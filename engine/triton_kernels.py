@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 
 # Compiled once for every model, whatever the batch: of what differs between batches nothing is assumed.
-_OF_THE_BATCH = ("num_rows", "padded_rows", "num_splits", "num_lines")
+_OF_THE_BATCH = ("num_rows", "num_splits", "num_lines")
 
 
-@triton.jit(do_not_specialize=_OF_THE_BATCH[:3], do_not_specialize_on_alignment=("slots", "seen"))
+@triton.jit(do_not_specialize=_OF_THE_BATCH[:2], do_not_specialize_on_alignment=("slots", "seen"))
 def attend(
     q,
     storage,
@@ -28,7 +28,6 @@ def attend(
     q_head_stride,
     storage_stride,
     num_rows,
-    padded_rows,
     num_splits,
     KV_HEADS: tl.constexpr,
     SHARED: tl.constexpr,
@@ -49,8 +48,7 @@ def attend(
     q [rows, KV_HEADS * SHARED, K_DIM]; storage [slots, KV_HEADS * (K_DIM + V_DIM)]; out, of q's type,
     [rows, KV_HEADS * SHARED * V_DIM], or if IS_SPLIT partial, float32 [splits, rows, heads, V_DIM], and
     weight, float32 [splits, rows, heads], base-2 logarithms of the softmaxes' denominators. segments, slots,
-    seen: see `TritonPlan`. scale: of scores, times log2(e). padded_rows: rows of every segment, those beyond
-    its own get zeros; 0 if there are none. K_BLOCK, V_BLOCK: the sizes' next powers of two.
+    seen: see `SegmentTable`. scale: of scores, times log2(e). K_BLOCK, V_BLOCK: next powers of two.
     """
     segment = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
@@ -63,9 +61,8 @@ def attend(
     committed = tl.load(about + 4)
     first_seen = tl.load(about + 5)
     columns = tl.load(about + 6)
-    stored_rows = tl.maximum(rows, padded_rows)
     start_query = tl.program_id(1) * QUERIES
-    if start_query >= stored_rows * SHARED:
+    if start_query >= rows * SHARED:
         return
 
     query = start_query + tl.arange(0, QUERIES)
@@ -118,18 +115,17 @@ def attend(
         highest = higher
 
     mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
-    is_stored = row < stored_rows
     at = batch_row * (KV_HEADS * SHARED) + query_head
-    is_unit = is_stored[:, None] & (v_unit < V_DIM)[None, :]
+    is_unit = is_real[:, None] & (v_unit < V_DIM)[None, :]
     if IS_SPLIT:
         line = split.to(tl.int64) * num_rows * (KV_HEADS * SHARED) + at
-        tl.store(weight + line, highest + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=is_stored)
+        tl.store(weight + line, highest + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=is_real)
         tl.store(partial + line[:, None] * V_DIM + v_unit[None, :], mixed, mask=is_unit)
     else:
         tl.store(out + at[:, None] * V_DIM + v_unit[None, :], mixed.to(out.dtype.element_ty), mask=is_unit)
 
 
-@triton.jit(do_not_specialize=_OF_THE_BATCH[2:])
+@triton.jit(do_not_specialize=_OF_THE_BATCH[1:])
 def combine(
     partial,
     weight,

@@ -138,3 +138,25 @@ def test_rows_of_padding_write_to_the_scratch_slot() -> None:
     assert padded.batch_rows.tolist() == [0, 1, 4, 5, 6]
     assert padded.tokens[padded.batch_rows].tolist() == [t for s in segments for t in s.tokens]
     assert padded.positions[padded.batch_rows].tolist() == [p for s in segments for p in s.positions]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=20),
+    st.integers(0, 100),
+)
+def test_a_token_budget_holds_what_requests_have(shapes: list[tuple[int, int]], seed: int) -> None:
+    """Rows in a row, padding behind them all; far fewer than a rectangle has if one request has many."""
+    rng = np.random.default_rng(seed)
+    segments = batch(rng, [(past, rows, "causal") for past, rows in shapes], np.arange(SLOTS))
+    shape = shape_of(segments, with_keys=False, is_rectangle=False)
+    total = sum(rows for _, rows in shapes)
+    assert total <= shape.num_rows == shape.tokens == rounded(total)
+    assert len(segments) <= shape.requests < 2 * len(segments)
+    assert max(rows for _, rows in shapes) <= shape.rows
+    padded = pad_rows(segments, shape, 999)
+    assert padded.batch_rows.tolist() == list(range(total))
+    assert padded.tokens[:total].tolist() == [t for s in segments for t in s.tokens]
+    assert padded.positions[:total].tolist() == [p for s in segments for p in s.positions]
+    assert padded.write.tolist() == [slot for s in segments for slot in s.slots] + [999] * (
+        shape.tokens - total
+    )

@@ -309,7 +309,7 @@ def compiled(name, types, constants, arch, **options):
     return {"shared": binary.metadata.shared, "ptx": binary.asm["ptx"], "size": len(binary.asm["cubin"])}
 
 pointers = ["q", "storage", "out", "partial", "weight", "segments", "slots", "seen"]
-integers = ["q_row_stride", "q_head_stride", "storage_stride", "num_rows", "padded_rows", "num_splits"]
+integers = ["q_row_stride", "q_head_stride", "storage_stride", "num_rows", "num_splits"]
 found = []
 for arch, dtype, dim, queries, split in CASES:
     name = {"bfloat16": "bf16", "float32": "fp32"}[dtype]
