@@ -61,7 +61,7 @@ class GraphedRunner:
         self._static: dict[Shape, _Static] = {}
         # What forwards of all shapes leave: each is read before the next is begun, and what a graph keeps
         # for itself no other graph can use.
-        self._logits = self._final = torch.empty(0)
+        self._logits = self._final = torch.empty(0, device=runner.device)
         self._pool = torch.cuda.graph_pool_handle() if runner.device.type == "cuda" else None
 
     @property

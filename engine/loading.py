@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,11 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging
+from transformers.utils import logging as progress
 
 from engine.attention_kinds import AttentionKind
 from engine.cuda_graphs import GraphedRunner
 from engine.devices import DeviceUnavailable, memory_of, resolve_device
+from engine.gpu_sharing import why_by_turns
 from engine.hf_runner import HFRunner, UnsupportedModel
 from engine.kv_budget import CPU_SLOTS, KVBudget, NotEnoughMemory, NumSlots
 from engine.llama_runner import LlamaRunner
@@ -27,6 +29,8 @@ from engine.trusted_files import UntrustedModel, check_files
 from engine.warm_up import warm_up
 
 __all__ = ["DeviceUnavailable", "NotEnoughMemory", "UnsupportedModel", "load_runner"]
+
+_log = logging.getLogger(__name__)
 
 # Slots for the self-test where the pool is sized after it, when the reference's memory is free again.
 _TEST_SLOTS = 512
@@ -136,6 +140,8 @@ def load_runner(
                 loaded.attention.prepare(0, loaded.heads)
         del model
         if not on_host:
+            if device_share < 1 and (obstacle := why_by_turns()) is not None:
+                _log.warning(obstacle)
             torch.cuda.empty_cache()
             budget = KVBudget(str(where), memory_of(where), memory_fraction, device_share)
             slots = _fitting(num_slots, budget, loaded.shape.kv_bytes_per_token, where, world_size)
@@ -179,8 +185,8 @@ def _reference(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
 def _load_model(
     directory: Path, dtype: torch.dtype, extra: dict[str, Any], *, trust_remote_code: bool
 ) -> PreTrainedModel:
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    bars = progress.is_progress_bar_enabled()
+    progress.disable_progress_bar()
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             directory,
@@ -195,7 +201,7 @@ def _load_model(
         raise UnsupportedModel(f"cannot load the model in {directory}: {error}") from error
     finally:
         if bars:
-            logging.enable_progress_bar()
+            progress.enable_progress_bar()
     return model.eval()
 
 

@@ -20,6 +20,7 @@ from engine.devices import (
     seconds_of,
     see_only_gpu,
 )
+from engine.gpu_sharing import why_by_turns
 from engine.kv_budget import KVBudget, NotEnoughMemory
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights
@@ -52,6 +53,18 @@ def test_ranks_outside_ray_see_one_gpu_each(monkeypatch: pytest.MonkeyPatch) -> 
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,5"
     see_only_gpu(1)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+def test_processes_on_one_gpu_take_turns_without_a_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert f"does not listen in {tmp_path}: start `nvidia-cuda-mps-control -d`" in (why_by_turns() or "")
+    os.mkfifo(tmp_path / "control")
+    assert why_by_turns() is None
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "")
+    monkeypatch.setattr("engine.gpu_sharing.DEFAULT_PIPES", str(tmp_path / "other"))
+    assert str(tmp_path / "other") in (why_by_turns() or "")
 
 
 def test_time_and_memory_of_a_cpu() -> None:
