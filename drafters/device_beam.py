@@ -47,7 +47,12 @@ class Layer:
 
 
 class DeviceBeams:
-    """What decides how beams grow, on the device. The rules that end whole trees are not among it."""
+    """What decides how beams grow, on the device. The rules that end whole trees are not among it.
+
+    Attributes:
+        least: float64 [beams, 1], log-probability below which a token gets no children.
+        stops: int64 [beams, n], tokens that get none; filled up with -1.
+    """
 
     def __init__(self, beams: Sequence[Beam], device: torch.device) -> None:
         """For these beams, in order."""
@@ -57,8 +62,8 @@ class DeviceBeams:
         plans = [beam.plan for beam in beams]
         self._width = to_device(torch.tensor([[plan.width] for plan in plans]), device)
         least = [[plan.stop_token_logp] for plan in plans]
-        self._least = to_device(torch.tensor(least, dtype=torch.float64), device)
-        self._stops = to_device(torch.from_numpy(stops), device)
+        self.least = to_device(torch.tensor(least, dtype=torch.float64), device)
+        self.stops = to_device(torch.from_numpy(stops), device)
 
     def grow(self, layer: Layer, best: OnDevice) -> Layer:
         """The next layer of the first beams, of which `layer` has the last one.
@@ -78,7 +83,7 @@ class DeviceBeams:
         loss, index = loss.sort(dim=1, stable=True)  # ties by row, then by choice, as tuples on the host
         loss, index = loss[:, :rows], index[:, :rows]
         token = tokens.flatten(1).gather(1, index)
-        is_stop = (token.unsqueeze(2) == self._stops[:num_beams].unsqueeze(1)).any(dim=2)
-        is_sure = values.flatten(1).gather(1, index) >= self._least[:num_beams]
+        is_stop = (token.unsqueeze(2) == self.stops[:num_beams].unsqueeze(1)).any(dim=2)
+        is_sure = values.flatten(1).gather(1, index) >= self.least[:num_beams]
         is_node = (loss < torch.inf) & (row < width)
         return Layer(token, index // num_choices, -loss, is_node & is_sure & ~is_stop)

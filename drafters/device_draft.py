@@ -61,8 +61,8 @@ class DeviceDraft:
         for number in range(found[0].num_layers):
             active = sum(growth.num_layers > number for growth in found)
             if number:
-                layer = state.grow(layer, self._layers[-1][1], active)
-            rows = state.rows(layer, number)
+                layer = state.grow(layer, self._layers[-1][1], active, number)
+            rows = state.rows(layer)
             self._layers.append((layer, self._forward(found[:active], number, rows)))
 
     def _first_layer(self, growths: Sequence[Growth], state: DeviceState) -> Layer:

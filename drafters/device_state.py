@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +14,12 @@ from drafters.device_growth import Growth
 from drafters.next_tokens import OnDevice
 from engine.device_rows import DeviceRows
 from engine.devices import to_device
+from engine.triton_support import triton_size, why_not_triton
+
+
+def grows_in_one_launch(device: torch.device) -> bool:
+    """Whether layers are grown by a kernel in Triton: on a GPU, where that serves."""
+    return device.type == "cuda" and why_not_triton(device) is None
 
 
 class DeviceState:
@@ -30,9 +38,15 @@ class DeviceState:
         num_keys = [len(growth.job.held.tokens) for growth in growths]
         self._committed = to_device(torch.tensor(num_keys), device)
         widths = [growth.width for growth in growths]
+        self._widths = to_device(torch.tensor(widths), device)
         self._rows_before = [0, *np.cumsum(widths).tolist()]
         real = np.arange(self.width) < np.array(widths)[:, None]
         self._flat = to_device(torch.from_numpy(np.flatnonzero(real)), device)
+        self._row_tokens: torch.Tensor | None = None
+        self._kernels: Any = None
+        if grows_in_one_launch(device):
+            self._kernels = importlib.import_module("drafters.growth_kernels")
+            self._first_row = to_device(torch.tensor(self._rows_before[:-1]), device)
         self._seen: torch.Tensor | None = None
         if self.width > 1:
             ends = [len(growth.above) + growth.num_layers * growth.width for growth in growths]
@@ -44,7 +58,6 @@ class DeviceState:
             self._seen = to_device(torch.from_numpy(seen), device)
             first = np.array([[len(growth.above)] for growth in growths]) + np.arange(self.width)
             self._own_column = to_device(torch.from_numpy(first), device)
-            self._step = to_device(torch.tensor(widths), device).unsqueeze(1)
 
     def first_layer(self) -> Layer:
         """What the host knows of it."""
@@ -74,8 +87,17 @@ class DeviceState:
         shape = (num_rows, like.values.shape[1])
         return OnDevice(like.values.new_full(shape, -torch.inf), like.tokens.new_zeros(shape))
 
-    def grow(self, layer: Layer, best: OnDevice, active: int) -> Layer:
-        """The next layer of the first `active` requests, from the best next tokens of the rows forwarded."""
+    def grow(self, layer: Layer, best: OnDevice, active: int, number: int) -> Layer:
+        """Layer `number` of the first `active` requests, after the one before.
+
+        Args:
+            layer: the one before.
+            best: next tokens of its rows that were forwarded.
+            active: requests that have so many layers.
+            number: of the new layer.
+        """
+        if self._kernels is not None:
+            return self._grow_in_one_launch(self._kernels, layer.first(active), best, number)
         spread, num_rows = self.nothing(best, active), self._rows_before[active]
         flat = self._flat[:num_rows]
         spread.values.index_copy_(0, flat, best.values[:num_rows])
@@ -83,17 +105,70 @@ class DeviceState:
         grown = self.beams.grow(layer.first(active), spread)
         if self._seen is not None:
             parent = grown.parent.unsqueeze(2).expand(-1, -1, self._seen.shape[2])
-            self._seen = self._seen[:active].gather(1, parent)
+            self._seen = self._see_themselves(self._seen[:active].gather(1, parent), number)
+        self._row_tokens = grown.token.flatten().index_select(0, flat)
         return grown
 
-    def rows(self, layer: Layer, number: int) -> DeviceRows:
-        """Inputs of the forward of layer `number`."""
+    def rows(self, layer: Layer) -> DeviceRows:
+        """Inputs of the forward of `layer`, the last one grown or the first."""
         active = len(layer.token)
-        flat = self._flat[: self._rows_before[active]]
+        if self._row_tokens is None:
+            self._row_tokens = layer.token.flatten().index_select(0, self._flat)
+            if self._seen is not None:
+                self._seen = self._see_themselves(self._seen, 0)
+        seen = None if self._seen is None else self._seen[:active]
+        return DeviceRows(self._row_tokens, self._committed[:active], seen)
+
+    def _see_themselves(self, seen: torch.Tensor, number: int) -> torch.Tensor:
+        active = len(seen)
+        own = self._own_column[:active] + number * self._widths[:active].unsqueeze(1)
+        # Rows beyond a request's width have no column: whichever they mark, they are not forwarded.
+        own = own.clamp_(max=seen.shape[2] - 1).unsqueeze(2)
+        return seen.scatter(2, own, value=True)
+
+    def _grow_in_one_launch(self, kernels: Any, layer: Layer, best: OnDevice, number: int) -> Layer:
+        """`grow` by Triton, where it takes some fifty launches otherwise."""
+        active, width = layer.token.shape
+        num_choices, num_stops = best.tokens.shape[1], self.beams.stops.shape[1]
+        grown = Layer(
+            *(torch.empty_like(part) for part in (layer.token, layer.parent, layer.logp, layer.is_open))
+        )
+        self._row_tokens = torch.empty(self._rows_before[active], dtype=torch.int64, device=self._device)
+        # Without masks any bytes do for what is not read.
+        seen, columns = layer.is_open, 1
         if self._seen is not None:
-            own = self._own_column[:active] + number * self._step[:active]
-            # Rows beyond a request's width have no column: whichever they mark, they are not forwarded.
-            own = own.clamp_(max=self._seen.shape[2] - 1).unsqueeze(2)
-            self._seen = self._seen.scatter(2, own, value=True)
-        tokens = layer.token.flatten().index_select(0, flat)
-        return DeviceRows(tokens, self._committed[:active], self._seen)
+            seen, columns = self._seen[:active], self._seen.shape[2]
+        next_seen = torch.empty_like(seen)
+        choices = triton_size(num_choices)
+        kernels.grow[(active,)](
+            best.values,
+            best.tokens,
+            self._first_row,
+            self._widths,
+            self.beams.least,
+            self.beams.stops,
+            self._own_column[:, 0].contiguous() if self._seen is not None else self._widths,
+            layer.logp,
+            layer.is_open.view(torch.uint8),
+            seen.view(torch.uint8),
+            grown.token,
+            grown.parent,
+            grown.logp,
+            grown.is_open.view(torch.uint8),
+            next_seen.view(torch.uint8),
+            self._row_tokens,
+            number,
+            width,
+            num_choices,
+            num_stops,
+            columns,
+            CHOICES=choices,
+            CANDIDATES=choices * triton_size(width),
+            STOPS=triton_size(num_stops),
+            COLUMNS=triton_size(columns),
+            HAS_SEEN=self._seen is not None,
+            num_warps=4,
+        )
+        if self._seen is not None:
+            self._seen = next_seen
+        return grown

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.best_tokens import best_tokens, highest
+from engine.best_tokens import best_tokens, highest_log_probabilities
 from engine.device_rows import DeviceRows, DeviceRowsRunner
 from engine.devices import to_device, to_host
 from engine.noise import gumbel_noise
@@ -145,7 +145,7 @@ class NextTokens:
 
 
 def _highest(logits: torch.Tensor, rankings: Sequence[Ranking | None], k: int) -> OnDevice:
-    return OnDevice(*highest(torch.log_softmax(_scores(logits, rankings, may_wait=False), dim=-1), k))
+    return OnDevice(*highest_log_probabilities(_scores(logits, rankings, may_wait=False), k))
 
 
 def _scores(

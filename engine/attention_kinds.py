@@ -9,7 +9,8 @@ import torch
 from engine.attention import PaddedAttention
 from engine.decomposed_attention import DecomposedAttention
 from engine.flashinfer_attention import FlashInferAttention, why_not_flashinfer
-from engine.triton_attention import TritonAttention, why_not_triton
+from engine.triton_attention import TritonAttention
+from engine.triton_support import why_not_triton
 
 AttentionKind = Literal["padded", "decomposed", "flashinfer", "triton", "auto"]
 """`padded` groups keys by shape, `decomposed` cuts them into pieces, `flashinfer` and `triton` read them

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.triton_support import triton_size, why_not_triton
+
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
+
+_BLOCK = 4096  # tokens that one program of Triton looks through
 
 
 def best_tokens(logp: torch.Tensor, k: int) -> tuple[Float32, Int64]:
@@ -40,6 +47,44 @@ def highest(logp: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     best = torch.topk(keys, min(k, vocab), dim=-1).values
     token = (vocab - 1) - (best & 0xFFFFFFFF)
     return logp.gather(1, token), token
+
+
+def highest_log_probabilities(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `highest` of the log-softmax of float32 [n, vocab], by Triton in two launches where that serves."""
+    if scores.device.type == "cuda" and why_not_triton(scores.device) is None:
+        return highest_by_triton(scores, k)
+    return highest(torch.log_softmax(scores, dim=-1), k)
+
+
+def highest_by_triton(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`highest_log_probabilities`, with the best of each block of tokens first, then the best of those.
+
+    Scores of minus infinity give some token, again and again if there are fewer others than `k`.
+    """
+    kernels: Any = importlib.import_module("engine.best_kernels")
+    rows, vocab = scores.shape
+    k, blocks, device = min(k, vocab), -(-vocab // _BLOCK), scores.device
+    values = torch.empty(rows, blocks, k, dtype=torch.float32, device=device)
+    tokens = torch.empty(rows, blocks, k, dtype=torch.int32, device=device)
+    weight = torch.empty(rows, blocks, 2, dtype=torch.float32, device=device)
+    kernels.best_of_block[rows, blocks](
+        scores.contiguous(), values, tokens, weight, vocab, blocks, k, BLOCK=_BLOCK, num_warps=8
+    )
+    best = torch.empty(rows, k, dtype=torch.float32, device=device)
+    token = torch.empty(rows, k, dtype=torch.int64, device=device)
+    kernels.best_of_blocks[(rows,)](
+        values,
+        tokens,
+        weight,
+        best,
+        token,
+        blocks,
+        k,
+        BLOCKS=triton_size(blocks),
+        CANDIDATES=triton_size(blocks * k),
+        num_warps=4,
+    )
+    return best, token
 
 
 def best_on_device(logp: torch.Tensor, k: int) -> tuple[Float32, Int64]:

@@ -24,7 +24,7 @@ class TritonGate(Gate):
     """The same in one launch, and rounded once."""
 
     def __init__(self) -> None:
-        """Where Triton can serve, see `engine.triton_attention.why_not_triton`."""
+        """Where Triton can serve, see `engine.triton_support.why_not_triton`."""
         self._kernels: Any = importlib.import_module("engine.triton_kernels")
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:

@@ -8,14 +8,9 @@ requests are few. Kernels are compiled when they are first needed, by the compil
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
-import os
-import shutil
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +22,7 @@ from engine.device_rows import DeviceRows
 from engine.devices import to_device
 from engine.rectangles import key_counts
 from engine.runner import KeyTokens, Segment
+from engine.triton_support import triton_size, why_not_triton
 
 Int32 = NDArray[np.int32]
 
@@ -44,24 +40,6 @@ class Tile(NamedTuple):
     queries: int
     keys: int
     stages: int
-
-
-def why_not_triton(device: torch.device) -> str | None:
-    """What keeps Triton from serving there; None if nothing."""
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed (CUDA builds of torch bring it; pip install triton)"
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return None
-    if device.type != "cuda":
-        return (
-            f"Triton needs a CUDA device, not {device} (or TRITON_INTERPRET=1, to try its kernels on a CPU)"
-        )
-    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        return "Triton needs a C compiler for what launches its kernels: install gcc, or set CC"
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    if not header.is_file():
-        return f"Triton needs Python's C headers: {header} is missing (python3-dev has it)"
-    return None
 
 
 @dataclass(slots=True, eq=False)
@@ -202,7 +180,7 @@ class TritonAttention(PaddedAttention):
             HEADS=heads,
             KV_HEADS=kv_heads,
             DIM=dim,
-            HALF_BLOCK=_power_of_two(dim // 2),
+            HALF_BLOCK=triton_size(dim // 2),
             num_warps=1,
         )
 
@@ -262,8 +240,8 @@ class TritonAttention(PaddedAttention):
             SHARED=heads // kv_heads,
             K_DIM=k_dim,
             V_DIM=v_dim,
-            K_BLOCK=max(16, _power_of_two(k_dim)),
-            V_BLOCK=max(16, _power_of_two(v_dim)),
+            K_BLOCK=max(16, triton_size(k_dim)),
+            V_BLOCK=max(16, triton_size(v_dim)),
             QUERIES=tile.queries,
             KEYS=tile.keys,
             IS_SPLIT=splits > 1,
@@ -278,7 +256,7 @@ class TritonAttention(PaddedAttention):
                 rows * heads,
                 splits,
                 V_DIM=v_dim,
-                V_BLOCK=_power_of_two(v_dim),
+                V_BLOCK=triton_size(v_dim),
                 SPLITS=MOST_SPLITS,
                 num_warps=4,
             )
@@ -337,7 +315,3 @@ def num_splits(programs: int, keys: int, least: int) -> int:
     """
     wanted = min(ENOUGH_PROGRAMS // programs, -(-keys // least), MOST_SPLITS)
     return 1 << (max(1, wanted).bit_length() - 1)
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()

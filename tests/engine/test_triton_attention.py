@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +20,10 @@ from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
 from engine.runner import Segment
 from engine.static_attention import MOST_COLUMNS
-from engine.triton_attention import MOST_SPLITS, TritonAttention, described, num_splits, why_not_triton
+from engine.triton_attention import MOST_SPLITS, TritonAttention, described, num_splits, tile_of
+from engine.triton_support import why_not_triton
 from tests.engine import tiny_models
+from tests.engine.compiling import Kernel, compiled
 from tests.engine.test_attention import dense, random_segment
 from tests.engine.test_device_rows import described as rows_of
 from tests.engine.test_static_forwards import batch
@@ -289,72 +286,55 @@ def test_drafters_take_masks_that_the_device_made() -> None:
     assert attention_of_drafter("auto", "cpu") == "auto"
 
 
-COMPILE = """
-import json, torch
-from triton import compile
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from engine import triton_kernels
-from engine.triton_attention import tile_of
-
-def compiled(name, types, constants, arch, **options):
-    signature = types | dict.fromkeys(constants, "constexpr")
-    kernel = getattr(triton_kernels, name)
-    aligned = {}
-    for number, parameter in enumerate(kernel.params[: len(types)]):
-        if not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment):
-            aligned[number,] = [["tt.divisibility", 16]] if parameter.name != "scale" else []
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-    binary = compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    return {"shared": binary.metadata.shared, "ptx": binary.asm["ptx"], "size": len(binary.asm["cubin"])}
-
-pointers = ["q", "storage", "out", "partial", "weight", "segments", "slots", "seen"]
-integers = ["q_row_stride", "q_head_stride", "storage_stride", "num_rows", "num_splits"]
-found = []
-for arch, dtype, dim, queries, split in CASES:
-    name = {"bfloat16": "bf16", "float32": "fp32"}[dtype]
-    sums = "*fp32" if split else f"*{name}"
-    types = dict(zip(pointers, [f"*{name}"] * 3 + [sums] * 2 + ["*i32", "*i32", "*u8"]))
-    types |= {"scale": "fp32"} | dict.fromkeys(integers, "i32")
-    tile = tile_of(queries, dim, getattr(torch, dtype))
-    sizes = dict(KV_HEADS=8, SHARED=4, K_DIM=dim, V_DIM=dim, K_BLOCK=dim, V_BLOCK=dim)
-    sizes |= dict(QUERIES=tile.queries, KEYS=tile.keys, IS_SPLIT=split)
-    found.append(compiled("attend", types, sizes, arch, num_warps=4, num_stages=tile.stages))
-types = {"partial": "*fp32", "weight": "*fp32", "out": "*bf16", "num_lines": "i32", "num_splits": "i32"}
-found.append(compiled("combine", types, dict(V_DIM=128, V_BLOCK=128, SPLITS=32), 90, num_warps=4))
-types = {"qkv": "*bf16", "rotation": "*fp32", "storage": "*bf16", "slots": "*i64"}
-types |= {"qkv_stride": "i32", "storage_stride": "i32"}
-sizes = dict(HEADS=32, KV_HEADS=8, DIM=128, HALF_BLOCK=64)
-found.append(compiled("gate", {"gate_up": "*bf16", "out": "*bf16", "units": "i32"}, dict(BLOCK=1024), 90))
-found.append(compiled("rotate_and_store", types, sizes, 90, num_warps=1))
-print(json.dumps(found))
-"""
-CASES = [
-    (90, "bfloat16", 128, 4, True),
-    (90, "bfloat16", 128, 32, False),
-    (80, "bfloat16", 128, 32, False),
-    (90, "float32", 64, 4, True),
-]
+def attend(dtype: str, head_dim: int, queries: int, *, is_split: bool, arch: int = 90) -> Kernel:
+    """The attention kernel with the tile it is launched with, for 8 key heads of 4 query heads each."""
+    name = {"bfloat16": "*bf16", "float32": "*fp32"}[dtype]
+    sums = "*fp32" if is_split else name
+    types = {"q": name, "storage": name, "out": name, "partial": sums, "weight": sums}
+    types |= {"segments": "*i32", "slots": "*i32", "seen": "*u8", "scale": "fp32"}
+    numbers = ("q_row_stride", "q_head_stride", "storage_stride", "num_rows", "num_splits")
+    tile = tile_of(queries, head_dim, getattr(torch, dtype))
+    sizes = {"KV_HEADS": 8, "SHARED": 4, "K_DIM": head_dim, "V_DIM": head_dim, "K_BLOCK": head_dim}
+    sizes |= {"V_BLOCK": head_dim, "QUERIES": tile.queries, "KEYS": tile.keys, "IS_SPLIT": is_split}
+    options = {"num_warps": 4, "num_stages": tile.stages, "arch": arch}
+    return "engine.triton_kernels.attend", types | dict.fromkeys(numbers, "i32"), sizes, options
 
 
-def test_kernels_compile_for_gpus(tmp_path: Path) -> None:
+def test_kernels_compile_for_gpus() -> None:
     """By Triton's own compiler, which needs no GPU: code for Ampere and Hopper that fits there."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", f"CASES = {CASES!r}\n{COMPILE}"],
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
+    partial = {"partial": "*fp32", "weight": "*fp32", "out": "*bf16", "num_lines": "i32", "num_splits": "i32"}
+    heads = {"qkv": "*bf16", "rotation": "*fp32", "storage": "*bf16", "slots": "*i64"}
+    heads |= {"qkv_stride": "i32", "storage_stride": "i32"}
+    gates = {"gate_up": "*bf16", "out": "*bf16", "units": "i32"}
+    attending = compiled(
+        [
+            attend("bfloat16", 128, 4, is_split=True),
+            attend("bfloat16", 128, 32, is_split=False),
+            attend("bfloat16", 128, 32, is_split=False, arch=80),
+            attend("float32", 64, 4, is_split=True),
+        ]
     )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert len(found) == len(CASES) + 3
-    for kernel, case in zip(found, CASES, strict=False):
-        assert kernel["size"] > 0
-        assert kernel["shared"] <= 99 << 10  # of the smallest GPUs
-        assert "cp.async" in kernel["ptx"], case  # keys are fetched while others are computed with
-    assert "mma.sync" in found[0]["ptx"]
-    assert "wgmma.mma_async" in found[1]["ptx"]
-    assert ".local" not in found[0]["ptx"]
+    others = compiled(
+        [
+            (
+                "engine.triton_kernels.combine",
+                partial,
+                {"V_DIM": 128, "V_BLOCK": 128, "SPLITS": MOST_SPLITS},
+                {"num_warps": 4},
+            ),
+            (
+                "engine.triton_kernels.rotate_and_store",
+                heads,
+                {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "HALF_BLOCK": 64},
+                {"num_warps": 1},
+            ),
+            ("engine.triton_kernels.gate", gates, {"BLOCK": 1024}, {"num_warps": 4}),
+        ]
+    )
+    for kernel in attending + others:
+        assert kernel.size > 0
+        assert kernel.shared <= 99 << 10  # of the smallest GPUs
+    for kernel in attending:
+        assert "cp.async" in kernel.ptx  # keys are fetched while others are computed with
+    assert "mma.sync" in attending[0].ptx
+    assert "wgmma.mma_async" in attending[1].ptx

@@ -1,0 +1,34 @@
+"""Whether Triton can serve here, and the sizes its programs have."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+import torch
+
+
+def why_not_triton(device: torch.device) -> str | None:
+    """What keeps Triton from serving there; None if nothing."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (CUDA builds of torch bring it; pip install triton)"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    if device.type != "cuda":
+        return (
+            f"Triton needs a CUDA device, not {device} (or TRITON_INTERPRET=1, to try its kernels on a CPU)"
+        )
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton needs a C compiler for what launches its kernels: install gcc, or set CC"
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        return f"Triton needs Python's C headers: {header} is missing (python3-dev has it)"
+    return None
+
+
+def triton_size(number: int) -> int:
+    """The next power of two: what a program of Triton may have of anything."""
+    return 1 << (number - 1).bit_length()
