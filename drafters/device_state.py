@@ -14,12 +14,7 @@ from drafters.device_growth import Growth
 from drafters.next_tokens import OnDevice
 from engine.device_rows import DeviceRows
 from engine.devices import to_device
-from engine.triton_support import triton_size, why_not_triton
-
-
-def grows_in_one_launch(device: torch.device) -> bool:
-    """Whether layers are grown by a kernel in Triton: on a GPU, where that serves."""
-    return device.type == "cuda" and why_not_triton(device) is None
+from engine.triton_support import runs_triton, triton_size
 
 
 class DeviceState:
@@ -44,7 +39,7 @@ class DeviceState:
         self._flat = to_device(torch.from_numpy(np.flatnonzero(real)), device)
         self._row_tokens: torch.Tensor | None = None
         self._kernels: Any = None
-        if grows_in_one_launch(device):
+        if runs_triton(device):
             self._kernels = importlib.import_module("drafters.growth_kernels")
             self._first_row = to_device(torch.tensor(self._rows_before[:-1]), device)
         self._seen: torch.Tensor | None = None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.triton_support import triton_size, why_not_triton
+from engine.triton_support import runs_triton, triton_size
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
@@ -51,7 +51,7 @@ def highest(logp: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def highest_log_probabilities(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """As `highest` of the log-softmax of float32 [n, vocab], by Triton in two launches where that serves."""
-    if scores.device.type == "cuda" and why_not_triton(scores.device) is None:
+    if runs_triton(scores.device):
         return highest_by_triton(scores, k)
     return highest(torch.log_softmax(scores, dim=-1), k)
 

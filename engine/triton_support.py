@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -27,6 +28,12 @@ def why_not_triton(device: torch.device) -> str | None:
     if not header.is_file():
         return f"Triton needs Python's C headers: {header} is missing (python3-dev has it)"
     return None
+
+
+@functools.cache
+def runs_triton(device: torch.device) -> bool:
+    """Whether it is a GPU on which Triton serves; asked once per process, since it looks through folders."""
+    return device.type == "cuda" and why_not_triton(device) is None
 
 
 def triton_size(number: int) -> int:

@@ -73,7 +73,7 @@ def states(
     ]
     by_torch = DeviceState(growths, torch.device("cpu"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_state, "grows_in_one_launch", lambda device: True)
+        patch.setattr(device_state, "runs_triton", lambda device: True)
         return by_torch, DeviceState(growths, torch.device("cpu"))
 
 
@@ -146,7 +146,7 @@ def test_drafts_are_those_of_the_host(runner: Any, data: st.DataObject, seed: in
         return highest_by_triton(scores, k)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_state, "grows_in_one_launch", lambda device: True)
+        patch.setattr(device_state, "runs_triton", lambda device: True)
         patch.setattr(next_tokens, "highest_log_probabilities", best)
         ties = near_ties(patch)
         try:

@@ -11,6 +11,7 @@ from drafters import next_tokens
 from drafters.messages import DraftItem, DraftPlan
 from drafters.model_drafter import ModelDrafter
 from engine.attention_kinds import AttentionKind
+from engine.best_tokens import highest, highest_by_triton
 from engine.devices import to_host
 from engine.flashinfer_attention import why_not_flashinfer
 from engine.loading import load_runner
@@ -108,3 +109,15 @@ def test_chains_with_flashinfer_wait_once(cuda: torch.device, monkeypatch: pytes
         pytest.skip(reason)
     # Two rows each would be captured with masks, whose planning waits.
     waits_once(drafter("flashinfer", on_device=True), 1, monkeypatch, new=1)
+
+
+@pytest.mark.parametrize("vocab", [4096, 128_256])
+def test_the_best_tokens_of_a_row(vocab: int, cuda: torch.device) -> None:
+    """By the kernel, with many ties, against torch's own top k and softmax."""
+    torch.manual_seed(0)
+    scores = (torch.randn(9, vocab, device=cuda) * 8).round() / 4
+    scores[:, ::3] = -torch.inf
+    values, tokens = highest(torch.log_softmax(scores, dim=-1), 8)
+    got_values, got_tokens = highest_by_triton(scores, 8)
+    torch.testing.assert_close(got_values, values, atol=1e-5, rtol=1e-5)
+    assert torch.equal(got_tokens, tokens)
