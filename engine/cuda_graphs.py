@@ -21,8 +21,9 @@ from engine.device_rows import DeviceRows, all_rows
 from engine.devices import overwrite, to_device
 from engine.llama_runner import LlamaRunner
 from engine.padded_segments import Shape, pad_rows, shape_of
+from engine.rectangles import key_counts
 from engine.runner import KeyTokens, ModelShape, Segment
-from engine.static_attention import MOST_COLUMNS, StaticAttention, static_attention
+from engine.static_attention import MOST_COLUMNS, MOST_READS, StaticAttention, static_attention
 
 Int32 = NDArray[np.int32]
 
@@ -146,6 +147,8 @@ class GraphedRunner:
         if len(keep) == 0 or most_rows > MOST_ROWS_EACH or columns > MOST_COLUMNS:
             return None
         attention = self._runner.attention
+        if not attention.pads_keys and sum(key_counts(segments)) > MOST_READS * attention.num_slots:
+            return None
         shape = shape_of(segments, with_keys=attention.pads_keys, is_rectangle=attention.pads_rows)
         found = self._static.get(shape)
         if found is not None or shape.num_rows > MOST_ROWS:

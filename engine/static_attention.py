@@ -17,10 +17,13 @@ from engine.padded_segments import Shape, filled
 from engine.paged_layout import paged_layout, without_mask
 from engine.rectangles import key_counts, key_slots, rectangle
 from engine.runner import KeyTokens, Segment
-from engine.triton_attention import SegmentTable, TritonAttention, TritonPlan, described, see_rows
+from engine.triton_attention import FIELDS, SegmentTable, TritonAttention, TritonPlan, described, see_rows
 
 #: Keys of a tree's mask, at most, in a fixed shape: the rows of many layers, none of them committed.
 MOST_COLUMNS = 512
+#: How often a slot may be read by a batch of fixed shape, on average over the pool: shared prefixes are read
+#: by each request that has them, but room for `max_tokens` keys of every request would be gigabytes.
+MOST_READS = 2
 
 
 class StaticAttention(Protocol):
@@ -103,7 +106,9 @@ class FlashInferStatic:
         mask_bytes = 0
         if shape.rows > 1:
             mask_bytes = shape.requests * (-(-shape.rows * max_tokens // 8))
-        self._wrapper = attention.graph_wrapper(shape.requests, shape.requests * max_tokens, mask_bytes)
+        self._wrapper = attention.graph_wrapper(
+            shape.requests, most_keys(shape, max_tokens, attention.num_slots), mask_bytes
+        )
         zero = np.zeros(0, dtype=np.int32)
         nobody = Segment(zero, zero, zero, zero)
         write = torch.full((shape.num_rows,), scratch, dtype=torch.int64, device=attention.device)
@@ -135,8 +140,10 @@ class TritonStatic:
         """Tables for `shape`; `max_tokens` bounds every request."""
         self._shape = shape
         device = attention.device
-        self._segments_and_slots = attention.shared_integers(shape.requests * (7 + max_tokens))
-        num_segments = shape.requests * 7
+        num_segments = shape.requests * FIELDS
+        self._segments_and_slots = attention.shared_integers(
+            num_segments + most_keys(shape, max_tokens, attention.num_slots)
+        )
         table = SegmentTable(
             segments=self._segments_and_slots[:num_segments],
             slots=self._segments_and_slots[num_segments:],
@@ -156,7 +163,7 @@ class TritonStatic:
         """See `StaticAttention`."""
         shape = self._shape
         table, slots, seen = described(segments)
-        everybody = np.zeros((shape.requests, 7), dtype=np.int32)
+        everybody = np.zeros((shape.requests, FIELDS), dtype=np.int32)
         everybody[: len(table)] = table
         everybody[len(table) :, 5] = -1
         values = np.concatenate([everybody.reshape(-1), slots])
@@ -166,6 +173,11 @@ class TritonStatic:
         if rows is not None:
             see_rows(self.plan.table, rows, shape.rows, in_place=True)
         return KeyTokens(len(slots), 0)
+
+
+def most_keys(shape: Shape, max_tokens: int, num_slots: int) -> int:
+    """Keys of a batch of `shape`, over all requests, at most."""
+    return min(shape.requests * max_tokens, MOST_READS * num_slots)
 
 
 def static_attention(

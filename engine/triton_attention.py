@@ -28,10 +28,10 @@ Int32 = NDArray[np.int32]
 
 #: Programs that keep a GPU of some 130 processors busy to the end, and most splits of keys for that.
 ENOUGH_PROGRAMS, MOST_SPLITS = 1056, 32
-
-
 #: Queries of a request and key head from which the largest tiles are used, for sure.
 MANY_QUERIES = 64
+#: Numbers that describe a segment to the kernels.
+FIELDS = 7
 
 
 class Tile(NamedTuple):
@@ -47,7 +47,7 @@ class SegmentTable:
     """What the kernels know of a batch.
 
     Attributes:
-        segments: int32 [segments, 7]: first batch row, rows, first of `slots`, keys, keys that all rows see,
+        segments: int32 [segments, FIELDS]: first batch row, rows, first of `slots`, keys, keys that all rows see,
             first of `seen` or -1 where rows are causal, and columns of `seen`.
         slots: int32 [keys], slots of each segment's keys in order.
         seen: uint8, per segment [rows, columns], whether a row sees a key behind those that all see.
@@ -75,12 +75,12 @@ class TritonPlan(PaddedPlan):
     @property
     def num_segments(self) -> int:
         """Segments of the batch."""
-        return len(self.table.segments) // 7
+        return len(self.table.segments) // FIELDS
 
 
 def described(segments: Sequence[Segment]) -> tuple[Int32, Int32, NDArray[np.uint8]]:
     """`SegmentTable` of a batch, on the host."""
-    table = np.empty((len(segments), 7), dtype=np.int32)
+    table = np.empty((len(segments), FIELDS), dtype=np.int32)
     row = key = bit = 0
     seen = []
     for line, segment in zip(table, segments, strict=True):
@@ -276,7 +276,7 @@ def see_rows(table: SegmentTable, rows: DeviceRows, most_rows: int, *, in_place:
         return
     visible = rows.seen[:, :most_rows]
     segments, most, columns = visible.shape
-    about = table.segments[: segments * 7].view(segments, 7)
+    about = table.segments[: segments * FIELDS].view(segments, FIELDS)
     about[:, 4].copy_(rows.committed)
     about[:, 5] = torch.arange(0, segments * most * columns, most * columns, device=about.device)
     about[:, 6].fill_(columns)

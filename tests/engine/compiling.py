@@ -57,7 +57,11 @@ def compiled(kernels: Sequence[Kernel]) -> list[Compiled]:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", _SCRIPT],
             input=json.dumps(kernels),
-            env=environment | {"TRITON_CACHE_DIR": cache, "PYTHONPATH": str(ROOT)},
+            env=environment
+            | {
+                "TRITON_CACHE_DIR": cache,
+                "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            },
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -221,6 +221,24 @@ def test_wider_masks_than_a_captured_forward_holds_go_the_ordinary_way(weights: 
         assert len(runner.shapes) == captured
 
 
+def test_batches_that_read_slots_too_often_go_the_ordinary_way(weights: LlamaWeights) -> None:
+    """Of many requests with one long prefix; the answers are the same."""
+    attention = TritonAttention(41, dtype=torch.float32, device="cpu")
+    runner, plain = GraphedRunner(LlamaRunner(weights, 41, attention), capture_at=1), LlamaRunner(weights, 40)
+    slots = np.arange(40, dtype=np.int32)
+    prefix = Segment(slots[:30], slots[:30], slots[:30], slots[:0])
+    for each in (runner, plain):
+        each.forward([prefix], all_rows([prefix]))
+    captured = len(runner.shapes)
+    for num_requests, is_captured in ((3, False), (2, True)):
+        sharing = [
+            Segment(slots[:1], slots[30:31], slots[31 + i : 32 + i], slots[:30]) for i in range(num_requests)
+        ]
+        got, expected = runner.forward(sharing, all_rows(sharing)), plain.forward(sharing, all_rows(sharing))
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+        assert (len(runner.shapes) > captured) == is_captured
+
+
 def test_kernels_are_compiled_before_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """For few queries and many, with keys split and not."""
     attention = TritonAttention(8, dtype=torch.float16, device="cpu")
