@@ -47,7 +47,7 @@ class SegmentTable:
     """What the kernels know of a batch.
 
     Attributes:
-        segments: int32 [segments, FIELDS]: first batch row, rows, first of `slots`, keys, keys that all rows see,
+        segments: int32 [segments, FIELDS]: first batch row, rows, first of `slots`, keys, keys all rows see,
             first of `seen` or -1 where rows are causal, and columns of `seen`.
         slots: int32 [keys], slots of each segment's keys in order.
         seen: uint8, per segment [rows, columns], whether a row sees a key behind those that all see.
