@@ -14,7 +14,8 @@ from drafters.device_growth import Growth
 from drafters.next_tokens import OnDevice
 from engine.device_rows import DeviceRows
 from engine.devices import to_device
-from engine.triton_support import runs_triton, triton_size
+from engine.padded_segments import power_of_two
+from engine.triton_support import runs_triton
 
 
 class DeviceState:
@@ -42,6 +43,8 @@ class DeviceState:
         if runs_triton(device):
             self._kernels = importlib.import_module("drafters.growth_kernels")
             self._first_row = to_device(torch.tensor(self._rows_before[:-1]), device)
+            above = [len(growth.above) for growth in growths]
+            self._first_own = to_device(torch.tensor(above), device)
         self._seen: torch.Tensor | None = None
         if self.width > 1:
             ends = [len(growth.above) + growth.num_layers * growth.width for growth in growths]
@@ -134,7 +137,7 @@ class DeviceState:
         if self._seen is not None:
             seen, columns = self._seen[:active], self._seen.shape[2]
         next_seen = torch.empty_like(seen)
-        choices = triton_size(num_choices)
+        choices = power_of_two(num_choices)
         kernels.grow[(active,)](
             best.values,
             best.tokens,
@@ -142,7 +145,7 @@ class DeviceState:
             self._widths,
             self.beams.least,
             self.beams.stops,
-            self._own_column[:, 0].contiguous() if self._seen is not None else self._widths,
+            self._first_own,
             layer.logp,
             layer.is_open.view(torch.uint8),
             seen.view(torch.uint8),
@@ -158,9 +161,9 @@ class DeviceState:
             num_stops,
             columns,
             CHOICES=choices,
-            CANDIDATES=choices * triton_size(width),
-            STOPS=triton_size(num_stops),
-            COLUMNS=triton_size(columns),
+            CANDIDATES=choices * power_of_two(width),
+            STOPS=power_of_two(num_stops),
+            COLUMNS=power_of_two(columns),
             HAS_SEEN=self._seen is not None,
             num_warps=4,
         )

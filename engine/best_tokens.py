@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.triton_support import runs_triton, triton_size
+from engine.padded_segments import power_of_two
+from engine.triton_support import runs_triton
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
@@ -80,8 +81,8 @@ def highest_by_triton(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch
         token,
         blocks,
         k,
-        BLOCKS=triton_size(blocks),
-        CANDIDATES=triton_size(blocks * k),
+        BLOCKS=power_of_two(blocks),
+        CANDIDATES=power_of_two(blocks * k),
         num_warps=4,
     )
     return best, token

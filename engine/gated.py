@@ -11,25 +11,16 @@ import torch.nn.functional as F
 _BLOCK = 1024
 
 
-class Gate:
-    """[rows, units] of gates and what they gate, [rows, 2 * units], gates first."""
-
-    def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """May overwrite `gate_up`."""
-        gate, up = gate_up.chunk(2, dim=1)
-        return F.silu(gate).mul_(up)
+def gate(gate_up: torch.Tensor) -> torch.Tensor:
+    """[rows, units] of gates and what they gate, [rows, 2 * units], gates first; may overwrite it."""
+    gates, up = gate_up.chunk(2, dim=1)
+    return F.silu(gates).mul_(up)
 
 
-class TritonGate(Gate):
-    """The same in one launch, and rounded once."""
-
-    def __init__(self) -> None:
-        """Where Triton can serve, see `engine.triton_support.why_not_triton`."""
-        self._kernels: Any = importlib.import_module("engine.triton_kernels")
-
-    def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """See `Gate`."""
-        rows, units = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty(rows, units, dtype=gate_up.dtype, device=gate_up.device)
-        self._kernels.gate[rows, -(-units // _BLOCK)](gate_up, out, units, BLOCK=_BLOCK, num_warps=4)
-        return out
+def gate_by_triton(gate_up: torch.Tensor) -> torch.Tensor:
+    """`gate` in one launch, and rounded once, where Triton can serve (`engine.triton_support`)."""
+    kernels: Any = importlib.import_module("engine.triton_kernels")
+    rows, units = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(rows, units, dtype=gate_up.dtype, device=gate_up.device)
+    kernels.gate[rows, -(-units // _BLOCK)](gate_up, out, units, BLOCK=_BLOCK, num_warps=4)
+    return out

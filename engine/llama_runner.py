@@ -13,7 +13,7 @@ from engine.attention import PaddedAttention, PaddedPlan
 from engine.attention_kinds import AttentionKind, make_attention
 from engine.device_rows import DeviceRows
 from engine.devices import to_device
-from engine.gated import Gate, TritonGate
+from engine.gated import gate, gate_by_triton
 from engine.linear import Linear
 from engine.llama_weights import LlamaWeights
 from engine.runner import KeyTokens, ModelShape, Segment
@@ -47,7 +47,7 @@ class LlamaRunner:
                 attention, num_slots, dtype=weights.dtype, device=weights.device, head_dim=weights.head_dim
             )
         self._attention = attention
-        self._gated = TritonGate() if isinstance(attention, TritonAttention) else Gate()
+        self._gated = gate_by_triton if isinstance(attention, TritonAttention) else gate
         self._key_tokens = KeyTokens(0, 0)
         for layer in range(len(weights.layers)):
             self._attention.allocate(layer, weights.kv_heads, weights.head_dim, weights.head_dim)

@@ -40,14 +40,15 @@ class Shape(NamedTuple):
         return self.tokens or self.requests * self.rows
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
+    """The next one."""
     return 1 << (number - 1).bit_length()
 
 
 def rounded(number: int) -> int:
     """The next of 1, 2, 4, 8, then multiples of 8 up to 64, then of 32."""
     if number <= 8:
-        return _power_of_two(number)
+        return power_of_two(number)
     step = 8 if number <= 64 else 32
     return -(-number // step) * step
 
@@ -67,12 +68,10 @@ def shape_of(segments: Sequence[Segment], *, with_keys: bool, is_rectangle: bool
     """
     counts = [len(segment.slots) for segment in segments]
     keys = max(len(segment.past) + len(segment.slots) for segment in segments)
-    with_keys_of = rounded_keys(keys) if with_keys else 0
+    padded_keys = rounded_keys(keys) if with_keys else 0
     if is_rectangle:
-        return Shape(rounded(len(segments)), rounded(max(counts)), with_keys_of)
-    return Shape(
-        _power_of_two(len(segments)), _power_of_two(max(counts)), with_keys_of, tokens=rounded(sum(counts))
-    )
+        return Shape(rounded(len(segments)), rounded(max(counts)), padded_keys)
+    return Shape(power_of_two(len(segments)), power_of_two(max(counts)), padded_keys, rounded(sum(counts)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

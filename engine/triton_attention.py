@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from engine.attention import PaddedAttention, PaddedPlan
 from engine.device_rows import DeviceRows
 from engine.devices import to_device
+from engine.padded_segments import power_of_two
 from engine.rectangles import key_counts
 from engine.runner import KeyTokens, Segment
-from engine.triton_support import triton_size, why_not_triton
+from engine.triton_support import why_not_triton
 
 Int32 = NDArray[np.int32]
 
@@ -180,7 +181,7 @@ class TritonAttention(PaddedAttention):
             HEADS=heads,
             KV_HEADS=kv_heads,
             DIM=dim,
-            HALF_BLOCK=triton_size(dim // 2),
+            HALF_BLOCK=power_of_two(dim // 2),
             num_warps=1,
         )
 
@@ -240,8 +241,8 @@ class TritonAttention(PaddedAttention):
             SHARED=heads // kv_heads,
             K_DIM=k_dim,
             V_DIM=v_dim,
-            K_BLOCK=max(16, triton_size(k_dim)),
-            V_BLOCK=max(16, triton_size(v_dim)),
+            K_BLOCK=max(16, power_of_two(k_dim)),
+            V_BLOCK=max(16, power_of_two(v_dim)),
             QUERIES=tile.queries,
             KEYS=tile.keys,
             IS_SPLIT=splits > 1,
@@ -256,7 +257,7 @@ class TritonAttention(PaddedAttention):
                 rows * heads,
                 splits,
                 V_DIM=v_dim,
-                V_BLOCK=triton_size(v_dim),
+                V_BLOCK=power_of_two(v_dim),
                 SPLITS=MOST_SPLITS,
                 num_warps=4,
             )

@@ -1,4 +1,4 @@
-"""Whether Triton can serve here, and the sizes its programs have."""
+"""Whether Triton can serve here."""
 
 from __future__ import annotations
 
@@ -34,8 +34,3 @@ def why_not_triton(device: torch.device) -> str | None:
 def runs_triton(device: torch.device) -> bool:
     """Whether it is a GPU on which Triton serves; asked once per process, since it looks through folders."""
     return device.type == "cuda" and why_not_triton(device) is None
-
-
-def triton_size(number: int) -> int:
-    """The next power of two: what a program of Triton may have of anything."""
-    return 1 << (number - 1).bit_length()

@@ -47,25 +47,18 @@ def described(
     return known, blank, DeviceRows(tokens, committed_keys, None if is_chain else torch.from_numpy(seen))
 
 
-@pytest.mark.parametrize("is_graphed", [False, True])
-@settings(max_examples=40, deadline=None)
-@given(
-    shapes=st.lists(
-        st.tuples(st.integers(1, 20), st.integers(0, 8), st.integers(1, 6)), min_size=1, max_size=5
-    ),
-    is_chain=st.booleans(),
-    seed=st.integers(0, 1000),
-)
-def test_rows_of_the_device_are_forwarded_as_those_of_the_host(
-    weights: LlamaWeights, is_graphed: bool, shapes: list[tuple[int, int, int]], is_chain: bool, seed: int
+def assert_rows_are_forwarded(
+    runner: LlamaRunner | GraphedRunner,
+    weights: LlamaWeights,
+    shapes: list[tuple[int, int, int]],
+    is_chain: bool,
+    seed: int,
 ) -> None:
+    """By `runner`, described on the device, as by a plain one that the host tells everything."""
     rng = np.random.default_rng(seed)
     if is_chain:
         shapes = [(committed, earlier, 1) for committed, earlier, _ in shapes]
     plain = LlamaRunner(weights, SLOTS)
-    runner: LlamaRunner | GraphedRunner = LlamaRunner(weights, SLOTS)
-    if is_graphed:
-        runner = GraphedRunner(LlamaRunner(weights, SLOTS + 1), capture_at=1)
     known, blank, rows = described(rng, shapes, is_chain)
     # Past keys that are no zeros, in both.
     for segment in known:
@@ -81,6 +74,24 @@ def test_rows_of_the_device_are_forwarded_as_those_of_the_host(
         got = runner.forward_rows(blank, rows)
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
     assert runner.key_tokens.real == plain.key_tokens.real
+
+
+@pytest.mark.parametrize("is_graphed", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(
+    shapes=st.lists(
+        st.tuples(st.integers(1, 20), st.integers(0, 8), st.integers(1, 6)), min_size=1, max_size=5
+    ),
+    is_chain=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_rows_of_the_device_are_forwarded_as_those_of_the_host(
+    weights: LlamaWeights, is_graphed: bool, shapes: list[tuple[int, int, int]], is_chain: bool, seed: int
+) -> None:
+    runner: LlamaRunner | GraphedRunner = LlamaRunner(weights, SLOTS)
+    if is_graphed:
+        runner = GraphedRunner(LlamaRunner(weights, SLOTS + 1), capture_at=1)
+    assert_rows_are_forwarded(runner, weights, shapes, is_chain, seed)
 
 
 def test_a_runner_of_transformers_takes_no_rows() -> None:

@@ -15,7 +15,7 @@ from engine.attention import PaddedAttention
 from engine.attention_kinds import attention_of_drafter, make_attention
 from engine.cuda_graphs import GraphedRunner
 from engine.device_rows import all_rows
-from engine.gated import Gate, TritonGate
+from engine.gated import gate, gate_by_triton
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
 from engine.runner import Segment
@@ -25,7 +25,7 @@ from engine.triton_support import why_not_triton
 from tests.engine import tiny_models
 from tests.engine.compiling import Kernel, compiled
 from tests.engine.test_attention import dense, random_segment
-from tests.engine.test_device_rows import described as rows_of
+from tests.engine.test_device_rows import assert_rows_are_forwarded
 from tests.engine.test_static_forwards import batch
 
 pytest.importorskip("triton")
@@ -147,10 +147,10 @@ def test_heads_are_rotated_and_stored(dim: int, dtype: torch.dtype) -> None:
 def test_gates(units: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     gate_up = (torch.randn(3, 2 * units) * 3).to(dtype)
-    got = TritonGate()(gate_up)
+    got = gate_by_triton(gate_up)
     assert got.shape == (3, units)
     tolerance = 1e-6 if dtype == torch.float32 else 5e-3
-    torch.testing.assert_close(got, Gate()(gate_up), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(got, gate(gate_up), atol=tolerance, rtol=tolerance)
 
 
 @few
@@ -189,26 +189,11 @@ def test_rows_of_the_device_are_forwarded_as_those_of_the_host(
     is_chain: bool,
     seed: int,
 ) -> None:
-    rng = np.random.default_rng(seed)
-    if is_chain:
-        shapes = [(committed, earlier, 1) for committed, earlier, _ in shapes]
-    plain = LlamaRunner(weights, SLOTS)
     attention = TritonAttention(SLOTS + 1, dtype=torch.float32, device="cpu")
-    runner: LlamaRunner | GraphedRunner = LlamaRunner(weights, SLOTS + 1, attention)
-    if is_graphed:
-        assert isinstance(runner, LlamaRunner)
-        runner = GraphedRunner(runner, capture_at=1)
-    assert runner.takes_trees
-    known, blank, rows = rows_of(rng, shapes, is_chain)
-    for segment in known:
-        past = segment.past
-        tokens = rng.integers(0, tiny_models.VOCABULARY, len(past)).astype(np.int32)
-        earlier = Segment(tokens, np.arange(len(past), dtype=np.int32), past, past[:0])
-        for each in (plain, runner):
-            each.forward([earlier], all_rows([earlier]))
-    expected = plain.forward(known, all_rows(known))
-    for _ in range(2):
-        torch.testing.assert_close(runner.forward_rows(blank, rows), expected, atol=1e-4, rtol=1e-4)
+    runner = LlamaRunner(weights, SLOTS + 1, attention)
+    assert_rows_are_forwarded(
+        GraphedRunner(runner, capture_at=1) if is_graphed else runner, weights, shapes, is_chain, seed
+    )
 
 
 def test_wider_masks_than_a_captured_forward_holds_go_the_ordinary_way(weights: LlamaWeights) -> None:
