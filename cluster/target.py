@@ -82,7 +82,9 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
     if config.heads is not None:
         heads = load_heads(model_directory(config.heads), runner, model_directory(config.path))
     grammars = Grammars.of_model(model_directory(config.path), runner.shape.vocab_size)
-    verifier = Verifier(runner, prefix_sharing=config.prefix_sharing, heads=heads, grammars=grammars)
+    verifier = Verifier(
+        runner, prefix_sharing=config.prefix_sharing, heads=heads, grammars=grammars, device=device
+    )
     return Target(runner, verifier, heads, device, num_ranks=rank.world_size if rank is not None else 1)
 
 

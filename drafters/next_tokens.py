@@ -26,6 +26,7 @@ from engine.devices import to_device, to_host
 from engine.noise import gumbel_noise
 from engine.runner import ModelRunner, Segment
 from engine.sampling import Row, processed_logits
+from engine.triton_support import runs_triton
 
 Int32 = NDArray[np.int32]
 Values = list[list[float]]
@@ -165,8 +166,10 @@ def _scores(
 
 
 def _perturbed(logits: torch.Tensor, rankings: Sequence[Ranking], *, may_wait: bool) -> torch.Tensor:
-    """As `engine.sampling.perturbed_scores`, with the noise that is at hand."""
+    """As `engine.sampling.perturbed_scores`, but for a constant per row, with the noise that is at hand."""
     rows = [ranking.row for ranking in rankings]
+    if runs_triton(logits.device):
+        return processed_logits(logits, rows, perturbed=True)
     scores = processed_logits(logits, rows, may_wait=may_wait).log_softmax(dim=-1)
     sampled = [i for i, ranking in enumerate(rankings) if not ranking.row.params.is_greedy]
     if not sampled:

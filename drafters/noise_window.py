@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from engine.noise import gumbel_noise
+from engine.triton_support import runs_triton
 
 _KEEP_UP_TO_VOCABULARY = 32768  # a larger one's rows weigh more than they save: 0.5 MB each at 128k
 
@@ -34,7 +35,12 @@ class NoiseWindow:
 def move_windows(
     windows: Sequence[tuple[NoiseWindow, Iterable[int]]], vocab_size: int, device: torch.device
 ) -> None:
-    """Make each window hold exactly the given output positions, computing what is new in one go."""
+    """Make each window hold exactly the given output positions, computing what is new in one go.
+
+    None where Triton adds the noise to the scores: that costs less than to read it.
+    """
+    if runs_triton(device):
+        return
     missing: list[tuple[NoiseWindow, int]] = []
     for window, positions in windows:
         old = window.rows

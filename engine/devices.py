@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 
+CPU = torch.device("cpu")
+
 
 class DeviceUnavailable(Exception):
     """A device was asked for that this process does not have; the message says what to do."""
@@ -68,25 +70,46 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+class Stopwatch:
+    """Times what is launched on a device between two moments, without waiting for it.
+
+    On a GPU from event to event on the current stream; on a CPU, where nothing runs behind, by the clock.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Start now."""
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if device.type == "cuda":
+            self._events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            self._events[0].record()
+        self._started = self._stopped = time.perf_counter()
+
+    def stop(self) -> None:
+        """End now."""
+        if self._events is not None:
+            self._events[1].record()
+        self._stopped = time.perf_counter()
+
+    def seconds(self) -> float:
+        """Between the two; on a GPU, waits until what came before the second is done."""
+        if self._events is None:
+            return self._stopped - self._started
+        self._events[1].synchronize()
+        return float(self._events[0].elapsed_time(self._events[1])) / 1e3
+
+
 def seconds_of(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
     """Run something once: seconds until it was done, and seconds the device took for it.
 
-    On a GPU the second is between two events on the current stream, without what the host did before its
-    first kernel; on a CPU both are the same.
+    On a GPU the second is without what the host did before its first kernel; on a CPU both are the same.
     """
-    if device.type != "cuda":
-        start = time.perf_counter()
-        run()
-        seconds = time.perf_counter() - start
-        return seconds, seconds
-    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize(device)
+    synchronize(device)
     start = time.perf_counter()
-    first.record(torch.cuda.current_stream(device))
+    watch = Stopwatch(device)
     run()
-    last.record(torch.cuda.current_stream(device))
-    last.synchronize()
-    return time.perf_counter() - start, first.elapsed_time(last) / 1e3
+    watch.stop()
+    on_device = watch.seconds()
+    return (time.perf_counter() - start, on_device) if device.type == "cuda" else (on_device, on_device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from engine.devices import to_device
+from engine.triton_sampling import gumbel_by_triton
+from engine.triton_support import runs_triton
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -86,5 +88,8 @@ def gumbel_noise(
 
     Args: as `uniform_noise`.
     """
+    device = torch.device(device)
+    if runs_triton(device):
+        return gumbel_by_triton(seeds, positions, vocab_size, device)
     uniform = uniform_noise(seeds, positions, vocab_size, device=device)
     return uniform.log_().neg_().log_().neg_().float()

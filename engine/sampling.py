@@ -18,10 +18,13 @@ import torch
 from numpy.typing import NDArray
 
 from engine.barring import allow_only_, bar_, ends_of_bad_words
-from engine.devices import to_device
+from engine.best_tokens import highest_by_triton
+from engine.devices import to_device, to_host
 from engine.noise import gumbel_noise
 from engine.sampling_params import SamplingParams
 from engine.token_masks import mask_out_
+from engine.triton_sampling import shape_by_triton
+from engine.triton_support import runs_triton
 from engine.truncation import min_p_, top_k_, top_p_
 
 _Number = TypeVar("_Number", int, float)
@@ -103,7 +106,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Outcome of `decide`.
+    """Outcome of `decide`, where the logits are.
 
     Attributes:
         tokens: int64 [n], the chosen token of each row.
@@ -112,6 +115,14 @@ class Decision:
 
     tokens: torch.Tensor
     gap: torch.Tensor
+
+    def fetch(self) -> tuple[list[int], list[float]]:
+        """Tokens and gaps on the host, which waits for the device once."""
+        if self.tokens.device.type != "cpu":
+            # Token ids and float32 are exact in float64.
+            tokens, gap = to_host(torch.stack((self.tokens.double(), self.gap.double())))
+            return tokens.long().tolist(), gap.tolist()
+        return self.tokens.tolist(), self.gap.tolist()
 
 
 def perturbed_scores(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
@@ -127,8 +138,8 @@ def perturbed_scores(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     Returns:
         float32 [n, vocab].
     """
-    sampled = _where(rows, lambda row: not row.params.is_greedy)
-    return _add_noise(_process(logits, rows, sampled).log_softmax(-1), rows, sampled)
+    scores = processed_logits(logits, rows).log_softmax(-1)
+    return _add_noise(scores, rows, _sampled(rows))
 
 
 def decide(logits: torch.Tensor, rows: Sequence[Row]) -> Decision:
@@ -140,9 +151,11 @@ def decide(logits: torch.Tensor, rows: Sequence[Row]) -> Decision:
         logits: float32 [n, vocab], raw; left unchanged.
         rows: n descriptions.
     """
-    sampled = _where(rows, lambda row: not row.params.is_greedy)
     with torch.inference_mode():
-        scores = _add_noise(_process(logits, rows, sampled), rows, sampled)
+        scores = processed_logits(logits, rows, perturbed=True)
+        if runs_triton(logits.device):
+            values, best_two = highest_by_triton(scores, 2)
+            return Decision(tokens=best_two[:, 0], gap=values[:, 0] - values[:, 1])
         best, tokens = scores.max(dim=-1, keepdim=True)
         # Knock the winner out to find the runner-up: cheaper than topk(2).
         scores.scatter_(1, tokens, -math.inf)
@@ -152,31 +165,48 @@ def decide(logits: torch.Tensor, rows: Sequence[Row]) -> Decision:
     return Decision(tokens=tokens[:, 0], gap=(best - second)[:, 0])
 
 
-def processed_logits(logits: torch.Tensor, rows: Sequence[Row], *, may_wait: bool = True) -> torch.Tensor:
-    """Logits after every operation but the noise, float32 [n, vocab]; excluded tokens are -inf.
+def processed_logits(
+    logits: torch.Tensor, rows: Sequence[Row], *, perturbed: bool = False, may_wait: bool = True
+) -> torch.Tensor:
+    """Logits after every operation, float32 [n, vocab]; excluded tokens are -inf.
 
-    May return `logits` itself when there is nothing to do. Unless it `may_wait`, the host does not wait for
-    the device (rows with a grammar's mask apart), which makes `top_p` dearer.
+    May return `logits` itself when there is nothing to do.
+
+    Args:
+        logits: float32 [n, vocab], raw; left unchanged.
+        rows: n descriptions.
+        perturbed: add the noise of the rows that are not greedy.
+        may_wait: whether the host may wait for the device. If not, `top_p` is dearer where there is no
+            Triton.
     """
-    sampled = _where(rows, lambda row: not row.params.is_greedy)
-    return _process(logits, rows, sampled, may_wait=may_wait)
+    if len(rows) != len(logits):
+        raise ValueError(f"{len(logits)} rows of logits but {len(rows)} descriptions")
+    sampled = _sampled(rows)
+    if sampled and runs_triton(logits.device):
+        work = _adjusted(logits, rows)
+        params, positions = [row.params for row in rows], [row.position for row in rows]
+        return shape_by_triton(work, params, positions, perturbed=perturbed, in_place=work is not logits)
+    work = _adjusted(logits, rows, copies=bool(sampled))
+    if sampled:
+        _truncate(work, rows, sampled, may_wait=may_wait)
+    return _add_noise(work, rows, sampled) if perturbed else work
 
 
 def _where(rows: Sequence[Row], needs: Callable[[Row], bool]) -> list[int]:
     return [i for i, row in enumerate(rows) if needs(row)]
 
 
-def _process(
-    logits: torch.Tensor, rows: Sequence[Row], sampled: list[int], *, may_wait: bool = True
-) -> torch.Tensor:
-    """All operations, each on the rows that ask for it; a copy unless nothing applies."""
-    if len(rows) != len(logits):
-        raise ValueError(f"{len(logits)} rows of logits but {len(rows)} descriptions")
+def _sampled(rows: Sequence[Row]) -> list[int]:
+    return _where(rows, lambda row: not row.params.is_greedy)
+
+
+def _adjusted(logits: torch.Tensor, rows: Sequence[Row], *, copies: bool = False) -> torch.Tensor:
+    """What comes before the temperature, each on the rows that ask for it; a copy unless nothing applies."""
     masked = {i: row.allowed for i, row in enumerate(rows) if row.allowed is not None}
     barred = _where(rows, lambda row: bool(row.params.allowed_token_ids or row.params.bad_words))
     shifted = _where(rows, lambda row: bool(row.params.logit_bias) or row.position < row.params.min_tokens)
     penalized = _where(rows, lambda row: row.params.has_penalties)
-    if not (sampled or masked or barred or shifted or penalized):
+    if not (copies or masked or barred or shifted or penalized):
         return logits
     work = logits.clone()
     if masked:
@@ -187,8 +217,6 @@ def _process(
         _mask_and_bias(work, rows, shifted)
     if penalized:
         _penalize(work, rows, penalized)
-    if sampled:
-        _truncate(work, rows, sampled, may_wait=may_wait)
     return work
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.devices import to_device
+
 
 def mask_out_(work: torch.Tensor, which: Sequence[int], masks: Sequence[NDArray[np.int32]]) -> None:
     """Tokens not allowed to -inf, in place.
@@ -21,7 +23,7 @@ def mask_out_(work: torch.Tensor, which: Sequence[int], masks: Sequence[NDArray[
     n, vocab = len(which), work.shape[1]
     words = np.stack(masks)
     if work.is_cuda:  # an eighth of the bytes to send
-        packed = torch.from_numpy(words).to(work.device)
+        packed = to_device(torch.from_numpy(words), work.device)
         shifts = torch.arange(32, dtype=torch.int32, device=work.device)
         bits = ((packed.unsqueeze(-1) >> shifts) & 1).view(n, -1)[:, :vocab].bool()
     else:
@@ -32,5 +34,5 @@ def mask_out_(work: torch.Tensor, which: Sequence[int], masks: Sequence[NDArray[
     if n == len(work):
         work.masked_fill_(~bits, -math.inf)
     else:
-        rows = torch.tensor(which, device=work.device)
+        rows = to_device(torch.tensor(which), work.device)
         work.index_copy_(0, rows, work[rows].masked_fill_(~bits, -math.inf))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.devices import synchronize
+from engine.devices import CPU, Stopwatch
 from engine.grammar import GrammarError, Grammars
 from engine.heads import DecodingHeads
 from engine.logprobs import raw_logprobs
@@ -55,9 +55,14 @@ class Verifier:
         prefix_sharing: bool = True,
         heads: DecodingHeads | None = None,
         grammars: Grammars | None = None,
+        device: torch.device = CPU,
     ) -> None:
-        """Serve with the model of `runner`, the decoding `heads` on it if there are any, and `grammars`."""
+        """Serve with the model of `runner`, the decoding `heads` on it if there are any, and `grammars`.
+
+        `device` is where the runner's logits are.
+        """
         self._runner = runner
+        self._device = device
         self._heads = heads
         self._table = RequestTable(
             runner.shape, runner.num_slots, prefix_sharing=prefix_sharing, grammars=grammars
@@ -126,9 +131,10 @@ class Verifier:
         keys = KeyTokens(0, 0)
         if planned:
             try:
-                logits, prompt_logits, forward_seconds = self._forward(planned)
+                logits, prompt_logits, forward = self._forward(planned)
                 prompt_logprobs = _prompt_logprobs(planned, prompt_logits)
                 decided = self._with_proposals(planned, self._decide(planned, logits))
+                forward_seconds = forward.seconds()
             except BaseException:
                 for p in planned:
                     self._table.abandon(p)
@@ -163,8 +169,11 @@ class Verifier:
             digest=_digest(verdicts),
         )
 
-    def _forward(self, planned: Sequence[Planned]) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """Logits of all decided rows, of the prompts' rows that were asked for, and the seconds it took."""
+    def _forward(self, planned: Sequence[Planned]) -> tuple[torch.Tensor, torch.Tensor, Stopwatch]:
+        """Logits of all decided rows, of the prompts' rows that were asked for, and how long it took.
+
+        A GPU has only been told to compute them: what they decide is launched meanwhile.
+        """
         keep: list[Int32] = []
         prompts: list[Int32] = []
         row = 0
@@ -177,13 +186,13 @@ class Verifier:
             row = end
         num_decided = sum(map(len, keep))
         keep += prompts
-        start = time.perf_counter()
+        watch = Stopwatch(self._device)
         logits = self._runner.forward(
             [p.segment for p in planned],
             np.concatenate(keep) if keep else np.empty(0, dtype=np.int32),
         )
-        synchronize(logits.device)
-        return logits[:num_decided], logits[num_decided:], time.perf_counter() - start
+        watch.stop()
+        return logits[:num_decided], logits[num_decided:], watch
 
     def _decide(self, planned: Sequence[Planned], logits: torch.Tensor) -> list[_Decided]:
         """What became of each planned item."""
@@ -198,9 +207,7 @@ class Verifier:
         tokens: list[int] = []
         gaps: list[float] = []
         if rows:
-            decision = decide(logits, rows)
-            tokens = decision.tokens.tolist()
-            gaps = decision.gap.tolist()
+            tokens, gaps = decide(logits, rows).fetch()
         decided: list[_Decided] = []
         first = 0
         for p in planned:

@@ -1,23 +1,23 @@
-"""Tests that need a GPU: skipped without one. `scripts/gpu_session.sh` runs them on one (docs/gpu.md)."""
+"""Tests that need a GPU; without one they run on an emulated device (docs/gpu.md)."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-HERE = Path(__file__).parent
+from tests.emulated_cuda import emulated_cuda
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks them, and skips them where there is no GPU."""
-    for item in items:
-        if HERE not in item.path.parents:
-            continue
-        item.add_marker(pytest.mark.gpu)
-        if not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="CUDA is not available"))
+@pytest.fixture(scope="module", autouse=True)
+def emulation() -> Iterator[None]:
+    """Of a GPU where there is none."""
+    if torch.cuda.is_available():
+        yield
+        return
+    with emulated_cuda():
+        yield
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def test_outputs_are_the_targets_own(graphs: bool) -> None:
     raw: dict[str, Any] = demo_config().model_dump()
     for part in (raw["target"], *raw["drafters"]):
         if "device" in part:
-            part |= {"num_slots": 4096, "cuda_graphs": graphs}
+            part |= {"num_slots": 4096, "cuda_graphs": graphs, "attention": "padded"}
     engine = LocalEngine(FlotillaConfig.model_validate(raw))
     assert engine.target.device == resolve_device("cuda")
     reference = Reference(str(model_directory(raw["target"]["path"])))

@@ -1,0 +1,95 @@
+"""Temperature, truncation and Gumbel noise on a GPU, by Triton, in two launches whatever the rows ask for.
+
+Torch takes some ninety for it, half of them to compute Philox's words with 64-bit integers, whose traffic
+exceeds that of a verification of as many rows; and it waits for the device to see how large a nucleus is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.devices import to_device
+from engine.sampling_params import SamplingParams
+
+#: Tokens that a program handles at a time; Philox makes four at once.
+_TOKENS = 2048
+_MASK64 = (1 << 64) - 1
+
+
+def gumbel_by_triton(
+    seeds: Sequence[int], positions: Sequence[int], vocab_size: int, device: torch.device
+) -> torch.Tensor:
+    """As `engine.noise.gumbel_noise`, in one launch."""
+    kernels: Any = importlib.import_module("engine.sampling_kernels")
+    out = torch.empty(len(seeds), vocab_size, dtype=torch.float32, device=device)
+    words = np.array([positions, [seed & _MASK64 for seed in seeds]], dtype=np.uint64)
+    about = to_device(torch.from_numpy(words.view(np.int64)), device)
+    kernels.gumbel[len(seeds), -(-vocab_size // _TOKENS)](
+        out, about[0], about[1], vocab_size, TOKENS=_TOKENS, num_warps=8
+    )
+    return out
+
+
+def shape_by_triton(
+    scores: torch.Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    *,
+    perturbed: bool,
+    in_place: bool = False,
+) -> torch.Tensor:
+    """Temperature, min_p, top_k and top_p of the rows that are sampled, and their noise.
+
+    The highest score of a row becomes 0 before the noise. Greedy rows stay as they are. Does not wait for
+    the device.
+
+    Args:
+        scores: float32 [n, vocab], logits after everything else that is done to them.
+        params: n, of the rows.
+        positions: n output positions, for the noise.
+        perturbed: add the noise.
+        in_place: overwrite `scores`.
+
+    Returns:
+        float32 [n, vocab]; tokens that were cut are -inf.
+    """
+    kernels: Any = importlib.import_module("engine.sampling_kernels")
+    scores = scores.contiguous()
+    rows, vocab = scores.shape
+    table = to_device(torch.from_numpy(_described(params, positions, vocab)), scores.device)
+    keys = torch.empty(rows, dtype=torch.int32, device=scores.device)
+    out = scores if in_place else torch.empty_like(scores)
+    kernels.scale_and_find_cuts[(rows,)](scores, out, table, keys, vocab, TOKENS=_TOKENS, num_warps=8)
+    kernels.cut_and_perturb[rows, -(-vocab // _TOKENS)](
+        scores,
+        out,
+        table,
+        table.view(torch.int64),
+        keys,
+        vocab,
+        IS_PERTURBED=perturbed,
+        TOKENS=_TOKENS,
+        num_warps=8,
+    )
+    return out
+
+
+def _described(
+    params: Sequence[SamplingParams], positions: Sequence[int], vocab: int
+) -> np.ndarray[Any, Any]:
+    """int32 [n, 8], the table of `engine.sampling_kernels`."""
+    table = np.zeros((len(params), 8), dtype=np.int32)
+    table.view(np.uint64)[:, 0] = [one.seed & _MASK64 for one in params]
+    table.view(np.uint32)[:, 2] = positions
+    table[:, 3] = [one.top_k if 0 < one.top_k < vocab else 0 for one in params]
+    numbers = table.view(np.float32)
+    numbers[:, 4] = [0.0 if one.is_greedy else one.temperature for one in params]
+    numbers[:, 5] = [abs(math.log(one.min_p)) if one.min_p > 0.0 else math.inf for one in params]
+    numbers[:, 6] = [one.top_p for one in params]
+    return table
