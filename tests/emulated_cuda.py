@@ -29,6 +29,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+IS_NEEDED = not torch.cuda.is_available()
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 MEMORY = 4 << 30
@@ -112,12 +113,17 @@ class Emulation(TorchDispatchMode):
         self.waits.append(what)
 
     def launch(self, name: str, run: Callable[[], Any]) -> Any:
-        """Do something on the device, and remember it if it is captured."""
+        """Do something on the device."""
         out = run()
-        self.launches.append(name)
-        if self.graph is not None:
-            self.graph.steps.append((run, [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]))
+        self.launched(name, run, out)
         return out
+
+    def launched(self, name: str, run: Callable[[], Any], out: Any) -> None:
+        """Count what was done, or remember it if it is captured."""
+        if self.graph is None:
+            self.launches.append(name)
+        else:
+            self.graph.steps.append((run, [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See the class."""
@@ -203,7 +209,14 @@ class Emulation(TorchDispatchMode):
         def run() -> Any:
             return func(*tree_map(_host, args), **tree_map(_host, kwargs))
 
-        out = self.launch(name, run)
+        if name.startswith(("empty", "new_empty")):
+            out = run()
+        elif func._schema.is_mutable:
+            out = self.launch(name, run)
+        else:
+            out = run()
+            if not _pointers(out) <= _pointers(tree_map(_host, (args, kwargs))):  # else a view
+                self.launched(name, run, out)
 
         def wrap(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -211,6 +224,10 @@ class Emulation(TorchDispatchMode):
             return wrapped[id(value)] if id(value) in wrapped else DeviceTensor(value)
 
         return tree_map(wrap, out)
+
+
+def _pointers(tree: Any) -> set[int]:
+    return {t.untyped_storage().data_ptr() for t in tree_leaves(tree) if isinstance(t, torch.Tensor)}
 
 
 def _clone_of_scalars(value: Any) -> Any:
@@ -223,12 +240,14 @@ def _clone_of_scalars(value: Any) -> Any:
 class EmulatedGraph:
     """Stands in for `torch.cuda.CUDAGraph`."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Emulation) -> None:
         """Empty."""
+        self.device = device
         self.steps: list[tuple[Callable[[], Any], list[torch.Tensor]]] = []
 
     def replay(self) -> None:
         """Do the captured operations again; what they return goes where it went at the capture."""
+        self.device.launches.append("replay")
         for run, first in self.steps:
             again = [t for t in tree_leaves(run()) if isinstance(t, torch.Tensor)]
             for old, new in zip(first, again, strict=True):
@@ -295,7 +314,7 @@ def emulated_cuda() -> Iterator[Emulation]:
         "Stream": lambda *args, **options: stream,
         "stream": lambda of: contextlib.nullcontext(),
         "Event": Event,
-        "CUDAGraph": EmulatedGraph,
+        "CUDAGraph": lambda: EmulatedGraph(device),
         "graph": capture,
         "graph_pool_handle": lambda: (0, 0),
         "set_sync_debug_mode": debug,

@@ -1,19 +1,22 @@
-"""Tests that need a GPU; without one they run on an emulated device (docs/gpu.md)."""
+"""Tests of what GPUs do. Where there is none they run on an emulated one, with less of everything."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from tests.emulated_cuda import emulated_cuda
+from cluster.model_paths import model_directory
+from tests.emulated_cuda import IS_NEEDED, emulated_cuda
+from tests.engine import tiny_models
 
 
 @pytest.fixture(scope="module", autouse=True)
 def emulation() -> Iterator[None]:
-    """Of a GPU where there is none."""
-    if torch.cuda.is_available():
+    """Of a GPU, where there is none."""
+    if not IS_NEEDED:
         yield
         return
     with emulated_cuda():
@@ -23,3 +26,19 @@ def emulation() -> Iterator[None]:
 @pytest.fixture
 def cuda() -> torch.device:
     return torch.device("cuda", 0)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo family's target; emulated, where Triton's kernels are interpreted, a tiny model."""
+    if not IS_NEEDED:
+        return model_directory("zoo:target-8x384")
+    return tiny_models.write("llama_odd", tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of its drafters, or the tiny model."""
+    if not IS_NEEDED:
+        return model_directory("zoo:drafter-general-2x192")
+    return tiny_models.write("llama_odd", tmp_path_factory.mktemp("drafter"))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.model_paths import model_directory
 from engine.attention import PaddedAttention
 from engine.attention_kinds import AttentionKind, make_attention
 from engine.cuda_graphs import GraphedRunner
@@ -20,15 +19,14 @@ from engine.llama_weights import LlamaWeights, load_llama_weights
 from engine.loading import RunnerKind, load_runner
 from engine.noise import gumbel_noise, uniform_noise
 from engine.runner import Segment
+from tests import emulated_cuda
 from tests.engine import tiny_models
 from tests.engine.test_runners import logits_of
 from tests.engine.test_static_forwards import batch
 
-TARGET = "zoo:target-8x384"
-
-
-def directories(tmp_path: Path) -> list[Path]:
-    return [model_directory(TARGET), tiny_models.write("qwen3", tmp_path)]
+only_on_gpus = pytest.mark.skipif(
+    emulated_cuda.IS_NEEDED, reason="needs a GPU: the emulated one does not have what is tested"
+)
 
 
 def test_noise_is_the_same_on_both_devices(cuda: torch.device) -> None:
@@ -45,12 +43,14 @@ def test_noise_is_the_same_on_both_devices(cuda: torch.device) -> None:
 
 
 @pytest.mark.parametrize("runner", ["lean", "hf"])
-def test_float32_logits_equal_those_of_a_cpu(runner: RunnerKind, tmp_path: Path) -> None:
-    for directory in directories(tmp_path):
+def test_float32_logits_equal_those_of_a_cpu(runner: RunnerKind, target: Path, tmp_path: Path) -> None:
+    # Triton's interpreter would take half a minute for the self-tests.
+    attention: AttentionKind = "padded" if emulated_cuda.IS_NEEDED else "auto"
+    for directory in (target, tiny_models.write("qwen3", tmp_path)):
         on_cpu = load_runner(directory, num_slots=256, runner=runner)
-        on_gpu = load_runner(
-            directory, num_slots=256, runner=runner, device="cuda"
-        )  # passes its self-test, too
+        on_gpu = load_runner(  # passes its self-test, too
+            directory, num_slots=256, runner=runner, attention=attention, device="cuda"
+        )
         assert on_gpu.num_slots == 256
         for got, expected in zip(logits_of(on_gpu, 1), logits_of(on_cpu, 1), strict=True):
             assert got.is_cuda
@@ -58,12 +58,12 @@ def test_float32_logits_equal_those_of_a_cpu(runner: RunnerKind, tmp_path: Path)
 
 
 @pytest.fixture(scope="module")
-def weights() -> dict[torch.dtype, LlamaWeights]:
+def weights(target: Path) -> dict[torch.dtype, LlamaWeights]:
     from transformers import AutoModelForCausalLM
 
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
-        model = AutoModelForCausalLM.from_pretrained(model_directory(TARGET), dtype=dtype).eval()
+        model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).eval()
         found[dtype] = load_llama_weights(model, device=torch.device("cuda", 0))
     return found
 
@@ -82,7 +82,7 @@ def ragged(rng: np.random.Generator, slots: int) -> list[Segment]:
     [
         ("padded", torch.float32),
         ("triton", torch.float32),
-        ("triton", torch.bfloat16),
+        pytest.param("triton", torch.bfloat16, marks=only_on_gpus),
         ("flashinfer", torch.bfloat16),
     ],
 )
@@ -99,7 +99,7 @@ def test_captured_forwards_equal_ordinary_ones(
     static = GraphedRunner(LlamaRunner(of, 1001, backend), capture_at=1)
     tolerance = 1e-3 if dtype == torch.float32 else 0.15
     rng = np.random.default_rng(0)
-    for _ in range(30):
+    for _ in range(2 if emulated_cuda.IS_NEEDED else 30):
         segments = ragged(rng, 1000)
         keep = np.arange(sum(len(s.slots) for s in segments), dtype=np.int32)
         for _ in range(2):  # capture, then replay
@@ -121,6 +121,7 @@ def test_a_replay_waits_for_nothing(backend: AttentionKind, weights: dict[torch.
         torch.cuda.set_sync_debug_mode("default")
 
 
+@only_on_gpus  # without, see tests/engine/test_triton_attention.py
 @pytest.mark.parametrize(
     ("backend", "dtype", "dim"),
     [
@@ -157,17 +158,16 @@ def test_kernels_equal_padded_attention(
         torch.testing.assert_close(out[1], out[0], atol=tolerance, rtol=tolerance)
 
 
-def test_automatic_slots_keep_to_the_budget(cuda: torch.device) -> None:
+@only_on_gpus
+def test_automatic_slots_keep_to_the_budget(target: Path, cuda: torch.device) -> None:
     before = torch.cuda.memory_allocated(cuda)
-    runner = load_runner(
-        model_directory(TARGET), num_slots="auto", memory_fraction=0.02, device_share=0.5, device="cuda"
-    )
+    runner = load_runner(target, num_slots="auto", memory_fraction=0.02, device_share=0.5, device="cuda")
     used = torch.cuda.memory_allocated(cuda) - before
     budget = memory_of(cuda).total * 0.02 * 0.5
     assert 0.7 * budget < used <= 1.02 * budget
     assert runner.num_slots > 1000
 
 
-def test_too_many_slots_are_refused_with_figures() -> None:
+def test_too_many_slots_are_refused_with_figures(target: Path) -> None:
     with pytest.raises(NotEnoughMemory, match=r"1000000000 KV slots need .* GiB on cuda:0.*free"):
-        load_runner(model_directory(TARGET), num_slots=10**9, device="cuda")
+        load_runner(target, num_slots=10**9, device="cuda", self_test=False)
