@@ -237,12 +237,20 @@ def _clone_of_scalars(value: Any) -> Any:
     return value
 
 
+class _Generator:
+    """Of random numbers: those of the device are of the CPU."""
+
+    def __new__(cls, device: Any = None) -> Any:
+        return torch._C.Generator()
+
+
 class EmulatedGraph:
     """Stands in for `torch.cuda.CUDAGraph`."""
 
-    def __init__(self, device: Emulation) -> None:
+    device: Emulation
+
+    def __init__(self, keep_graph: bool = False) -> None:
         """Empty."""
-        self.device = device
         self.steps: list[tuple[Callable[[], Any], list[torch.Tensor]]] = []
 
     def replay(self) -> None:
@@ -259,7 +267,13 @@ class EmulatedGraph:
 def emulated_cuda() -> Iterator[Emulation]:
     """This thread has a GPU within the context."""
     device = Emulation()
-    stream = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: device.wait("a stream"))
+
+    class Stream:
+        def wait_stream(self, other: Stream) -> None: ...
+
+        def synchronize(self) -> None:
+            device.wait("a stream")
+
     plain_pin = torch.Tensor.pin_memory
 
     @contextlib.contextmanager
@@ -310,11 +324,11 @@ def emulated_cuda() -> Iterator[Emulation]:
             multi_processor_count=132, total_memory=MEMORY
         ),
         "get_device_name": lambda of=None: "an emulated GPU",
-        "current_stream": lambda of=None: stream,
-        "Stream": lambda *args, **options: stream,
+        "current_stream": lambda of=None: Stream(),
+        "Stream": Stream,
         "stream": lambda of: contextlib.nullcontext(),
         "Event": Event,
-        "CUDAGraph": lambda: EmulatedGraph(device),
+        "CUDAGraph": type("CUDAGraph", (EmulatedGraph,), {"device": device}),
         "graph": capture,
         "graph_pool_handle": lambda: (0, 0),
         "set_sync_debug_mode": debug,
@@ -323,6 +337,7 @@ def emulated_cuda() -> Iterator[Emulation]:
         for name, value in cuda.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", pin))
+        stack.enter_context(mock.patch.object(torch, "Generator", _Generator))
         stack.enter_context(_triton_of(device))
         stack.enter_context(_guard_without_cuda())
         # Parameters that `Module.to` moves become tensors of the device, in place of pointing into one.
