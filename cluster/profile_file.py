@@ -46,6 +46,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     torch_threads: int
     gpus: list[str]
 
+    @property
+    def hardware(self) -> str:
+        """For people: the CPU, and the GPUs beside it."""
+        return " with ".join([self.processor, *([", ".join(self.gpus)] if self.gpus else [])])
+
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """What must be the same for a profile to hold.

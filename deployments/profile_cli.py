@@ -59,7 +59,7 @@ def run_profile(
 def table(profile: ProfileFile) -> Table:
     """Coefficients and held-out errors, a row per model."""
     clock = "processor time" if profile.clock == "cpu" else "wall time"
-    title = f"Forwards on {profile.machine.processor}, {clock}"
+    title = f"Forwards on {profile.machine.hardware}, {clock}"
     shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     headings = ("fixed\nms", "request\nµs", "token\nµs", "past knee\nµs", "context\nns", "x row\nns", "error")
     shown.add_column("model", no_wrap=True)

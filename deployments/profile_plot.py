@@ -31,7 +31,7 @@ def plot_profile(profile: ProfileFile, path: Path) -> None:
     for panel in panels[len(models) :]:
         panel.set_visible(False)
     clock = "processor time" if profile.clock == "cpu" else "wall time"
-    figure.suptitle(f"Predicted against measured forwards, {profile.machine.processor}, {clock}", fontsize=11)
+    figure.suptitle(f"Predicted against measured forwards, {profile.machine.hardware}, {clock}", fontsize=11)
     figure.savefig(path, dpi=130)
 
 

@@ -24,7 +24,6 @@ from drafters.forwards import Missing, Reading, compute, readings
 from drafters.job import Job
 from drafters.next_tokens import NextTokens, OnDevice
 from engine.device_rows import DeviceRows
-from engine.devices import to_device
 from engine.kv_cache import KVCache
 from engine.runner import Segment
 
@@ -67,24 +66,16 @@ class DeviceDraft:
 
     def _first_layer(self, growths: Sequence[Growth], state: DeviceState) -> Layer:
         """Where the host knows it, what it says; elsewhere grown from the root's next tokens."""
-        known = state.first_layer()
         number = {growth.job.request_id: i for i, growth in enumerate(growths) if not growth.frontier}
         if not number:
-            return known
-        device = self._model.device
-        root = state.roots(number.values())
-        best = state.nothing(self._readings[0][1])
-        for reading, found in self._readings:
-            pairs = [
-                (number[job.request_id] * state.width, row)
-                for job, row in reading.roots
-                if job.request_id in number
-            ]
+            return state.first_layer()
+        next_tokens = []
+        for reading, best in self._readings:
+            roots = reading.roots
+            pairs = [(number[job.request_id], row) for job, row in roots if job.request_id in number]
             if pairs:
-                target, source = to_device(torch.tensor(pairs), device).unbind(1)
-                best.values.index_copy_(0, target, found.values.index_select(0, source))
-                best.tokens.index_copy_(0, target, found.tokens.index_select(0, source))
-        return state.beams.grow(root, best).where(root.is_open.any(dim=1), known)
+                next_tokens.append((pairs, best))
+        return state.grow_roots(list(number.values()), next_tokens)
 
     def _forward(self, growths: Sequence[Growth], number: int, rows: DeviceRows) -> OnDevice:
         """Launch the forward of one layer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,28 @@ class DeviceState:
         )
         return Layer(tokens, torch.zeros_like(tokens), logps, open_rows)
 
-    def roots(self, numbers: Iterable[int]) -> Layer:
+    def grow_roots(
+        self, numbers: Sequence[int], next_tokens: Sequence[tuple[Sequence[tuple[int, int]], OnDevice]]
+    ) -> Layer:
+        """The first layer of some requests, after their roots; of the others what the host knows.
+
+        Args:
+            numbers: of those requests.
+            next_tokens: of their roots: requests' numbers and rows, and what the rows are of.
+        """
+        # One launch grows all beams, but each as it was grown before.
+        at_once = self._kernels is not None and len(numbers) == len(self._growths)
+        root, best = self.roots(numbers), self._nothing(next_tokens[0][1])
+        for pairs, found in next_tokens:
+            rows = [(self._rows_before[n] if at_once else n * self.width, row) for n, row in pairs]
+            target, source = to_device(torch.tensor(rows), self._device).unbind(1)
+            best.values.index_copy_(0, target, found.values.index_select(0, source))
+            best.tokens.index_copy_(0, target, found.tokens.index_select(0, source))
+        if at_once:
+            return self._grow_in_one_launch(self._kernels, root, best, 0)
+        return self.beams.grow(root, best).where(root.is_open.any(dim=1), self.first_layer())
+
+    def roots(self, numbers: Sequence[int]) -> Layer:
         """A layer of nothing but the roots of some requests, each in its first row."""
         is_open = np.zeros((len(self._growths), self.width), dtype=np.bool_)
         is_open[list(numbers), 0] = True
@@ -79,7 +100,7 @@ class DeviceState:
         zeros = torch.zeros(rows.shape, dtype=torch.int64, device=self._device)
         return Layer(zeros, zeros, zeros.double(), rows)
 
-    def nothing(self, like: OnDevice, num_beams: int | None = None) -> OnDevice:
+    def _nothing(self, like: OnDevice, num_beams: int | None = None) -> OnDevice:
         """Next tokens of all rows of the first beams, none of them possible."""
         num_rows = (len(self._growths) if num_beams is None else num_beams) * self.width
         shape = (num_rows, like.values.shape[1])
@@ -96,7 +117,7 @@ class DeviceState:
         """
         if self._kernels is not None:
             return self._grow_in_one_launch(self._kernels, layer.first(active), best, number)
-        spread, num_rows = self.nothing(best, active), self._rows_before[active]
+        spread, num_rows = self._nothing(best, active), self._rows_before[active]
         flat = self._flat[:num_rows]
         spread.values.index_copy_(0, flat, best.values[:num_rows])
         spread.tokens.index_copy_(0, flat, best.tokens[:num_rows])

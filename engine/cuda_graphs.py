@@ -11,14 +11,15 @@ the capture itself is tested without a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from engine.device_rows import DeviceRows, all_rows
-from engine.devices import overwrite, to_device
+from engine.devices import overwrite
 from engine.llama_runner import LlamaRunner
 from engine.padded_segments import Shape, pad_rows, shape_of
 from engine.rectangles import key_counts
@@ -36,13 +37,21 @@ CAPTURE_AT = 2
 
 
 class _Static:
-    """The tensors of one shape, and its graph once captured."""
+    """The tensors of one shape, and its graph once captured.
 
-    def __init__(self, shape: Shape, attention: StaticAttention, device: torch.device) -> None:
+    Attributes:
+        shape: which.
+        numbers: int64 [4, rows], all that the host says of the rows, in one transfer: tokens, positions,
+            slots to write to, and which rows are wanted.
+        attention: what they attend to.
+        graph: None before the first forward.
+    """
+
+    def __init__(self, shape: Shape, attend: Callable[[torch.Tensor], StaticAttention], device: torch.device):
         self.shape = shape
-        self.attention = attention
-        self.tokens = torch.zeros(shape.num_rows, dtype=torch.int64, device=device)
-        self.positions = torch.zeros(shape.num_rows, dtype=torch.int64, device=device)
+        self.numbers = torch.zeros(4, shape.num_rows, dtype=torch.int64, device=device)
+        self.tokens, self.positions, write, _ = self.numbers.unbind(0)
+        self.attention = attend(write)
         self.graph: torch.cuda.CUDAGraph | None = None
 
 
@@ -118,13 +127,11 @@ class GraphedRunner:
         """Logits of the rows `keep`, by the graph of the batch's shape, captured now if it is new."""
         device = self._runner.device
         padded = pad_rows(segments, static.shape, self._scratch)
-        batch_rows = to_device(torch.from_numpy(padded.batch_rows[keep]), device)
-        for tensor, values in (
-            (static.tokens, padded.tokens),
-            (static.positions, padded.positions),
-            (static.attention.plan.write, padded.write),
-        ):
-            overwrite(tensor, values)
+        numbers = np.zeros((4, static.shape.num_rows), dtype=np.int64)
+        numbers[:3] = padded.tokens, padded.positions, padded.write
+        numbers[3, : len(keep)] = padded.batch_rows[keep]
+        overwrite(static.numbers, numbers)
+        batch_rows = static.numbers[3, : len(keep)]
         if rows is not None:
             static.tokens.index_copy_(0, batch_rows, rows.tokens)
         key_tokens = static.attention.fill(segments, rows)
@@ -161,7 +168,8 @@ class GraphedRunner:
             hidden = runner.embed(np.zeros(1, dtype=np.int32))
             self._logits = torch.zeros(MOST_ROWS, runner.shape.vocab_size, device=runner.device)
             self._final = hidden.new_zeros(MOST_ROWS, hidden.shape[1])
-        static = static_attention(
+        attend = partial(
+            static_attention,
             attention,
             shape,
             self._scratch,
@@ -169,7 +177,7 @@ class GraphedRunner:
             scale=runner.scale,
             max_tokens=runner.shape.max_tokens,
         )
-        self._static[shape] = _Static(shape, static, runner.device)
+        self._static[shape] = _Static(shape, attend, runner.device)
         return self._static[shape]
 
     def _compute(self, static: _Static) -> None:

@@ -17,7 +17,7 @@ from engine.padded_segments import Shape, filled
 from engine.paged_layout import paged_layout, without_mask
 from engine.rectangles import key_counts, key_slots, rectangle
 from engine.runner import KeyTokens, Segment
-from engine.triton_attention import FIELDS, SegmentTable, TritonAttention, TritonPlan, described, see_rows
+from engine.triton_attention import FIELDS, SegmentTable, TritonAttention, TritonPlan, described
 
 #: Keys of a tree's mask, at most, in a fixed shape: the rows of many layers, none of them committed.
 MOST_COLUMNS = 512
@@ -45,8 +45,9 @@ class StaticAttention(Protocol):
 class PaddedStatic:
     """Of `PaddedAttention`: one rectangle of requests, with as many rows and keys as the shape has."""
 
-    def __init__(self, shape: Shape, scratch: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Plan tensors on `device`, the mask as `dtype`; `scratch` is a slot that no request holds."""
+    def __init__(self, shape: Shape, scratch: int, write: torch.Tensor, dtype: torch.dtype) -> None:
+        """Plan tensors where `write` is, the mask as `dtype`; `scratch` is a slot that no request holds."""
+        device = write.device
         self._shape, self._scratch = shape, scratch
         mask = torch.zeros(shape.requests, 1, shape.rows, shape.keys, dtype=dtype, device=device)
         self._group = Group(
@@ -62,7 +63,6 @@ class PaddedStatic:
             span=slice(0, shape.num_rows),
         )
         self._mask = mask
-        write = torch.full((shape.num_rows,), scratch, dtype=torch.int64, device=device)
         self.plan = PaddedPlan(shape.num_rows, write, [self._group], KeyTokens(0, 0))
 
     def fill(self, segments: Sequence[Segment], rows: DeviceRows | None = None) -> KeyTokens:
@@ -95,6 +95,7 @@ class FlashInferStatic:
         attention: FlashInferAttention,
         shape: Shape,
         scratch: int,
+        write: torch.Tensor,
         *,
         q_heads: int,
         scale: float,
@@ -111,7 +112,6 @@ class FlashInferStatic:
         )
         zero = np.zeros(0, dtype=np.int32)
         nobody = Segment(zero, zero, zero, zero)
-        write = torch.full((shape.num_rows,), scratch, dtype=torch.int64, device=attention.device)
         layout = paged_layout([nobody])
         self.plan = FlashInferPlan(
             num_rows=shape.num_rows,
@@ -136,9 +136,11 @@ class TritonStatic:
     What comes out for rows of padding, behind all others, is whatever memory held: nobody reads it.
     """
 
-    def __init__(self, attention: TritonAttention, shape: Shape, scratch: int, max_tokens: int) -> None:
+    def __init__(
+        self, attention: TritonAttention, shape: Shape, write: torch.Tensor, max_tokens: int
+    ) -> None:
         """Tables for `shape`; `max_tokens` bounds every request."""
-        self._shape = shape
+        self._attention, self._shape = attention, shape
         device = attention.device
         num_segments = shape.requests * FIELDS
         self._segments_and_slots = attention.shared_integers(
@@ -151,7 +153,7 @@ class TritonStatic:
         )
         self.plan = TritonPlan(
             num_rows=shape.num_rows,
-            write=torch.full((shape.num_rows,), scratch, dtype=torch.int64, device=device),
+            write=write,
             groups=[],
             key_tokens=KeyTokens(0, 0),
             table=table,
@@ -171,7 +173,7 @@ class TritonStatic:
         if len(seen):
             overwrite(self.plan.table.seen[: len(seen)], seen)
         if rows is not None:
-            see_rows(self.plan.table, rows, shape.rows, in_place=True)
+            self._attention.see_rows(self.plan.table, rows, shape.rows)
         return KeyTokens(len(slots), 0)
 
 
@@ -181,13 +183,30 @@ def most_keys(shape: Shape, max_tokens: int, num_slots: int) -> int:
 
 
 def static_attention(
-    attention: PaddedAttention, shape: Shape, scratch: int, *, q_heads: int, scale: float, max_tokens: int
+    attention: PaddedAttention,
+    shape: Shape,
+    scratch: int,
+    write: torch.Tensor,
+    *,
+    q_heads: int,
+    scale: float,
+    max_tokens: int,
 ) -> StaticAttention:
-    """Of a backend, for one shape; see the classes for the arguments."""
+    """Of a backend, for one shape.
+
+    Args:
+        attention: the backend.
+        shape: of the forwards.
+        scratch: a slot that no request holds.
+        write: int64 [rows of `shape`], where it will stay: slots that the rows' keys are written to.
+        q_heads: of the model.
+        scale: of attention scores.
+        max_tokens: of a request, at most.
+    """
     if isinstance(attention, FlashInferAttention):
         return FlashInferStatic(
-            attention, shape, scratch, q_heads=q_heads, scale=scale, max_tokens=max_tokens
+            attention, shape, scratch, write, q_heads=q_heads, scale=scale, max_tokens=max_tokens
         )
     if isinstance(attention, TritonAttention):
-        return TritonStatic(attention, shape, scratch, max_tokens)
-    return PaddedStatic(shape, scratch, attention.dtype, attention.device)
+        return TritonStatic(attention, shape, write, max_tokens)
+    return PaddedStatic(shape, scratch, write, attention.dtype)

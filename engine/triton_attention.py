@@ -146,8 +146,34 @@ class TritonAttention(PaddedAttention):
     def plan_rows(self, segments: Sequence[Segment], rows: DeviceRows) -> TritonPlan:
         """See `PaddedAttention`."""
         plan = self.plan(segments)
-        see_rows(plan.table, rows, plan.most_rows)
+        if rows.seen is not None:
+            num_bytes = len(rows.seen) * plan.most_rows * rows.seen.shape[2]
+            plan.table.seen = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+            self.see_rows(plan.table, rows, plan.most_rows)
         return plan
+
+    def see_rows(self, table: SegmentTable, rows: DeviceRows, most_rows: int) -> None:
+        """Let the rows of a batch see what the device says.
+
+        Args:
+            table: of the batch; its `seen` is overwritten where it lies.
+            rows: of the batch.
+            most_rows: of a segment; the device may have laid out more.
+        """
+        if rows.seen is None:
+            return
+        segments, laid_out, columns = rows.seen.shape
+        self._kernels.see[(segments,)](
+            table.segments,
+            rows.committed,
+            rows.seen.contiguous().view(torch.uint8),
+            table.seen,
+            most_rows,
+            laid_out,
+            columns,
+            BYTES=1024,
+            num_warps=4,
+        )
 
     def _plan_of(self, segments: Sequence[Segment], table: SegmentTable) -> TritonPlan:
         counts, keys = [len(segment.slots) for segment in segments], key_counts(segments)
@@ -262,30 +288,6 @@ class TritonAttention(PaddedAttention):
                 num_warps=4,
             )
         return out
-
-
-def see_rows(table: SegmentTable, rows: DeviceRows, most_rows: int, *, in_place: bool = False) -> None:
-    """Let the rows of a batch see what the device says.
-
-    Args:
-        table: of the batch.
-        rows: of the batch.
-        most_rows: of a segment; the device may have laid out more.
-        in_place: keep `table.seen` where it is.
-    """
-    if rows.seen is None:
-        return
-    visible = rows.seen[:, :most_rows]
-    segments, most, columns = visible.shape
-    about = table.segments[: segments * FIELDS].view(segments, FIELDS)
-    about[:, 4].copy_(rows.committed)
-    about[:, 5] = torch.arange(0, segments * most * columns, most * columns, device=about.device)
-    about[:, 6].fill_(columns)
-    seen = visible.contiguous().view(torch.uint8).flatten()
-    if in_place:
-        table.seen[: len(seen)].copy_(seen)
-    else:
-        table.seen = seen
 
 
 def tile_of(queries: int, head_dim: int, dtype: torch.dtype) -> Tile:

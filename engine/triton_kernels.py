@@ -199,6 +199,26 @@ def rotate_and_store(
         tl.store(there + 1, imaginary, mask=is_pair)
 
 
+@triton.jit(do_not_specialize=("rows", "laid_out", "columns"))
+def see(segments, committed, laid, seen, rows, laid_out, columns, BYTES: tl.constexpr):
+    """Put into a batch's table what the rows of trees see, where the device says it.
+
+    Grid: (segments,). segments, seen: see `SegmentTable`. committed int64 [segments], keys before those with
+    a mask; laid uint8 [segments, laid_out, columns], the mask, of which a segment's first `rows` count.
+    """
+    segment = tl.program_id(0).to(tl.int64)
+    about = segments + segment * 7
+    size = rows * columns
+    tl.store(about + 4, tl.load(committed + segment).to(tl.int32))
+    tl.store(about + 5, (segment * size).to(tl.int32))
+    tl.store(about + 6, columns)
+    for start in range(0, size, BYTES):
+        place = start + tl.arange(0, BYTES)
+        is_byte = place < size
+        bits = tl.load(laid + segment * laid_out * columns + place, mask=is_byte, other=0)
+        tl.store(seen + segment * size + place, bits, mask=is_byte)
+
+
 @triton.jit
 def gate(gate_up, out, units, BLOCK: tl.constexpr):
     """SiLU of gates times what they gate.

@@ -172,6 +172,7 @@ class Emulation(TorchDispatchMode):
         there = isinstance(target, DeviceTensor)
         if there != isinstance(source, DeviceTensor):
             self._cross("copy_", source, there=there, lazily=non_blocking)
+        if not (there and isinstance(source, DeviceTensor)):
             _host(target).copy_(_host(source))
         else:
             self.launch("copy_", lambda: _host(target).copy_(_host(source)))
@@ -257,10 +258,11 @@ class EmulatedGraph:
         """Do the captured operations again; what they return goes where it went at the capture."""
         self.device.launches.append("replay")
         for run, first in self.steps:
-            again = [t for t in tree_leaves(run()) if isinstance(t, torch.Tensor)]
-            for old, new in zip(first, again, strict=True):
-                if old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
+            with _disable_current_modes():
+                again = [t for t in tree_leaves(run()) if isinstance(t, torch.Tensor)]
+                for old, new in zip(first, again, strict=True):
+                    if old.data_ptr() != new.data_ptr():
+                        old.copy_(new)
 
 
 @contextlib.contextmanager
