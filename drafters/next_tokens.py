@@ -26,6 +26,7 @@ from engine.devices import to_device, to_host
 from engine.noise import gumbel_noise
 from engine.runner import ModelRunner, Segment
 from engine.sampling import Row, processed_logits
+from engine.sampling_params import SamplingParams
 from engine.triton_support import runs_triton
 
 Int32 = NDArray[np.int32]
@@ -44,6 +45,10 @@ class Ranking:
 
     row: Row
     noise: torch.Tensor | None = None
+
+
+#: A row that is ranked by the model's own logits.
+_BY_LOGITS = Row(SamplingParams(temperature=0.0), 0)
 
 
 class OnDevice(NamedTuple):
@@ -156,6 +161,10 @@ def _scores(
     described = [ranking for ranking in rankings if ranking is not None]
     if not described:
         return logits
+    if runs_triton(logits.device):
+        # Log-softmax makes a constant per row vanish; rows without a ranking are copied by the same launch.
+        rows = [_BY_LOGITS if ranking is None else ranking.row for ranking in rankings]
+        return processed_logits(logits, rows, perturbed=True)
     if len(described) == len(rankings):
         return _perturbed(logits, described, may_wait=may_wait)
     which = to_device(
@@ -166,10 +175,8 @@ def _scores(
 
 
 def _perturbed(logits: torch.Tensor, rankings: Sequence[Ranking], *, may_wait: bool) -> torch.Tensor:
-    """As `engine.sampling.perturbed_scores`, but for a constant per row, with the noise that is at hand."""
+    """As `engine.sampling.perturbed_scores`, with the noise that is at hand."""
     rows = [ranking.row for ranking in rankings]
-    if runs_triton(logits.device):
-        return processed_logits(logits, rows, perturbed=True)
     scores = processed_logits(logits, rows, may_wait=may_wait).log_softmax(dim=-1)
     sampled = [i for i, ranking in enumerate(rankings) if not ranking.row.params.is_greedy]
     if not sampled:

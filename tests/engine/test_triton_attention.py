@@ -309,6 +309,8 @@ def test_kernels_compile_for_gpus() -> None:
     heads = {"qkv": "*bf16", "rotation": "*fp32", "storage": "*bf16", "slots": "*i64"}
     heads |= {"qkv_stride": "i32", "storage_stride": "i32"}
     gates = {"gate_up": "*bf16", "out": "*bf16", "units": "i32"}
+    masks = {"segments": "*i32", "committed": "*i64", "laid": "*u8", "seen": "*u8"}
+    masks |= dict.fromkeys(("rows", "laid_out", "columns"), "i32")
     attending = compiled(
         [
             attend("bfloat16", 128, 4, is_split=True),
@@ -332,6 +334,7 @@ def test_kernels_compile_for_gpus() -> None:
                 {"num_warps": 1},
             ),
             ("engine.triton_kernels.gate", gates, {"BLOCK": 1024}, {"num_warps": 4}),
+            ("engine.triton_kernels.see", masks, {"BYTES": 1024}, {"num_warps": 4}),
         ]
     )
     for kernel in attending + others:

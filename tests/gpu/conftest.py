@@ -9,18 +9,26 @@ import pytest
 import torch
 
 from cluster.model_paths import model_directory
-from tests.emulated_cuda import IS_NEEDED, emulated_cuda
+from tests.emulated_cuda import IS_NEEDED, Emulation, emulated_cuda
 from tests.engine import tiny_models
 
 
 @pytest.fixture(scope="module", autouse=True)
-def emulation() -> Iterator[None]:
+def emulation() -> Iterator[Emulation | None]:
     """Of a GPU, where there is none."""
     if not IS_NEEDED:
-        yield
+        yield None
         return
-    with emulated_cuda():
-        yield
+    with emulated_cuda() as device:
+        yield device
+
+
+@pytest.fixture
+def emulated(emulation: Emulation | None) -> Emulation:
+    """The emulated device, which counts launches."""
+    if emulation is None:
+        pytest.skip("launches are counted on the emulated GPU")
+    return emulation
 
 
 @pytest.fixture

@@ -18,10 +18,11 @@ from engine.flashinfer_attention import why_not_flashinfer
 from engine.loading import load_runner
 from engine.sampling_params import SamplingParams
 from tests.drafters.tiny import GREEDY, assert_same_tree, call, following, opening, trees
-from tests.emulated_cuda import IS_NEEDED
+from tests.emulated_cuda import IS_NEEDED, Emulation
 
 # Emulated, less of it: Triton's interpreter is slow.
 DEPTH, CALLS = (3, 3) if IS_NEEDED else (5, 4)
+MOST_LAUNCHES = 17  # of a layer
 only_on_gpus = pytest.mark.skipif(IS_NEEDED, reason="emulated, wider drafts from captured forwards do")
 SAMPLINGS = [
     GREEDY,
@@ -111,6 +112,24 @@ def test_a_call_waits_once(
     width: int, attention: AttentionKind, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits_once(drafting(drafter, attention, on_device=True), width, monkeypatch)
+
+
+def test_a_layer_is_a_replay_and_few_launches(
+    drafter: Path, emulated: Emulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One more layer, the rest as it is; of requests that are greedy, truncated and biased."""
+    found = []
+    for depth in (2, 3):
+        monkeypatch.setitem(globals(), "DEPTH", depth)
+        device = drafting(drafter, "triton", on_device=True)
+        *before, last = calls(device, 2, number=4)
+        for items in before:
+            device.draft(call(*items))
+        count = len(emulated.launches)
+        device.draft(call(*last))
+        found.append(emulated.launches[count:])
+    assert [launches.count("replay") for launches in found] == [2, 3]
+    assert len(found[1]) - len(found[0]) <= MOST_LAUNCHES
 
 
 def test_chains_with_flashinfer_wait_once(

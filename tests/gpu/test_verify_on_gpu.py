@@ -17,6 +17,7 @@ from engine.loading import load_runner
 from engine.sampling import Row, TokenHistory, decide
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
+from tests.emulated_cuda import Emulation
 from tests.verifier.target import spec_of
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem
 from verifier.verifier import Verifier
@@ -77,6 +78,23 @@ def test_decisions_are_those_of_a_cpu(
     assert found_tokens == tokens
     np.testing.assert_allclose(found_gaps, gaps, atol=1e-4)
     assert torch.equal(there.cpu(), logits)  # what is asked for log-probabilities of them
+
+
+@pytest.mark.parametrize(
+    ("asked", "most"), [([ASKED[0]], 6), ([ASKED[3]], 8), (ASKED[2:4], 8), (ASKED[:5], 21)]
+)
+def test_launches_of_a_decision_do_not_grow_with_its_rows(
+    asked: list[SamplingParams], most: int, cuda: torch.device, emulated: Emulation
+) -> None:
+    """Greedy, sampled, both, and with penalties and biased tokens."""
+    found = []
+    for repeats in (1, 5):
+        rows = [Row(params, i, TokenHistory([3], [9])) for i, params in enumerate(asked * repeats)]
+        logits = torch.zeros(len(rows), VOCAB, device=cuda)
+        before = len(emulated.launches)
+        decide(logits, rows).fetch()
+        found.append(len(emulated.launches) - before)
+    assert found[0] == found[1] <= most
 
 
 @pytest.mark.parametrize("attention", ["padded", "triton"])
