@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -292,6 +293,7 @@ def emulated_cuda() -> Iterator[Emulation]:
             return plain_pin(tensor)
         copy = tensor.clone()
         device.pinned.add(copy.data_ptr())
+        weakref.finalize(copy, device.pinned.discard, copy.data_ptr())
         return copy
 
     def debug(mode: int | str) -> None:

@@ -37,6 +37,10 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_scaled": ("Llama", {"rope_parameters": _LLAMA3_ROPE}),
     "llama_dynamic": ("Llama", {"rope_parameters": {**_LLAMA3_ROPE, "rope_type": "dynamic"}}),
     "llama_odd": ("Llama", {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1}),
+    "llama_least": (
+        "Llama",
+        {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1},
+    ),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "mistral_window": ("Mistral", {"sliding_window": 64}),

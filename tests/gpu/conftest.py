@@ -41,7 +41,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo family's target; emulated, where Triton's kernels are interpreted, a tiny model."""
     if not IS_NEEDED:
         return model_directory("zoo:target-8x384")
-    return tiny_models.write("llama_odd", tmp_path_factory.mktemp("target"))
+    return tiny_models.write("llama_least", tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="module")
@@ -49,4 +49,4 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One of its drafters, or the tiny model."""
     if not IS_NEEDED:
         return model_directory("zoo:drafter-general-2x192")
-    return tiny_models.write("llama_odd", tmp_path_factory.mktemp("drafter"))
+    return tiny_models.write("llama_least", tmp_path_factory.mktemp("drafter"))
