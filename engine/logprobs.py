@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.devices import to_device, to_host
+
 
 def raw_logprobs(
     logits: torch.Tensor, tokens: Sequence[int], num_top: int
@@ -21,12 +23,16 @@ def raw_logprobs(
 
     Returns:
         n times (natural log-probability of the token, ids of the alternatives by falling probability,
-        their log-probabilities). The token is among the alternatives when it is probable enough.
+        their log-probabilities). The token is among the alternatives when it is probable enough. For all of
+        it the host waits for the device once.
     """
     logprobs = logits.log_softmax(dim=-1)
-    index = torch.tensor(tokens, dtype=torch.int64, device=logits.device).unsqueeze(1)
-    chosen: list[float] = logprobs.gather(1, index)[:, 0].tolist()
+    index = to_device(torch.tensor(tokens, dtype=torch.int64), logits.device).unsqueeze(1)
+    chosen = logprobs.gather(1, index)
     if num_top <= 0:
-        return [(value, [], []) for value in chosen]
+        return [(value, [], []) for value in to_host(chosen)[:, 0].tolist()]
     values, ids = logprobs.topk(min(num_top, logits.shape[1]), dim=-1)
-    return list(zip(chosen, ids.tolist(), values.tolist(), strict=True))
+    # Token ids and float32 are exact in float64.
+    found = to_host(torch.cat((chosen.double(), values.double(), ids.double()), dim=1))
+    first, values, ids = found.tensor_split((1, 1 + values.shape[1]), dim=1)
+    return list(zip(first[:, 0].tolist(), ids.long().tolist(), values.tolist(), strict=True))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.devices import CPU, Stopwatch
+from engine.devices import CPU, Stopwatch, to_device
 from engine.grammar import GrammarError, Grammars
 from engine.heads import DecodingHeads
 from engine.logprobs import raw_logprobs
@@ -292,7 +292,8 @@ def _verdict(
     tokens = [decided[node] for node in path]
     logprobs: list[TokenLogprobs] = []
     if state.params.logprobs is not None and tokens:
-        found = raw_logprobs(logits[path], tokens, state.params.logprobs)
+        rows = logits.index_select(0, to_device(torch.tensor(path), logits.device))
+        found = raw_logprobs(rows, tokens, state.params.logprobs)
         logprobs = [TokenLogprobs(*one) for one in found]
     nodes = [int(planned.nodes[node]) for node in accepted]
     drafted = [node for node in nodes if node >= 0]
