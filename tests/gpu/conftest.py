@@ -13,6 +13,13 @@ from tests.emulated_cuda import IS_NEEDED, Emulation, emulated_cuda
 from tests.engine import tiny_models
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks them."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def emulation() -> Iterator[Emulation | None]:
     """Of a GPU, where there is none."""
