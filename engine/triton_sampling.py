@@ -1,7 +1,7 @@
 """Temperature, truncation and Gumbel noise on a GPU, by Triton, in two launches whatever the rows ask for.
 
-Torch takes some ninety for it, half of them to compute Philox's words with 64-bit integers, whose traffic
-exceeds that of a verification of as many rows; and it waits for the device to see how large a nucleus is.
+Torch takes a hundred and more, most of them to compute Philox's words with 64-bit integers, which moves some
+600 bytes per token; and it waits for the device to see how large a nucleus is.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from drafters.messages import DraftItem, DraftPlan
 from drafters.model_drafter import ModelDrafter
 from engine.attention_kinds import AttentionKind
 from engine.best_tokens import highest, highest_by_triton
-from engine.devices import to_host
 from engine.flashinfer_attention import why_not_flashinfer
 from engine.loading import load_runner
 from engine.sampling_params import SamplingParams
 from tests.drafters.tiny import GREEDY, assert_same_tree, call, following, opening, trees
 from tests.emulated_cuda import IS_NEEDED, Emulation
+from tests.gpu.waiting import waiting_once
 
 # Emulated, less of it: Triton's interpreter is slow.
 DEPTH, CALLS = (3, 3) if IS_NEEDED else (5, 4)
@@ -88,20 +88,7 @@ def waits_once(device: ModelDrafter, width: int, monkeypatch: pytest.MonkeyPatch
     *before, last = calls(device, width, number=CALLS + 1, new=new)
     for items in before:
         device.draft(call(*items))
-    transfers = []
-
-    def counted(tensor: torch.Tensor) -> torch.Tensor:
-        torch.cuda.set_sync_debug_mode("default")
-        transfers.append(tensor.numel())
-        return to_host(tensor)
-
-    monkeypatch.setattr(next_tokens, "to_host", counted)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        result = device.draft(call(*last))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert len(transfers) == 1
+    result = waiting_once(monkeypatch, next_tokens, lambda: device.draft(call(*last)))
     assert result.num_forwards == DEPTH
     assert max(len(tree) for tree in trees(result).values()) == 1 + DEPTH * width
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -12,17 +11,16 @@ import torch
 
 from engine import sampling
 from engine.attention_kinds import AttentionKind
-from engine.devices import to_host
 from engine.loading import load_runner
 from engine.sampling import Row, TokenHistory, decide
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
 from tests.emulated_cuda import Emulation
+from tests.gpu.waiting import waiting_once
 from tests.verifier.target import spec_of
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem
 from verifier.verifier import Verifier
 
-Found = TypeVar("Found")
 VOCAB = 300
 ASKED = [
     SamplingParams(temperature=0.0),
@@ -34,25 +32,6 @@ ASKED = [
     SamplingParams(temperature=0.9, top_p=0.95, top_k=50, min_p=0.01, seed=4, bad_words=((9,), (4, 8))),
     SamplingParams(temperature=0.5, seed=5, allowed_token_ids=(1, 5, 9, 200)),
 ]
-
-
-def waiting_once(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Found]) -> Found:
-    """What `run` returns; it may wait for the device in `to_host` and from then on, and nowhere before."""
-    transfers = []
-
-    def counted(tensor: torch.Tensor) -> torch.Tensor:
-        torch.cuda.set_sync_debug_mode("default")
-        transfers.append(tensor.numel())
-        return to_host(tensor)
-
-    monkeypatch.setattr(sampling, "to_host", counted)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        found = run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert len(transfers) == 1
-    return found
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -74,7 +53,7 @@ def test_decisions_are_those_of_a_cpu(
     ]
     tokens, gaps = decide(logits, rows).fetch()
     there = logits.to(cuda)
-    found_tokens, found_gaps = waiting_once(monkeypatch, lambda: decide(there, rows).fetch())
+    found_tokens, found_gaps = waiting_once(monkeypatch, sampling, lambda: decide(there, rows).fetch())
     assert found_tokens == tokens
     np.testing.assert_allclose(found_gaps, gaps, atol=1e-4)
     assert torch.equal(there.cpu(), logits)  # what is asked for log-probabilities of them
@@ -129,7 +108,7 @@ def test_a_verify_call_waits_once(
             ],
         )
         if number == 3:
-            result = waiting_once(monkeypatch, lambda: verifier.step(call))  # noqa: B023
+            result = waiting_once(monkeypatch, sampling, partial(verifier.step, call))
         else:
             result = verifier.step(call)
         assert [verdict.request_id for verdict in result.verdicts] == names

@@ -1,0 +1,33 @@
+"""Who makes the host wait for a GPU, real or emulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import TypeVar
+
+import pytest
+import torch
+
+from engine.devices import to_host
+
+Found = TypeVar("Found")
+
+
+def waiting_once(monkeypatch: pytest.MonkeyPatch, module: ModuleType, run: Callable[[], Found]) -> Found:
+    """What `run` returns; it waits in one call of `module.to_host`, and nowhere before."""
+    transfers = []
+
+    def counted(tensor: torch.Tensor) -> torch.Tensor:
+        torch.cuda.set_sync_debug_mode("default")
+        transfers.append(tensor.numel())
+        return to_host(tensor)
+
+    monkeypatch.setattr(module, "to_host", counted)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(transfers) == 1
+    return found
