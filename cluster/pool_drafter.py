@@ -86,6 +86,7 @@ def _build_model(config: ModelDrafterConfig, vocab_size: int, target: Path) -> D
         memory_fraction=config.memory_fraction,
         device_share=config.device_share,
         graphs=config.cuda_graphs,
+        quantization=config.quantization,
         prefix_sharing=config.prefix_sharing,
         max_depth=RETOKENIZED_DEPTH if same is False else MODEL_DEPTH,
     )

@@ -59,7 +59,7 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
         kind: "target", or the drafter's kind.
         path: as configured, for people; models of one architecture cost the same wherever they lie.
         config_hash: SHA-256 of the model's config.json, or of what configures a drafter without a model.
-        dtype, runner, tensor_parallel: as configured; empty and 1 without a model.
+        dtype, runner, tensor_parallel, quantization: as configured; empty, 1 and None without a model.
     """
 
     kind: str
@@ -68,6 +68,7 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     runner: str = ""
     tensor_parallel: int = 1
+    quantization: str | None = None
 
 
 class FitQuality(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,6 +238,7 @@ def identify_target(config: TargetConfig) -> ModelIdentity:
         dtype=config.dtype,
         runner=config.runner,
         tensor_parallel=config.tensor_parallel,
+        quantization=config.quantization,
     )
 
 
@@ -249,6 +251,7 @@ def identify_drafter(config: DrafterConfig) -> ModelIdentity:
             config_hash=_model_hash(config.path),
             dtype=config.dtype,
             runner=config.runner,
+            quantization=config.quantization,
         )
     settings = config.model_dump(exclude={"name", "max_requests", "replicas", "placement"})
     return ModelIdentity(kind=config.kind, path="", config_hash=_hash(settings))
@@ -270,7 +273,7 @@ def this_software() -> dict[str, str]:
 
 
 def _compare(path: Path, whose: str, measured: ModelIdentity, configured: ModelIdentity) -> None:
-    for name in ("kind", "config_hash", "dtype", "runner", "tensor_parallel"):
+    for name in ("kind", "config_hash", "dtype", "runner", "tensor_parallel", "quantization"):
         was, now = getattr(measured, name), getattr(configured, name)
         if was == now:
             continue

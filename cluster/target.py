@@ -76,6 +76,7 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
         memory_fraction=config.memory_fraction,
         device_share=config.device_share,
         graphs=config.cuda_graphs,
+        quantization=config.quantization,
         trust_remote_code=config.trust_remote_code,
     )
     heads = None

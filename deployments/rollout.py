@@ -28,6 +28,7 @@ _CALL_TIMEOUT_S = 10.0
 _FIXED = (
     "target.path",
     "target.dtype",
+    "target.quantization",
     "target.served_name",
     "http.host",
     "http.port",

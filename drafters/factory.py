@@ -21,6 +21,7 @@ def build_drafter(
     memory_fraction: float = 0.9,
     device_share: float = 1.0,
     graphs: bool = True,
+    quantization: Literal["fp8"] | None = None,
     on_device: bool | None = None,
     prefix_sharing: bool = True,
     max_ngram: int = 4,
@@ -39,8 +40,8 @@ def build_drafter(
     Args:
         kind: "model", "prompt_lookup" or "suffix_automaton".
         path: model: its Hugging Face directory.
-        dtype, num_slots, runner, attention, device, memory_fraction, device_share, graphs: model: as for
-            `engine.loading.load_runner`.
+        dtype, num_slots, runner, attention, device, memory_fraction, device_share, graphs, quantization: model: as
+            for `engine.loading.load_runner`.
         on_device: model: whether trees grow where the model runs; see `ModelDrafter`.
         prefix_sharing: model: whether requests share KV of equal prefixes.
         max_ngram, min_ngram: prompt lookup: lengths of the suffixes looked up.
@@ -71,6 +72,7 @@ def build_drafter(
             memory_fraction=memory_fraction,
             device_share=device_share,
             graphs=graphs,
+            quantization=quantization,
         )
         return ModelDrafter(
             in_numpy(model) if runner == "auto" else model,

@@ -95,7 +95,12 @@ class Linear:
     a CPU use oneDNN with a blocked weight for products above a size (in fp32 twice as fast as
     `torch.nn.functional.linear` there, which calls MKL), and a transposed weight below; small ones are kept
     in both layouts. The choice depends on weights and shapes only, never on timing.
+
+    Attributes:
+        gain: what `x` is to be multiplied by before the call: nothing, it is in the weights.
     """
+
+    gain: torch.Tensor | None = None
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, scale: torch.Tensor | None = None

@@ -14,8 +14,7 @@ from engine.attention_kinds import AttentionKind, make_attention
 from engine.device_rows import DeviceRows
 from engine.devices import to_device
 from engine.gated import gate, gate_by_triton
-from engine.linear import Linear
-from engine.llama_weights import LlamaWeights
+from engine.llama_weights import AnyLinear, LlamaWeights
 from engine.runner import KeyTokens, ModelShape, Segment
 from engine.triton_attention import TritonAttention
 
@@ -157,7 +156,7 @@ class LlamaRunner:
         scale = weights.scale
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
-            qkv = layer.qkv(self._normalised(x))
+            qkv = layer.qkv(self._normalised(x, layer.qkv.gain))
             if layer.head_norms is not None:
                 _normalise_heads(qkv, layer.head_norms, rotated_heads, head_dim, weights.eps)
             attention.store_rotated(plan, index, qkv, rotation, heads)
@@ -169,7 +168,8 @@ class LlamaRunner:
                 # What follows is row by row, so rows whose logits nobody wants can go.
                 mixed, x = mixed.index_select(0, selected), x.index_select(0, selected)
             x = self._added(layer.out, x, mixed)
-            x = self._added(layer.down, x, self._gated(layer.gate_up(self._normalised(x))))
+            both = layer.gate_up(self._normalised(x, layer.gate_up.gain))
+            x = self._added(layer.down, x, self._gated(both))
         final = self._normalised(x)
         return weights.head(final).float(), final
 
@@ -194,17 +194,18 @@ class LlamaRunner:
         """See `HiddenStateRunner`."""
         return self._weights.head(hidden).float()
 
-    def _normalised(self, x: torch.Tensor) -> torch.Tensor:
-        """RMS-normalised rows of `x` [rows, hidden], up to the constants that the weights absorbed."""
+    def _normalised(self, x: torch.Tensor, gain: torch.Tensor | None = None) -> torch.Tensor:
+        """RMS-normalised rows of `x` [rows, hidden] times `gain`, up to what the weights absorbed."""
         weights = self._weights
         if weights.norm_floor is None:
-            return F.rms_norm(x, (x.shape[1],), None, weights.eps)
+            return F.rms_norm(x, (x.shape[1],), gain, weights.eps)
         # x / sqrt(mean(x^2) + eps) = sqrt(hidden) * x / hypot(|x|, sqrt(hidden * eps)); three operations
         # where `rms_norm` takes seven on a CPU.
         norm: torch.Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-        return x / norm.hypot_(weights.norm_floor)
+        normalised = x / norm.hypot_(weights.norm_floor)
+        return normalised if gain is None else normalised.mul_(gain)
 
-    def _added(self, linear: Linear, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def _added(self, linear: AnyLinear, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """`x` plus `linear` of `y`, whose units are spread over the ranks."""
         group = self._weights.group
         if group is None:

@@ -10,25 +10,31 @@ import torch
 from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
 
+from engine.fp8 import Fp8Weight
+from engine.fp8_linear import Fp8Linear, make_linear
 from engine.linear import Linear
+from engine.weight_parts import Weight, columns, joined, rows, weight_of
 
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 # Rotary variants whose angles depend on the position alone; the others change with the sequence length.
 _FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 
 
+AnyLinear = Linear | Fp8Linear
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LlamaLayer:
-    """One layer: linear maps with the scales of the norm before them.
+    """One layer: linear maps with the scales of the norm before them, but for those of eight bits (`gain`).
 
     `qkv` yields query heads, key heads, value heads; `gate_up` yields gate then up. `head_norms`
     [query and key heads, head_dim] are the scales of Qwen3's norms of queries and keys, else None.
     """
 
-    qkv: Linear
-    out: Linear
-    gate_up: Linear
-    down: Linear
+    qkv: AnyLinear
+    out: AnyLinear
+    gate_up: AnyLinear
+    down: AnyLinear
     head_norms: torch.Tensor | None
 
 
@@ -68,8 +74,6 @@ def why_not_lean(config: Any, *, max_tokens: int | None = None) -> str | None:
     """What about this Transformers configuration `LlamaRunner` does not handle; None if nothing."""
     if config.model_type not in _FAMILY:
         return f"{config.model_type} is not a Llama-shaped model"
-    if getattr(config, "quantization_config", None) is not None:
-        return "quantized weights"
     if config.hidden_act != "silu":
         return f"activation {config.hidden_act}"
     rope = getattr(config, "rope_parameters", None) or {}
@@ -119,11 +123,20 @@ def load_llama_weights(
     heads = config.num_attention_heads // world_size
     kv_heads = config.num_key_value_heads // world_size
     device = device or model.device
-    share = _Share(
-        head_dim=head_dim, heads=heads, kv_heads=kv_heads, rank=rank, world_size=world_size, device=device
-    )
     base = model.base_model
-    dtype = model.dtype
+    dtype: torch.dtype = base.embed_tokens.weight.dtype
+    share = _Share(
+        head_dim=head_dim,
+        heads=heads,
+        kv_heads=kv_heads,
+        rank=rank,
+        world_size=world_size,
+        device=device,
+        dtype=dtype,
+    )
+    head = weight_of(model.get_output_embeddings())
+    if isinstance(head, Fp8Weight):  # rare, and its rows are wanted without the final norm's scales, too
+        head = head.dequantized(dtype)
     eps = float(config.rms_norm_eps)
     is_exact = dtype == torch.float32
     gain = math.sqrt(config.hidden_size) if is_exact else 1.0
@@ -132,7 +145,7 @@ def load_llama_weights(
         return LlamaWeights(
             layers=[share.layer(layer, gain) for layer in base.layers],
             embedding=base.embed_tokens.weight.detach().to(device),
-            head=Linear(model.get_output_embeddings().weight.to(device), scale=_scale(base.norm, gain)),
+            head=Linear(head.to(device), scale=_scale(base.norm, gain)),
             head_scale=base.norm.weight.to(device).float() * gain,
             rotation=_rotation_table(base.rotary_emb, longest, model.device).to(device),
             norm_floor=torch.tensor(math.sqrt(config.hidden_size * eps), device=device) if is_exact else None,
@@ -159,12 +172,18 @@ class _Share:
     rank: int
     world_size: int
     device: torch.device
+    dtype: torch.dtype
 
     def layer(self, layer: Any, gain: float) -> LlamaLayer:
         attention, mlp = layer.self_attn, layer.mlp
         q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
-        query, key = self._columns(q.weight, self.heads), self._columns(k.weight, self.kv_heads)
-        qkv = torch.cat([self._paired(query), self._paired(key), self._columns(v.weight, self.kv_heads)])
+        qkv = joined(
+            [
+                self._heads_of(q, self.heads, is_rotated=True),
+                self._heads_of(k, self.kv_heads, is_rotated=True),
+                self._heads_of(v, self.kv_heads),
+            ]
+        )
         bias = None
         if q.bias is not None:
             bias = torch.cat(
@@ -179,29 +198,46 @@ class _Share:
             query_scale = self._paired(attention.q_norm.weight.to(self.device)).expand(self.heads, -1)
             key_scale = self._paired(attention.k_norm.weight.to(self.device)).expand(self.kv_heads, -1)
             norms = torch.cat([query_scale, key_scale]).contiguous()
-        gate_up = torch.cat([self._units(mlp.gate_proj.weight), self._units(mlp.up_proj.weight)])
+        gate_up = joined([self._units_of(mlp.gate_proj), self._units_of(mlp.up_proj)])
         gate_up_bias = None
         if mlp.gate_proj.bias is not None:
             gate_up_bias = torch.cat([self._units(mlp.gate_proj.bias), self._units(mlp.up_proj.bias)])
         return LlamaLayer(
-            qkv=Linear(qkv, bias, _scale(layer.input_layernorm, gain)),
+            qkv=self._linear(qkv, bias, _scale(layer.input_layernorm, gain)),
             out=self._row_split(attention.o_proj),
-            gate_up=Linear(gate_up, gate_up_bias, _scale(layer.post_attention_layernorm, gain)),
+            gate_up=self._linear(gate_up, gate_up_bias, _scale(layer.post_attention_layernorm, gain)),
             down=self._row_split(mlp.down_proj),
             head_norms=norms,
         )
 
-    def _columns(self, weight: torch.Tensor, heads: int) -> torch.Tensor:
+    def _linear(
+        self, weight: Weight, bias: torch.Tensor | None, scale: torch.Tensor | None = None
+    ) -> AnyLinear:
+        return make_linear(weight, bias, scale, dtype=self.dtype)
+
+    def _heads_of(self, linear: Any, heads: int, *, is_rotated: bool = False) -> Weight:
         size = heads * self.head_dim
-        return weight[self.rank * size : (self.rank + 1) * size].to(self.device)
+        own = torch.arange(self.rank * size, (self.rank + 1) * size, device=linear.weight.device)
+        return rows(weight_of(linear), self._paired(own) if is_rotated else own).to(self.device)
 
-    def _units(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.chunk(self.world_size)[self.rank].to(self.device)
+    def _columns(self, bias: torch.Tensor, heads: int) -> torch.Tensor:
+        size = heads * self.head_dim
+        return bias[self.rank * size : (self.rank + 1) * size].to(self.device)
 
-    def _row_split(self, linear: Any) -> Linear:
+    def _units_of(self, linear: Any) -> Weight:
+        weight = weight_of(linear)
+        size = weight.shape[0] // self.world_size
+        return rows(weight, slice(self.rank * size, (self.rank + 1) * size)).to(self.device)
+
+    def _units(self, bias: torch.Tensor) -> torch.Tensor:
+        return bias.chunk(self.world_size)[self.rank].to(self.device)
+
+    def _row_split(self, linear: Any) -> AnyLinear:
         # Outputs are summed over the ranks, so only one of them may add the bias.
         bias = linear.bias.to(self.device) if linear.bias is not None and self.rank == 0 else None
-        return Linear(linear.weight.chunk(self.world_size, dim=1)[self.rank].to(self.device), bias)
+        weight = weight_of(linear)
+        size = weight.shape[1] // self.world_size
+        return self._linear(columns(weight, self.rank * size, (self.rank + 1) * size).to(self.device), bias)
 
     def _paired(self, weight: torch.Tensor) -> torch.Tensor:
         """Reorder each head's outputs so that the two coordinates a rotary pair mixes are neighbours.

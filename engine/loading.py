@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,19 +13,22 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as progress
 
+from engine import fp8_checkpoint
 from engine.attention_kinds import AttentionKind
 from engine.cuda_graphs import GraphedRunner
 from engine.devices import DeviceUnavailable, memory_of, resolve_device
+from engine.fp8_module import quantize_linears, widened
 from engine.gpu_sharing import why_by_turns
 from engine.hf_runner import HFRunner, UnsupportedModel
 from engine.kv_budget import CPU_SLOTS, KVBudget, NotEnoughMemory, NumSlots
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights, why_not_lean
 from engine.process import tune_process
-from engine.quantization import quantization_method, why_not_quantized
+from engine.quantization import Quantization, UnsuitableWeights, route_of
 from engine.runner import ModelRunner
 from engine.self_test import check_runner
 from engine.tensor_parallel import check_divisible, sharding
+from engine.triton_support import runs_triton
 from engine.trusted_files import UntrustedModel, check_files
 from engine.warm_up import warm_up
 
@@ -53,6 +57,7 @@ def load_runner(
     memory_fraction: float = 0.9,
     device_share: float = 1.0,
     graphs: bool = True,
+    quantization: Quantization | None = None,
     self_test: bool = True,
     trust_remote_code: bool = False,
 ) -> ModelRunner:
@@ -72,6 +77,8 @@ def load_runner(
         device: where the model runs: see `engine.devices.resolve_device`.
         memory_fraction, device_share: see `engine.kv_budget.KVBudget`; what "auto" goes by.
         graphs: replay captured forwards on a GPU (see `engine.cuda_graphs`); the lean runner only.
+        quantization: "fp8" puts weights of linear layers into eight bits while it loads; what the model computes
+            then is the model.
         self_test: compare with the plain Transformers forward before returning.
         trust_remote_code: run Python code that the directory names.
 
@@ -101,33 +108,55 @@ def load_runner(
     rank, world_size = tensor_parallel or (0, 1)
     if world_size > 1:
         check_divisible(config, world_size)
-    quantized = why_not_quantized(config, where)
-    if quantized is not None:
-        raise UnsupportedModel(f"cannot run the model in {directory}: {quantized}")
     obstacle = why_not_lean(config, max_tokens=max_tokens)
+    lean = obstacle is None and runner != "hf"
+    try:
+        route = route_of(directory, config, where, is_sharded=world_size > 1 and not lean)
+    except UnsuitableWeights as error:
+        raise UnsupportedModel(f"cannot run the model in {directory}: {error}") from None
+    if route == "transformers":
+        obstacle, lean = "its quantized weights are left to Transformers", False
     if runner == "lean" and obstacle is not None:
         raise UnsupportedModel(f"the lean runner does not support this model: {obstacle}")
-    lean = obstacle is None and runner != "hf"
     # The lean runner shards while it converts; Transformers shards while it loads.
     extra = sharding(world_size) if world_size > 1 and not lean else {}
-    if quantization_method(config) is not None and not extra:
+    if route == "transformers" and not extra:
         extra = {"device_map": {"": where}}  # its kernels' weights must be made where they run
+    if quantization is not None and extra:
+        raise UnsupportedModel(
+            f"cannot quantize the model in {directory} while loading: "
+            + (
+                "its weights are quantized"
+                if route == "transformers"
+                else "not with the `hf` runner over ranks"
+            )
+        )
     on_host = where.type == "cpu"
     first_slots = CPU_SLOTS if num_slots == "auto" else num_slots
     loaded: LlamaRunner | HFRunner
     try:
-        model = _load_model(directory, _DTYPES[dtype], extra, trust_remote_code=trust_remote_code)
+        if route == "fp8":
+            model = _load_fp8(directory, config, _DTYPES[dtype])
+        else:
+            model = _load_model(directory, _DTYPES[dtype], extra, trust_remote_code=trust_remote_code)
+            if quantization is not None:
+                quantize_linears(model, keep=model.get_output_embeddings())
+        if (route == "fp8" or quantization is not None) and not runs_triton(where):
+            _log.info("weights of eight bits are widened to %s: no kernel takes them on %s", dtype, where)
         first_slots = first_slots if on_host else min(first_slots, _TEST_SLOTS)
         if lean:
             group = torch.distributed.group.WORLD if world_size > 1 else None
-            weights = load_llama_weights(
-                model,
-                max_tokens=max_tokens,
-                rank=rank,
-                world_size=world_size,
-                group=group,
-                device=where,
-            )
+            try:
+                weights = load_llama_weights(
+                    model,
+                    max_tokens=max_tokens,
+                    rank=rank,
+                    world_size=world_size,
+                    group=group,
+                    device=where,
+                )
+            except ValueError as error:
+                raise UnsupportedModel(f"cannot lay out the model in {directory}: {error}") from None
             loaded = LlamaRunner(weights, first_slots, attention)
         else:
             loaded = HFRunner(
@@ -205,15 +234,19 @@ def _load_model(
     return model.eval()
 
 
+def _load_fp8(directory: Path, config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        return fp8_checkpoint.load(directory, config, dtype).eval()
+    except (OSError, fp8_checkpoint.UnreadableCheckpoint) as error:
+        raise UnsupportedModel(f"cannot load the model: {error}") from error
+
+
 def _self_test(runner: ModelRunner, model: PreTrainedModel) -> None:
     @torch.inference_mode()
     def reference(tokens: NDArray[np.int32]) -> torch.Tensor:
         ids = torch.from_numpy(tokens.astype(np.int64))[None].to(model.device)
-        if isinstance(runner, HFRunner):
-            with runner.plain_attention():
-                logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0]
-        else:
-            logits = model(input_ids=ids, use_cache=False).logits[0]
+        with widened(model), runner.plain_attention() if isinstance(runner, HFRunner) else nullcontext():
+            logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0]
         return logits
 
     check_runner(runner, reference, model.dtype)

@@ -10,9 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from engine.attention import PaddedAttention
-from engine.linear import Linear
 from engine.llama_runner import LlamaRunner
-from engine.llama_weights import LlamaLayer, LlamaWeights
+from engine.llama_weights import AnyLinear, LlamaLayer, LlamaWeights
 from engine.runner import KeyTokens, ModelRunner, ModelShape, Segment
 
 Float32 = NDArray[np.float32]
@@ -222,7 +221,7 @@ def _layer(layer: LlamaLayer, hidden: int, heads: int, scale: float) -> _Layer:
     return _Layer(qkv, out, gate_up, down, (qkv_bias, out_bias, gate_up_bias, down_bias))
 
 
-def _matrix(linear: Linear, inputs: int) -> tuple[Float32, Float32 | None]:
+def _matrix(linear: AnyLinear, inputs: int) -> tuple[Float32, Float32 | None]:
     """A map's matrix [inputs, outputs] and bias, however it keeps them: what it makes of unit vectors."""
     with torch.inference_mode():
         bias = linear(torch.zeros(1, inputs, device="cpu"))

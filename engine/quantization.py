@@ -1,14 +1,25 @@
-"""Weights in fewer bits: which quantized checkpoints can be run where."""
+"""How the weights of a checkpoint are read: as they are, of eight bits, or by Transformers' quantizers."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
-#: Fine-grained FP8 (a scale per block of a weight), as DeepSeek-V3, Qwen3-FP8 and others are published.
-FP8 = "fp8"
+from engine import fp8_checkpoint
+
+Quantization = Literal["fp8"]
+#: `plain` floats; `fp8` kept in eight bits by us; or whatever Transformers does for the checkpoint.
+Route = Literal["plain", "fp8", "transformers"]
+
+#: Fine-grained FP8 as Transformers calls it: what its own layers are good for here (experts, for one).
+_FP8 = "fp8"
 _FP8_FROM = (8, 9)
+
+
+class UnsuitableWeights(ValueError):
+    """A quantized checkpoint that cannot be run there; the message says why."""
 
 
 def quantization_method(config: Any) -> str | None:
@@ -20,22 +31,38 @@ def quantization_method(config: Any) -> str | None:
     return str(getattr(method, "value", method))
 
 
-def why_not_quantized(config: Any, device: torch.device) -> str | None:
-    """What keeps a quantized checkpoint from running on `device`; None if nothing, or it is not quantized."""
+def route_of(directory: Path, config: Any, device: torch.device, *, is_sharded: bool) -> Route:
+    """How to read the weights in `directory`.
+
+    Args:
+        directory: of the checkpoint.
+        config: its Transformers configuration.
+        device: where it will run.
+        is_sharded: Transformers cuts it into the ranks' shares while it loads, which it does its own way.
+
+    Raises:
+        UnsuitableWeights: if they cannot be run there.
+    """
     method = quantization_method(config)
     if method is None:
-        return None
-    if method != FP8:
-        return (
-            f"its weights are quantized by `{method}`, of which nothing was tried here; use the checkpoint "
-            f"without quantization, or a fine-grained FP8 one (`quant_method: {FP8}`)"
+        return "plain"
+    unread = fp8_checkpoint.why_not_read(directory, config)
+    if unread is None and not is_sharded:
+        return "fp8"
+    if method != _FP8:
+        raise UnsuitableWeights(
+            f"its weights are quantized by `{method}` ({unread or 'which one process can run'}); use the "
+            "checkpoint without quantization, or one whose linear layers are FP8 (e4m3)"
         )
+    why = f"its FP8 weights are left to Transformers ({unread or 'the Hugging Face runner, over ranks'})"
     if device.type != "cuda":
-        return f"its weights are FP8, which needs a GPU, and it would run on {device}; use the bfloat16 one"
+        raise UnsuitableWeights(
+            f"{why}, which needs a GPU, and it would run on {device}; use the bfloat16 one"
+        )
     capability = torch.cuda.get_device_capability(device)
     if capability < _FP8_FROM:
-        return (
-            f"its weights are FP8, which needs a GPU of compute capability {_FP8_FROM[0]}.{_FP8_FROM[1]} "
-            f"(Ada, Hopper) or later; this one has {capability[0]}.{capability[1]}"
+        raise UnsuitableWeights(
+            f"{why}, which needs a GPU of compute capability {_FP8_FROM[0]}.{_FP8_FROM[1]} (Ada, Hopper) or "
+            f"later; this one has {capability[0]}.{capability[1]}"
         )
-    return None
+    return "transformers"

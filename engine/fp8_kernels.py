@@ -1,0 +1,120 @@
+"""Kernels in Triton: products of rows with weights of eight bits.
+
+Imported only where they are launched, since it imports Triton, which comes with CUDA builds of torch.
+With TRITON_INTERPRET=1 set before, Triton runs them on a CPU, operation by operation in numpy.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=("num_rows", "split_blocks"))
+def multiply(
+    x,
+    numbers,
+    scales,
+    bias,
+    residual,
+    out,
+    num_rows,
+    outputs,
+    inputs,
+    x_stride,
+    split_blocks,
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_BLOCKED: tl.constexpr,
+    IS_NATIVE: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """A tile of outputs for a tile of rows, over all inputs or one split of them.
+
+    Weights are the left operand, so that they are widened in the registers they are multiplied from. Grid:
+    (tiles of rows, tiles of outputs, splits): tiles of the same weights run next to each other.
+
+    x [num_rows, inputs], x_stride numbers from row to row; numbers uint8 [outputs, inputs], bits of e4m3;
+    scales float32 [outputs / GROUP, blocks], one per INPUTS inputs if IS_BLOCKED, else one; bias [outputs];
+    residual [num_rows, outputs]; out, of x's type, [num_rows, outputs], or if IS_SPLIT float32
+    [splits, num_rows, outputs], sums without bias and residual. split_blocks: tiles of inputs per split.
+    IS_NATIVE: the device converts e4m3 itself (compute capability 8.9).
+    """
+    unit = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_unit = unit < outputs
+    is_row = row < num_rows
+    blocks = tl.cdiv(inputs, INPUTS)
+    first = tl.program_id(2) * split_blocks
+    place = first * INPUTS + tl.arange(0, INPUTS)
+    numbers_at = numbers + unit[:, None].to(tl.int64) * inputs
+    x_at = x + row[None, :].to(tl.int64) * x_stride
+    scales_at = scales + (unit // GROUP) * (blocks if IS_BLOCKED else 1)
+
+    total = tl.zeros([OUTPUTS, ROWS], dtype=tl.float32)
+    for block in range(first, tl.minimum(first + split_blocks, blocks)):
+        is_input = place < inputs
+        bits = tl.load(numbers_at + place[None, :], mask=is_unit[:, None] & is_input[None, :], other=0)
+        given = tl.load(x_at + place[:, None], mask=is_input[:, None] & is_row[None, :], other=0.0)
+        if IS_NATIVE:
+            wide = bits.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+        else:
+            # Its sign, exponent and fraction where bfloat16 has them: the number times 2^-120.
+            moved = ((bits & 0x80).to(tl.uint16) << 8) | ((bits & 0x7F).to(tl.uint16) << 4)
+            wide = (
+                moved.to(tl.bfloat16, bitcast=True).to(tl.float32) * 1329227995784915872903807060280344576.0
+            )
+        weight = wide.to(x.dtype.element_ty)
+        if IS_BLOCKED:
+            scale = tl.load(scales_at + block, mask=is_unit, other=0.0)
+            total += tl.dot(weight, given, input_precision="ieee") * scale[:, None]
+        else:
+            total = tl.dot(weight, given, total, input_precision="ieee")
+        place += INPUTS
+    if not IS_BLOCKED:
+        total *= tl.load(scales_at, mask=is_unit, other=0.0)[:, None]
+
+    at = row[None, :].to(tl.int64) * outputs + unit[:, None]
+    is_real = is_unit[:, None] & is_row[None, :]
+    if IS_SPLIT:
+        tl.store(out + tl.program_id(2).to(tl.int64) * num_rows * outputs + at, total, mask=is_real)
+    else:
+        if HAS_BIAS:
+            total += tl.load(bias + unit, mask=is_unit, other=0.0).to(tl.float32)[:, None]
+        if HAS_RESIDUAL:
+            total += tl.load(residual + at, mask=is_real, other=0.0).to(tl.float32)
+        tl.store(out + at, total.to(out.dtype.element_ty), mask=is_real)
+
+
+@triton.jit(do_not_specialize=("size",))
+def add_splits(
+    partial,
+    bias,
+    residual,
+    out,
+    size,
+    outputs,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """The splits' sums, added one after the other, and to bias and residual.
+
+    Grid: (ceil(size / BLOCK),), size = rows * outputs. partial float32 [SPLITS, rows, outputs]; the others as
+    in `multiply`.
+    """
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_real = at < size
+    total = tl.load(partial + at, mask=is_real, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(partial + split * size.to(tl.int64) + at, mask=is_real, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + at % outputs, mask=is_real, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        total += tl.load(residual + at, mask=is_real, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=is_real)

@@ -1,0 +1,96 @@
+"""Linear layers of Transformers models with weights of eight bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from engine.fp8 import BLOCK, Fp8Weight, quantized, stored
+from engine.fp8_linear import Fp8Product
+from engine.triton_support import runs_triton
+
+
+class StoredFp8Linear(nn.Module):
+    """`torch.nn.Linear` with a weight of eight bits as checkpoints have it, multiplied without rounding rows.
+
+    Attributes:
+        weight: float8_e4m3fn [outputs, inputs].
+        scale: float32, as `engine.fp8.stored` takes it.
+        bias: [outputs], or None.
+        is_widened: multiply by torch with the widened matrix, even where a kernel takes eight bits.
+    """
+
+    bias: torch.Tensor | None
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        bias: torch.Tensor | None,
+        block: tuple[int, int] = (BLOCK, BLOCK),
+    ) -> None:
+        """Take them as they are.
+
+        Raises:
+            ValueError: if they do not belong together.
+        """
+        super().__init__()
+        stored(weight.to("meta"), scale.to("meta"), block)  # says what is wrong
+        self._block = block
+        self._product: Fp8Product | None = None
+        self.is_widened = False
+        # Parameters, since what a model weighs is asked of those; they cannot be trained.
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.scale = nn.Parameter(scale, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    @property
+    def of_eight_bits(self) -> Fp8Weight:
+        """The matrix."""
+        return stored(self.weight, self.scale, self._block)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., outputs] for `x` [..., inputs]."""
+        if self.is_widened or not runs_triton(x.device):
+            return F.linear(x, self.of_eight_bits.dequantized(x.dtype), self.bias)
+        if self._product is None:
+            self._product = Fp8Product(self.of_eight_bits)
+        rows = self._product(x.reshape(-1, x.shape[-1]), self.bias)
+        return rows.view(*x.shape[:-1], rows.shape[1])
+
+
+@contextmanager
+def widened(model: nn.Module) -> Iterator[None]:
+    """Lets a model multiply with widened matrices meanwhile: slowly, and by none of our kernels."""
+    layers = [module for module in model.modules() if isinstance(module, StoredFp8Linear)]
+    for layer in layers:
+        layer.is_widened = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.is_widened = False
+
+
+def quantize_linears(model: nn.Module, *, keep: nn.Module | None = None) -> int:
+    """Put `StoredFp8Linear` in the place of a model's linear layers, but of `keep`; returns how many.
+
+    What the model computes afterwards is what it is: another model than before.
+    """
+    places = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if type(child) is nn.Linear and child is not keep
+    ]
+    for parent, name, child in places:
+        weight = quantized(child.weight.detach())
+        # One scale per output and block would be stored 128 times.
+        scales = weight.scales[::BLOCK].contiguous()
+        numbers = weight.numbers.view(torch.float8_e4m3fn)
+        setattr(parent, name, StoredFp8Linear(numbers, scales, child.bias))
+    return len(places)
