@@ -10,11 +10,14 @@ from benchmarks.cli_common import JsonFile, failed
 
 
 def forward(
-    shape: Annotated[str, typer.Option(help="Sizes of the model: tiny, 1b, 8b or 32b.")] = "tiny",
+    shape: Annotated[str, typer.Option(help="Sizes of the model: tiny, 1b, 8b, 32b or 70b.")] = "tiny",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     attention: Annotated[
         str | None, typer.Option(help="padded, decomposed, flashinfer, triton or auto; by device if unset.")
+    ] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="fp8 for weights of eight bits, which are not multiplied in eight.")
     ] = None,
     context: Annotated[int, typer.Option(min=1, help="Tokens before the rows, per request.")] = 1024,
     repeats: Annotated[int, typer.Option(min=1, help="Forwards per case; medians count.")] = 21,
@@ -29,6 +32,8 @@ def forward(
         raise typer.BadParameter(f"one of {', '.join(forward_floor.SHAPES)}", param_hint="--shape")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise typer.BadParameter("float32, bfloat16 or float16", param_hint="--dtype")
+    if quantization not in (None, "fp8"):
+        raise typer.BadParameter("fp8, or nothing", param_hint="--quantization")
     kinds: tuple[AttentionKind, ...] = get_args(AttentionKind)
     kind = next((one for one in kinds if one == attention), None)
     if attention is not None and kind is None:
@@ -41,6 +46,7 @@ def forward(
             attention=kind,
             context=context,
             repeats=repeats,
+            quantization="fp8" if quantization else None,
         )
     except (ValueError, RuntimeError, DeviceUnavailable) as error:
         raise failed("forward", error) from None

@@ -14,10 +14,13 @@ import torch
 from benchmarks.forward_cost import batch
 from engine.attention_kinds import AttentionKind
 from engine.cuda_graphs import GraphedRunner
-from engine.devices import resolve_device, seconds_of
+from engine.devices import memory_of, resolve_device, seconds_of
+from engine.fp8 import quantized
+from engine.fp8_linear import make_linear
 from engine.linear import Linear
 from engine.llama_runner import LlamaRunner
-from engine.llama_weights import LlamaLayer, LlamaWeights
+from engine.llama_weights import AnyLinear, LlamaLayer, LlamaWeights
+from engine.quantization import Quantization
 from engine.runner import ModelRunner
 
 
@@ -42,6 +45,12 @@ class Sizes:
         )
         return self.layers * each + self.hidden * self.vocab
 
+    def weight_bytes(self, element: int, *, in_eight_bits: bool = False) -> int:
+        """Bytes of the weights that every forward reads, of `element` each, or one but for the last product."""
+        head = self.hidden * self.vocab
+        layers = self.multiplied - head
+        return layers + head * element if in_eight_bits else self.multiplied * element
+
     @property
     def kv_numbers(self) -> int:
         """Numbers of KV per token."""
@@ -53,18 +62,29 @@ SHAPES = {
     "1b": Sizes(16, 2048, 32, 8, 64, 8192, 128256, tied=True),  # Llama 3.2 1B
     "8b": Sizes(32, 4096, 32, 8, 128, 14336, 128256),  # Llama 3.1 8B
     "32b": Sizes(64, 5120, 64, 8, 128, 25600, 151936),  # Qwen3 32B
+    "70b": Sizes(80, 8192, 64, 8, 128, 28672, 128256),  # Llama 3.1 70B
 }
 #: Requests and rows of each: decoding alone and in batches, and verification of trees.
 CASES = ((1, 1), (1, 8), (8, 1), (8, 8), (64, 1), (64, 4))
 
 
-def random_weights(sizes: Sizes, dtype: torch.dtype, device: torch.device, max_tokens: int) -> LlamaWeights:
+def random_weights(
+    sizes: Sizes,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_tokens: int,
+    quantization: Quantization | None = None,
+) -> LlamaWeights:
     """Weights of a shape that keep activations near one; what they compute means nothing."""
     generator = torch.Generator(device=device).manual_seed(0)
 
-    def linear(outputs: int, inputs: int) -> Linear:
+    def floats(outputs: int, inputs: int) -> torch.Tensor:
         weight = torch.empty(outputs, inputs, dtype=dtype, device=device)
-        return Linear(weight.normal_(0, inputs**-0.5, generator=generator))
+        return weight.normal_(0, inputs**-0.5, generator=generator)
+
+    def linear(outputs: int, inputs: int) -> AnyLinear:
+        weight = floats(outputs, inputs)
+        return make_linear(weight if quantization is None else quantized(weight), dtype=dtype)
 
     query, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     angles = torch.outer(
@@ -84,7 +104,7 @@ def random_weights(sizes: Sizes, dtype: torch.dtype, device: torch.device, max_t
             for _ in range(sizes.layers)
         ],
         embedding=embedding.normal_(0, 1, generator=generator),
-        head=linear(sizes.vocab, sizes.hidden),
+        head=Linear(floats(sizes.vocab, sizes.hidden)),
         head_scale=torch.ones(sizes.hidden, device=device),
         rotation=torch.polar(torch.ones_like(angles), angles).unsqueeze(1),
         norm_floor=None,
@@ -117,10 +137,17 @@ def measured_rates(device: torch.device, dtype: torch.dtype, repeats: int = 7) -
 
 
 def floors(
-    sizes: Sizes, element: int, requests: int, rows: int, context: int, bandwidth: float, operations: float
+    sizes: Sizes,
+    weight_bytes: int,
+    element: int,
+    requests: int,
+    rows: int,
+    context: int,
+    bandwidth: float,
+    operations: float,
 ) -> tuple[float, float]:
     """Least seconds of a forward: for reading weights and KV once, and for multiplying."""
-    read = sizes.multiplied * element + requests * (context + rows) * sizes.kv_numbers * element
+    read = weight_bytes + requests * (context + rows) * sizes.kv_numbers * element
     return read / bandwidth, 2 * sizes.multiplied * requests * rows / operations
 
 
@@ -133,21 +160,26 @@ def run(
     context: int = 1024,
     repeats: int = 21,
     cases: Sequence[tuple[int, int]] = CASES,
+    quantization: Quantization | None = None,
 ) -> dict[str, Any]:
     """Time forwards of a shape, ordinary and captured in turns, and give each its floor.
 
+    With `quantization` the layers' weights have eight bits, and arithmetic is still that of `dtype`.
     On a CPU nothing can be captured: there the second way only pads, which shows what padding costs.
 
     Raises:
         KeyError: if there is no such shape.
         DeviceUnavailable: if there is no such device.
+        ValueError: if no case fits in its memory.
     """
     sizes, where = SHAPES[shape], resolve_device(device)
     kind: torch.dtype = getattr(torch, dtype)
-    slots = max(requests * (context + rows) for requests, rows in cases) + 8
     max_tokens = context + max(rows for _, rows in cases)
     bandwidth, operations = measured_rates(where, kind)
-    weights = random_weights(sizes, kind, where, max_tokens)
+    weights = random_weights(sizes, kind, where, max_tokens, quantization)
+    weight_bytes = sizes.weight_bytes(kind.itemsize, in_eight_bits=quantization is not None)
+    cases = fitting_cases(cases, context, sizes.kv_numbers * kind.itemsize, memory_of(where).free)
+    slots = max(requests * (context + rows) for requests, rows in cases) + 8
     ordinary = LlamaRunner(weights, slots, attention)
     runners: dict[str, ModelRunner] = {
         "ordinary": ordinary,
@@ -163,7 +195,9 @@ def run(
                 seconds = seconds_of(partial(runner.forward, segments, keep), where)
                 if repeat >= 3:
                     times[name].append(seconds)
-        memory, arithmetic = floors(sizes, kind.itemsize, requests, rows, context, bandwidth, operations)
+        memory, arithmetic = floors(
+            sizes, weight_bytes, kind.itemsize, requests, rows, context, bandwidth, operations
+        )
         floor = max(memory, arithmetic)
         result: dict[str, Any] = {
             "requests": requests,
@@ -182,9 +216,10 @@ def run(
     return {
         "shape": shape,
         "sizes": asdict(sizes),
-        "weight_bytes": sizes.multiplied * kind.itemsize,
+        "weight_bytes": weight_bytes,
         "device": str(where) if where.type == "cpu" else torch.cuda.get_device_name(where),
         "dtype": dtype,
+        "quantization": quantization,
         "attention": type(ordinary.attention).__name__,
         "context": context,
         "bytes_per_second": bandwidth,
@@ -193,10 +228,22 @@ def run(
     }
 
 
+def fitting_cases(
+    cases: Sequence[tuple[int, int]], context: int, kv_bytes: int, free: int
+) -> list[tuple[int, int]]:
+    """The cases whose keys and values fit twice, each way of running has its own, beside activations."""
+    kept = [one for one in cases if 2 * one[0] * (context + one[1]) * kv_bytes < 0.85 * free]
+    if not kept:
+        raise ValueError(
+            f"{free / 1e9:.1f} GB are free beside the weights: too little for a context of {context}"
+        )
+    return kept
+
+
 def table(record: dict[str, Any]) -> str:
     """The record for people."""
     lines = [
-        f"{record['shape']}, {record['dtype']}, {record['attention']}, context {record['context']}, on "
+        f"{record['shape']}, {record['dtype']}{_with(record['quantization'])}, {record['attention']}, context {record['context']}, on "
         f"{record['device']}: {record['weight_bytes'] / 1e9:.2f} GB of weights, "
         f"{record['bytes_per_second'] / 1e9:.0f} GB/s, {record['operations_per_second'] / 1e12:.2f} TFLOP/s",
         f"{'requests':>8}{'rows':>6}{'floor ms':>10}  {'bound by':<11}{'ordinary ms':>12}{'captured ms':>12}"
@@ -210,6 +257,10 @@ def table(record: dict[str, Any]) -> str:
             f"{ordinary['ms'] / captured['ms']:19.2f}"
         )
     return "\n".join(lines)
+
+
+def _with(quantization: str | None) -> str:
+    return "" if quantization is None else f" with {quantization} weights"
 
 
 def _median(work: Callable[[], object], device: torch.device, repeats: int) -> float:

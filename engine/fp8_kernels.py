@@ -63,11 +63,9 @@ def multiply(
         if IS_NATIVE:
             wide = bits.to(tl.float8e4nv, bitcast=True).to(tl.float32)
         else:
-            # Its sign, exponent and fraction where bfloat16 has them: the number times 2^-120.
-            moved = ((bits & 0x80).to(tl.uint16) << 8) | ((bits & 0x7F).to(tl.uint16) << 4)
-            wide = (
-                moved.to(tl.bfloat16, bitcast=True).to(tl.float32) * 1329227995784915872903807060280344576.0
-            )
+            # Its sign, exponent and fraction where float32 has them: the number times 2^-120.
+            moved = (bits.to(tl.int8, bitcast=True).to(tl.int32) << 20) & -0x78100000
+            wide = moved.to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0
         weight = wide.to(x.dtype.element_ty)
         if IS_BLOCKED:
             scale = tl.load(scales_at + block, mask=is_unit, other=0.0)

@@ -36,8 +36,10 @@ check)
     ;;
 floors)
     for shape in 8b 1b; do
+        flotilla_bench "forward-$shape-fp8" 70 forward --device cuda --shape $shape --attention triton \
+            --quantization fp8 --json "$out/forward-$shape-fp8.json"
         for attention in triton flashinfer padded; do
-            flotilla_bench "forward-$shape-$attention" 90 forward --device cuda --shape $shape --attention $attention \
+            flotilla_bench "forward-$shape-$attention" 70 forward --device cuda --shape $shape --attention $attention \
                 --json "$out/forward-$shape-$attention.json"
         done
     done
@@ -51,7 +53,9 @@ speed)
     ;;
 profile)
     part profile 200 python3 -c 'from deployments.cli import app; app()' profile --json "$out/h200.json"
-    flotilla_bench forward-32b 300 forward --device cuda --shape 32b --json "$out/forward-32b.json"
+    flotilla_bench forward-70b-fp8 180 forward --device cuda --shape 70b --quantization fp8 --attention triton \
+        --json "$out/forward-70b-fp8.json"
+    flotilla_bench forward-32b 180 forward --device cuda --shape 32b --json "$out/forward-32b.json"
     ;;
 *)
     echo "scripts/gpu_session.sh: no call named '$call': check, floors, speed or profile" >&2

@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.cli import app
-from benchmarks.forward_floor import SHAPES, floors
+from benchmarks.forward_floor import CASES, SHAPES, fitting_cases, floors
 
 
 def test_shapes_are_those_of_the_published_models() -> None:
     """Parameters in all: 8.03 and 32.8 billion; 1.24 billion with the embedding counted once."""
-    for name, published in (("1b", 1.236e9), ("8b", 8.030e9), ("32b", 32.76e9)):
+    for name, published in (("1b", 1.236e9), ("8b", 8.030e9), ("32b", 32.76e9), ("70b", 70.55e9)):
         sizes = SHAPES[name]
         embedding = 0 if sizes.tied else sizes.vocab * sizes.hidden
         assert sizes.multiplied + embedding == pytest.approx(published, rel=2e-3)
@@ -23,12 +23,24 @@ def test_shapes_are_those_of_the_published_models() -> None:
 
 def test_floors() -> None:
     # 15.01 GB of weights and 1025 tokens of KV at 4 TB/s; two operations per weight and row at 800 TFLOP/s.
-    memory, arithmetic = floors(SHAPES["8b"], 2, 1, 1, 1024, 4e12, 8e14)
+    memory, arithmetic = floors(SHAPES["8b"], SHAPES["8b"].weight_bytes(2), 2, 1, 1, 1024, 4e12, 8e14)
     assert memory == pytest.approx((15.01e9 + 1025 * 131072) / 4e12, rel=1e-3)
     assert arithmetic == pytest.approx(2 * 7.505e9 / 8e14, rel=1e-3)
+    # In eight bits 6.98e9 of them are a byte; the last product's 0.525e9 stay two.
+    assert SHAPES["8b"].weight_bytes(2, in_eight_bits=True) == pytest.approx(8.03e9, rel=1e-3)
 
 
-def test_the_command_measures(tmp_path: Path) -> None:
+def test_cases_that_do_not_fit_are_left_out() -> None:
+    """70B in eight bits on a GPU of 80 GB: 8 requests fit beside the weights, 64 do not."""
+    kept = fitting_cases(CASES, 1024, SHAPES["70b"].kv_numbers * 2, 8 * 10**9)
+    assert kept == [(1, 1), (1, 8), (8, 1), (8, 8)]
+    assert fitting_cases(CASES, 1024, SHAPES["70b"].kv_numbers * 2, 65 * 10**9) == list(CASES)
+    with pytest.raises(ValueError, match=r"0.1 GB are free beside the weights"):
+        fitting_cases(CASES, 1024, SHAPES["70b"].kv_numbers * 2, 10**8)
+
+
+@pytest.mark.parametrize("more", [[], ["--quantization", "fp8"]])
+def test_the_command_measures(more: list[str], tmp_path: Path) -> None:
     file = tmp_path / "forward.json"
     options = [
         "--device",
@@ -42,10 +54,11 @@ def test_the_command_measures(tmp_path: Path) -> None:
         "--json",
         str(file),
     ]
-    result = CliRunner().invoke(app, ["forward", *options])
+    result = CliRunner().invoke(app, ["forward", *options, *more])
     assert result.exit_code == 0, result.output
     record = json.loads(file.read_text())
     assert record["attention"] == "PaddedAttention"
+    assert record["quantization"] == ("fp8" if more else None)
     for one in record["results"]:
         assert one["ordinary"]["ms"] > 0 < one["captured"]["ms"]
         assert one["floor_ms"] > 0
@@ -53,7 +66,12 @@ def test_the_command_measures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"), [(["--shape", "9b"], "tiny, 1b, 8b"), (["--dtype", "int8"], "bfloat16")]
+    ("options", "says"),
+    [
+        (["--shape", "9b"], "tiny, 1b, 8b"),
+        (["--dtype", "int8"], "bfloat16"),
+        (["--quantization", "q4"], "fp8, or"),
+    ],
 )
 def test_wrong_options_say_what_there_is(options: list[str], says: str) -> None:
     result = CliRunner().invoke(app, ["forward", *options])

@@ -10,11 +10,11 @@ import torch
 
 from engine.loading import RunnerKind, UnsupportedModel, load_runner
 from engine.tensor_parallel import check_divisible
-from tests.engine import tiny_models
+from tests.engine import fp8_models, tiny_models
 from tests.engine.ranks import on_two_ranks
 from tests.engine.test_runners import logits_of
 
-CASES: list[tuple[str, RunnerKind]] = [("llama_bias", "lean"), ("qwen3", "hf")]
+CASES: list[tuple[str, RunnerKind]] = [("llama_bias", "lean"), ("qwen3", "hf"), ("fp8", "lean")]
 
 
 def _logits(rank: int, directories: list[str]) -> list[tuple[list[np.ndarray], int]]:
@@ -27,7 +27,8 @@ def _logits(rank: int, directories: list[str]) -> list[tuple[list[np.ndarray], i
 
 
 def test_two_ranks_equal_one_process(tmp_path: Path) -> None:
-    directories = [str(tiny_models.write(name, tmp_path / name)) for name, _ in CASES]
+    directories = [str(tiny_models.write(name, tmp_path / name)) for name, _ in CASES[:2]]
+    directories.append(str(fp8_models.write("qwen3", "fine-grained", tmp_path / "fp8")))
     by_rank = on_two_ranks(_logits, directories)
     for index, (directory, (_, runner)) in enumerate(zip(directories, CASES, strict=True)):
         alone = load_runner(directory, num_slots=128, runner=runner)

@@ -13,14 +13,17 @@ from engine.attention_kinds import AttentionKind, make_attention
 from engine.cuda_graphs import GraphedRunner
 from engine.devices import memory_of
 from engine.flashinfer_attention import why_not_flashinfer
+from engine.fp8 import quantized
+from engine.fp8_linear import Fp8Product
 from engine.kv_budget import NotEnoughMemory
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
 from engine.loading import RunnerKind, load_runner
 from engine.noise import gumbel_noise, uniform_noise
+from engine.quantization import Quantization
 from engine.runner import Segment
 from tests import emulated_cuda
-from tests.engine import tiny_models
+from tests.engine import fp8_models, tiny_models
 from tests.engine.test_runners import logits_of
 from tests.engine.test_static_forwards import batch
 
@@ -55,6 +58,55 @@ def test_float32_logits_equal_those_of_a_cpu(runner: RunnerKind, target: Path, t
         for got, expected in zip(logits_of(on_gpu, 1), logits_of(on_cpu, 1), strict=True):
             assert got.is_cuda
             torch.testing.assert_close(got.cpu(), expected, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("runner", ["lean", "hf"])
+def test_weights_of_eight_bits_equal_widened_ones(
+    runner: RunnerKind, target: Path, tmp_path: Path, emulation: emulated_cuda.Emulation | None
+) -> None:
+    attention: AttentionKind = "padded" if emulated_cuda.IS_NEEDED else "auto"
+    checkpoint = fp8_models.write("qwen3", "channel", tmp_path)
+    cases: list[tuple[Path, Quantization | None]] = [(checkpoint, None)]
+    if runner == "lean" or not emulated_cuda.IS_NEEDED:
+        cases.append((target, "fp8"))
+    for directory, quantization in cases:
+        on_cpu = load_runner(directory, num_slots=256, runner=runner, quantization=quantization)
+        on_gpu = load_runner(
+            directory,
+            num_slots=256,
+            runner=runner,
+            quantization=quantization,
+            attention=attention,
+            device="cuda",
+        )
+        before = len(emulation.launches) if emulation else 0
+        found = logits_of(on_gpu, 1)
+        if emulation:
+            assert "multiply" in emulation.launches[before:]
+        for got, expected in zip(found, logits_of(on_cpu, 1), strict=True):
+            torch.testing.assert_close(got.cpu(), expected, atol=1e-3, rtol=1e-4)
+
+
+@only_on_gpus  # without, see tests/engine/test_fp8.py
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("sizes", [(4096, 4096), (6144, 4096), (4096, 14336), (200, 300)])
+def test_products_with_weights_of_eight_bits(
+    dtype: torch.dtype, sizes: tuple[int, int], cuda: torch.device
+) -> None:
+    torch.manual_seed(0)
+    weight = quantized(torch.randn(*sizes, device=cuda) * sizes[1] ** -0.5)
+    product, wide = Fp8Product(weight), weight.dequantized(torch.float32)
+    alone = None
+    for rows in (16, 1, 17, 64, 128, 129, 600):
+        x = torch.randn(600, sizes[1], device=cuda).to(dtype)[:rows]
+        x[0] = 1.0
+        residual = torch.randn(rows, sizes[0], device=cuda).to(dtype)
+        expected = (x.double() @ wide.double().T + residual).to(dtype)
+        tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+        torch.testing.assert_close(product(x, None, residual), expected, atol=tolerance, rtol=tolerance)
+        first = product(x)[0]  # summed in one order, whatever is decoded beside it
+        alone = first if alone is None else alone
+        assert rows > 16 or torch.equal(first, alone)
 
 
 @pytest.fixture(scope="module")
