@@ -28,7 +28,15 @@ from benchmarks import (
     cli_soak,
 )
 from benchmarks.arrivals import Arrivals
-from benchmarks.cli_common import JsonFile, MaxTokens, Prompts, PromptsOfEachClass, Seed, failed
+from benchmarks.cli_common import (
+    JsonFile,
+    MaxTokens,
+    Prompts,
+    PromptsOfEachClass,
+    QuantizationOption,
+    Seed,
+    failed,
+)
 from benchmarks.cli_vllm import vllm_app
 
 app = typer.Typer(
@@ -227,6 +235,7 @@ def lossless(
         str | None,
         typer.Option(help="The model served, as `zoo:NAME` or a directory; the demo target if unset."),
     ] = None,
+    quantization: QuantizationOption = None,
     prompts: Prompts = "zoo",
     num_prompts: PromptsOfEachClass = 200,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
@@ -268,6 +277,7 @@ def lossless(
         max_tokens=max_tokens,
         tolerance=tolerance,
         seed=seed,
+        quantization=quantization,
         **({} if target is None else {"target": target}),
     )
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,6 +14,9 @@ MaxTokens = Annotated[int | None, typer.Option(min=1, help="Bound on every answe
 Prompts = Annotated[str, typer.Option(help="`zoo` or a prompt file.")]
 PromptsOfEachClass = Annotated[int, typer.Option(min=1, help="Prompts, equally many of each class.")]
 Plot = Annotated[Path | None, typer.Option(help="Write the plot to this file.")]
+QuantizationOption = Annotated[
+    Literal["fp8"] | None, typer.Option(help="`fp8`: the target's weights in eight bits.")
+]
 # Of the commands that start a system, load it and watch it.
 LoadShare = Annotated[float, typer.Option(min=0.05, max=2.0, help="Share of the saturated request rate.")]
 Rate = Annotated[float, typer.Option(min=0.0, help="Requests per second in place of --load.")]

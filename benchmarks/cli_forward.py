@@ -6,7 +6,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from benchmarks.cli_common import JsonFile, failed
+from benchmarks.cli_common import JsonFile, QuantizationOption, failed
 
 
 def forward(
@@ -16,9 +16,7 @@ def forward(
     attention: Annotated[
         str | None, typer.Option(help="padded, decomposed, flashinfer, triton or auto; by device if unset.")
     ] = None,
-    quantization: Annotated[
-        str | None, typer.Option(help="fp8 for weights of eight bits, which are not multiplied in eight.")
-    ] = None,
+    quantization: QuantizationOption = None,
     context: Annotated[int, typer.Option(min=1, help="Tokens before the rows, per request.")] = 1024,
     repeats: Annotated[int, typer.Option(min=1, help="Forwards per case; medians count.")] = 21,
     json_file: JsonFile = None,
@@ -32,8 +30,6 @@ def forward(
         raise typer.BadParameter(f"one of {', '.join(forward_floor.SHAPES)}", param_hint="--shape")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise typer.BadParameter("float32, bfloat16 or float16", param_hint="--dtype")
-    if quantization not in (None, "fp8"):
-        raise typer.BadParameter("fp8, or nothing", param_hint="--quantization")
     kinds: tuple[AttentionKind, ...] = get_args(AttentionKind)
     kind = next((one for one in kinds if one == attention), None)
     if attention is not None and kind is None:
@@ -46,7 +42,7 @@ def forward(
             attention=kind,
             context=context,
             repeats=repeats,
-            quantization="fp8" if quantization else None,
+            quantization=quantization,
         )
     except (ValueError, RuntimeError, DeviceUnavailable) as error:
         raise failed("forward", error) from None

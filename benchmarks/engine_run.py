@@ -103,7 +103,7 @@ def build_engines(
 def run(options: EngineOptions) -> dict[str, Any]:
     """Run the comparison, print its tables and return its JSON record."""
     config = demo.load_config(options.config)
-    reference = Reference(demo.directory(config.target.path), config.target.dtype)
+    reference = Reference(demo.directory(config.target.path), config.target.dtype, config.target.quantization)
     loaded = [
         prompt
         for prompt in prompt_sources.load(options.source)

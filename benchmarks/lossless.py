@@ -16,6 +16,7 @@ from benchmarks.receipts import ReceiptSummary, summarise_receipts
 from benchmarks.serve import SPECULATION_OFF, find_model
 from benchmarks.transformers_engine import Reference
 from deployments.structured_outputs import StructuredFields, constraint_of
+from engine.quantization import Quantization
 from engine.sampling_params import SamplingParams
 from zoo.registry import TARGET
 
@@ -51,6 +52,7 @@ class LosslessOptions:
     url: str
     model: str | None = None
     target: str = f"zoo:{TARGET}"
+    quantization: Quantization | None = None
     source: str = "zoo"
     num_prompts: int = 200
     concurrency: int = 16
@@ -249,7 +251,7 @@ def _print(results: Sequence[VariantResult], reference: Reference) -> None:
 
 async def run(options: LosslessOptions) -> dict[str, Any]:
     """Run the suite, print its tables and return its JSON record."""
-    reference = Reference(demo.directory(options.target), "float32")
+    reference = Reference(demo.directory(options.target), "float32", options.quantization)
     loaded = prompts.load(options.source)
     equal = dict.fromkeys(sorted({prompt.domain for prompt in loaded}), 1.0)
     shares = {domain: 1.0 / len(equal) for domain in equal}

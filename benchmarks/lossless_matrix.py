@@ -24,6 +24,7 @@ CONFIGURATIONS: MappingProxyType[str, dict[str, dict[str, Any]]] = MappingProxyT
         "tensor parallel 2": {"policy": {"name": "adaserve"}, "target": {"tensor_parallel": 2}},
         "preemption forced": {"policy": {"name": "adaserve"}, "target": {"num_slots": 480}},
         "decomposed attention": {"policy": {"name": "adaserve"}, "target": {"attention": "decomposed"}},
+        "weights of eight bits": {"policy": {"name": "adaserve"}, "target": {"quantization": "fp8"}},
         "every kind, each drafter": {"policy": {"name": "adaserve"}},
         # Exploration that never ends: every three steps each request draws another drafter.
         "switching every 3 steps": {
@@ -44,6 +45,9 @@ def configuration(name: str) -> FlotillaConfig:
     raw["http"]["port"] = 0
     for section, changes in CONFIGURATIONS[name].items():
         raw[section].update(changes)
+    for drafter in raw["drafters"]:
+        if drafter["kind"] == "model":
+            drafter["quantization"] = raw["target"]["quantization"]
     return FlotillaConfig.model_validate(raw)
 
 
@@ -64,6 +68,7 @@ def run(names: Sequence[str], num_prompts: int, max_tokens: int | None, seed: in
                         max_tokens=max_tokens,
                         drafters=drafters,
                         seed=seed,
+                        quantization=config.target.quantization,
                     )
                 )
             )

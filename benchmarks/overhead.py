@@ -237,7 +237,7 @@ def run(
     from benchmarks.server_process import free_port
     from deployments.serving import running
 
-    reference = Reference(demo.directory(config.target.path), config.target.dtype)
+    reference = Reference(demo.directory(config.target.path), config.target.dtype, config.target.quantization)
     loaded = prompt_sources.load(source)
     encoded = [reference.encode(prompt) for prompt in loaded]
     deck = Deck(loaded, encoded, bound=max_tokens, seed=seed)

@@ -262,7 +262,7 @@ def run(options: PoolOptions) -> dict[str, Any]:
         raise ValueError(f"no drafter {', '.join(unknown)}; there are {', '.join(names)}")
     config = _restricted(config, options.drafters)
     entered = contenders(options.drafters or names, options.selectors)
-    reference = Reference(demo.directory(config.target.path), config.target.dtype)
+    reference = Reference(demo.directory(config.target.path), config.target.dtype, config.target.quantization)
     loaded = prompt_sources.load(options.source)
     encoded = [reference.encode(prompt) for prompt in loaded]
     deck = Deck(loaded, encoded, bound=options.max_tokens, seed=options.seed)

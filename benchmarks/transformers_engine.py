@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from benchmarks.engine_under_test import RunResult, Task, until_end
 from benchmarks.prompts import Prompt
+from engine import fp8_checkpoint
 from engine.devices import resolve_device
+from engine.fp8_module import quantize_linears, widen_linears
 from engine.grammar import Grammars
+from engine.quantization import Quantization, quantization_method
 
 
 class Reference:
@@ -24,12 +27,13 @@ class Reference:
     Args:
         path: Hugging Face directory.
         dtype: weights and arithmetic; losslessness is judged in `float32`.
+        quantization: what the target's configuration says; the rounded numbers are multiplied as floats.
     """
 
-    def __init__(self, path: str, dtype: str = "float32") -> None:
-        self.path, self.dtype = path, dtype
+    def __init__(self, path: str, dtype: str = "float32", quantization: Quantization | None = None) -> None:
+        self.path, self.dtype, self.quantization = path, dtype, quantization
         self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
-        self.model: Any = load_model(path, dtype)
+        self.model: Any = load_model(path, dtype, quantization)
         self.device: torch.device = self.model.device
         end = self.model.generation_config.eos_token_id
         self.end_tokens: tuple[int, ...] = tuple(end) if isinstance(end, list) else (end,)
@@ -66,9 +70,21 @@ class Reference:
         return ids.cpu(), values.cpu()
 
 
-def load_model(path: str, dtype: str) -> Any:
-    """A model for inference, on a GPU if there is one: where a target of the default `device` runs."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+def load_model(path: str, dtype: str, quantization: Quantization | None = None) -> Any:
+    """A model for inference, on a GPU if there is one: where a target of the default `device` runs.
+
+    Numbers of eight bits, in the checkpoint or by `quantization`, are widened: none of our kernels is asked.
+    """
+    kind = getattr(torch, dtype)
+    config = AutoConfig.from_pretrained(path)
+    if quantization_method(config) is not None:
+        model = fp8_checkpoint.load(Path(path), config, kind)
+        widen_linears(model, kind)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=kind)
+    if quantization is not None:
+        quantize_linears(model, keep=model.get_output_embeddings())
+        widen_linears(model, kind)
     model.eval().to(resolve_device("auto"))
     return model
 
@@ -154,7 +170,7 @@ class GenerateBatchEngine:
     def __init__(self, reference: Reference, *, threads: int) -> None:
         self._reference, self._threads = reference, threads
         # Its own copy: continuous batching switches the model's attention implementation.
-        self._model = load_model(reference.path, reference.dtype)
+        self._model = load_model(reference.path, reference.dtype, reference.quantization)
         torch.set_num_threads(threads)
         self._manager: Any = self._model.init_continuous_batching(
             generation_config=greedy_config(self._model, max_new_tokens=128)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -76,21 +77,40 @@ def widened(model: nn.Module) -> Iterator[None]:
             layer.is_widened = False
 
 
-def quantize_linears(model: nn.Module, *, keep: nn.Module | None = None) -> int:
-    """Put `StoredFp8Linear` in the place of a model's linear layers, but of `keep`; returns how many.
+def quantize_linears(model: nn.Module, *, keep: nn.Module | None = None) -> None:
+    """Put `StoredFp8Linear` in the place of a model's linear layers, but of `keep`.
 
     What the model computes afterwards is what it is: another model than before.
     """
-    places = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if type(child) is nn.Linear and child is not keep
-    ]
-    for parent, name, child in places:
+    for parent, name, child in _layers(model, nn.Linear):
+        if child is keep:
+            continue
         weight = quantized(child.weight.detach())
         # One scale per output and block would be stored 128 times.
         scales = weight.scales[::BLOCK].contiguous()
         numbers = weight.numbers.view(torch.float8_e4m3fn)
         setattr(parent, name, StoredFp8Linear(numbers, scales, child.bias))
-    return len(places)
+
+
+def widen_linears(model: nn.Module, dtype: torch.dtype) -> None:
+    """Put layers of floats, of `dtype`, in the place of a model's `StoredFp8Linear`: of the same numbers."""
+    for parent, name, child in _layers(model, StoredFp8Linear):
+        outputs, inputs = child.weight.shape
+        layer = nn.Linear(inputs, outputs, bias=child.bias is not None, device="meta")
+        layer.weight = nn.Parameter(child.of_eight_bits.dequantized(dtype), requires_grad=False)
+        if child.bias is not None:
+            layer.bias = nn.Parameter(child.bias.detach().to(dtype), requires_grad=False)
+        setattr(parent, name, layer)
+
+
+Layer = TypeVar("Layer", bound=nn.Module)
+
+
+def _layers(model: nn.Module, kind: type[Layer]) -> list[tuple[nn.Module, str, Layer]]:
+    """The modules of exactly that class, with whose they are and their names there."""
+    return [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if type(child) is kind
+    ]

@@ -70,7 +70,7 @@ def test_the_command_measures(more: list[str], tmp_path: Path) -> None:
     [
         (["--shape", "9b"], "tiny, 1b, 8b"),
         (["--dtype", "int8"], "bfloat16"),
-        (["--quantization", "q4"], "fp8, or"),
+        (["--quantization", "q4"], "fp8"),
     ],
 )
 def test_wrong_options_say_what_there_is(options: list[str], says: str) -> None:
