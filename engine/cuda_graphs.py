@@ -2,7 +2,7 @@
 
 A decoding forward of a small model is some ten kernels a layer, each done in less time than its launch takes
 the host; a CUDA graph replays them all at once. A graph has fixed shapes and addresses, so a batch is padded
-to the nearest shape (`engine.padded_segments`) and copied into tensors that stay where they are. Padding rows
+to a shape met before (`engine.padded_segments`) and copied into tensors that stay where they are. Padding rows
 write to a slot of their own, which no request reads. Prompts, and shapes that come once, go the ordinary way.
 
 On a CPU, where nothing can be captured, a replay computes the same again from the same tensors: so all but
@@ -31,9 +31,10 @@ Int32 = NDArray[np.int32]
 #: Larger batches have enough work per launch; a request with more rows is reading a prompt.
 MOST_ROWS, MOST_ROWS_EACH = 512, 64
 #: Shapes captured, at most: each holds its tensors, and a capture takes about as long as ten forwards.
-MOST_SHAPES = 64
-#: A shape is captured when it comes for the so manieth time.
-CAPTURE_AT = 2
+MOST_SHAPES = 128
+#: A shape is captured when it comes for the so manieth time: soon where batches of it would go the ordinary way,
+#: later where they can be padded to a larger captured one, since a capture holds up whoever is in the batch.
+CAPTURE_AT, CAPTURE_AT_BESIDE = 2, 16
 
 
 class _Static:
@@ -67,6 +68,7 @@ class GraphedRunner:
         self._runner = runner
         self._scratch = runner.num_slots - 1
         self._capture_at = capture_at
+        self._capture_at_beside = capture_at * CAPTURE_AT_BESIDE // CAPTURE_AT
         self._met: dict[Shape, int] = {}
         self._static: dict[Shape, _Static] = {}
         # What forwards of all shapes leave: each is read before the next is begun, and what a graph keeps
@@ -95,6 +97,11 @@ class GraphedRunner:
         return list(self._static)
 
     @property
+    def pads_keys(self) -> bool:
+        """Whether shapes depend on how many keys requests have."""
+        return self._runner.attention.pads_keys
+
+    @property
     def device(self) -> torch.device:
         """See `DeviceRowsRunner`."""
         return self._runner.device
@@ -111,6 +118,14 @@ class GraphedRunner:
         if static is None:
             return self._runner.forward(segments, keep)
         return self._replay(static, segments, keep)
+
+    @torch.inference_mode()
+    def capture(self, segments: Sequence[Segment]) -> None:
+        """Forward a batch, and capture its shape if that is possible and there is room for one more."""
+        keep = all_rows(segments)
+        static = self._static_for(segments, keep, max(map(_columns, segments)), at_once=True)
+        if static is not None:
+            self._replay(static, segments, keep)
 
     @torch.inference_mode()
     def forward_rows(self, segments: Sequence[Segment], rows: DeviceRows) -> torch.Tensor:
@@ -145,10 +160,12 @@ class GraphedRunner:
         self._runner.note(self._final.index_select(0, batch_rows), key_tokens)
         return self._logits.index_select(0, batch_rows)
 
-    def _static_for(self, segments: Sequence[Segment], keep: Int32, columns: int) -> _Static | None:
-        """Tensors of the batch's shape; None if it is to go the ordinary way.
+    def _static_for(
+        self, segments: Sequence[Segment], keep: Int32, columns: int, *, at_once: bool = False
+    ) -> _Static | None:
+        """Tensors of a shape that holds the batch; None if it is to go the ordinary way.
 
-        `columns` is the most keys that any of its masks has.
+        `columns` is the most keys that any of its masks has; `at_once` if its own shape is to be captured now.
         """
         most_rows = max(len(segment.slots) for segment in segments)
         if len(keep) == 0 or most_rows > MOST_ROWS_EACH or columns > MOST_COLUMNS:
@@ -161,8 +178,12 @@ class GraphedRunner:
         if found is not None or shape.num_rows > MOST_ROWS:
             return found
         self._met[shape] = self._met.get(shape, 0) + 1
-        if self._met[shape] < self._capture_at or len(self._static) >= MOST_SHAPES:
-            return None
+        near = min(
+            (one for one in self._static if one.serves(shape)), key=lambda one: one.num_rows, default=None
+        )
+        needed = self._capture_at if near is None else self._capture_at_beside
+        if (self._met[shape] < needed and not at_once) or len(self._static) >= MOST_SHAPES:
+            return None if near is None else self._static[near]
         runner = self._runner
         if not self._static:
             hidden = runner.embed(np.zeros(1, dtype=np.int32))

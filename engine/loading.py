@@ -30,7 +30,7 @@ from engine.self_test import check_runner
 from engine.tensor_parallel import check_divisible, sharding
 from engine.triton_support import runs_triton
 from engine.trusted_files import UntrustedModel, check_files
-from engine.warm_up import warm_up
+from engine.warm_up import capture, warm_up
 
 __all__ = ["DeviceUnavailable", "NotEnoughMemory", "UnsupportedModel", "load_runner"]
 
@@ -176,7 +176,9 @@ def load_runner(
             slots = _fitting(num_slots, budget, loaded.shape.kv_bytes_per_token, where, world_size)
             if graphs and isinstance(loaded, LlamaRunner):
                 loaded.resize(slots + 1)
-                return GraphedRunner(loaded)
+                captured = GraphedRunner(loaded)
+                capture(captured)
+                return captured
             loaded.resize(slots)
     except torch.cuda.OutOfMemoryError as error:
         size = sum(file.stat().st_size for file in directory.glob("*.safetensors")) / (1 << 30)

@@ -18,6 +18,11 @@ Int64 = NDArray[np.int64]
 _FINE_KEYS, KEY_STEP = 2048, 256
 
 
+#: Rows that a batch may be padded by where its own shape is not captured, about what a GPU multiplies while it
+#: reads the weights; and how many times its keys it may read.
+MOST_ROWS_PADDED, MOST_KEYS_PADDED = 32, 1.25
+
+
 class Shape(NamedTuple):
     """Of a captured forward.
 
@@ -38,6 +43,15 @@ class Shape(NamedTuple):
     def num_rows(self) -> int:
         """Rows of the batch, padding included."""
         return self.tokens or self.requests * self.rows
+
+    def serves(self, other: Shape) -> bool:
+        """Whether a batch of the `other` shape may be padded to this one: it holds it and is not much larger."""
+        holds = (
+            self.requests >= other.requests and self.rows >= other.rows and self.num_rows >= other.num_rows
+        )
+        keys, others = self.requests * self.keys, other.requests * other.keys
+        is_near = self.num_rows <= other.num_rows + MOST_ROWS_PADDED and keys <= MOST_KEYS_PADDED * others
+        return holds and self.keys >= other.keys and is_near
 
 
 def power_of_two(number: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -26,7 +27,8 @@ def emulation() -> Iterator[Emulation | None]:
     if not IS_NEEDED:
         yield None
         return
-    with emulated_cuda() as device:
+    # A forward takes Triton's interpreter a second, and the default has sixty.
+    with emulated_cuda() as device, mock.patch("engine.warm_up.CAPTURED_REQUESTS", ()):
         yield device
 
 

@@ -22,6 +22,7 @@ from engine.loading import RunnerKind, load_runner
 from engine.noise import gumbel_noise, uniform_noise
 from engine.quantization import Quantization
 from engine.runner import Segment
+from engine.warm_up import capture
 from tests import emulated_cuda
 from tests.engine import fp8_models, tiny_models
 from tests.engine.test_runners import logits_of
@@ -158,6 +159,25 @@ def test_captured_forwards_equal_ordinary_ones(
             expected, got = plain.forward(segments, keep), static.forward(segments, keep)
             torch.testing.assert_close(got, expected, atol=tolerance, rtol=1e-2)
     assert static.shapes
+
+
+def test_usual_batches_are_captured_when_loading(
+    weights: dict[torch.dtype, LlamaWeights], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.warm_up.CAPTURED_REQUESTS", (1, 2) if emulated_cuda.IS_NEEDED else (1, 8, 64))
+    static = GraphedRunner(LlamaRunner(weights[torch.float32], 1001, "triton"))
+    capture(static)
+    before = static.shapes
+    assert len(before) == (10 if emulated_cuda.IS_NEEDED else 26)
+    plain = LlamaRunner(weights[torch.float32], 1000, "triton")
+    segments = batch(
+        np.random.default_rng(0), [(0, 3, "tree"), (0, 1, "causal")], np.arange(1000, dtype=np.int32)
+    )
+    keep = np.arange(4, dtype=np.int32)
+    for _ in range(2):
+        expected, got = plain.forward(segments, keep), static.forward(segments, keep)
+        torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-2)
+    assert static.shapes == before
 
 
 @pytest.mark.parametrize("backend", ["padded", "triton"])
