@@ -22,6 +22,7 @@ from engine.llama_runner import LlamaRunner
 from engine.llama_weights import AnyLinear, LlamaLayer, LlamaWeights
 from engine.quantization import Quantization
 from engine.runner import ModelRunner
+from engine.triton_support import runs_triton
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Sizes:
         return self.layers * each + self.hidden * self.vocab
 
     def weight_bytes(self, element: int, *, in_eight_bits: bool = False) -> int:
-        """Bytes of the weights that every forward reads, of `element` each, or one but for the last product."""
+        """Bytes of weights that a forward reads, of `element` each, or one but for the last product."""
         head = self.hidden * self.vocab
         layers = self.multiplied - head
         return layers + head * element if in_eight_bits else self.multiplied * element
@@ -177,8 +178,10 @@ def run(
     max_tokens = context + max(rows for _, rows in cases)
     bandwidth, operations = measured_rates(where, kind)
     weights = random_weights(sizes, kind, where, max_tokens, quantization)
-    weight_bytes = sizes.weight_bytes(kind.itemsize, in_eight_bits=quantization is not None)
-    cases = fitting_cases(cases, context, sizes.kv_numbers * kind.itemsize, memory_of(where).free)
+    in_eight_bits = quantization is not None and runs_triton(where)  # else they are widened
+    weight_bytes = sizes.weight_bytes(kind.itemsize, in_eight_bits=in_eight_bits)
+    if where.type == "cuda":
+        cases = fitting_cases(cases, context, sizes.kv_numbers * kind.itemsize, memory_of(where).free)
     slots = max(requests * (context + rows) for requests, rows in cases) + 8
     ordinary = LlamaRunner(weights, slots, attention)
     captured = GraphedRunner(LlamaRunner(weights, slots + 1, attention))
@@ -242,8 +245,9 @@ def fitting_cases(
 def table(record: dict[str, Any]) -> str:
     """The record for people."""
     lines = [
-        f"{record['shape']}, {record['dtype']}{_with(record['quantization'])}, {record['attention']}, context {record['context']}, on "
-        f"{record['device']}: {record['weight_bytes'] / 1e9:.2f} GB of weights, "
+        f"{record['shape']}, {record['dtype']}{_with(record['quantization'])}, {record['attention']}, "
+        f"context {record['context']}, on {record['device']}: {record['weight_bytes'] / 1e9:.2f} GB of "
+        f"weights, "
         f"{record['bytes_per_second'] / 1e9:.0f} GB/s, {record['operations_per_second'] / 1e12:.2f} TFLOP/s",
         f"{'requests':>8}{'rows':>6}{'floor ms':>10}  {'bound by':<11}{'ordinary ms':>12}{'captured ms':>12}"
         f"{'x floor':>9}{'ordinary/captured':>19}",

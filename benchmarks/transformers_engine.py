@@ -14,11 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from benchmarks.engine_under_test import RunResult, Task, until_end
 from benchmarks.prompts import Prompt
-from engine import fp8_checkpoint
 from engine.devices import resolve_device
+from engine.fp8_checkpoint import Checkpoint, load
 from engine.fp8_module import quantize_linears, widen_linears
 from engine.grammar import Grammars
-from engine.quantization import Quantization, quantization_method
+from engine.quantization import Quantization, route_of
 
 
 class Reference:
@@ -77,15 +77,16 @@ def load_model(path: str, dtype: str, quantization: Quantization | None = None) 
     """
     kind = getattr(torch, dtype)
     config = AutoConfig.from_pretrained(path)
-    if quantization_method(config) is not None:
-        model = fp8_checkpoint.load(Path(path), config, kind)
+    where = resolve_device("auto")
+    if route_of(Path(path), config, where) == "fp8":
+        model = load(Checkpoint(Path(path)), config, kind, "sdpa")
         widen_linears(model, kind)
     else:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=kind)
     if quantization is not None:
         quantize_linears(model, keep=model.get_output_embeddings())
         widen_linears(model, kind)
-    model.eval().to(resolve_device("auto"))
+    model.eval().to(where)
     return model
 
 

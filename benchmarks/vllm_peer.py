@@ -185,7 +185,9 @@ def run(options: VllmOptions) -> dict[str, Any]:
     """Install vLLM if needed, run the comparison, print its tables and return its JSON record."""
     vllm_install.install(options.venv)
     config = demo.load_config(options.config)
-    reference = Reference(demo.directory(config.target.path), config.target.dtype, config.target.quantization)
+    if config.target.quantization is not None:
+        raise ValueError("vLLM rounds weights otherwise than `target.quantization` does: leave it out")
+    reference = Reference(demo.directory(config.target.path), config.target.dtype)
     loaded = prompt_sources.load(options.source)
     encoded = [reference.encode(prompt) for prompt in loaded]
     deck = Deck(loaded, encoded, bound=options.max_tokens, seed=options.seed)

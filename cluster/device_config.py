@@ -30,9 +30,9 @@ class DeviceConfig(StrictModel):
 
     quantization: Literal["fp8"] | None = Field(
         default=None,
-        description="`fp8` rounds the weights of linear layers to eight bits when loading: half their memory on "
-        "a GPU, read in half the time. A target so rounded is another model, and its outputs are what no policy "
-        "changes. Checkpoints that are FP8 need nothing here (docs/gpu.md).",
+        description="`fp8` rounds the weights of linear layers to eight bits when loading: on a GPU half "
+        "their memory, read in half the time; on a CPU neither. A target so rounded is another model, and "
+        "its outputs are what no policy changes. Checkpoints that are FP8 need nothing here (docs/gpu.md).",
     )
     cuda_graphs: bool = Field(
         default=True, description="Replay captured forwards on a GPU; off saves their memory."

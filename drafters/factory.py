@@ -40,8 +40,8 @@ def build_drafter(
     Args:
         kind: "model", "prompt_lookup" or "suffix_automaton".
         path: model: its Hugging Face directory.
-        dtype, num_slots, runner, attention, device, memory_fraction, device_share, graphs, quantization: model: as
-            for `engine.loading.load_runner`.
+        dtype, num_slots, runner, attention, device, memory_fraction, device_share, graphs, quantization: for
+            a model, as for `engine.loading.load_runner`.
         on_device: model: whether trees grow where the model runs; see `ModelDrafter`.
         prefix_sharing: model: whether requests share KV of equal prefixes.
         max_ngram, min_ngram: prompt lookup: lengths of the suffixes looked up.

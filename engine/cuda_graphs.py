@@ -2,8 +2,9 @@
 
 A decoding forward of a small model is some ten kernels a layer, each done in less time than its launch takes
 the host; a CUDA graph replays them all at once. A graph has fixed shapes and addresses, so a batch is padded
-to a shape met before (`engine.padded_segments`) and copied into tensors that stay where they are. Padding rows
-write to a slot of their own, which no request reads. Prompts, and shapes that come once, go the ordinary way.
+to a shape met before (`engine.padded_segments`) and copied into tensors that stay where they are. Padding
+rows write to a slot of their own, which no request reads. Prompts, and shapes that come once and that no
+captured one holds, go the ordinary way.
 
 On a CPU, where nothing can be captured, a replay computes the same again from the same tensors: so all but
 the capture itself is tested without a GPU.
@@ -32,8 +33,8 @@ Int32 = NDArray[np.int32]
 MOST_ROWS, MOST_ROWS_EACH = 512, 64
 #: Shapes captured, at most: each holds its tensors, and a capture takes about as long as ten forwards.
 MOST_SHAPES = 128
-#: A shape is captured when it comes for the so manieth time: soon where batches of it would go the ordinary way,
-#: later where they can be padded to a larger captured one, since a capture holds up whoever is in the batch.
+#: A shape is captured when it comes for the so manieth time: soon where batches of it would go the ordinary
+#: way, later where they can be padded to a larger captured one, since a capture holds up who is in the batch.
 CAPTURE_AT, CAPTURE_AT_BESIDE = 2, 16
 
 
@@ -165,7 +166,8 @@ class GraphedRunner:
     ) -> _Static | None:
         """Tensors of a shape that holds the batch; None if it is to go the ordinary way.
 
-        `columns` is the most keys that any of its masks has; `at_once` if its own shape is to be captured now.
+        `columns` is the most keys that any of its masks has; `at_once` if its own shape is
+        to be captured now.
         """
         most_rows = max(len(segment.slots) for segment in segments)
         if len(keep) == 0 or most_rows > MOST_ROWS_EACH or columns > MOST_COLUMNS:

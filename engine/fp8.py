@@ -15,7 +15,7 @@ _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fp8Weight:
-    """A matrix `number * scale`, which is exact in float32.
+    """A matrix `number * scale`.
 
     Attributes:
         numbers: uint8 [outputs, inputs], the bits of e4m3 numbers (torch's float8_e4m3fn: no infinities).
@@ -62,7 +62,7 @@ class Fp8Weight:
         return Fp8Weight(self.numbers, scales, block)
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
-        """[outputs, inputs] in `dtype`; exact in float32."""
+        """[outputs, inputs] in `dtype`, rounded once in float32, and once more in a coarser one."""
         numbers = self.numbers.view(torch.float8_e4m3fn).float()
         scales = self.scales.repeat_interleave(self.block, dim=1)[:, : numbers.shape[1]]
         return numbers.mul_(scales).to(dtype)
@@ -82,6 +82,8 @@ def stored(numbers: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] =
     """
     if numbers.dtype != torch.float8_e4m3fn or numbers.dim() != 2:
         raise ValueError(f"not a matrix of float8_e4m3fn: {numbers.dtype} {list(numbers.shape)}")
+    if not scales.dtype.is_floating_point:
+        raise ValueError(f"scales of type {str(scales.dtype).removeprefix('torch.')} are not understood")
     outputs, inputs = numbers.shape
     bits, found = numbers.view(torch.uint8), scales.float()
     if found.numel() == 1:
@@ -98,7 +100,7 @@ def stored(numbers: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] =
 
 
 def quantized(weight: torch.Tensor, block: int = BLOCK) -> Fp8Weight:
-    """The nearest numbers to a float matrix [outputs, inputs], by square blocks of which the largest is 448."""
+    """The nearest numbers to a float matrix [outputs, inputs]; the largest of each square block is 448."""
     outputs, inputs = weight.shape
     rows, columns = -(-outputs // block), -(-inputs // block)
     padded = weight.new_zeros(rows * block, columns * block, dtype=torch.float32)

@@ -7,6 +7,7 @@ capability 8.9, and round rows to eight bits, too.
 from __future__ import annotations
 
 import copy
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from engine.fp8 import BLOCK
 from engine.fp8_module import StoredFp8Linear
 
-#: How checkpoints call a weight's scales: fine-grained FP8 (DeepSeek, Qwen); compressed-tensors and FBGEMM.
+#: How checkpoints call a weight's scales: fine-grained FP8 (DeepSeek, Qwen); compressed-tensors, FBGEMM.
 SCALES = ("weight_scale_inv", "weight_scale")
-# Scales of what is not quantized here: rows before a product, keys and values.
-_UNUSED = re.compile(r"\.(input_scale|activation_scale|input_scale_ub|[qkv]_scale|output_scale)$")
+# Scales of what is not quantized here (rows, keys and values), and what models make themselves.
+_UNUSED = re.compile(
+    r"\.(input_scale|activation_scale|input_scale_ub|[qkv]_scale|kv_scale|output_scale|prob_output_scale"
+    r"|rotary_emb\.inv_freq)$"
+)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -31,110 +35,199 @@ class UnreadableCheckpoint(ValueError):
     """A checkpoint that is not what its configuration says; the message says where."""
 
 
-def tensor_files(directory: Path) -> dict[str, Path]:
-    """Which file of a model directory holds which tensor."""
-    found = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as content:
-            found.update(dict.fromkeys(content.keys(), file))
-    return found
+class Checkpoint:
+    """The tensors of a model directory, each file of which is opened once.
+
+    Attributes:
+        names: of all tensors.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Look what there is.
+
+        Raises:
+            UnreadableCheckpoint: if two files without an index have a tensor of the same name.
+        """
+        self.directory = directory
+        self._files: dict[Path, Any] = {}
+        index = directory / "model.safetensors.index.json"
+        if index.is_file():
+            named = json.loads(index.read_text())["weight_map"]
+            self._where = {name: directory / file for name, file in named.items()}
+        else:
+            whole = directory / "model.safetensors"
+            self._where = {}
+            for file in [whole] if whole.is_file() else sorted(directory.glob("*.safetensors")):
+                for name in self._open(file).keys():  # noqa: SIM118, it is no dictionary
+                    if name in self._where:
+                        raise UnreadableCheckpoint(
+                            f"`{name}` in {directory} is in {file.name} and another file"
+                        )
+                    self._where[name] = file
+        self.names = set(self._where)
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor, on the CPU."""
+        tensor: torch.Tensor = self._open(self._where[name]).get_tensor(name)
+        return tensor
+
+    def is_fp8(self, name: str) -> bool:
+        """Whether a tensor is of e4m3 numbers, by the header of its file."""
+        kind: str = self._open(self._where[name]).get_slice(name).get_dtype()
+        return kind == "F8_E4M3"
+
+    def layers(self) -> dict[str, str]:
+        """The modules whose weight is of e4m3 numbers, and the name of its scales.
+
+        Raises:
+            UnreadableCheckpoint: if one has no scales.
+        """
+        found = {}
+        for name in sorted(self.names):
+            if not self.is_fp8(name):
+                continue
+            module, _, parameter = name.rpartition(".")
+            scales = next(
+                (f"{module}.{scale}" for scale in SCALES if f"{module}.{scale}" in self.names), None
+            )
+            if parameter != "weight" or scales is None:
+                raise UnreadableCheckpoint(f"`{name}` is of eight bits and has no scales beside it")
+            found[module] = scales
+        return found
+
+    def _open(self, file: Path) -> Any:
+        if file not in self._files:
+            self._files[file] = safe_open(file, framework="pt")
+        return self._files[file]
 
 
-def fp8_layers(directory: Path) -> dict[str, str]:
-    """The modules of a checkpoint whose weight is a matrix of float8_e4m3fn, and the name of its scales."""
-    files = tensor_files(directory)
-    found = {}
-    for name, file in files.items():
-        module, _, parameter = name.rpartition(".")
-        scales = next((f"{module}.{scale}" for scale in SCALES if f"{module}.{scale}" in files), None)
-        if parameter != "weight" or scales is None:
-            continue
-        with safe_open(file, framework="pt") as content:
-            about = content.get_slice(name)
-            if about.get_dtype() == "F8_E4M3" and len(about.get_shape()) == 2:
-                found[module] = scales
-    return found
-
-
-def why_not_read(directory: Path, config: Any) -> str | None:
-    """What keeps `load` from reading a quantized checkpoint; None if nothing that its tensors' names show."""
-    layers = fp8_layers(directory)
-    if not layers:
-        return "none of its weights is a matrix of float8_e4m3fn with scales"
+def why_not_read(checkpoint: Checkpoint, config: Any, *, trust_remote_code: bool = False) -> str | None:
+    """What keeps `load` from reading a checkpoint of FP8 weights; None if nothing that its names show."""
     try:
-        with init_empty_weights():
-            model = _skeleton(config, torch.bfloat16)
-    except (ValueError, KeyError) as error:  # classes that come with the model's directory, say
+        layers = checkpoint.layers()
+    except UnreadableCheckpoint as error:
+        return str(error)
+    if not layers:
+        return "none of its weights has e4m3 numbers"
+    if trust_remote_code and getattr(config, "auto_map", None):
+        return "its code comes with it"
+    try:
+        model = _skeleton(config, torch.bfloat16, "eager")
+    except (ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
         return f"Transformers cannot build it: {error}"
+    unknown = sorted(_used(checkpoint, model) - set(model.state_dict()) - set(layers.values()))
+    if unknown:
+        return f"`{unknown[0]}` is no tensor of the model that Transformers builds"
     linear = {name for name, module in model.named_modules() if type(module) is nn.Linear}
     other = sorted(set(layers) - linear)
     if other:
-        return f"{len(other)} of its FP8 weights are of no linear layer, `{other[0]}` for one"
+        return f"`{other[0]}` has FP8 weights and is no linear layer"
+    if getattr(config, "tie_word_embeddings", False):
+        head = model.get_output_embeddings()
+        if any(model.get_submodule(name) is head for name in layers):
+            return "its output projection is FP8 and tied to the embedding"
     return None
 
 
 def block_of(config: Any) -> tuple[int, int]:
     """Rows and columns that share a scale, by a Transformers configuration, if its scales are per block."""
-    described = config.quantization_config
-    described = described if isinstance(described, dict) else described.to_dict()
-    block = described.get("weight_block_size")
+    described = _quantization(config)
+    block: Any = described.get("weight_block_size")
     for group in (described.get("config_groups") or {}).values():  # compressed-tensors
-        block = block or (group.get("weights") or {}).get("block_structure")
+        weights = group.get("weights") or {}
+        if block is None and weights.get("block_structure"):
+            block = weights["block_structure"]
+        if block is None and weights.get("strategy") == "group":
+            block = (1, weights["group_size"])
+    if isinstance(block, str):
+        block = block.lower().split("x")
     return (int(block[0]), int(block[1])) if block else (BLOCK, BLOCK)
 
 
-def load(directory: Path, config: Any, dtype: torch.dtype) -> PreTrainedModel:
+def load(
+    checkpoint: Checkpoint, config: Any, dtype: torch.dtype, attention: str = "eager"
+) -> PreTrainedModel:
     """The model of a checkpoint, on the CPU: FP8 weights as they are, the others in `dtype`.
 
     Args:
-        directory: has the safetensors files.
+        checkpoint: one for which `why_not_read` is None.
         config: its Transformers configuration.
         dtype: of what is not quantized, and of what is computed.
+        attention: implementation in Transformers.
 
     Raises:
-        UnreadableCheckpoint: if a tensor is missing, is not known, or has another shape or type.
+        UnreadableCheckpoint: if a tensor is missing, or has another shape or type.
     """
-    files, layers = tensor_files(directory), fp8_layers(directory)
-    with init_empty_weights():
-        model = _skeleton(config, dtype)
-    rest = {name: file for name, file in files.items() if not _UNUSED.search(name)}
+    layers, directory = checkpoint.layers(), checkpoint.directory
+    model = _skeleton(config, dtype, attention)
+    rest = _used(checkpoint, model)
     for module, scales in layers.items():
-        parts = {name: f"{module}.{name}" for name in ("weight", "bias") if f"{module}.{name}" in rest}
-        held = {name: _read(rest.pop(full), full) for name, full in parts.items()}
-        scale = _read(rest.pop(scales), scales).float()
-        bias = held["bias"].to(dtype) if "bias" in held else None
+        own = {name: f"{module}.{name}" for name in ("weight", "bias") if f"{module}.{name}" in rest}
+        rest -= {*own.values(), scales}
+        bias = checkpoint.read(own["bias"]).to(dtype) if "bias" in own else None
         try:
-            layer = StoredFp8Linear(held["weight"], scale, bias, block_of(config))
+            scale = _scales(checkpoint.read(scales), config)
+            layer = StoredFp8Linear(checkpoint.read(own["weight"]), scale, bias, block_of(config))
             _put(model, module, layer)
         except ValueError as error:
             raise UnreadableCheckpoint(f"`{module}` in {directory}: {error}") from None
-    tensors = {name: _read(file, name) for name, file in rest.items()}
+    tensors = {name: checkpoint.read(name) for name in rest}
     tensors = {name: one.to(dtype) if one.dtype in _FLOATS else one for name, one in tensors.items()}
     try:
-        unknown = model.load_state_dict(tensors, strict=False, assign=True).unexpected_keys
+        missing = model.load_state_dict(tensors, strict=False, assign=True).missing_keys
     except RuntimeError as error:
         raise UnreadableCheckpoint(f"{directory}: {error}") from None
-    if unknown:
-        raise UnreadableCheckpoint(f"`{unknown[0]}` in {directory} is no tensor of the model")
     model.tie_weights()
-    lacking = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    lacking = [name for name in missing if name not in parameters or parameters[name].is_meta]
+    lacking = [name for name in lacking if not _matches(model._keys_to_ignore_on_load_missing, name)]
     if lacking:
         raise UnreadableCheckpoint(f"`{lacking[0]}` is missing in {directory}")
+    settings = directory / "generation_config.json"
+    if settings.is_file() and model.can_generate():
+        model.generation_config = type(model.generation_config).from_pretrained(directory)
     return model
 
 
-def _skeleton(config: Any, dtype: torch.dtype) -> PreTrainedModel:
+def _used(checkpoint: Checkpoint, model: PreTrainedModel) -> set[str]:
+    """Names of the tensors that are read."""
+    ignored = model._keys_to_ignore_on_load_unexpected
+    return {name for name in checkpoint.names if not _UNUSED.search(name) and not _matches(ignored, name)}
+
+
+def _matches(patterns: Any, name: str) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns or ())
+
+
+def _skeleton(config: Any, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    """The model without its weights; the buffers it makes itself are there."""
     plain = copy.deepcopy(config)
     if hasattr(plain, "quantization_config"):
         del plain.quantization_config
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(plain, dtype=dtype, attn_implementation="eager")
+    with init_empty_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            plain, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+        )
     return model
 
 
-def _read(file: Path, name: str) -> torch.Tensor:
-    with safe_open(file, framework="pt") as content:
-        tensor: torch.Tensor = content.get_tensor(name)
-        return tensor
+def _quantization(config: Any) -> dict[str, Any]:
+    described = getattr(config, "quantization_config", None) or {}
+    found: dict[str, Any] = described if isinstance(described, dict) else described.to_dict()
+    return found
+
+
+def _scales(tensor: torch.Tensor, config: Any) -> torch.Tensor:
+    """Scales as float32.
+
+    Raises:
+        ValueError: if they are integers that nothing says the meaning of.
+    """
+    if tensor.dtype == torch.uint8 and _quantization(config).get("scale_fmt") == "ue8m0":
+        tensor = tensor.view(torch.float8_e8m0fnu)
+    if not tensor.dtype.is_floating_point:
+        raise ValueError(f"scales of type {str(tensor.dtype).removeprefix('torch.')} are not understood")
+    return tensor.float()
 
 
 def _put(model: nn.Module, name: str, layer: StoredFp8Linear) -> None:

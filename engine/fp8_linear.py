@@ -16,14 +16,18 @@ from engine.triton_support import runs_triton
 #: Programs that keep a large GPU's memory busy, four to a processor; a weight's inputs are split for as many.
 ENOUGH_PROGRAMS = 512
 MOST_SPLITS = 8
-#: Up to so many rows inputs are split; more have tiles enough. Splits depend on the weight alone, not on the
-#: rows, so that a token's sums are added in one order whatever is decoded beside it.
+#: Up to so many rows inputs are split; more have tiles enough. Up to there splits depend on the weight alone,
+#: so that a token's sums are added in one order whatever is decoded beside it.
 SPLIT_ROWS = 128
 _SUM_BLOCK = 1024
 # Least inputs per scale: what a tensor core multiplies at once.
 _LEAST_BLOCK = 16
 # The first GPUs that convert e4m3 themselves: Ada, Hopper.
 _NATIVE_FROM = (8, 9)
+
+
+class UnsuitableBlocks(ValueError):
+    """Blocks that share a scale, of a size the kernel does not take; the message says which it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +44,13 @@ class Tile:
 # register. Few rows leave time for no more than 7 beside the memory; their tiles use `mma.sync`, whose left
 # operand is widened without being packed again. Widened weights serve more rows in the larger ones.
 _TILES = (Tile(64, 16, 2, 4), Tile(64, 32, 2, 4), Tile(64, 64, 4, 3), Tile(128, 128, 8, 3))
+# In float32, exact and slow: all that registers, and the shared memory of smaller GPUs, have room for.
+_FLOAT32_TILES = (Tile(64, 16, 2, 3), Tile(64, 32, 2, 3))
 
 
 def tile_of(rows: int, dtype: torch.dtype) -> Tile:
-    """The tile for a number of rows; float32, exact and slow, has registers for small ones only."""
-    tiles = _TILES[:2] if dtype == torch.float32 else _TILES
+    """The tile for a number of rows."""
+    tiles = _FLOAT32_TILES if dtype == torch.float32 else _TILES
     return next((tile for tile in tiles if rows <= tile.rows), tiles[-1])
 
 
@@ -69,16 +75,16 @@ class Fp8Product:
         """Lay out `weight`, which shares its memory.
 
         Raises:
-            ValueError: if its blocks are no tiles of the kernel's.
+            UnsuitableBlocks: if they are no tiles of the kernel's.
         """
         outputs, inputs = weight.shape
         self._numbers = weight.numbers
         self.is_blocked = weight.scales.shape[1] > 1
         block = weight.block
         if self.is_blocked and (block < _LEAST_BLOCK or block & (block - 1)):
-            raise ValueError(
-                f"FP8 weights with a scale per {block} of {inputs} inputs: the kernel takes powers of two from "
-                f"{_LEAST_BLOCK}; another number of ranks cuts them elsewhere"
+            raise UnsuitableBlocks(
+                f"FP8 weights with a scale per {block} of {inputs} inputs: the kernel takes powers of two "
+                f"from {_LEAST_BLOCK}; another number of ranks cuts them elsewhere"
             )
         self.inputs_tile = min(weight.block, BLOCK) if self.is_blocked else BLOCK
         if self.inputs_tile < weight.block and self.is_blocked:
@@ -91,7 +97,7 @@ class Fp8Product:
     def __call__(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[rows, outputs] for `x` [rows, inputs] of any float type, `bias` [outputs], `residual` [rows, outputs]."""
+        """[rows, outputs] for `x` [rows, inputs], `bias` [outputs] and `residual` [rows, outputs], floats."""
         kernels: Any = importlib.import_module("engine.fp8_kernels")
         rows, tile = x.shape[0], tile_of(x.shape[0], x.dtype)
         out = torch.empty(rows, self.outputs, dtype=x.dtype, device=x.device)
@@ -136,7 +142,7 @@ class Fp8Product:
 
 
 def _grouped(scales: torch.Tensor) -> tuple[int, torch.Tensor]:
-    """How many neighbouring outputs share their scales, if `BLOCK` do everywhere, else 1; and one for each."""
+    """`BLOCK` if so many neighbouring outputs share their scales everywhere, else 1; and one for each."""
     outputs, blocks = scales.shape
     if outputs % BLOCK == 0:
         groups = scales.view(-1, BLOCK, blocks)
@@ -149,8 +155,8 @@ class Fp8Linear:
     """As `engine.linear.Linear`, with a weight of eight bits that stays so, on GPUs with Triton.
 
     Attributes:
-        gain: [inputs], what `x` is to be multiplied by before the call; None for nothing. It cannot be part of
-            numbers of eight bits, and the norm before multiplies by it for nothing.
+        gain: [inputs], what `x` is to be multiplied by before the call; None for nothing. It cannot be part
+            of numbers of eight bits, and the norm before multiplies by it for nothing.
     """
 
     def __init__(

@@ -57,7 +57,9 @@ class StoredFp8Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., outputs] for `x` [..., inputs]."""
         if self.is_widened or not runs_triton(x.device):
-            return F.linear(x, self.of_eight_bits.dequantized(x.dtype), self.bias)
+            weight = self.of_eight_bits.to(x.device)  # from the host, where it does not fit beside a runner
+            bias = None if self.bias is None else self.bias.to(x.device)
+            return F.linear(x, weight.dequantized(x.dtype), bias)
         if self._product is None:
             self._product = Fp8Product(self.of_eight_bits)
         rows = self._product(x.reshape(-1, x.shape[-1]), self.bias)
@@ -77,19 +79,22 @@ def widened(model: nn.Module) -> Iterator[None]:
             layer.is_widened = False
 
 
-def quantize_linears(model: nn.Module, *, keep: nn.Module | None = None) -> None:
-    """Put `StoredFp8Linear` in the place of a model's linear layers, but of `keep`.
+def quantize_linears(
+    model: nn.Module, *, keep: nn.Module | None = None, device: torch.device | None = None
+) -> int:
+    """Put `StoredFp8Linear` in the place of a model's linear layers, but of `keep`; returns of how many.
 
-    What the model computes afterwards is what it is: another model than before.
+    What the model computes afterwards is what it is: another model than before. Each weight is rounded on
+    `device`, where it is by default, and stays where it was.
     """
-    for parent, name, child in _layers(model, nn.Linear):
-        if child is keep:
-            continue
-        weight = quantized(child.weight.detach())
+    layers = [found for found in _layers(model, nn.Linear) if found[2] is not keep]
+    for parent, name, child in layers:
+        weight = quantized(child.weight.detach().to(device)).to(child.weight.device)
         # One scale per output and block would be stored 128 times.
         scales = weight.scales[::BLOCK].contiguous()
         numbers = weight.numbers.view(torch.float8_e4m3fn)
         setattr(parent, name, StoredFp8Linear(numbers, scales, child.bias))
+    return len(layers)
 
 
 def widen_linears(model: nn.Module, dtype: torch.dtype) -> None:

@@ -142,10 +142,12 @@ def load_llama_weights(
     gain = math.sqrt(config.hidden_size) if is_exact else 1.0
     longest = int(min(config.max_position_embeddings, max_tokens or config.max_position_embeddings))
     with torch.no_grad():
+        # First, for on the way it takes the most memory.
+        projection = Linear(head.to(device), scale=_scale(base.norm, gain))
         return LlamaWeights(
             layers=[share.layer(layer, gain) for layer in base.layers],
             embedding=base.embed_tokens.weight.detach().to(device),
-            head=Linear(head.to(device), scale=_scale(base.norm, gain)),
+            head=projection,
             head_scale=base.norm.weight.to(device).float() * gain,
             rotation=_rotation_table(base.rotary_emb, longest, model.device).to(device),
             norm_floor=torch.tensor(math.sqrt(config.hidden_size * eps), device=device) if is_exact else None,

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as progress
+from transformers import AutoConfig, PreTrainedModel
 
-from engine import fp8_checkpoint
 from engine.attention_kinds import AttentionKind
 from engine.cuda_graphs import GraphedRunner
 from engine.devices import DeviceUnavailable, memory_of, resolve_device
-from engine.fp8_module import quantize_linears, widened
+from engine.fp8_linear import UnsuitableBlocks
+from engine.fp8_module import widen_linears, widened
 from engine.gpu_sharing import why_by_turns
 from engine.hf_runner import HFRunner, UnsupportedModel
 from engine.kv_budget import CPU_SLOTS, KVBudget, NotEnoughMemory, NumSlots
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights, why_not_lean
+from engine.plain_model import put_beside, read_model
 from engine.process import tune_process
 from engine.quantization import Quantization, UnsuitableWeights, route_of
 from engine.runner import ModelRunner
@@ -30,7 +31,7 @@ from engine.self_test import check_runner
 from engine.tensor_parallel import check_divisible, sharding
 from engine.triton_support import runs_triton
 from engine.trusted_files import UntrustedModel, check_files
-from engine.warm_up import capture, warm_up
+from engine.warm_up import PROMPT_ROWS, capture, warm_up
 
 __all__ = ["DeviceUnavailable", "NotEnoughMemory", "UnsupportedModel", "load_runner"]
 
@@ -77,8 +78,8 @@ def load_runner(
         device: where the model runs: see `engine.devices.resolve_device`.
         memory_fraction, device_share: see `engine.kv_budget.KVBudget`; what "auto" goes by.
         graphs: replay captured forwards on a GPU (see `engine.cuda_graphs`); the lean runner only.
-        quantization: "fp8" puts weights of linear layers into eight bits while it loads; what the model computes
-            then is the model.
+        quantization: "fp8" rounds weights of linear layers to eight bits while it loads, of a checkpoint of
+            floats; what the model computes then is the model.
         self_test: compare with the plain Transformers forward before returning.
         trust_remote_code: run Python code that the directory names.
 
@@ -111,7 +112,13 @@ def load_runner(
     obstacle = why_not_lean(config, max_tokens=max_tokens)
     lean = obstacle is None and runner != "hf"
     try:
-        route = route_of(directory, config, where, is_sharded=world_size > 1 and not lean)
+        route = route_of(
+            directory,
+            config,
+            where,
+            is_sharded=world_size > 1 and not lean,
+            trust_remote_code=trust_remote_code,
+        )
     except UnsuitableWeights as error:
         raise UnsupportedModel(f"cannot run the model in {directory}: {error}") from None
     if route == "transformers":
@@ -122,50 +129,55 @@ def load_runner(
     extra = sharding(world_size) if world_size > 1 and not lean else {}
     if route == "transformers" and not extra:
         extra = {"device_map": {"": where}}  # its kernels' weights must be made where they run
-    if quantization is not None and extra:
-        raise UnsupportedModel(
-            f"cannot quantize the model in {directory} while loading: "
-            + (
-                "its weights are quantized"
-                if route == "transformers"
-                else "not with the `hf` runner over ranks"
-            )
-        )
     on_host = where.type == "cpu"
     first_slots = CPU_SLOTS if num_slots == "auto" else num_slots
     loaded: LlamaRunner | HFRunner
     try:
-        if route == "fp8":
-            model = _load_fp8(directory, config, _DTYPES[dtype])
-        else:
-            model = _load_model(directory, _DTYPES[dtype], extra, trust_remote_code=trust_remote_code)
-            if quantization is not None:
-                quantize_linears(model, keep=model.get_output_embeddings())
-        if (route == "fp8" or quantization is not None) and not runs_triton(where):
-            _log.info("weights of eight bits are widened to %s: no kernel takes them on %s", dtype, where)
+        model = read_model(
+            directory,
+            config,
+            _DTYPES[dtype],
+            route=route,
+            quantization=quantization,
+            extra=extra,
+            device=where,
+            trust_remote_code=trust_remote_code,
+        )
+        has_kernels = runs_triton(where)
+        if (route == "fp8" or quantization is not None) and not has_kernels:
+            _log.warning(
+                "weights of eight bits are widened to %s, which takes as much memory and time as without: no "
+                "kernel of ours takes them on %s",
+                dtype,
+                where,
+            )
+            if not lean:
+                widen_linears(model, _DTYPES[dtype])
         first_slots = first_slots if on_host else min(first_slots, _TEST_SLOTS)
         if lean:
             group = torch.distributed.group.WORLD if world_size > 1 else None
-            try:
-                weights = load_llama_weights(
-                    model,
-                    max_tokens=max_tokens,
-                    rank=rank,
-                    world_size=world_size,
-                    group=group,
-                    device=where,
-                )
-            except ValueError as error:
-                raise UnsupportedModel(f"cannot lay out the model in {directory}: {error}") from None
+            weights = load_llama_weights(
+                model,
+                max_tokens=max_tokens,
+                rank=rank,
+                world_size=world_size,
+                group=group,
+                device=where,
+            )
             loaded = LlamaRunner(weights, first_slots, attention)
         else:
             loaded = HFRunner(
                 model if extra else model.to(where), first_slots, max_tokens=max_tokens, attention=attention
             )
         if self_test:
-            _self_test(loaded, _reference(model, where) if lean else model)
+            if lean:
+                put_beside(model, where)
+            _self_test(loaded, model)
             if isinstance(loaded, LlamaRunner):
                 warm_up(loaded)
+            if has_kernels and (route == "fp8" or quantization is not None):
+                warm_up(loaded, PROMPT_ROWS)
+            if isinstance(loaded, LlamaRunner):
                 loaded.attention.prepare(0, loaded.heads)
         del model
         if not on_host:
@@ -180,6 +192,8 @@ def load_runner(
                 capture(captured)
                 return captured
             loaded.resize(slots)
+    except UnsuitableBlocks as error:
+        raise UnsupportedModel(f"cannot lay out the model in {directory}: {error}") from None
     except torch.cuda.OutOfMemoryError as error:
         size = sum(file.stat().st_size for file in directory.glob("*.safetensors")) / (1 << 30)
         raise NotEnoughMemory(
@@ -205,50 +219,17 @@ def _fitting(
     return slots
 
 
-def _reference(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """The plain model where it is fastest: beside the lean weights if there is room, else where it is."""
-    if device.type == "cpu":
-        return model
-    size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    return model.to(device) if size * 1.1 < memory_of(device).free else model
-
-
-def _load_model(
-    directory: Path, dtype: torch.dtype, extra: dict[str, Any], *, trust_remote_code: bool
-) -> PreTrainedModel:
-    bars = progress.is_progress_bar_enabled()
-    progress.disable_progress_bar()
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=dtype,
-            attn_implementation="eager",
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=trust_remote_code,
-            **extra,
-        )
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UnsupportedModel(f"cannot load the model in {directory}: {error}") from error
-    finally:
-        if bars:
-            progress.enable_progress_bar()
-    return model.eval()
-
-
-def _load_fp8(directory: Path, config: Any, dtype: torch.dtype) -> PreTrainedModel:
-    try:
-        return fp8_checkpoint.load(directory, config, dtype).eval()
-    except (OSError, fp8_checkpoint.UnreadableCheckpoint) as error:
-        raise UnsupportedModel(f"cannot load the model: {error}") from error
-
-
 def _self_test(runner: ModelRunner, model: PreTrainedModel) -> None:
+    # Where it does not fit beside the runner, its layers stay on the host and the rest is on the GPU.
+    device = model.get_input_embeddings().weight.device
+
     @torch.inference_mode()
-    def reference(tokens: NDArray[np.int32]) -> torch.Tensor:
-        ids = torch.from_numpy(tokens.astype(np.int64))[None].to(model.device)
+    def reference(sequences: Sequence[NDArray[np.int32]]) -> list[torch.Tensor]:
+        ids = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.int64, device=device)
+        for row, tokens in zip(ids, sequences, strict=True):  # padded behind, where no token sees it
+            row[: len(tokens)] = torch.from_numpy(tokens.astype(np.int64)).to(device)
         with widened(model), runner.plain_attention() if isinstance(runner, HFRunner) else nullcontext():
-            logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0]
-        return logits
+            logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+        return [rows[: len(tokens)] for rows, tokens in zip(logits, sequences, strict=True)]
 
     check_runner(runner, reference, model.dtype)

@@ -18,8 +18,8 @@ Int64 = NDArray[np.int64]
 _FINE_KEYS, KEY_STEP = 2048, 256
 
 
-#: Rows that a batch may be padded by where its own shape is not captured, about what a GPU multiplies while it
-#: reads the weights; and how many times its keys it may read.
+#: Rows that a batch may be padded by where its own shape is not captured, fewer than a GPU multiplies while
+#: it reads the weights; and how many times its keys it may read.
 MOST_ROWS_PADDED, MOST_KEYS_PADDED = 32, 1.25
 
 
@@ -45,7 +45,7 @@ class Shape(NamedTuple):
         return self.tokens or self.requests * self.rows
 
     def serves(self, other: Shape) -> bool:
-        """Whether a batch of the `other` shape may be padded to this one: it holds it and is not much larger."""
+        """Whether batches of another shape may be padded to this one: it holds them, and not much more."""
         holds = (
             self.requests >= other.requests and self.rows >= other.rows and self.num_rows >= other.num_rows
         )

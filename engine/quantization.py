@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import torch
 
-from engine import fp8_checkpoint
+from engine.fp8_checkpoint import Checkpoint, UnreadableCheckpoint, why_not_read
 
 Quantization = Literal["fp8"]
 #: `plain` floats; `fp8` kept in eight bits by us; or whatever Transformers does for the checkpoint.
 Route = Literal["plain", "fp8", "transformers"]
 
-#: Fine-grained FP8 as Transformers calls it: what its own layers are good for here (experts, for one).
+#: FP8 as Transformers calls what it has layers for.
 _FP8 = "fp8"
 _FP8_FROM = (8, 9)
 
@@ -23,7 +23,7 @@ class UnsuitableWeights(ValueError):
 
 
 def quantization_method(config: Any) -> str | None:
-    """How the weights of a Transformers configuration are quantized; None if they are not."""
+    """How a Transformers configuration says that the weights are quantized; None if it does not."""
     described = getattr(config, "quantization_config", None)
     if described is None:
         return None
@@ -31,38 +31,58 @@ def quantization_method(config: Any) -> str | None:
     return str(getattr(method, "value", method))
 
 
-def route_of(directory: Path, config: Any, device: torch.device, *, is_sharded: bool) -> Route:
-    """How to read the weights in `directory`.
+def route_of(
+    directory: Path,
+    config: Any,
+    device: torch.device,
+    *,
+    is_sharded: bool = False,
+    trust_remote_code: bool = False,
+) -> Route:
+    """How to read the weights in `directory`; what its tensors are decides, not what its format is called.
 
     Args:
         directory: of the checkpoint.
         config: its Transformers configuration.
         device: where it will run.
         is_sharded: Transformers cuts it into the ranks' shares while it loads, which it does its own way.
+        trust_remote_code: run code that the directory names.
 
     Raises:
         UnsuitableWeights: if they cannot be run there.
     """
     method = quantization_method(config)
-    if method is None:
+    try:
+        checkpoint = Checkpoint(directory)
+    except UnreadableCheckpoint as error:
+        if method is None:
+            return "plain"
+        raise UnsuitableWeights(str(error)) from None
+    if method is None and not any(map(checkpoint.is_fp8, checkpoint.names)):
         return "plain"
-    unread = fp8_checkpoint.why_not_read(directory, config)
+    unread = why_not_read(checkpoint, config, trust_remote_code=trust_remote_code)
     if unread is None and not is_sharded:
         return "fp8"
+    why = unread or "over ranks only the lean runner reads them"
+    if method is None:
+        raise UnsuitableWeights(
+            f"it has weights of eight bits, which its config.json does not describe, and {why}"
+        )
     if method != _FP8:
         raise UnsuitableWeights(
-            f"its weights are quantized by `{method}` ({unread or 'which one process can run'}); use the "
-            "checkpoint without quantization, or one whose linear layers are FP8 (e4m3)"
+            f"its weights are quantized by `{method}`, and {why}; use the checkpoint without quantization, "
+            "or one whose linear layers are FP8 (e4m3)"
         )
-    why = f"its FP8 weights are left to Transformers ({unread or 'the Hugging Face runner, over ranks'})"
     if device.type != "cuda":
         raise UnsuitableWeights(
-            f"{why}, which needs a GPU, and it would run on {device}; use the bfloat16 one"
+            f"{why}; so its weights are left to Transformers, which needs a GPU for them, and it would run "
+            f"on {device}: use the checkpoint without quantization"
         )
     capability = torch.cuda.get_device_capability(device)
     if capability < _FP8_FROM:
         raise UnsuitableWeights(
-            f"{why}, which needs a GPU of compute capability {_FP8_FROM[0]}.{_FP8_FROM[1]} (Ada, Hopper) or "
-            f"later; this one has {capability[0]}.{capability[1]}"
+            f"{why}; so its weights are left to Transformers, which needs a GPU of compute capability "
+            f"{_FP8_FROM[0]}.{_FP8_FROM[1]} (Ada, Hopper) or later for them; this one has "
+            f"{capability[0]}.{capability[1]}"
         )
     return "transformers"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ from engine.tree import TokenTree
 
 Int32 = NDArray[np.int32]
 
-Reference = Callable[[Int32], torch.Tensor]
-"""Plain forward of one sequence: tokens int32 [n] to logits [n, vocab]."""
+Reference = Callable[[Sequence[Int32]], list[torch.Tensor]]
+"""Plain forward of some sequences: of each, tokens int32 [n], logits [n, vocab]."""
 
 # Largest difference allowed, relative to the largest logit. Wrong masks, positions or slots miss by far
 # more; rounding stays far below.
@@ -59,7 +59,7 @@ def check_runner(runner: ModelRunner, reference: Reference, dtype: torch.dtype) 
         positions = np.arange(len(tokens), dtype=np.int32)
         segments.append(_reserve(cache, str(name), tokens, positions, None))
     logits = runner.forward(segments, np.arange(sum(lengths), dtype=np.int32))
-    compare("ragged prefill", logits, torch.cat([reference(tokens) for tokens in sequences]))
+    compare("ragged prefill", logits, torch.cat(reference(sequences)))
     for name, segment in enumerate(segments):
         cache.commit(str(name), segment.slots)
 
@@ -72,11 +72,14 @@ def check_runner(runner: ModelRunner, reference: Reference, dtype: torch.dtype) 
     segments.append(_reserve(cache, "2", chunk, positions, None))
     logits = runner.forward(segments, np.arange(2 * nodes + 4, dtype=np.int32))
     tree = _tree(trees[0])
-    for name, tokens in enumerate(trees):
-        for node in range(nodes):
-            path = np.concatenate([sequences[name], tokens[tree.path(node)]])
-            compare("token tree", logits[name * nodes + node], reference(path)[-1])
-    compare("prompt chunk", logits[2 * nodes :], reference(np.concatenate([sequences[2], chunk]))[-4:])
+    paths = [
+        np.concatenate([sequences[name], tokens[tree.path(node)]])
+        for name, tokens in enumerate(trees)
+        for node in range(nodes)
+    ]
+    *ends, after = reference([*paths, np.concatenate([sequences[2], chunk])])
+    compare("token tree", logits[: 2 * nodes], torch.stack([rows[-1] for rows in ends]))
+    compare("prompt chunk", logits[2 * nodes :], after[-4:])
 
     # 3. One more token after a branch was accepted and the rest rolled back.
     branch = np.array(tree.path(nodes - 1))
@@ -86,7 +89,7 @@ def check_runner(runner: ModelRunner, reference: Reference, dtype: torch.dtype) 
     token = rng.integers(0, shape.vocab_size, 1).astype(np.int32)
     segment = _reserve(cache, "0", token, np.array([len(accepted)], dtype=np.int32), None)
     logits = runner.forward([segment], np.zeros(1, dtype=np.int32))
-    compare("decode after commit", logits[0], reference(np.concatenate([accepted, token]))[-1])
+    compare("decode after commit", logits[0], reference([np.concatenate([accepted, token])])[0][-1])
 
 
 def _scatter(cache: KVCache) -> None:

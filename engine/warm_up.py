@@ -16,20 +16,22 @@ _log = logging.getLogger(__name__)
 
 # oneDNN compiles a kernel for every number of rows it meets; decoding meets all small ones.
 WARM_ROWS = 32
-#: Requests of the batches that are captured beforehand. Others are padded to these until they have come often.
+#: Rows of prompts that kernels for weights of eight bits have tiles of their own for.
+PROMPT_ROWS = (96, 160)
+#: Requests of the batches that are captured beforehand; others are padded to these until they came often.
 CAPTURED_REQUESTS = (1, 2, 4, 8, 16, 32, 64)
 # Their rows in all, beside one each, and the largest trees of usual budgets.
 _CAPTURED_ROWS = (2, 4, 8, 16, *range(32, MOST_ROWS + 1, MOST_ROWS_PADDED))
 _MOST_NODES = 16
 
 
-def warm_up(runner: ModelRunner) -> None:
-    """Run a forward of each small number of rows, on slots that hold nothing yet.
+def warm_up(runner: ModelRunner, numbers: Sequence[int] = range(1, WARM_ROWS + 1)) -> None:
+    """Run a forward of each of some numbers of rows, as far as they fit, on slots that hold nothing yet.
 
     With tensor parallelism all ranks must do so at the same time.
     """
-    most = min(WARM_ROWS, runner.num_slots, runner.shape.max_tokens)
-    for rows in range(1, most + 1):
+    most = min(runner.num_slots, runner.shape.max_tokens)
+    for rows in sorted({min(rows, most) for rows in numbers}):
         runner.forward(_prompts([rows]), np.arange(rows, dtype=np.int32))
 
 
@@ -64,7 +66,7 @@ def captured_rows(requests: int) -> list[int]:
 
 
 def tree_sizes(requests: int, rows: int) -> list[int]:
-    """Rows of each request of a batch of so many in all: as much as it may, the first one; the others alike."""
+    """Rows of each request of a batch of so many in all: as many as it may the first, the others alike."""
     first = min(_MOST_NODES, rows - requests + 1)
     rest = requests - 1
     left = rows - first

@@ -33,7 +33,7 @@ def columns(weight: Weight, start: int, stop: int) -> Weight:
 
 
 def joined(weights: Sequence[Weight]) -> Weight:
-    """Matrices of the same inputs, one's outputs after the other's; widened to floats unless all have eight bits."""
+    """Matrices of the same inputs, one's outputs after the other's; as floats unless all have eight bits."""
     of_eight_bits = [weight for weight in weights if isinstance(weight, Fp8Weight)]
     if len(of_eight_bits) == len(weights):
         return concatenated(of_eight_bits)

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def values_of_e4m3() -> np.ndarray[Any, np.dtype[np.float64]]:
-    """All of them by their definition (arXiv 2209.05433, section 3): sign, four bits of exponent, three of fraction."""
+    """By their definition (arXiv 2209.05433, section 3): a sign, four bits of exponent, three of fraction."""
     bits = np.arange(256)
     exponent, fraction = bits >> 3 & 15, bits & 7
     size = np.where(exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * 2.0 ** (exponent - 7.0))
@@ -102,7 +102,8 @@ def test_weights_are_widened_where_no_kernel_takes_them() -> None:
     weight = random_weight(64, 200, 128, 0)
     x, scale = torch.randn(3, 200), torch.rand(200)
     linear = make_linear(weight, None, scale, dtype=torch.float32)
-    assert isinstance(linear, Linear) and linear.gain is None
+    assert isinstance(linear, Linear)
+    assert linear.gain is None
     torch.testing.assert_close(
         linear(x), x * scale @ weight.dequantized(torch.float32).T, rtol=1e-4, atol=1e-2
     )
@@ -112,12 +113,6 @@ def test_weights_are_widened_where_no_kernel_takes_them() -> None:
 
 pytest.importorskip("triton")
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu has these kernels on the GPU")
-
-
-@pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few programs are enough, so that tests are short and inputs are split now and then."""
-    monkeypatch.setattr(fp8_linear, "ENOUGH_PROGRAMS", 4)
 
 
 @interpreted
@@ -174,8 +169,9 @@ def test_products_are_those_of_the_widened_matrix(
     expected = expected if bias is None else expected + bias
     expected = expected if residual is None else expected + residual
     assert got.dtype == dtype
-    finest = 2e-6 if dtype == torch.float32 else 2e-3
-    is_near = (got - expected).abs() <= finest * (1 + size_of_sums + expected.abs())
+    # Sums are float32; only the result is rounded to float16.
+    last = 1e-7 if dtype == torch.float32 else 6e-4
+    is_near = (got - expected).abs() <= 2e-6 * (1 + size_of_sums) + last * expected.abs()
     assert bool((is_near | (expected.abs() > torch.finfo(dtype).max)).all())
 
 
@@ -239,7 +235,7 @@ def test_kernels_compile_for_gpus() -> None:
         [
             *(product(rows, 90) for rows in (1, 32, 64, 128, 512)),
             product(1, 90, blocked=False),
-            product(1, 90, dtype="fp32"),
+            product(32, 90, dtype="fp32"),
             *(product(rows, 80, native=False) for rows in (1, 32, 512)),
             (
                 "engine.fp8_kernels.add_splits",
@@ -249,12 +245,14 @@ def test_kernels_compile_for_gpus() -> None:
             ),
         ]
     )
-    for one in found:
+    for number, one in enumerate(found):
         assert not re.search(r"(ld|st)\.local", one.ptx)
-        assert one.shared <= 164 * 1024  # an A100's
+        # What a block may have: on Hopper, and on the smallest of the others (A10, L4, RTX).
+        assert one.shared <= (227 if number < 6 else 99) * 1024
     for one in found[:7]:  # by the device's own conversion, from numbers that were on their way meanwhile
         assert "cvt.rn.f16x2.e4m3x2" in one.ptx
         assert "cp.async" in one.ptx
     assert "wgmma" in found[4].ptx
-    assert "mma.sync" in found[0].ptx and "wgmma" not in found[0].ptx
+    assert "mma.sync" in found[0].ptx
+    assert "wgmma" not in found[0].ptx
     assert not any("e4m3" in one.ptx for one in found[7:10])

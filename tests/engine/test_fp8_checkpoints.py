@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from benchmarks.transformers_engine import load_model
+from engine.devices import Memory
 from engine.fp8 import quantized
+from engine.fp8_checkpoint import Checkpoint, block_of, load
 from engine.fp8_module import StoredFp8Linear, widened
 from engine.loading import RunnerKind, UnsupportedModel, load_runner
+from engine.plain_model import put_beside
 from tests.engine import fp8_models, tiny_models
 from tests.engine.fp8_models import Format
 from tests.engine.test_runners import logits_of
@@ -117,59 +125,225 @@ def test_a_layer_multiplies_rows_of_any_shape() -> None:
     assert not layer.is_widened
 
 
-def changed(directory: Path, change: str) -> Path:
-    """A checkpoint with something wrong."""
+LAYER = "model.layers.1.mlp.up_proj"
+
+
+def changed(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """A checkpoint with other tensors."""
     file = directory / "model.safetensors"
     tensors = load_file(file)
-    layer = "model.layers.1.mlp.up_proj"
-    if change == "missing":
-        del tensors["model.layers.1.input_layernorm.weight"]
-    elif change == "unknown":
-        tensors["model.layers.7.mlp.up_proj.weight"] = torch.zeros(3)
-    elif change == "shape":
-        tensors[f"{layer}.weight"] = tensors[f"{layer}.weight"][:40].contiguous()
-        tensors[f"{layer}.weight_scale_inv"] = tensors[f"{layer}.weight_scale_inv"][:3].contiguous()
-    elif change == "scales":
-        tensors[f"{layer}.weight_scale_inv"] = torch.ones(7, 7)
-    elif change == "bias":
-        tensors[f"{layer}.bias"] = torch.ones(48)
+    change(tensors)
     save_file(tensors, file, metadata={"format": "pt"})
+    return directory
+
+
+def described(directory: Path, **about: object) -> Path:
+    """A checkpoint that says something else of its quantization; nothing if `quant_method` is None."""
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"] |= about
+    if "quant_method" in about and about["quant_method"] is None:
+        del config["quantization_config"]
+    file.write_text(json.dumps(config))
     return directory
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("missing", r"`model.layers.1.input_layernorm.weight` is missing"),
-        ("unknown", r"`model.layers.7.mlp.up_proj.weight` in .* is no tensor of the model"),
-        ("shape", r"`model.layers.1.mlp.up_proj` in .*: \[40, 32\] where the model has \[48, 32\]"),
-        ("scales", r"scales \[7, 7\] fit no weight \[48, 32\] in blocks of 16 by 16"),
-        ("bias", r"`model.layers.1.mlp.up_proj` in .*: a bias too many"),
+        (
+            lambda t: t.pop("model.layers.1.input_layernorm.weight"),
+            r"`model.layers.1.input_layernorm.weight` is missing",
+        ),
+        (
+            lambda t: t.update({"model.layers.7.mlp.up_proj.weight": torch.zeros(3)}),
+            r"`model.layers.7.mlp.up_proj.weight` is no tensor of the model .* left to Transformers",
+        ),
+        (
+            lambda t: t.update(
+                {
+                    f"{LAYER}.weight": t[f"{LAYER}.weight"][:40].contiguous(),
+                    f"{LAYER}.weight_scale_inv": t[f"{LAYER}.weight_scale_inv"][:3].contiguous(),
+                }
+            ),
+            r"`model.layers.1.mlp.up_proj` in .*: \[40, 32\] where the model has \[48, 32\]",
+        ),
+        (
+            lambda t: t.update({f"{LAYER}.weight_scale_inv": torch.ones(7, 7)}),
+            r"scales \[7, 7\] fit no weight \[48, 32\] in blocks of 16 by 16",
+        ),
+        (
+            lambda t: t.update({f"{LAYER}.weight_scale_inv": torch.full((3, 2), 120, dtype=torch.uint8)}),
+            r"`model.layers.1.mlp.up_proj` in .*: scales of type uint8 are not understood",
+        ),
+        (
+            lambda t: t.pop(f"{LAYER}.weight_scale_inv"),
+            r"`model.layers.1.mlp.up_proj.weight` is of eight bits and has no scales beside it",
+        ),
+        (
+            lambda t: t.update({f"{LAYER}.bias": torch.ones(48)}),
+            r"`model.layers.1.mlp.up_proj.bias` is no tensor of the model",
+        ),
     ],
+    ids=["missing", "unknown", "shape", "blocks", "integers", "unscaled", "bias"],
 )
-def test_what_is_wrong_with_a_checkpoint_is_named(change: str, message: str, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_checkpoint_is_named(
+    change: Callable[[dict[str, torch.Tensor]], object], message: str, tmp_path: Path
+) -> None:
     directory = changed(fp8_models.write("llama", "fine-grained", tmp_path), change)
     with pytest.raises(UnsupportedModel, match=message):
         load_runner(directory, num_slots=128)
 
 
+def same(directory: Path, other: Path) -> bool:
+    """Whether two checkpoints give the same logits."""
+    of = [logits_of(load_runner(one, num_slots=128), 1) for one in (directory, other)]
+    return all(torch.equal(one, two) for one, two in zip(*of, strict=True))
+
+
+def test_scales_that_are_powers_of_two_may_be_stored_as_exponents(tmp_path: Path) -> None:
+    def rounded(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("_inv")]:
+            tensors[name] = tensors[name].to(torch.float8_e8m0fnu).float()
+
+    def stored(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("_inv")]:
+            tensors[name] = tensors[name].to(torch.float8_e8m0fnu).view(torch.uint8)
+
+    floats = changed(fp8_models.write("llama", "fine-grained", tmp_path / "floats"), rounded)
+    exponents = changed(fp8_models.write("llama", "fine-grained", tmp_path / "exponents"), stored)
+    assert same(described(exponents, scale_fmt="ue8m0"), floats)
+
+
+def test_what_is_not_of_the_model_is_passed_over(tmp_path: Path) -> None:
+    """Scales of keys and values, angles that old checkpoints hold, and files beside the index."""
+    plain = fp8_models.write("llama", "channel", tmp_path / "plain")
+    layer = "model.layers.0.self_attn"
+    extra = changed(
+        fp8_models.write("llama", "channel", tmp_path / "extra"),
+        lambda tensors: tensors.update(
+            {
+                f"{layer}.k_proj.k_scale": torch.ones(1),
+                f"{layer}.kv_scale": torch.ones(1),
+                f"{layer}.rotary_emb.inv_freq": torch.ones(4),
+            }
+        ),
+    )
+    save_file({"model.norm.weight": torch.zeros(32)}, extra / "z_old.safetensors")
+    assert same(extra, plain)
+
+    sharded = fp8_models.write("llama", "channel", tmp_path / "sharded")
+    tensors = load_file(sharded / "model.safetensors")
+    (sharded / "model.safetensors").unlink()
+    where = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(tensors)}
+    for file in set(where.values()):
+        save_file({name: tensors[name] for name in tensors if where[name] == file}, sharded / file)
+    save_file({"layers.0.wq": torch.zeros(3)}, sharded / "consolidated.safetensors")
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    assert same(sharded, plain)
+    (sharded / "model.safetensors.index.json").unlink()
+    save_file({"model.norm.weight": torch.zeros(32)}, sharded / "other.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"`model.norm.weight` in .* and another file"):
+        load_runner(sharded, num_slots=128)
+
+
+def test_the_tensors_decide_not_what_the_format_is_called(tmp_path: Path) -> None:
+    plain = fp8_models.write("llama", "tensor", tmp_path / "plain")
+    silent = described(fp8_models.write("llama", "tensor", tmp_path / "silent"), quant_method=None)
+    other = described(fp8_models.write("llama", "tensor", tmp_path / "other"), quant_method="modelopt")
+    assert same(silent, plain)
+    assert same(other, plain)
+    lost = changed(silent, lambda tensors: tensors.pop(f"{LAYER}.weight_scale"))
+    with pytest.raises(UnsupportedModel, match=r"its config.json does not describe, and `model.layers.1"):
+        load_runner(lost, num_slots=128)
+
+
+@pytest.mark.parametrize(
+    ("about", "block"),
+    [
+        ({"weight_block_size": [64, 32]}, (64, 32)),
+        ({"config_groups": {"group_0": {"weights": {"block_structure": "128x64"}}}}, (128, 64)),
+        ({"config_groups": {"group_0": {"weights": {"strategy": "group", "group_size": 32}}}}, (1, 32)),
+        ({"config_groups": {"group_0": {"weights": {"strategy": "channel"}}}}, (128, 128)),
+    ],
+)
+def test_sizes_of_blocks(about: dict[str, object], block: tuple[int, int]) -> None:
+    assert block_of(SimpleNamespace(quantization_config=about)) == block
+
+
+def test_an_output_projection_of_eight_bits(tmp_path: Path) -> None:
+    def quantize_head(tensors: dict[str, torch.Tensor]) -> None:
+        head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
+        tensors["lm_head.weight"] = (head / 0.01).to(torch.float8_e4m3fn)
+        tensors["lm_head.weight_scale"] = torch.full((1,), 0.01)
+
+    directory = changed(fp8_models.write("llama_bias", "tensor", tmp_path / "own"), quantize_head)
+    lean, other = (
+        logits_of(load_runner(directory, num_slots=128, runner=kind), 1) for kind in ("lean", "hf")
+    )
+    for got, expected in zip(lean, other, strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    tied = changed(fp8_models.write("llama", "tensor", tmp_path / "tied"), quantize_head)
+    with pytest.raises(UnsupportedModel, match="its output projection is FP8 and tied to the embedding"):
+        load_runner(tied, num_slots=128)
+
+
 def test_experts_of_eight_bits_are_left_to_transformers(tmp_path: Path) -> None:
-    directory = fp8_models.write("llama", "fine-grained", tmp_path)
-    file = directory / "model.safetensors"
-    tensors = load_file(file)
     expert = "model.layers.0.mlp.experts.0.up_proj"
-    tensors[f"{expert}.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].clone()
-    tensors[f"{expert}.weight_scale_inv"] = torch.ones(3, 2)
-    save_file(tensors, file, metadata={"format": "pt"})
+    directory = changed(
+        fp8_models.write("llama", "fine-grained", tmp_path),
+        lambda tensors: tensors.update(
+            {
+                f"{expert}.weight": tensors[f"{LAYER}.weight"].clone(),
+                f"{expert}.weight_scale_inv": torch.ones(3, 2),
+            }
+        ),
+    )
     with pytest.raises(
         UnsupportedModel,
-        match=rf"left to Transformers \(1 of its FP8 weights are of no linear layer, `{expert}` for one\), which "
-        "needs a GPU, and it would run on cpu",
+        match=rf"`{expert}.weight` is no tensor of the model that Transformers builds; so its weights are "
+        "left to Transformers, which needs a GPU for them, and it would run on cpu",
     ):
         load_runner(directory, num_slots=128)
-    config = directory / "config.json"
-    about = json.loads(config.read_text())
-    about["quantization_config"]["quant_method"] = "compressed-tensors"
-    config.write_text(json.dumps(about))
-    with pytest.raises(UnsupportedModel, match=r"quantized by `compressed-tensors` \(1 of its FP8"):
+    described(directory, quant_method="compressed-tensors")
+    with pytest.raises(
+        UnsupportedModel, match=r"quantized by `compressed-tensors`, and `model.layers.0.mlp.exp"
+    ):
         load_runner(directory, num_slots=128)
+
+
+def test_what_cannot_be_rounded_is_refused(tmp_path: Path) -> None:
+    directory = fp8_models.write("llama", "fine-grained", tmp_path / "rounded")
+    with pytest.raises(
+        UnsupportedModel, match=r"`quantization` cannot round the model .* weights are quantized"
+    ):
+        load_runner(directory, num_slots=128, quantization="fp8")
+
+
+def test_a_model_that_does_not_fit_beside_its_runner_is_widened_layer_by_layer(tmp_path: Path) -> None:
+    """`meta` stands in for the GPU: what is multiplied comes there, and the weights stay where they are."""
+    config = AutoConfig.from_pretrained(fp8_models.write("llama_bias", "channel", tmp_path))
+    model = load(Checkpoint(tmp_path), config, torch.float32)
+    with mock.patch("engine.plain_model.memory_of", return_value=Memory(0, 0, 0)):
+        put_beside(model, torch.device("meta"))
+    kept = [module for module in model.modules() if isinstance(module, StoredFp8Linear)]
+    assert {module.weight.device.type for module in kept} == {"cpu"}
+    assert model.get_input_embeddings().weight.device.type == "meta"
+    with widened(model), torch.no_grad():
+        for layer in kept:
+            assert layer(torch.zeros(2, layer.weight.shape[1], device="meta")).device.type == "meta"
+
+
+def test_references_end_where_the_server_does(tmp_path: Path) -> None:
+    """End tokens stand in generation_config.json, whichever way weights are read."""
+    directory = fp8_models.write("llama", "channel", tmp_path)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7], "pad_token_id": 5}))
+    model = load_model(str(directory), "float32")
+    assert (model.generation_config.eos_token_id, model.generation_config.pad_token_id) == ([2, 7], 5)
+    assert not any(isinstance(module, StoredFp8Linear) for module in model.modules())
+    assert model.config._attn_implementation == "sdpa"
+    ours = logits_of(load_runner(directory, num_slots=128), 1)[0]
+    with torch.no_grad():
+        rng = np.random.default_rng(1)
+        tokens = torch.from_numpy(rng.integers(0, tiny_models.VOCABULARY, 20))[None]
+        torch.testing.assert_close(model(tokens).logits[0], ours[:20], atol=1e-4, rtol=1e-4)

@@ -156,7 +156,8 @@ def test_what_decoding_meets_is_captured_beforehand() -> None:
     for requests in CAPTURED_REQUESTS:
         for rows in captured_rows(requests):
             sizes = tree_sizes(requests, rows)
-            assert len(sizes) == requests and sum(sizes) == rows and 1 <= min(sizes) <= max(sizes) <= 16
+            assert (len(sizes), sum(sizes)) == (requests, rows)
+            assert 1 <= min(sizes) <= max(sizes) <= 16
             slots = np.arange(sum(sizes), dtype=np.int32)
             segments = batch(np.random.default_rng(0), [(0, size, "causal") for size in sizes], slots)
             captured.add(shape_of(segments, with_keys=False, is_rectangle=False))

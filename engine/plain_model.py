@@ -1,0 +1,112 @@
+"""Plain Transformers models of directories: what runners are made of, and what they are compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as progress
+
+from engine.devices import memory_of
+from engine.fp8_checkpoint import Checkpoint, UnreadableCheckpoint, load
+from engine.fp8_module import StoredFp8Linear, quantize_linears
+from engine.hf_runner import UnsupportedModel
+from engine.quantization import Quantization, Route
+
+
+def read_model(
+    directory: Path,
+    config: Any,
+    dtype: torch.dtype,
+    *,
+    route: Route,
+    quantization: Quantization | None,
+    extra: dict[str, Any],
+    device: torch.device,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """The model of a directory, on the CPU unless `extra` says otherwise.
+
+    Args:
+        directory: Hugging Face model directory.
+        config: its configuration.
+        dtype: what is computed in.
+        route: how its weights are read.
+        quantization: what linear layers of floats are rounded to.
+        extra: further arguments of Transformers' `from_pretrained`: sharding, or where to load to.
+        device: where rounding is computed.
+        trust_remote_code: run Python code that the directory names.
+
+    Raises:
+        UnsupportedModel: if it cannot be loaded, or not be rounded.
+    """
+    if quantization is not None and (extra or route != "plain"):
+        raise UnsupportedModel(
+            f"`quantization` cannot round the model in {directory}: "
+            + ("its weights are quantized" if route != "plain" else "over ranks only the lean runner can")
+        )
+    if route == "fp8":
+        try:
+            return load(Checkpoint(directory), config, dtype).eval()
+        except (OSError, UnreadableCheckpoint) as error:
+            raise UnsupportedModel(f"cannot load the model: {error}") from error
+    model = _from_pretrained(directory, dtype, extra, trust_remote_code=trust_remote_code)
+    if quantization is not None and not quantize_linears(
+        model, keep=model.get_output_embeddings(), device=device
+    ):
+        raise UnsupportedModel(
+            f"`quantization` found nothing to round in {directory}: it has no linear layers"
+        )
+    return model
+
+
+def put_beside(model: PreTrainedModel, device: torch.device) -> None:
+    """Put a model on a GPU, beside what lies there, as far as it fits.
+
+    If it does not fit and has weights of eight bits, all but those go there: they come one by one when they
+    are multiplied with (`engine.fp8_module`). Others stay where they are.
+    """
+    if device.type == "cpu":
+        return
+    size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    if size * 1.1 < memory_of(device).free:
+        model.to(device)
+        return
+    layers = [module for module in model.modules() if isinstance(module, StoredFp8Linear)]
+    for module in model.modules() if layers else ():
+        if not isinstance(module, StoredFp8Linear):
+            _move_own(module, device)
+
+
+def _move_own(module: nn.Module, device: torch.device) -> None:
+    """Put a module's own parameters and buffers on a device, not those of the modules within it."""
+    for name, parameter in module.named_parameters(recurse=False):
+        setattr(module, name, nn.Parameter(parameter.to(device), requires_grad=False))
+    for name, buffer in module.named_buffers(recurse=False):
+        setattr(module, name, buffer.to(device))
+
+
+def _from_pretrained(
+    directory: Path, dtype: torch.dtype, extra: dict[str, Any], *, trust_remote_code: bool
+) -> PreTrainedModel:
+    bars = progress.is_progress_bar_enabled()
+    progress.disable_progress_bar()
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=dtype,
+            attn_implementation="eager",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            **extra,
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UnsupportedModel(f"cannot load the model in {directory}: {error}") from error
+    finally:
+        if bars:
+            progress.enable_progress_bar()
+    return model.eval()
