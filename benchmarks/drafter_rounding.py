@@ -29,7 +29,7 @@ DRAFTERS = {"general-2x192": None, "code-2x128": "code", "chat-2x128": "chat", "
 
 
 def measure(drafter: str, domain: str | None, *, prompts: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """Tokens per step with a drafter as it is and rounded, in turns, greedy, always as deep (policy `fixed`)."""
+    """Tokens per step with a drafter as it is and rounded, in turns; greedy, always as deep."""
     raw = demo_config().model_dump()
     raw["policy"]["name"] = "fixed"
     raw["drafters"] = [one for one in raw["drafters"] if one["name"] == drafter]

@@ -146,8 +146,8 @@ def load_runner(
         has_kernels = runs_triton(where)
         if (route == "fp8" or quantization is not None) and not has_kernels:
             _log.warning(
-                "weights of eight bits are widened to %s, which takes as much memory and time as without: no "
-                "kernel of ours takes them on %s",
+                "weights of eight bits are widened to %s on %s, where no kernel takes them: they save "
+                "neither memory nor time",
                 dtype,
                 where,
             )
