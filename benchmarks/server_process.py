@@ -118,7 +118,8 @@ class ServerProcess:
             return
         # Children first taken down: they may have left the group, and orphans would be hard to find.
         children = psutil.Process(self._process.pid).children(recursive=True)
-        os.killpg(self._process.pid, signal.SIGINT)
+        # Not SIGINT, which what a shell starts in the background hands down as ignored.
+        os.killpg(self._process.pid, signal.SIGTERM)
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:

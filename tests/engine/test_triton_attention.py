@@ -38,7 +38,7 @@ SLOTS = 400
 KINDS = ("causal", "tree", "wide")
 #: A program takes the interpreter about a millisecond.
 some = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-few = settings(some, max_examples=6)
+few = settings(some, max_examples=4)
 shapes_of_segments = st.lists(
     st.tuples(st.integers(0, 90), st.integers(1, 9), st.sampled_from(KINDS)), min_size=1, max_size=4
 )

@@ -57,7 +57,7 @@ def masses(scores: torch.Tensor) -> torch.Tensor:
     return torch.stack([(weight.unsqueeze(1) * which).sum(2) for which in (at_least, more)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(
     params=st.lists(sampled, min_size=1, max_size=4),
     vocab=st.integers(1, 80),

@@ -27,8 +27,9 @@ def emulation() -> Iterator[Emulation | None]:
     if not IS_NEEDED:
         yield None
         return
-    # A forward takes Triton's interpreter a second, and the default has sixty.
-    with emulated_cuda() as device, mock.patch("engine.warm_up.CAPTURED_REQUESTS", ()):
+    # A forward takes Triton's interpreter a second.
+    none = mock.patch("engine.warm_up.CAPTURED_REQUESTS", ())
+    with emulated_cuda() as device, none, mock.patch("engine.loading.PROMPT_ROWS", (40,)):
         yield device
 
 

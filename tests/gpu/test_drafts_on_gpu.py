@@ -21,7 +21,7 @@ from tests.emulated_cuda import IS_NEEDED, Emulation
 from tests.gpu.waiting import waiting_once
 
 # Emulated, less of it: Triton's interpreter is slow.
-DEPTH, CALLS = (3, 3) if IS_NEEDED else (5, 4)
+DEPTH, CALLS = (2, 3) if IS_NEEDED else (5, 4)
 MOST_LAUNCHES = 17  # of a layer
 only_on_gpus = pytest.mark.skipif(IS_NEEDED, reason="emulated, wider drafts from captured forwards do")
 SAMPLINGS = [

@@ -41,6 +41,7 @@ def server() -> Iterator[Server]:
         scheduler__micro_batches=2,
         debug__timeline=20_000,
         health__silent_s=2.0,
+        health__orphan_s=240.0,  # a new cell may take a minute where tests run beside
     )
     yield from start(config)
 
