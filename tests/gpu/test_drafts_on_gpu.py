@@ -109,7 +109,7 @@ def test_a_layer_is_a_replay_and_few_launches(
     for depth in (2, 3):
         monkeypatch.setitem(globals(), "DEPTH", depth)
         device = drafting(drafter, "triton", on_device=True)
-        *before, last = calls(device, 2, number=4)
+        *before, last = calls(device, 2, number=3)
         for items in before:
             device.draft(call(*items))
         count = len(emulated.launches)
