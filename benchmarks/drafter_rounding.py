@@ -68,12 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             one["drafter"],
             tables.number(median(one["float"]), 2),
             tables.number(median(one["fp8"]), 2),
-            f"{min(one['float']):.2f} to {max(one['float']):.2f}",
+            *(f"{min(one[name]):.2f} to {max(one[name]):.2f}" for name in ("float", "fp8")),
             f"{one['identical']} of {one['prompts']}",
         ]
         for one in results
     ]
-    heads = ["drafter", "tokens per step", "in eight bits", "rounds of the first", "outputs identical"]
+    heads = ["drafter", "tokens per step", "in eight bits", "rounds", "rounds", "outputs identical"]
     tables.console.print(tables.plain_table("", heads, rows))
     tables.write_json(
         options.json, {"benchmark": "drafter_rounding", "environment": describe(), "results": results}

@@ -98,6 +98,11 @@ class GraphedRunner:
         return list(self._static)
 
     @property
+    def pads_rows(self) -> bool:
+        """Whether requests have equally many rows in a shape."""
+        return self._runner.attention.pads_rows
+
+    @property
     def pads_keys(self) -> bool:
         """Whether shapes depend on how many keys requests have."""
         return self._runner.attention.pads_keys

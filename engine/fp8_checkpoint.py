@@ -50,12 +50,12 @@ class Checkpoint:
         """
         self.directory = directory
         self._files: dict[Path, Any] = {}
-        index = directory / "model.safetensors.index.json"
-        if index.is_file():
+        # In the order in which Transformers looks.
+        index, whole = directory / "model.safetensors.index.json", directory / "model.safetensors"
+        if index.is_file() and not whole.is_file():
             named = json.loads(index.read_text())["weight_map"]
             self._where = {name: directory / file for name, file in named.items()}
         else:
-            whole = directory / "model.safetensors"
             self._where = {}
             for file in [whole] if whole.is_file() else sorted(directory.glob("*.safetensors")):
                 for name in self._open(file).keys():  # noqa: SIM118, it is no dictionary
@@ -171,8 +171,14 @@ def load(
             _put(model, module, layer)
         except ValueError as error:
             raise UnreadableCheckpoint(f"`{module}` in {directory}: {error}") from None
+    exact = model._keep_in_fp32_modules_strict or ()  # of routers, say
     tensors = {name: checkpoint.read(name) for name in rest}
-    tensors = {name: one.to(dtype) if one.dtype in _FLOATS else one for name, one in tensors.items()}
+    tensors = {
+        name: one.to(torch.float32 if any(part in name for part in exact) else dtype)
+        if one.dtype in _FLOATS
+        else one
+        for name, one in tensors.items()
+    }
     try:
         missing = model.load_state_dict(tensors, strict=False, assign=True).missing_keys
     except RuntimeError as error:

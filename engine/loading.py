@@ -189,7 +189,7 @@ def load_runner(
             if graphs and isinstance(loaded, LlamaRunner):
                 loaded.resize(slots + 1)
                 captured = GraphedRunner(loaded)
-                capture(captured)
+                capture(captured, is_alone=world_size == 1)
                 return captured
             loaded.resize(slots)
     except UnsuitableBlocks as error:

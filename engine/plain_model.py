@@ -16,6 +16,8 @@ from engine.fp8_module import StoredFp8Linear, quantize_linears
 from engine.hf_runner import UnsupportedModel
 from engine.quantization import Quantization, Route
 
+_BYTES_ON_THE_WAY = 12
+
 
 def read_model(
     directory: Path,
@@ -66,8 +68,8 @@ def read_model(
 def put_beside(model: PreTrainedModel, device: torch.device) -> None:
     """Put a model on a GPU, beside what lies there, as far as it fits.
 
-    If it does not fit and has weights of eight bits, all but those go there: they come one by one when they
-    are multiplied with (`engine.fp8_module`). Others stay where they are.
+    If it does not fit and has weights of eight bits, all but those go there if that fits: they come one by
+    one when they are multiplied with (`engine.fp8_module`). Others stay where they are.
     """
     if device.type == "cpu":
         return
@@ -76,17 +78,23 @@ def put_beside(model: PreTrainedModel, device: torch.device) -> None:
         model.to(device)
         return
     layers = [module for module in model.modules() if isinstance(module, StoredFp8Linear)]
-    for module in model.modules() if layers else ():
-        if not isinstance(module, StoredFp8Linear):
-            _move_own(module, device)
-
-
-def _move_own(module: nn.Module, device: torch.device) -> None:
-    """Put a module's own parameters and buffers on a device, not those of the modules within it."""
-    for name, parameter in module.named_parameters(recurse=False):
-        setattr(module, name, nn.Parameter(parameter.to(device), requires_grad=False))
-    for name, buffer in module.named_buffers(recurse=False):
-        setattr(module, name, buffer.to(device))
+    kept = {id(part) for layer in layers for part in layer.parameters()}
+    rest = [part for part in model.parameters() if id(part) not in kept]
+    size = sum(part.numel() * part.element_size() for part in rest)
+    # A matrix is on its way in eight bits, in float32 with its scales, and in what is computed in.
+    widest = max((layer.weight.numel() for layer in layers), default=0) * _BYTES_ON_THE_WAY
+    if not layers or (size + widest) * 1.1 > memory_of(device).free:
+        return
+    moved: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        if isinstance(module, StoredFp8Linear):
+            continue
+        for name, part in module.named_parameters(recurse=False):
+            if id(part) not in moved:  # a tied one stays one
+                moved[id(part)] = nn.Parameter(part.to(device), requires_grad=False)
+            setattr(module, name, moved[id(part)])
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
 
 
 def _from_pretrained(

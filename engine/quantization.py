@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 
 from engine.fp8_checkpoint import Checkpoint, UnreadableCheckpoint, why_not_read
 
@@ -54,12 +55,14 @@ def route_of(
     method = quantization_method(config)
     try:
         checkpoint = Checkpoint(directory)
+        if method is None and not any(map(checkpoint.is_fp8, checkpoint.names)):
+            return "plain"
     except UnreadableCheckpoint as error:
         if method is None:
             return "plain"
         raise UnsuitableWeights(str(error)) from None
-    if method is None and not any(map(checkpoint.is_fp8, checkpoint.names)):
-        return "plain"
+    except (OSError, SafetensorError, KeyError) as error:
+        raise UnsuitableWeights(f"its weights cannot be read: {error}") from None
     unread = why_not_read(checkpoint, config, trust_remote_code=trust_remote_code)
     if unread is None and not is_sharded:
         return "fp8"

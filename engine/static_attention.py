@@ -108,7 +108,10 @@ class FlashInferStatic:
         if shape.rows > 1:
             mask_bytes = shape.requests * (-(-shape.rows * max_tokens // 8))
         self._wrapper = attention.graph_wrapper(
-            shape.requests, most_keys(shape, max_tokens, attention.num_slots), mask_bytes
+            # Requests of nobody have a key each.
+            shape.requests,
+            most_keys(shape, max_tokens, attention.num_slots) + shape.requests,
+            mask_bytes,
         )
         zero = np.zeros(0, dtype=np.int32)
         nobody = Segment(zero, zero, zero, zero)

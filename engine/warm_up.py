@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from engine.cuda_graphs import MOST_ROWS, GraphedRunner
 from engine.padded_segments import MOST_ROWS_PADDED
@@ -20,9 +21,11 @@ WARM_ROWS = 32
 PROMPT_ROWS = (96, 160)
 #: Requests of the batches that are captured beforehand; others are padded to these until they came often.
 CAPTURED_REQUESTS = (1, 2, 4, 8, 16, 32, 64)
-# Their rows in all, beside one each, and the largest trees of usual budgets.
+# Rows in all, beside one for each request; and the largest trees of usual budgets.
 _CAPTURED_ROWS = (2, 4, 8, 16, *range(32, MOST_ROWS + 1, MOST_ROWS_PADDED))
 _MOST_NODES = 16
+# Lines in the log while capturing.
+_REPORTS = 4
 
 
 def warm_up(runner: ModelRunner, numbers: Sequence[int] = range(1, WARM_ROWS + 1)) -> None:
@@ -35,34 +38,54 @@ def warm_up(runner: ModelRunner, numbers: Sequence[int] = range(1, WARM_ROWS + 1
         runner.forward(_prompts([rows]), np.arange(rows, dtype=np.int32))
 
 
-def capture(runner: GraphedRunner) -> None:
+def capture(runner: GraphedRunner, *, is_alone: bool = True) -> None:
     """Capture forwards of the batches that decoding meets most, on slots that hold nothing yet.
 
-    Where keys are padded, too, shapes depend on how long the requests' contexts are, and none is captured
-    before it is met. With tensor parallelism all ranks must do so at the same time.
+    The largest first, so that the others find room in what it took. Where keys are padded, too, shapes depend
+    on how long the requests' contexts are, and none is captured before it is met.
+
+    Args:
+        runner: whose.
+        is_alone: without other ranks, which must do the same at the same time. Only then memory may run out:
+            what is left is not captured.
     """
     if runner.pads_keys:
         return
+    batches = usual_batches(is_rectangle=runner.pads_rows)
     began = time.perf_counter()
-    for number, requests in enumerate(CAPTURED_REQUESTS, 1):
-        for rows in captured_rows(requests):
-            counts = tree_sizes(requests, rows)
-            if rows <= runner.num_slots and counts[0] < runner.shape.max_tokens:
+    for number, counts in enumerate(batches, 1):
+        if sum(counts) <= runner.num_slots and max(counts) < runner.shape.max_tokens:
+            try:
                 runner.capture(_prompts(counts))
-        _log.info(
-            "captured forwards of up to %d requests, %d of %d sizes, %d shapes, %.1f s",
-            requests,
-            number,
-            len(CAPTURED_REQUESTS),
-            len(runner.shapes),
-            time.perf_counter() - began,
-        )
+            except torch.cuda.OutOfMemoryError:
+                if not is_alone:
+                    raise
+                _log.warning("memory is left for %d captured forwards only", len(runner.shapes))
+                return
+        if number * _REPORTS // len(batches) > (number - 1) * _REPORTS // len(batches):
+            seconds = time.perf_counter() - began
+            _log.info("captured forwards of %d of %d usual batches, %.1f s", number, len(batches), seconds)
 
 
-def captured_rows(requests: int) -> list[int]:
-    """Rows in all of the batches of so many requests: decoding alone, and trees from small to large."""
-    most = min(MOST_ROWS, requests * _MOST_NODES)
-    return [requests, *(rows for rows in _CAPTURED_ROWS if requests < rows <= most)]
+def usual_batches(*, is_rectangle: bool) -> list[list[int]]:
+    """Rows per request of the batches that are captured, those with the most rows first.
+
+    Decoding alone, and trees from small to large of up to 16 nodes. `is_rectangle` where requests have
+    equally many rows in a captured forward.
+    """
+    found = []
+    for most in CAPTURED_REQUESTS:
+        if is_rectangle:
+            # Numbers of requests are rounded up to multiples of 8 there.
+            steps = range(most // 2 + 8, most + 1, 8) if most > 8 else (most,)
+            found += [[rows] * number for number in steps for rows in (1, 2, 4, 8, _MOST_NODES)]
+            continue
+        found.append([1] * most)
+        if most > _MOST_NODES:  # as many rows as that, in one tree and many requests without
+            found.append([_MOST_NODES, *[1] * (most - _MOST_NODES)])
+        rows_in_all = [rows for rows in _CAPTURED_ROWS if most < rows <= most * _MOST_NODES]
+        found += [tree_sizes(most, rows) for rows in rows_in_all]
+    return sorted((counts for counts in found if sum(counts) <= MOST_ROWS), key=sum, reverse=True)
 
 
 def tree_sizes(requests: int, rows: int) -> list[int]:

@@ -271,6 +271,16 @@ def test_sizes_of_blocks(about: dict[str, object], block: tuple[int, int]) -> No
     assert block_of(SimpleNamespace(quantization_config=about)) == block
 
 
+def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
+    """Of a checkpoint of floats, too: which numbers it has is looked up first."""
+    directory = tiny_models.write("llama", tmp_path)
+    (directory / "model.safetensors").unlink()
+    index = {"weight_map": {"model.norm.weight": "model-2.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UnsupportedModel, match=r"its weights cannot be read: .*model-2.safetensors"):
+        load_runner(directory, num_slots=128)
+
+
 def test_an_output_projection_of_eight_bits(tmp_path: Path) -> None:
     def quantize_head(tensors: dict[str, torch.Tensor]) -> None:
         head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
@@ -324,7 +334,15 @@ def test_a_model_that_does_not_fit_beside_its_runner_is_widened_layer_by_layer(t
     """`meta` stands in for the GPU: what is multiplied comes there, and the weights stay where they are."""
     config = AutoConfig.from_pretrained(fp8_models.write("llama_bias", "channel", tmp_path))
     model = load(Checkpoint(tmp_path), config, torch.float32)
-    with mock.patch("engine.plain_model.memory_of", return_value=Memory(0, 0, 0)):
+    size = sum(one.numel() * one.element_size() for one in model.parameters())
+    with mock.patch("engine.plain_model.memory_of", return_value=Memory(0, 100, 0)):
+        put_beside(model, torch.device("meta"))  # not even the rest fits
+    assert model.get_input_embeddings().weight.device.type == "cpu"
+    room = mock.patch("engine.plain_model.memory_of", return_value=Memory(0, size, 0))
+    with (
+        room,
+        mock.patch("engine.plain_model._BYTES_ON_THE_WAY", 1),
+    ):  # matrices are small beside the rest here
         put_beside(model, torch.device("meta"))
     kept = [module for module in model.modules() if isinstance(module, StoredFp8Linear)]
     assert {module.weight.device.type for module in kept} == {"cpu"}

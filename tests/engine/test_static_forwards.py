@@ -15,7 +15,7 @@ from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
 from engine.padded_segments import Shape, pad_rows, rounded, rounded_keys, shape_of
 from engine.runner import Segment
-from engine.warm_up import CAPTURED_REQUESTS, captured_rows, tree_sizes
+from engine.warm_up import usual_batches
 from tests.engine import tiny_models
 from tests.engine.test_attention import random_segment
 
@@ -150,28 +150,34 @@ def test_a_shape_serves_what_it_holds(one: Shape, other: Shape) -> None:
     assert not Shape(4, 4, 512).serves(Shape(4, 4, 256))  # twice the keys, read for nothing
 
 
-def test_what_decoding_meets_is_captured_beforehand() -> None:
-    """Then batches of every size up to 64 requests are replayed from the start."""
-    captured: set[Shape] = set()
-    for requests in CAPTURED_REQUESTS:
-        for rows in captured_rows(requests):
-            sizes = tree_sizes(requests, rows)
-            assert (len(sizes), sum(sizes)) == (requests, rows)
-            assert 1 <= min(sizes) <= max(sizes) <= 16
-            slots = np.arange(sum(sizes), dtype=np.int32)
-            segments = batch(np.random.default_rng(0), [(0, size, "causal") for size in sizes], slots)
-            captured.add(shape_of(segments, with_keys=False, is_rectangle=False))
-    rng = np.random.default_rng(1)
-    missed = 0
-    for _ in range(500):
-        sizes = rng.integers(1, rng.integers(2, 17), rng.integers(1, 65))
-        slots = np.arange(sizes.sum(), dtype=np.int32)
-        segments = batch(rng, [(0, int(size), "causal") for size in sizes], slots)
-        shape = shape_of(segments, with_keys=False, is_rectangle=False)
-        if shape.num_rows <= 512:
-            missed += shape not in captured and not any(one.serves(shape) for one in captured)
-    assert missed == 0
+@pytest.mark.parametrize("is_rectangle", [False, True])
+def test_what_decoding_meets_is_captured_beforehand(is_rectangle: bool) -> None:
+    """Batches of every size up to 64 requests and 512 rows are replayed from the start."""
+    batches = usual_batches(is_rectangle=is_rectangle)
+    assert [sum(counts) for counts in batches] == sorted(map(sum, batches), reverse=True)
+    assert all(1 <= min(counts) <= max(counts) <= 16 for counts in batches)
+    slots = np.arange(512, dtype=np.int32)
+
+    def shape(counts: list[int]) -> Shape:
+        segments, used = [], 0
+        for rows in counts:
+            own = slots[used : used + rows]
+            segments.append(Segment(own, own, own, own[:0]))
+            used += rows
+        return shape_of(segments, with_keys=False, is_rectangle=is_rectangle)
+
+    captured = {shape(counts) for counts in batches}
     assert len(captured) <= MOST_SHAPES // 2  # room for what else comes often
+    met = set()
+    for requests in (*range(1, 19), *range(22, 65, 6), 63, 64):
+        for most in range(1, 17):
+            for rows in range(requests + most - 1, min(requests * most, 512) + 1, 1 + requests // 8):
+                rest, others = rows - most, requests - 1
+                counts = [most, *(rest // others + (i < rest % others) for i in range(others))]
+                met.add(shape(counts))
+    met = {one for one in met if one.num_rows <= 512}
+    assert [one for one in met if not any(two.serves(one) for two in captured)] == []
+    assert len(met) >= len(captured)
 
 
 @given(st.integers(1, 200_000))
