@@ -58,12 +58,13 @@ class Checkpoint:
         else:
             self._where = {}
             for file in [whole] if whole.is_file() else sorted(directory.glob("*.safetensors")):
-                for name in self._open(file).keys():  # noqa: SIM118, it is no dictionary
-                    if name in self._where:
-                        raise UnreadableCheckpoint(
-                            f"`{name}` in {directory} is in {file.name} and another file"
-                        )
-                    self._where[name] = file
+                names = set(self._open(file).keys())
+                twice = sorted(names & self._where.keys())
+                if twice:
+                    raise UnreadableCheckpoint(
+                        f"`{twice[0]}` in {directory} is in {file.name} and another file"
+                    )
+                self._where |= dict.fromkeys(names, file)
         self.names = set(self._where)
 
     def read(self, name: str) -> torch.Tensor:
@@ -224,16 +225,10 @@ def _quantization(config: Any) -> dict[str, Any]:
 
 
 def _scales(tensor: torch.Tensor, config: Any) -> torch.Tensor:
-    """Scales as float32.
-
-    Raises:
-        ValueError: if they are integers that nothing says the meaning of.
-    """
+    """Scales as what they are, where bytes stand for exponents."""
     if tensor.dtype == torch.uint8 and _quantization(config).get("scale_fmt") == "ue8m0":
-        tensor = tensor.view(torch.float8_e8m0fnu)
-    if not tensor.dtype.is_floating_point:
-        raise ValueError(f"scales of type {str(tensor.dtype).removeprefix('torch.')} are not understood")
-    return tensor.float()
+        return tensor.view(torch.float8_e8m0fnu)
+    return tensor
 
 
 def _put(model: nn.Module, name: str, layer: StoredFp8Linear) -> None:

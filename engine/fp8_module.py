@@ -20,7 +20,7 @@ class StoredFp8Linear(nn.Module):
 
     Attributes:
         weight: float8_e4m3fn [outputs, inputs].
-        scale: float32, as `engine.fp8.stored` takes it.
+        scale: floats, as `engine.fp8.stored` takes them.
         bias: [outputs], or None.
         is_widened: multiply by torch with the widened matrix, even where a kernel takes eight bits.
     """
