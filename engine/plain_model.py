@@ -16,6 +16,7 @@ from engine.fp8_module import StoredFp8Linear, quantize_linears
 from engine.hf_runner import UnsupportedModel
 from engine.quantization import Quantization, Route
 
+# Of a weight that is widened on a GPU: in eight bits, its scale and itself in float32, what is computed in.
 _BYTES_ON_THE_WAY = 12
 
 
@@ -81,7 +82,6 @@ def put_beside(model: PreTrainedModel, device: torch.device) -> None:
     kept = {id(part) for layer in layers for part in layer.parameters()}
     rest = [part for part in model.parameters() if id(part) not in kept]
     size = sum(part.numel() * part.element_size() for part in rest)
-    # A matrix is on its way in eight bits, in float32 with its scales, and in what is computed in.
     widest = max((layer.weight.numel() for layer in layers), default=0) * _BYTES_ON_THE_WAY
     if not layers or (size + widest) * 1.1 > memory_of(device).free:
         return
