@@ -1,13 +1,15 @@
-"""One draft call whose forwards follow each other on the device, without the host waiting in between.
+"""One draft call whose forwards follow each other on the device, which never waits for the host in between.
 
 The host knows beforehand how many layers each request may get and how wide they are, so slots, positions and
 the keys of all layers are laid out from depth and width. Which tokens a layer holds, after which parents, and
 so which keys its rows see, the device decides from the layer before (`drafters.device_beam`). Nodes that get
-no children leave rows that nobody sees. At the end one transfer brings the best next tokens of all rows to
-the host, and there the trees are grown by the same code as ever (`drafters.forwards.grow`), which finds the
-forwards it asks for already made. So the rules that end whole trees are asked there, and layers behind such
-an end are dropped; and should the host choose another node than the device did, which takes a tie within
-rounding, it forwards that one itself.
+no children leave rows that nobody sees.
+
+Meanwhile the host grows the same trees by the same code as ever (`drafters.forwards.grow`), from the best
+next tokens of all rows, which follow layer by layer. It asks for a layer when the next one is being computed
+already, and so hides its own work behind that. The rules that end whole trees are asked on the host: where
+all trees have ended, no more than `AHEAD` layers were computed for nothing. Should the host choose another
+node than the device did, which takes a tie within rounding, it forwards that one itself.
 """
 
 from __future__ import annotations
@@ -22,10 +24,14 @@ from drafters.device_growth import Growth, Rows
 from drafters.device_state import DeviceState
 from drafters.forwards import Missing, Reading, compute, readings
 from drafters.job import Job
-from drafters.next_tokens import NextTokens, OnDevice
+from drafters.next_tokens import NextTokens, OnDevice, Sent
 from engine.device_rows import DeviceRows
 from engine.kv_cache import KVCache
 from engine.runner import Segment
+
+#: Layers launched before the host has looked at the one above them. One is enough to keep the device busy
+#: where a layer takes it longer than looking takes the host.
+AHEAD = 1
 
 
 class DeviceDraft:
@@ -36,33 +42,88 @@ class DeviceDraft:
         self._model = model
         self._kv = kv
         self._num_choices = max((job.tree.num_choices for job in jobs), default=1)
-        self._readings: list[tuple[Reading, OnDevice]] = []
-        self._layers: list[tuple[Layer, OnDevice]] = []
-        self._growths: dict[str, Growth] = {}  # those with most layers first
+        self._readings: list[tuple[Reading, OnDevice, Sent | None]] = []
+        self._state: DeviceState | None = None
+        self._found: list[Growth] = []  # those with most layers first
+        self._growths: dict[str, Growth] = {}  # of them, those that are grown on the device still
+        self._last: tuple[Layer, OnDevice] | None = None
+        self._layers: list[Sent] = []
+        self._num_received = 0
 
     def catch_up(self, jobs: Sequence[Job], max_rows: int) -> None:
-        """As `drafters.forwards.catch_up`; what the roots' next tokens are stays on the device."""
+        """As `drafters.forwards.catch_up`, without waiting for what the roots' next tokens are."""
         for reading in readings(jobs, self._kv, max_rows):
             best = self._model.launch(reading.segments, reading.keep, reading.rankings, self._num_choices)
-            self._readings.append((reading, best))
+            sent = self._model.send(_parts(best)) if len(reading.keep) else None
+            self._readings.append((reading, best, sent))
 
-    def launch_layers(self, jobs: Sequence[Job]) -> None:
-        """Forward the layers of all jobs that can be grown on the device; their `slots` are reserved."""
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """Launch the first layers of all jobs that can be grown on the device; their `slots` are reserved."""
         takes_trees = self._model.takes_trees
         growths = [Growth.of(job, takes_trees=takes_trees) for job in jobs]
-        found = [growth for growth in growths if growth is not None]
-        found.sort(key=lambda growth: -growth.num_layers)
-        self._growths = {growth.job.request_id: growth for growth in found}
-        if not found:
-            return
-        state = DeviceState(found, self._model.device)
-        layer = self._first_layer(found, state)
-        for number in range(found[0].num_layers):
-            active = sum(growth.num_layers > number for growth in found)
-            if number:
-                layer = state.grow(layer, self._layers[-1][1], active, number)
-            rows = state.rows(layer)
-            self._layers.append((layer, self._forward(found[:active], number, rows)))
+        self._found = [growth for growth in growths if growth is not None]
+        self._found.sort(key=lambda growth: -growth.num_layers)
+        self._growths = {growth.job.request_id: growth for growth in self._found}
+        if self._found:
+            self._state = DeviceState(self._found, self._model.device)
+            self._launch(AHEAD)
+
+    def settle(self) -> None:
+        """Wait for the roots' next tokens."""
+        for reading, _, sent in self._readings:
+            if sent is not None:
+                values, tokens = self._model.receive(sent)
+                reading.settle(values.view(np.float32).tolist(), tokens.tolist())
+
+    def compute(self, missing: Missing) -> None:
+        """As `drafters.forwards.compute`, by forwards that the device was told of before."""
+        growths = [(self._growths.get(job.request_id), nodes) for job, nodes in missing]
+        asked = [growth.last_layer(nodes) for growth, nodes in growths if growth is not None]
+        self._receive(max(asked, default=-1) + 1)
+        num_growing = len(self._growths)
+        rest = [(job, left) for job, nodes in missing if (left := self._taken(job, nodes))]
+        if len(self._growths) < num_growing:  # layers to come would write where the host does from here on
+            self._launch(self._num_layers)
+        if rest:
+            compute(rest, self._model, self._kv)
+
+    @property
+    def _num_layers(self) -> int:
+        return self._found[0].num_layers if self._found else 0
+
+    def _launch(self, num_layers: int) -> None:
+        """Launch layers until there are so many, or all."""
+        growths, state = self._found, self._state
+        for number in range(len(self._layers), min(num_layers, self._num_layers)):
+            assert state is not None
+            active = sum(growth.num_layers > number for growth in growths)
+            if self._last is None:
+                layer = self._first_layer(growths, state)
+            else:
+                layer = state.grow(*self._last, active, number)
+            best = self._forward(growths[:active], number, state.rows(layer))
+            self._last = layer, best
+            chosen = [layer.token.int(), layer.parent.int(), layer.is_open.int()]
+            self._layers.append(self._model.send([*_parts(best), *chosen]))
+
+    def _receive(self, num_layers: int) -> None:
+        """Have the first layers on the host, and as many as it may be ahead launched."""
+        for number in range(self._num_received, min(num_layers, self._num_layers)):
+            self._launch(number + 1 + AHEAD)
+            values, *rest = self._model.receive(self._layers[number])
+            tokens, token, parent, is_open = (array.tolist() for array in rest)
+            scores, start = values.view(np.float32).tolist(), 0
+            for index, growth in enumerate(self._found[: len(token)]):
+                end = start + growth.width
+                of = {
+                    (parent[index][row], token[index][row]): row
+                    for row in range(growth.width)
+                    if is_open[index][row]
+                }
+                growth.rows.append(Rows(scores[start:end], tokens[start:end], of))
+                start = end
+            assert start == len(scores), f"rows of layer {number}"
+            self._num_received += 1
 
     def _first_layer(self, growths: Sequence[Growth], state: DeviceState) -> Layer:
         """Where the host knows it, what it says; elsewhere grown from the root's next tokens."""
@@ -70,7 +131,7 @@ class DeviceDraft:
         if not number:
             return state.first_layer()
         next_tokens = []
-        for reading, best in self._readings:
+        for reading, best, _ in self._readings:
             roots = reading.roots
             pairs = [(number[job.request_id], row) for job, row in roots if job.request_id in number]
             if pairs:
@@ -96,38 +157,6 @@ class DeviceDraft:
             rankings += [job.held.layer_ranking(depth)] * width
         return self._model.launch_rows(segments, rows, rankings, self._num_choices)
 
-    def finish(self) -> None:
-        """Wait for the device, take in the roots' next tokens, and keep those of the layers for `compute`."""
-        best = [found for _, found in self._readings] + [found for _, found in self._layers]
-        if not best:
-            return
-        tensors = [part for found in best for part in (found.values.view(torch.int32), found.tokens.int())]
-        for layer, _ in self._layers:
-            tensors += [layer.token.int(), layer.parent.int(), layer.is_open.int()]
-        arrays = iter(self._model.fetch(tensors))
-        lists = [(next(arrays).view(np.float32).tolist(), next(arrays).tolist()) for _ in best]
-        for (reading, _), (values, tokens) in zip(self._readings, lists, strict=False):
-            reading.settle(values, tokens)
-        for number, (values, tokens) in enumerate(lists[len(self._readings) :]):
-            token, parent, is_open = (next(arrays).tolist() for _ in range(3))
-            start = 0
-            for index, growth in enumerate(list(self._growths.values())[: len(token)]):
-                end = start + growth.width
-                of = {
-                    (parent[index][row], token[index][row]): row
-                    for row in range(growth.width)
-                    if is_open[index][row]
-                }
-                growth.rows.append(Rows(values[start:end], tokens[start:end], of))
-                start = end
-            assert start == len(values), f"rows of layer {number}"
-
-    def compute(self, missing: Missing) -> None:
-        """As `drafters.forwards.compute`, with the forwards that were launched."""
-        rest = [(job, left) for job, nodes in missing if (left := self._taken(job, nodes))]
-        if rest:
-            compute(rest, self._model, self._kv)
-
     def _taken(self, job: Job, nodes: list[int]) -> list[int]:
         """Give a job's tree what the device computed of `nodes`; which of them it did not."""
         growth = self._growths.get(job.request_id)
@@ -148,3 +177,7 @@ class DeviceDraft:
         if left:  # forwarded by the host from here on, into slots that later layers of the device may have
             del self._growths[job.request_id]
         return left
+
+
+def _parts(best: OnDevice) -> list[torch.Tensor]:
+    return [best.values.view(torch.int32), best.tokens.int()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,6 +95,11 @@ class Growth:
     def width(self) -> int:
         """Rows of each layer."""
         return self.job.beam.plan.width
+
+    def last_layer(self, nodes: Sequence[int]) -> int:
+        """The last of its layers in which some of the nodes are; -1 if none is."""
+        layers = [self.job.tree.depth[node] - self.first_depth for node in nodes]
+        return max((layer for layer in layers if layer < self.num_layers), default=-1)
 
     def find(self, node: int) -> tuple[int, int] | None:
         """Layer and row of a node; None if the device did not forward it."""

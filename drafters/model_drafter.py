@@ -58,8 +58,8 @@ class ModelDrafter:
             catch_up_rows: most rows in one catch-up forward, which bounds memory on long prompts.
             prefix_sharing: whether requests share KV of equal prefixes.
             num_parameters: of the model, if known.
-            on_device: whether trees grow where the model runs, so that the host waits once a call and not
-                once a layer (see `drafters.device_draft`); None for where that is not the CPU. Never with a
+            on_device: whether trees grow where the model runs, which then never waits for the host to choose
+                a layer (see `drafters.device_draft`); None for where that is not the CPU. Never with a
                 runner that cannot be given rows by its device.
         """
         self._model = NextTokens(runner)
@@ -135,8 +135,8 @@ class ModelDrafter:
                 job.held.tree = job.tree
                 job.slots = self._reserve_layers(job)
             if device is not None:
-                device.launch_layers(ready)
-                device.finish()
+                device.begin(ready)
+                device.settle()
                 grow(ready, device.compute, call.stop_rule)
             else:
                 grow(ready, partial(compute, model=self._model, kv=self._kv), call.stop_rule)

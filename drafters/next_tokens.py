@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from engine.best_tokens import best_tokens, highest_log_probabilities
 from engine.device_rows import DeviceRows, DeviceRowsRunner
-from engine.devices import to_device, to_host
+from engine.devices import Transfer, to_device
 from engine.noise import gumbel_noise
 from engine.runner import ModelRunner, Segment
 from engine.sampling import Row, processed_logits
@@ -58,11 +58,20 @@ class OnDevice(NamedTuple):
     tokens: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Tensors of the device on their way to the host: `transfer` has them joined, as int32."""
+
+    transfer: Transfer
+    shapes: list[torch.Size]
+
+
 class NextTokens:
     """Runs the model and reports the best next tokens of the rows kept.
 
-    Either at once, by `best`, or later: `launch` and `launch_rows` leave the answers on the device, and
-    `fetch` brings them to the host with one wait for all.
+    Either at once, by `best`, or later: `launch` and `launch_rows` leave the answers on the device, `send`
+    begins to bring them to the host, and `receive` waits for them, while the device goes on with what was
+    launched since.
 
     Attributes:
         seconds: time spent in forwards since `reset`.
@@ -75,7 +84,9 @@ class NextTokens:
         self._runner = runner
         self._rows_runner = runner if isinstance(runner, DeviceRowsRunner) else None
         self.device = torch.device("cpu") if self._rows_runner is None else self._rows_runner.device
-        self._launched: float | None = None  # when the first forward was that is not fetched
+        # When the first forward was launched, or the host last waited, while there is something to wait for.
+        self._waiting_since: float | None = None
+        self._num_sent = 0  # not received
         self.reset()
 
     @property
@@ -92,6 +103,7 @@ class NextTokens:
         """Zero the counters."""
         self.seconds = 0.0
         self.num_forwards = 0
+        self._waiting_since, self._num_sent = None, 0  # nobody asks for what the last call left
 
     def best(
         self, segments: Sequence[Segment], keep: Int32, rankings: Sequence[Ranking | None], k: int
@@ -112,11 +124,11 @@ class NextTokens:
         self.device = logits.device
         on_host = logits.device.type == "cpu"
         if on_host:
-            self.seconds += perf_counter() - started
+            self._waited(started)
         self.num_forwards += 1
         values, tokens = best_tokens(torch.log_softmax(_scores(logits, rankings), dim=-1), k)
         if not on_host:
-            self.seconds += perf_counter() - started  # kernels run behind: the transfer waits for them
+            self._waited(started)  # kernels run behind: the transfer waits for them
         return values.tolist(), tokens.tolist()
 
     def launch(
@@ -134,20 +146,35 @@ class NextTokens:
         self._begin()
         return _highest(self._rows_runner.forward_rows(segments, rows), rankings, k)
 
-    def fetch(self, tensors: Sequence[torch.Tensor]) -> list[NDArray[np.int32]]:
-        """Wait for what was launched, and bring int32 tensors of it to the host in one transfer."""
-        joined = to_host(torch.cat([tensor.reshape(-1) for tensor in tensors])).numpy()
-        if self._launched is not None:
-            self.seconds += perf_counter() - self._launched
-            self._launched = None
-        ends = np.cumsum([tensor.numel() for tensor in tensors])
+    def send(self, tensors: Sequence[torch.Tensor]) -> Sent:
+        """Begin to bring int32 tensors of what was launched to the host, in one transfer."""
+        self._num_sent += 1
+        joined = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        return Sent(Transfer(joined), [tensor.shape for tensor in tensors])
+
+    def receive(self, sent: Sent) -> list[NDArray[np.int32]]:
+        """Wait for tensors that were sent, but for nothing that was launched after them."""
+        joined = sent.transfer.wait().numpy()
+        self._num_sent -= 1
+        if self._waiting_since is not None:
+            self._waited(self._waiting_since)
+            if not self._num_sent:
+                self._waiting_since = None
+        ends = np.cumsum([shape.numel() for shape in sent.shapes])
         parts = np.split(joined, ends[:-1])
-        return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+        return [part.reshape(tuple(shape)) for part, shape in zip(parts, sent.shapes, strict=True)]
+
+    def _waited(self, since: float) -> None:
+        """Count the time since then, unless it is counted already."""
+        now = perf_counter()
+        if self._waiting_since is not None:
+            since, self._waiting_since = self._waiting_since, now
+        self.seconds += now - since
 
     def _begin(self) -> None:
         self.num_forwards += 1
-        if self._launched is None:
-            self._launched = perf_counter()
+        if self._waiting_since is None:
+            self._waiting_since = perf_counter()
 
 
 def _highest(logits: torch.Tensor, rankings: Sequence[Ranking | None], k: int) -> OnDevice:

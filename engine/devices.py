@@ -149,6 +149,30 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.cpu()
 
 
+class Transfer:
+    """A tensor on its way to the host, which goes on meanwhile.
+
+    From a GPU into pinned memory, in the order of the current stream; elsewhere the host has it at once.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """Queue it behind what computes `tensor`."""
+        self._arrived: torch.cuda.Event | None = None
+        if tensor.device.type != "cuda":
+            self._on_host = to_host(tensor)
+            return
+        self._on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._on_host.copy_(tensor, non_blocking=True)
+        self._arrived = torch.cuda.Event()
+        self._arrived.record()
+
+    def wait(self) -> torch.Tensor:
+        """The tensor on the host, which waits until it is there; what was queued behind goes on."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._on_host
+
+
 def overwrite(tensor: torch.Tensor, values: NDArray[Any]) -> None:
     """Put an array of the host into a tensor of as many elements; on a GPU without waiting for it."""
     source = torch.from_numpy(np.ascontiguousarray(values)).view(tensor.shape)

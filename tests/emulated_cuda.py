@@ -30,8 +30,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.emulated_tensor import BrokenRule, DeviceTensor, host_of
+
 IS_NEEDED = not torch.cuda.is_available()
-GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 MEMORY = 4 << 30
 
@@ -41,51 +42,6 @@ WAITING = {
     "_unique", "_unique2", "unique_consecutive", "equal", "allclose", "multinomial", "histc", "bincount",
 }  # fmt: skip
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
-
-
-class BrokenRule(RuntimeError):
-    """A program did what CUDA would refuse, or what it was told not to do."""
-
-
-class DeviceTensor(torch.Tensor):
-    """A tensor of the emulated device; `inner` has its values."""
-
-    inner: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> DeviceTensor:
-        """Wrap a tensor of the CPU, whose memory becomes the device's."""
-        made: DeviceTensor = torch.Tensor._make_wrapper_subclass(
-            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(),
-            dtype=inner.dtype, device=GPU, requires_grad=inner.requires_grad,
-        )  # fmt: skip
-        made.inner = inner
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Only within `emulated_cuda`."""
-        raise BrokenRule(f"{func} with a tensor of the emulated device, outside of its emulation")
-
-    def tolist(self) -> Any:
-        """Values, for which the host waits."""
-        return self.cpu().tolist()
-
-    def pin_memory(self, device: Any = None) -> torch.Tensor:
-        """Refused as CUDA does."""
-        raise BrokenRule("only tensors of the host can be pinned")
-
-    def data_ptr(self) -> int:
-        """Where its values lie."""
-        return self.inner.data_ptr()
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        """With its values."""
-        return f"DeviceTensor({self.inner!r})"
-
-
-def _host(value: Any) -> Any:
-    return value.inner if isinstance(value, DeviceTensor) else value
 
 
 class Emulation(TorchDispatchMode):
@@ -102,6 +58,9 @@ class Emulation(TorchDispatchMode):
         self.waits: list[str] = []
         self.launches: list[str] = []
         self.pinned: set[int] = set()
+        # Copies to the host that nobody has waited for: until then it finds other values there.
+        self.under_way: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.num_arrived = 0
         self.debug: int | str = "default"
         self.graph: EmulatedGraph | None = None
 
@@ -112,6 +71,20 @@ class Emulation(TorchDispatchMode):
         if self.debug in ("error", 2):
             raise BrokenRule(f"{what} makes the host wait")
         self.waits.append(what)
+        self.arrive(self.num_copies)
+
+    @property
+    def num_copies(self) -> int:
+        """To the host, begun without waiting."""
+        return self.num_arrived + len(self.under_way)
+
+    def arrive(self, number: int) -> None:
+        """The first of all copies are there."""
+        while self.num_arrived < number:
+            target, source = self.under_way.pop(0)
+            with _disable_current_modes():
+                target.copy_(source)
+            self.num_arrived += 1
 
     def launch(self, name: str, run: Callable[[], Any]) -> Any:
         """Do something on the device."""
@@ -140,6 +113,8 @@ class Emulation(TorchDispatchMode):
             return self._moved(name, given)
         if name == "copy_":
             return self._copied(*args, **kwargs)
+        if kwargs.pop("pin_memory", None):
+            return self.pin(func(*args, **kwargs))
         on_device = any(isinstance(t, DeviceTensor) for t in tensors)
         if kwargs.get("device") is not None:  # of a new tensor
             on_device = torch.device(kwargs["device"]).type == "cuda"
@@ -165,19 +140,31 @@ class Emulation(TorchDispatchMode):
             return DeviceTensor(self.launch(name, lambda: inner.to(dtype, copy=True, **given)))
         self._cross(name, source, there=there, lazily=lazily)
         # Devices have memory of their own.
-        moved = _host(source).to(dtype, copy=True, **given)
+        moved = host_of(source).to(dtype, copy=True, **given)
         return DeviceTensor(moved) if there else moved
 
     def _copied(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         """`Tensor.copy_`."""
         there = isinstance(target, DeviceTensor)
+        if non_blocking and isinstance(source, DeviceTensor) and target.data_ptr() in self.pinned:
+            if self.graph is not None:
+                raise BrokenRule(f"copy_ of {tuple(source.shape)} from the device within a capture")
+            self.under_way.append((target, source.inner.clone()))
+            target.fill_(-7)
+            return target
         if there != isinstance(source, DeviceTensor):
             self._cross("copy_", source, there=there, lazily=non_blocking)
         if not (there and isinstance(source, DeviceTensor)):
-            _host(target).copy_(_host(source))
+            host_of(target).copy_(host_of(source))
         else:
-            self.launch("copy_", lambda: _host(target).copy_(_host(source)))
+            self.launch("copy_", lambda: host_of(target).copy_(host_of(source)))
         return target
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Remember that a tensor of the host lies in pinned memory."""
+        self.pinned.add(tensor.data_ptr())
+        weakref.finalize(tensor, self.pinned.discard, tensor.data_ptr())
+        return tensor
 
     def _cross(self, name: str, source: torch.Tensor, *, there: bool, lazily: bool) -> None:
         """Between host and device."""
@@ -209,7 +196,7 @@ class Emulation(TorchDispatchMode):
         wrapped = {id(t.inner): t for t in tree_leaves((args, kwargs)) if isinstance(t, DeviceTensor)}
 
         def run() -> Any:
-            return func(*tree_map(_host, args), **tree_map(_host, kwargs))
+            return func(*tree_map(host_of, args), **tree_map(host_of, kwargs))
 
         if name.startswith(("empty", "new_empty")):
             out = run()
@@ -217,7 +204,7 @@ class Emulation(TorchDispatchMode):
             out = self.launch(name, run)
         else:
             out = run()
-            if not _pointers(out) <= _pointers(tree_map(_host, (args, kwargs))):  # else a view
+            if not _pointers(out) <= _pointers(tree_map(host_of, (args, kwargs))):  # else a view
                 self.launched(name, run, out)
 
         def wrap(value: Any) -> Any:
@@ -291,23 +278,23 @@ def emulated_cuda() -> Iterator[Emulation]:
     def pin(tensor: torch.Tensor, *args: Any) -> torch.Tensor:
         if isinstance(tensor, DeviceTensor):
             return plain_pin(tensor)
-        copy = tensor.clone()
-        device.pinned.add(copy.data_ptr())
-        weakref.finalize(copy, device.pinned.discard, copy.data_ptr())
-        return copy
+        return device.pin(tensor.clone())
 
     def debug(mode: int | str) -> None:
         device.debug = mode
 
     class Event:
         def __init__(self, enable_timing: bool = False) -> None:
-            self.at = 0.0
+            self.at, self.num_copies = 0.0, 0
 
         def record(self, stream: Any = None) -> None:
-            self.at = time.perf_counter()
+            self.at, self.num_copies = time.perf_counter(), device.num_copies
 
         def synchronize(self) -> None:
-            device.wait("an event")
+            if device.graph is not None:
+                raise BrokenRule("an event makes the host wait within a capture")
+            device.waits.append("an event")
+            device.arrive(self.num_copies)
 
         def elapsed_time(self, other: Event) -> float:
             return (other.at - self.at) * 1e3
@@ -386,7 +373,7 @@ def _triton_of(device: Emulation) -> Iterator[None]:
         for tensor in tensors:
             if not isinstance(tensor, DeviceTensor):
                 raise BrokenRule(f"{kernel.__name__}: {tuple(tensor.shape)} is not on the device")
-        inner, named = tree_map(_host, (args, kwargs))
+        inner, named = tree_map(host_of, (args, kwargs))
 
         def launch() -> None:
             # What memory held may be no numbers; a GPU does not warn of it.

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from tests.emulated_cuda import IS_NEEDED, BrokenRule, DeviceTensor, Emulation, emulated_cuda
+from engine.devices import Transfer
+from tests.emulated_cuda import IS_NEEDED, Emulation, emulated_cuda
+from tests.emulated_tensor import GPU, BrokenRule, DeviceTensor
 
 pytestmark = pytest.mark.skipif(not IS_NEEDED, reason="here is a real one")
-GPU = torch.device("cuda", 0)
 
 
 @pytest.fixture
@@ -43,6 +44,16 @@ def test_memory_of_the_device_is_its_own(device: Emulation) -> None:
     back = there.cpu()
     there.zero_()
     assert back.tolist() == [1, 1, 1]
+
+
+def test_a_copy_to_the_host_has_arrived_when_its_event_has(device: Emulation) -> None:
+    first, second = Transfer(on_gpu(1, 2)), Transfer(on_gpu(3, 4))
+    assert device.waits == []
+    assert first._on_host.tolist() == [-7, -7]  # nothing to rely on
+    assert first.wait().tolist() == [1, 2]
+    assert second._on_host.tolist() == [-7, -7]
+    assert second.wait().tolist() == [3, 4]
+    assert device.waits == ["an event", "an event"]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
-"""Drafts grown on the device: the same as on the host whatever is asked, and with one wait for the device."""
+"""Drafts grown on the device: the same as on the host, whatever is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from cluster.model_paths import model_directory
 from drafters.device_beam import DeviceBeams, Layer
-from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
+from drafters.messages import DraftCall, DraftItem, DraftPlan
 from drafters.model_drafter import ModelDrafter
 from drafters.next_tokens import OnDevice
 from drafters.stop_rules import StopRule
@@ -22,15 +21,13 @@ from engine import truncation
 from engine.cuda_graphs import GraphedRunner
 from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
-from engine.llama_weights import load_llama_weights
 from engine.loading import load_runner
-from engine.sampling_params import SamplingParams
+from tests.drafters.both_ways import SAMPLINGS, SLOTS, WEIGHTS, WITH_PENALTIES, assert_same, graphed, plain
 from tests.drafters.no_waiting import Waits, no_waiting
 from tests.drafters.test_model_drafter_state import random_commit
 from tests.drafters.tiny import (
     GREEDY,
     VOCAB,
-    assert_same_tree,
     call,
     following,
     llama,
@@ -38,30 +35,6 @@ from tests.drafters.tiny import (
     prompt,
     trees,
 )
-
-WEIGHTS = load_llama_weights(llama())
-SLOTS = 900
-LONG = {"max_tokens": 9999}
-SAMPLINGS = [
-    GREEDY,
-    SamplingParams(temperature=1.0, seed=11, **LONG),
-    SamplingParams(temperature=0.7, seed=-5, top_p=0.9, top_k=20, min_p=0.01, **LONG),
-    SamplingParams(temperature=0.9, seed=3, top_p=0.5, logit_bias={3: 4.0, 5: -9.0}, **LONG),
-    SamplingParams(temperature=0.0, allowed_token_ids=(2, 3, 5, 7, 11, 13), **LONG),
-    SamplingParams(temperature=0.8, seed=2**63, min_tokens=8, stop_token_ids=tuple(range(0, 50, 3)), **LONG),
-]
-WITH_PENALTIES = [
-    SamplingParams(temperature=1.3, seed=2, repetition_penalty=1.3, presence_penalty=0.5, **LONG),
-    SamplingParams(temperature=0.0, bad_words=((3, 5), (7,)), **LONG),
-]
-
-
-def plain() -> LlamaRunner:
-    return LlamaRunner(WEIGHTS, SLOTS)
-
-
-def graphed() -> GraphedRunner:
-    return GraphedRunner(LlamaRunner(WEIGHTS, SLOTS + 1), capture_at=1)
 
 
 def near_ties(patch: pytest.MonkeyPatch) -> list[float]:
@@ -81,14 +54,6 @@ def near_ties(patch: pytest.MonkeyPatch) -> list[float]:
 
     patch.setattr(truncation, "_cut", noted)
     return found
-
-
-def assert_same(on_device: DraftResult, on_host: DraftResult) -> None:
-    assert on_device.unknown == on_host.unknown
-    for device, host in zip(on_device.drafts, on_host.drafts, strict=True):
-        assert device.request_id == host.request_id
-        assert_same_tree(device.tree, host.tree)
-        assert (device.num_scored, device.num_agreed) == (host.num_scored, host.num_agreed)
 
 
 plans = st.builds(
@@ -206,103 +171,6 @@ def test_drafts_of_the_demo_family_are_those_of_the_host(name: str) -> None:
     assert_same(device.draft(call(*later)), host.draft(call(*later)))
 
 
-# -- waiting -----------------------------------------------------------------------------------------
-
-CALLS: dict[str, dict[str, Any]] = {
-    "chains": {"width": 1, "sampling": [GREEDY]},
-    "beams": {"width": 4, "sampling": [GREEDY]},
-    "sampled": {"width": 3, "sampling": SAMPLINGS},
-    "early stops": {"width": 2, "sampling": SAMPLINGS[:3], "stop_logp": -1.0, "stop_token_logp": -0.7},
-}
-
-
-@pytest.mark.parametrize("runner", [plain, graphed])
-@pytest.mark.parametrize("kind", CALLS)
-def test_a_call_waits_once(kind: str, runner: Callable[[], LlamaRunner | GraphedRunner]) -> None:
-    drafter = ModelDrafter(runner(), on_device=True, catch_up_rows=40)
-    options = dict(CALLS[kind])
-    width, sampling = options.pop("width"), options.pop("sampling")
-    rule = StopRule(
-        num_requests=9, base_s=1.0, first_layer_s=0.1, layer_s=0.02, token_s=0.01, mean_confidence=0.7
-    )
-    tokens = {str(i): prompt(i, 5 + 11 * i) for i in range(len(sampling) + 1)}
-    asked = [
-        opening(
-            name,
-            known,
-            DraftPlan(depth=3 + i % 3, width=1 + (width + i) % width, **options),
-            sampling=sampling[i % len(sampling)],
-        )
-        for i, (name, known) in enumerate(tokens.items())
-    ]
-    for new in (7, 8):
-        with no_waiting() as memory:
-            result = drafter.draft(DraftCall(call_id=1, items=asked, stop_rule=rule))
-        assert memory.transfers == 1
-        assert result.num_forwards >= 4
-        assert max(len(tree) for tree in trees(result).values()) > 1
-        asked = []
-        for name, known in tokens.items():
-            asked.append(following(name, len(known), [new, 9], DraftPlan(4, width, **options)))
-            known += [new, 9]
-
-
-@pytest.mark.parametrize("runner", [plain, graphed])
-def test_a_tree_known_in_part_is_grown_on_with_one_wait(
-    runner: Callable[[], LlamaRunner | GraphedRunner],
-) -> None:
-    """The committed token was drafted and computed: its subtree is kept, some of it was drafted ahead."""
-    device, host = ModelDrafter(runner(), on_device=True), ModelDrafter(plain(), on_device=False)
-    first = [opening(str(i), prompt(i, 9 + i), DraftPlan(4, 3)) for i in range(3)]
-    (known, expected) = (drafter.draft(call(*first, ahead=True)) for drafter in (device, host))
-    assert_same(known, expected)
-    for _ in range(3):
-        assert device.draft_ahead() == host.draft_ahead()
-    then = [
-        following(str(i), 9 + i, [int(draft.tree.token[1])], DraftPlan(5, 3))
-        for i, draft in enumerate(known.drafts)
-    ]
-    for drafter in (device, host):
-        tree = drafter._held["0"].tree
-        assert tree is not None
-        assert tree.is_computed(tree.child(0, int(then[0].tokens[0])))
-    with no_waiting() as memory:
-        found = device.draft(call(*then))
-    assert memory.transfers == 1
-    assert_same(found, host.draft(call(*then)))
-
-
-def test_the_host_waits_for_every_layer_where_it_grows_the_trees() -> None:
-    """That the test above can fail."""
-    drafter = ModelDrafter(plain(), on_device=False)
-    with pytest.raises(Waits), no_waiting():
-        drafter.draft(call(opening("a", prompt(1, 9), DraftPlan(2, 2))))
-
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda x: x.sum().item(),
-        lambda x: x[x > 0],
-        lambda x: bool((x > 0).any()),
-        lambda x: x.nonzero(),
-        lambda x: x.numpy(),
-        lambda x: x.cpu(),
-        lambda x: x.tolist(),
-        lambda x: float(x[0]),
-        lambda x: x + torch.tensor([1.0, 2.0, 3.0]),
-        lambda x: x[torch.from_numpy(np.array([0, 1]))],
-        lambda x: x[[0, 1]],
-        lambda x: np.asarray(x),
-        lambda x: x.repeat_interleave(torch.arange(3, device=x.device)),
-    ],
-)
-def test_what_would_wait_is_noticed(read: Callable[[torch.Tensor], object]) -> None:
-    x = torch.rand(3)
-    with pytest.raises(Waits), no_waiting():
-        read(x)
-
-
 # -- what the host does after all --------------------------------------------------------------------
 
 
@@ -333,9 +201,8 @@ def test_masks_that_the_device_cannot_make_leave_beams_to_the_host(monkeypatch: 
     monkeypatch.setattr(runner.attention, "takes_device_masks", False)
     device = ModelDrafter(runner, on_device=True)
     assert_same(device.draft(call(*items)), expected)
-    with no_waiting() as memory:
+    with no_waiting():
         device.draft(call(following("0", 9, [5], DraftPlan(4, 1)), following("2", 11, [5], DraftPlan(3, 1))))
-    assert memory.transfers == 1
     with pytest.raises(Waits), no_waiting():
         device.draft(call(following("1", 10, [5], DraftPlan(4, 2))))
 
@@ -357,7 +224,7 @@ def test_a_runner_that_takes_no_rows_drafts_as_ever() -> None:
 
 
 def test_layers_behind_a_stop_are_dropped() -> None:
-    """They were forwarded, for nobody looked; afterwards they hold no slots and are not kept."""
+    """One was forwarded before anybody looked; afterwards it holds no slots and is not kept."""
     item = opening("a", prompt(6, 12), DraftPlan(depth=6, width=2))
     whole = trees(ModelDrafter(plain(), on_device=True).draft(call(item)))["a"]
     stop = float(whole.logp[whole.depth == 2].max()) + 1e-3
@@ -365,7 +232,7 @@ def test_layers_behind_a_stop_are_dropped() -> None:
     drafters = [ModelDrafter(plain(), on_device=where) for where in (True, False)]
     device, host = (drafter.draft(call(short)) for drafter in drafters)
     assert_same(device, host)
-    assert (device.num_forwards, host.num_forwards) == (6, 2)
+    assert (device.num_forwards, host.num_forwards) == (3, 2)
     held = [drafter._held["a"].tree for drafter in drafters]
     assert held[0] is not None
     assert held[1] is not None

@@ -1,4 +1,4 @@
-"""Drafts grown on a GPU: those of the host, and one wait a call."""
+"""Drafts grown on a GPU: those of the host, which the GPU never waits for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from drafters import next_tokens
 from drafters.messages import DraftItem, DraftPlan
 from drafters.model_drafter import ModelDrafter
 from engine.attention_kinds import AttentionKind
@@ -18,7 +17,7 @@ from engine.loading import load_runner
 from engine.sampling_params import SamplingParams
 from tests.drafters.tiny import GREEDY, assert_same_tree, call, following, opening, trees
 from tests.emulated_cuda import IS_NEEDED, Emulation
-from tests.gpu.waiting import waiting_once
+from tests.gpu.waiting import never_waiting
 
 # Emulated, less of it: Triton's interpreter is slow.
 DEPTH, CALLS = (2, 3) if IS_NEEDED else (5, 4)
@@ -83,22 +82,20 @@ def test_drafts_are_those_of_the_host(
             assert_same_tree(tree, expected[name])
 
 
-def waits_once(device: ModelDrafter, width: int, monkeypatch: pytest.MonkeyPatch, *, new: int = 2) -> None:
+def waits_for_events_only(device: ModelDrafter, width: int, *, new: int = 2) -> None:
     """The last of several calls; those before it capture."""
     *before, last = calls(device, width, number=CALLS + 1, new=new)
     for items in before:
         device.draft(call(*items))
-    result = waiting_once(monkeypatch, next_tokens, lambda: device.draft(call(*last)))
+    result = never_waiting(lambda: device.draft(call(*last)))
     assert result.num_forwards == DEPTH
     assert max(len(tree) for tree in trees(result).values()) == 1 + DEPTH * width
 
 
 @pytest.mark.parametrize("attention", ["padded", "triton"])
 @pytest.mark.parametrize("width", [pytest.param(1, marks=only_on_gpus), 4])
-def test_a_call_waits_once(
-    width: int, attention: AttentionKind, drafter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits_once(drafting(drafter, attention, on_device=True), width, monkeypatch)
+def test_a_call_waits_for_events_only(width: int, attention: AttentionKind, drafter: Path) -> None:
+    waits_for_events_only(drafting(drafter, attention, on_device=True), width)
 
 
 def test_a_layer_is_a_replay_and_few_launches(
@@ -119,13 +116,11 @@ def test_a_layer_is_a_replay_and_few_launches(
     assert len(found[1]) - len(found[0]) <= MOST_LAUNCHES
 
 
-def test_chains_with_flashinfer_wait_once(
-    drafter: Path, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chains_with_flashinfer_wait_for_events_only(drafter: Path, cuda: torch.device) -> None:
     if reason := why_not_flashinfer(torch.bfloat16, cuda, 64):
         pytest.skip(reason)
     # Two rows each would be captured with masks, whose planning waits.
-    waits_once(drafting(drafter, "flashinfer", on_device=True), 1, monkeypatch, new=1)
+    waits_for_events_only(drafting(drafter, "flashinfer", on_device=True), 1, new=1)
 
 
 @pytest.mark.parametrize("vocab", [4096, 128_256])

@@ -31,3 +31,12 @@ def waiting_once(monkeypatch: pytest.MonkeyPatch, module: ModuleType, run: Calla
         torch.cuda.set_sync_debug_mode("default")
     assert len(transfers) == 1
     return found
+
+
+def never_waiting(run: Callable[[], Found]) -> Found:
+    """What `run` returns; it waits for events, and nowhere else."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        return run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
