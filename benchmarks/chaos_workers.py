@@ -119,6 +119,8 @@ class ChaosTarget:
             require(chunk.num_tokens >= 1, "an empty chunk of a prompt")
             if self.free - self.num_withheld < chunk.num_tokens + 1:
                 deferred.append(chunk.request_id)
+                if chunk.spec is not None:
+                    del self.held[chunk.request_id]  # as the real one, which opens nothing without room
                 continue
             held.computed = min(len(held.tokens) - 1, held.computed + chunk.num_tokens)
             verdict, computed = None, held.computed

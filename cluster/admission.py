@@ -70,8 +70,10 @@ def check(submit: Submit, cell: CellState) -> Rejected | None:
             )
             return _reject(submit, "prompt_too_long", message)
     tpot_ms = submit.objective.tpot_ms
-    if tpot_ms is not None:
-        best_ms = 1e3 * cell.cost.verify_seconds(1, 1, 0) / (cell.config.policy.max_depth + 1)
+    if tpot_ms is not None and not submit.output:  # else a cell has begun it: it is brought to its end
+        # What was learnt of a busy machine says nothing of what it can do.
+        alone_s = min(cell.cost.verify_seconds(1, 1, 0), cell.cost.profile.target.seconds(1, 1, 0))
+        best_ms = 1e3 * alone_s / (cell.config.policy.max_depth + 1)
         if tpot_ms < best_ms:
             message = (
                 f"slo.tpot_ms {tpot_ms:g} is below {best_ms:.2f} ms, the least this model can reach "
@@ -139,7 +141,8 @@ def slack_s(request: Request, now: float, step_s: float) -> float:
     tpot_ms = request.pace.tpot_ms
     if tpot_ms is None or request.first_token_at is None:
         return float("inf")
-    return len(request.output) * tpot_ms / 1e3 - (now - request.first_token_at + step_s)
+    num_decoded = len(request.output) - request.num_resubmitted  # since `first_token_at`
+    return num_decoded * tpot_ms / 1e3 - (now - request.first_token_at + step_s)
 
 
 def victim(running: Iterable[Request], now: float, step_s: float) -> Request:

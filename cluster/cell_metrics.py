@@ -141,7 +141,8 @@ class CellMetrics:
     def rejected(self, code: str, tier: str) -> None:
         """A request was refused."""
         self.set.counter("flotilla_requests_rejected_total", code, tier).inc()
-        self.set.counter("flotilla_admission_decisions_total", "rejected", tier).inc()
+        if code != "draining":  # given back to its front end, which sends it to another cell
+            self.set.counter("flotilla_admission_decisions_total", "rejected", tier).inc()
 
     def finished(
         self, reason: str, submit: Submit, receipt: Receipt, times: DecodeTimes, core: SchedulerCore
@@ -166,9 +167,14 @@ class CellMetrics:
             self.set.counter("flotilla_prefix_cache_hit_tokens_total").inc(receipt.num_cached_tokens)
         if reason == "cancelled":
             return
-        self._observe_times(tier, receipt)
-        self._compare_with_prediction(reason, receipt)
+        # The first token of one resubmitted came in another life, whose clock this cell does not know.
+        is_resumed = bool(submit.output)
+        self._observe_times(tier, receipt, is_resumed=is_resumed)
         misses = missed(terms.objective, receipt)
+        if is_resumed:
+            misses = {name: is_missed for name, is_missed in misses.items() if name == "tpot"}
+        else:
+            self._compare_with_prediction(reason, receipt)
         for objective, is_missed in misses.items():
             self.set.counter("flotilla_slo_requests_total", objective, _flag(not is_missed), tier).inc()
         if misses:
@@ -176,19 +182,22 @@ class CellMetrics:
             self.set.counter("flotilla_slo_requests_total", "all", _flag(attained), tier).inc()
             if attained:
                 self.set.counter("flotilla_goodput_requests_total", tier).inc()
-                self.set.counter("flotilla_goodput_tokens_total", tier).inc(receipt.num_output_tokens)
+                self.set.counter("flotilla_goodput_tokens_total", tier).inc(
+                    receipt.num_output_tokens - len(submit.output)
+                )
             else:
                 found = causes(terms.objective, receipt, times, self._usual(core))
                 for objective, cause in found.items():
                     self.set.counter("flotilla_slo_violations_total", objective, cause, tier).inc()
 
-    def _observe_times(self, tier: str, receipt: Receipt) -> None:
+    def _observe_times(self, tier: str, receipt: Receipt, *, is_resumed: bool) -> None:
         observed = {
-            "flotilla_e2e_latency_seconds": receipt.e2e_ms,
             "flotilla_queue_time_seconds": receipt.queue_ms,
-            "flotilla_time_to_first_token_seconds": receipt.ttft_ms,
             "flotilla_time_per_output_token_seconds": receipt.tpot_ms,
         }
+        if not is_resumed:
+            observed["flotilla_e2e_latency_seconds"] = receipt.e2e_ms
+            observed["flotilla_time_to_first_token_seconds"] = receipt.ttft_ms
         if receipt.ttft_ms is not None:
             observed["flotilla_prefill_time_seconds"] = max(0.0, receipt.ttft_ms - receipt.queue_ms)
             observed["flotilla_decode_time_seconds"] = max(0.0, receipt.e2e_ms - receipt.ttft_ms)

@@ -268,7 +268,7 @@ class SchedulerCore:
             self._preempt(request, lost=True)
         deferred = [r for i in result.deferred if (r := self.requests.get(i)) and sent.awaits(r)]
         for request in deferred:
-            request.advance(Trigger.DEFERRED)
+            request.deferred()
         if deferred and len(self.running) > 1:
             self._preempt(admission.victim(self.running.values(), now, self.planner.step_s))
 
@@ -316,6 +316,7 @@ class SchedulerCore:
             self.verify_calls.release(request)
             self.free_slots += request.num_computed
         request.preempt()
+        self.pool.leave(request)  # its place is for those who run
         request.num_preemptions += 1
         self.totals.preemptions += 1
         del self.running[request.request_id]

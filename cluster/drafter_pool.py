@@ -109,7 +109,7 @@ class DrafterPool:
         for request in requests:
             current = self.drafters.get(request.drafter)
             if current is not None and (current.is_draining or current.is_late):
-                self._leave(request)
+                self.leave(request)
 
     def leave_behind(self, name: str) -> None:
         """A drafter's answer was not waited for: until it answers, requests do better without it."""
@@ -227,7 +227,7 @@ class DrafterPool:
                 name = ""
             if name != request.drafter:
                 moving.append((request, request.drafter, name))
-                self._leave(request)
+                self.leave(request)
         # All have left before the first enters, so that two may change places.
         for request, before, name in moving:
             drafter = self.drafters.get(name)
@@ -266,7 +266,7 @@ class DrafterPool:
 
     def forget(self, request: Request) -> None:
         """A request ended: every drafter that knows it is told with its next call."""
-        self._leave(request)
+        self.leave(request)
         self._begun.discard(request.request_id)
         self.acceptance.forget(request.request_id)
         self.selector.forget(request.request_id)
@@ -274,7 +274,8 @@ class DrafterPool:
         for drafter in self.drafters.values():
             drafter.forget(request.request_id)
 
-    def _leave(self, request: Request) -> None:
+    def leave(self, request: Request) -> None:
+        """The request is without a drafter until it is assigned one; what drafters have heard they keep."""
         drafter = self.drafters.get(request.drafter)
         if drafter is not None:
             drafter.served.discard(request.request_id)

@@ -227,6 +227,11 @@ class Request:
             sampling=self.submit.sampling,
         )
 
+    def deferred(self) -> None:
+        """The target had no slots for it; of a request that it was only about to open it keeps nothing."""
+        self.advance(Trigger.DEFERRED)
+        self.opened = self.num_computed > 0
+
     def preempt(self) -> None:
         """Forget everything that lived in the target's KV."""
         self.advance(Trigger.PREEMPTED)

@@ -22,7 +22,7 @@ from cluster.stream_messages import (
 )
 from deployments.cell_connection import ATTEMPT_TIMEOUT_S, CellConnection
 from deployments.cell_router import CellRouter
-from deployments.pending_requests import PASSING, CellLost, Pending, RequestRejected
+from deployments.pending_requests import PASSING, PASSING_IF_PROMISED, CellLost, Pending, RequestRejected
 
 _log = logging.getLogger(__name__)
 
@@ -353,7 +353,7 @@ class CellClients:
     def _refused(self, pending: Pending, rejected: Rejected, cell: Member) -> None:
         loop = asyncio.get_running_loop()
         pending.refused()
-        if rejected.code not in PASSING:
+        if rejected.code not in (PASSING_IF_PROMISED if pending.is_promised else PASSING):
             pending.events.put_nowait(RequestRejected(rejected))
             return
         if rejected.code == "draining":

@@ -11,6 +11,8 @@ from cluster.stream_messages import Rejected, Submit, TokenEvent
 
 #: Rejections that another cell need not share, and that pass by themselves.
 PASSING = frozenset({"queue_full", "saturated", "not_ready", "draining"})
+#: Besides those, who was taken by a cell is not turned away for what another one has learnt of its speed.
+PASSING_IF_PROMISED = PASSING | {"slo_infeasible"}
 
 
 class CellLost(Exception):
@@ -38,7 +40,7 @@ class Pending:
             previous one neither refuses the new one nor confuses the two.
         sent: how often it was sent. lives: in how many of those a cell may have worked on it.
         sent_output: output tokens it had when it was last sent.
-        is_promised: a cell has begun it, or may have: it is no longer turned away for what passes by itself.
+        is_promised: a cell has taken it, or may have: it is no longer turned away for what passes by itself.
         is_cancelled: the caller wants no more than its receipt.
         refused_by: cells that refused it since it was last taken.
         refused_at: when cells began to refuse it although it is promised.
@@ -90,6 +92,7 @@ class Pending:
     def withdrawn(self) -> None:
         """It leaves a cell in whose queue it was."""
         self.lives -= 1
+        self.is_promised = True
         self.refused_by = {self.cell}
         self.cell = self.wire_id = ""
 

@@ -239,6 +239,8 @@ class SimulatedTarget:
             size = min(chunk.num_tokens, held.num_tokens - held.num_computed)
             if free < size + 1:
                 deferred.append(chunk.request_id)
+                if chunk.spec is not None:
+                    del self._held[chunk.request_id]  # as the real one, which opens nothing without room
                 continue
             free -= size
             num_tokens += size

@@ -75,6 +75,8 @@ class SimulatedTarget:
             spec, tokens, computed = self.held[chunk.request_id]
             if self.free() < chunk.num_tokens + 1:
                 deferred.append(chunk.request_id)
+                if chunk.spec is not None:
+                    del self.held[chunk.request_id]  # as the real one, which opens nothing without room
                 continue
             computed = min(len(tokens) - 1, computed + chunk.num_tokens)
             self.held[chunk.request_id] = (spec, tokens, computed)

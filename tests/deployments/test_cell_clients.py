@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 
+import msgspec
 import pytest
 
 from cluster.members import Member, State
@@ -20,6 +21,7 @@ _ids = itertools.count()
 DRAINING = Rejected(request_id="", code="draining", message="the cell is being removed")
 STARTING = Rejected(request_id="", code="not_ready", message="the target model is starting")
 FULL = Rejected(request_id="", code="queue_full", message="full", retry_after_s=2.0)
+INFEASIBLE = Rejected(request_id="", code="slo_infeasible", message="below the least this cell can reach")
 
 
 class Listed:
@@ -205,10 +207,13 @@ async def test_a_cell_that_is_added_relieves_the_queues_of_others(
     one = listed.add("one")
     await connected(clients, 1)
     one.starved, listed.queues["one"] = True, 4.0
-    tasks = [asyncio.create_task(tokens_of(clients, submission(9))) for _ in range(20)]
+    asked = [msgspec.structs.replace(submission(9), on_miss="reject") for _ in range(20)]
+    tasks = [asyncio.create_task(tokens_of(clients, request)) for request in asked]
     await eventually(lambda: len(one.submissions) == 20)
     two = listed.add("two")
     await eventually(lambda: len(two.submissions) == 10)
+    # The first cell has taken them: the second may not refuse them for their objectives.
+    assert {sent.on_miss for sent in two.submissions} == {"serve"}
     assert [sent.request_id.partition("~")[0] for sent in two.submissions] == [
         sent.request_id for sent in reversed(one.submissions[10:])
     ]
@@ -217,6 +222,26 @@ async def test_a_cell_that_is_added_relieves_the_queues_of_others(
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_who_was_taken_is_not_turned_away_for_what_another_cell_learnt_of_its_speed(
+    clients: CellClients, listed: Listed
+) -> None:
+    one = listed.add("one")
+    await connected(clients, 1)
+    task = asyncio.create_task(tokens_of(clients, submission()))
+    await eventually(lambda: len(one.submissions) == 1)
+    await asyncio.sleep(0.02)
+    two = listed.add("two")
+    two.reject = INFEASIBLE
+    await connected(clients, 2)
+    await listed.kill("one")
+    await eventually(lambda: len(two.submissions) >= 1)
+    two.reject = None
+    assert await task == list(range(60))
+    two.reject = INFEASIBLE
+    with pytest.raises(RequestRejected, match="below the least"):
+        await tokens_of(clients, submission())
 
 
 async def test_a_cell_of_which_nothing_is_heard_is_left_if_there_are_others(

@@ -1,0 +1,73 @@
+"""Requests that give way, or find no room: what they hold meanwhile, and what it is to the others."""
+
+from __future__ import annotations
+
+from cluster.events import Action, DrafterDraining, Drained, Verify, VerifyDone, WorkerLost
+from cluster.requests import State
+from cluster.stream_messages import Submit
+from engine.sampling_params import SamplingParams
+from tests.cluster.simulated import submit
+from tests.cluster.test_core import World
+from verifier.messages import VerifyCall, VerifyResult
+
+LONG = SamplingParams(temperature=0.0, max_tokens=140)
+
+
+def test_the_drafter_of_who_gave_way_is_free_for_who_runs() -> None:
+    """As many places as may run, and all of them taken by less urgent requests."""
+    world = World(1, "fixed", num_slots=2000, batching="priority")
+    world.lose("poor")
+    world.core.config.scheduler.__dict__["max_running"] = 6
+    for name, priority in (("idle", 5), ("urgent", 0)):
+        for number in range(6):
+            world.send(
+                Submit(
+                    request_id=f"{name}{number}", prompt=[7 + number] * 5, sampling=LONG, priority=priority
+                )
+            )
+        while not all(r.first_token_at for r in world.core.requests.values() if name in r.request_id):
+            assert world.answer_one()
+    for _ in range(20):
+        world.answer_one()
+    running = world.core.running.values()
+    assert {request.request_id[:-1] for request in running} == {"urgent"}
+    assert {request.drafter for request in running} == {"good"}
+    world.drain()
+    world.check_ends()
+
+
+def test_a_drafter_that_leaves_does_not_wait_for_who_waits() -> None:
+    world = World(1, "fixed")
+    world.lose("poor")
+    world.send(submit(0, world.rng, sampling=LONG))
+    request = world.core.requests["r0"]
+    while request.state is not State.VERIFYING or not request.drafter:
+        assert world.answer_one()
+    world.answers = [one for one in world.answers if isinstance(one, VerifyDone)]  # it owes no answer
+    world.core.pool.drafters["good"].outstanding.clear()
+    told: list[Action] = []
+    world.observe = told.extend  # type: ignore[method-assign]
+    world.handle(DrafterDraining("good"))
+    assert Drained("good") not in told  # its tree is verified
+    world.handle(WorkerLost("verifier"))
+    assert Drained("good") in told
+
+
+def test_a_request_that_the_target_had_no_room_to_open_is_opened_again() -> None:
+    world = World(1, "autoregressive")
+    calls: list[VerifyCall] = []
+    world.observe = lambda actions: calls.extend(a.call for a in actions if isinstance(a, Verify))  # type: ignore[method-assign]
+    world.send(submit(0, world.rng))
+    (first,) = calls
+    # What the real target answers and keeps: nothing of the request.
+    world.target.held.clear()
+    answer = VerifyResult(call_id=first.call_id, deferred=["r0"], free_slots=world.target.free())
+    world.answers = [one for one in world.answers if not isinstance(one, VerifyDone)]
+    world.handle(VerifyDone(answer))
+    spec, before = calls[1].prefill[0].spec, first.prefill[0].spec
+    assert spec is not None
+    assert before is not None
+    assert spec.tokens == before.tokens
+    world.drain()
+    world.check_ends()
+    assert world.core.totals.preemptions == 0

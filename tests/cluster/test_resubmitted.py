@@ -1,0 +1,90 @@
+"""Requests that come with output of another life: only what is of this one counts for clocks and metrics."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.admission import slack_s, victim
+from cluster.batching.slack import ahead_s
+from cluster.config import FlotillaConfig
+from cluster.core import SchedulerCore
+from cluster.cost_model import DEFAULT_PROFILE, CostModel
+from cluster.events import Reject, RequestArrived, VerifierReady
+from cluster.policies.registry import make_policy
+from cluster.requests import Request
+from cluster.stream_messages import Objective, Submit
+from engine.sampling_params import SamplingParams
+from tests.cluster.simulated import VOCAB, expected_output, submit
+from tests.cluster.test_cell_metrics import MeasuredWorld
+
+
+def decoding(name: str, order: int, before: int, since: int) -> Request:
+    """A request with so many tokens of another life, and so many in this one since second 10."""
+    asked = Submit(
+        request_id=name,
+        prompt=[1, 2, 3],
+        sampling=SamplingParams(max_tokens=2000),
+        output=[5] * before,
+        objective=Objective(tpot_ms=50.0),
+    )
+    request = Request(asked, "a", 0.0, order, output=[5] * before)
+    request.first_token_at = 10.0
+    request.extend([5] * since)
+    return request
+
+
+def test_tokens_of_another_life_are_no_slack() -> None:
+    late, ahead = decoding("resubmitted", 1, 800, 150), decoding("ahead", 2, 0, 240)
+    assert slack_s(late, 20.0, 0.05) < 0 < slack_s(ahead, 20.0, 0.05)
+    for request in (late, ahead):
+        assert slack_s(request, 20.0, 0.0) == pytest.approx(ahead_s(request, 20.0) + 0.05)
+    assert victim([late, ahead], 20.0, 0.05) is ahead
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.0, 1.4])
+@pytest.mark.parametrize("output", [[], [4] * 20])
+def test_the_least_a_model_can_reach_does_not_rise_with_load(factor: float, output: list[int]) -> None:
+    """Nor is who was begun elsewhere refused for it."""
+    config = FlotillaConfig.model_validate({"target": {"path": "unused"}})
+    costs = CostModel.corrected(DEFAULT_PROFILE, {"verifier": factor}, {})
+    core = SchedulerCore(config, make_policy(config.policy), costs)
+    core.handle(VerifierReady(1000, 500, VOCAB), 0.0)
+    least_ms = (
+        1e3 * min(factor, 1.0) * DEFAULT_PROFILE.target.seconds(1, 1, 0) / (config.policy.max_depth + 1)
+    )
+    for number, share in enumerate((0.99, 1.01)):
+        asked = Submit(
+            request_id=f"r{number}",
+            prompt=[1, 2, 3],
+            output=output,
+            sampling=SamplingParams(max_tokens=50),
+            objective=Objective(tpot_ms=share * least_ms),
+        )
+        codes = [
+            a.rejection.code for a in core.handle(RequestArrived(asked, "a"), 1.0) if isinstance(a, Reject)
+        ]
+        assert codes == (["slo_infeasible"] if share < 1.0 and not output else [])
+
+
+def test_a_first_token_of_another_life_is_no_first_token_here() -> None:
+    world = MeasuredWorld(1, "autoregressive")
+    whole = submit(0, world.rng, objective=Objective(ttft_ms=100.0, tpot_ms=1000.0))
+    expected = expected_output(whole, 160)
+    before = expected[: len(expected) // 2]
+    again = Submit(
+        request_id="r0~2",
+        prompt=whole.prompt,
+        sampling=whole.sampling,
+        objective=whole.objective,
+        output=before,
+    )
+    world.output["r0~2"] = list(before)
+    world.accounts.arrived(again)
+    world.send(again)
+    world.drain()
+    assert world.output["r0~2"] == expected
+    assert world.value("flotilla_time_to_first_token_seconds_count") == 0
+    assert world.value("flotilla_e2e_latency_seconds_count") == 0
+    assert world.value("flotilla_slo_requests_total", objective="ttft") == 0
+    assert world.value("flotilla_slo_requests_total", objective="tpot", attained="true") == 1
+    assert world.value("flotilla_goodput_tokens_total") == len(expected) - len(before)
