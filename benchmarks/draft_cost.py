@@ -23,8 +23,11 @@ from benchmarks.tables import console, progress
 from drafters.factory import build_drafter
 from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
 from drafters.protocol import Drafter
+from drafters.stop_rules import StopRule
 from engine.sampling_params import RequestSpec, SamplingParams
 
+# Beside it no layer is dear, so that nothing but the objective ends a draft.
+_WHOLE_STEP_S = 1e9
 TREES = {"host": False, "device": True}
 
 
@@ -44,6 +47,7 @@ class Cost:
 
     Attributes:
         shape: what was drafted.
+        forwards: of a call, the catch-up included.
         call_ms: one draft call, catching up included.
         forward_ms: part of it in model forwards; on a device that grows the trees, from the first launch to
             having all results.
@@ -52,6 +56,7 @@ class Cost:
     """
 
     shape: Shape
+    forwards: float
     call_ms: float
     forward_ms: float
     overhead_ms_per_forward: float
@@ -73,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--width", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--context", type=int, default=256, help="prompt length in tokens")
     parser.add_argument("--calls", type=int, default=40, help="calls measured per shape")
+    parser.add_argument("--used", type=int, help="layers after which a rule ends drafts; default all")
     parser.add_argument("--sampled", action="store_true", help="also measure sampling requests")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     args = parser.parse_args(argv)
@@ -101,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             task = bar.add_task("draft calls", total=len(shapes))
             costs = []
             for shape in shapes:
-                costs.append(measure(drafter, shape, args.context, args.calls))
+                costs.append(measure(drafter, shape, args.context, args.calls, args.used))
                 bar.advance(task)
     _print(costs)
     if args.json is not None:
@@ -109,8 +115,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
-def measure(drafter: Drafter, shape: Shape, context: int, calls: int) -> Cost:
-    """Draft `calls` times as in decoding: each time half of the best path and one other token come back."""
+def measure(drafter: Drafter, shape: Shape, context: int, calls: int, used: int | None = None) -> Cost:
+    """Draft `calls` times as in decoding: each time half of the best path and one other token come back.
+
+    After `used` layers a rule finds that another one does not pay, whatever its tokens are.
+    """
+    rule = None
+    if used is not None:
+        rule = StopRule(
+            num_requests=shape.requests,
+            base_s=_WHOLE_STEP_S,
+            first_layer_s=1.0,
+            layer_s=1.0,
+            token_s=0.0,
+            mean_confidence=1.0,
+            tpot_s=_WHOLE_STEP_S + used + 0.5,
+        )
     rng = np.random.default_rng(0)
     plan = DraftPlan(shape.depth, shape.width)
     vocab = drafter.capabilities.vocab_size
@@ -129,7 +149,7 @@ def measure(drafter: Drafter, shape: Shape, context: int, calls: int) -> Cost:
     heard = dict.fromkeys(map(str, range(shape.requests)), context)
     measured: list[DraftResult] = []
     for _ in range(calls + 5):
-        result = drafter.draft(DraftCall(call_id=0, items=items))
+        result = drafter.draft(DraftCall(call_id=0, items=items, stop_rule=rule))
         measured.append(result)
         items = []
         for draft in result.drafts:
@@ -148,6 +168,7 @@ def measure(drafter: Drafter, shape: Shape, context: int, calls: int) -> Cost:
     share = [1 - r.forward_seconds / r.seconds for r in measured]
     return Cost(
         shape=shape,
+        forwards=median(r.num_forwards for r in measured),
         call_ms=1e3 * median(r.seconds for r in measured),
         forward_ms=1e3 * median(r.forward_seconds for r in measured),
         overhead_ms_per_forward=1e3 * median(overhead),
@@ -178,6 +199,7 @@ def _print(costs: Sequence[Cost]) -> None:
         "depth",
         "width",
         "sampled",
+        "forwards",
         "call ms",
         "forward ms",
         "overhead ms/forward",
@@ -191,6 +213,7 @@ def _print(costs: Sequence[Cost]) -> None:
             str(shape.depth),
             str(shape.width),
             "yes" if shape.sampled else "no",
+            f"{cost.forwards:g}",
             f"{cost.call_ms:.2f}",
             f"{cost.forward_ms:.2f}",
             f"{cost.overhead_ms_per_forward:.3f}",

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from drafters.device_beam import Layer
 from drafters.device_growth import Growth, Rows
@@ -54,7 +53,7 @@ class DeviceDraft:
         """As `drafters.forwards.catch_up`, without waiting for what the roots' next tokens are."""
         for reading in readings(jobs, self._kv, max_rows):
             best = self._model.launch(reading.segments, reading.keep, reading.rankings, self._num_choices)
-            sent = self._model.send(_parts(best)) if len(reading.keep) else None
+            sent = self._model.send(best) if len(reading.keep) else None
             self._readings.append((reading, best, sent))
 
     def begin(self, jobs: Sequence[Job]) -> None:
@@ -73,7 +72,7 @@ class DeviceDraft:
         for reading, _, sent in self._readings:
             if sent is not None:
                 values, tokens = self._model.receive(sent)
-                reading.settle(values.view(np.float32).tolist(), tokens.tolist())
+                reading.settle(values.tolist(), tokens.tolist())
 
     def compute(self, missing: Missing) -> None:
         """As `drafters.forwards.compute`, by forwards that the device was told of before."""
@@ -103,16 +102,16 @@ class DeviceDraft:
                 layer = state.grow(*self._last, active, number)
             best = self._forward(growths[:active], number, state.rows(layer))
             self._last = layer, best
-            chosen = [layer.token.int(), layer.parent.int(), layer.is_open.int()]
-            self._layers.append(self._model.send([*_parts(best), *chosen]))
+            found = [best.tokens, layer.token, layer.parent, best.values, layer.is_open]
+            self._layers.append(self._model.send(found))
 
     def _receive(self, num_layers: int) -> None:
         """Have the first layers on the host, and as many as it may be ahead launched."""
         for number in range(self._num_received, min(num_layers, self._num_layers)):
             self._launch(number + 1 + AHEAD)
-            values, *rest = self._model.receive(self._layers[number])
-            tokens, token, parent, is_open = (array.tolist() for array in rest)
-            scores, start = values.view(np.float32).tolist(), 0
+            arrays = self._model.receive(self._layers[number])
+            tokens, token, parent, values, is_open = (array.tolist() for array in arrays)
+            start = 0
             for index, growth in enumerate(self._found[: len(token)]):
                 end = start + growth.width
                 of = {
@@ -120,9 +119,9 @@ class DeviceDraft:
                     for row in range(growth.width)
                     if is_open[index][row]
                 }
-                growth.rows.append(Rows(scores[start:end], tokens[start:end], of))
+                growth.rows.append(Rows(values[start:end], tokens[start:end], of))
                 start = end
-            assert start == len(scores), f"rows of layer {number}"
+            assert start == len(values), f"rows of layer {number}"
             self._num_received += 1
 
     def _first_layer(self, growths: Sequence[Growth], state: DeviceState) -> Layer:
@@ -177,7 +176,3 @@ class DeviceDraft:
         if left:  # forwarded by the host from here on, into slots that later layers of the device may have
             del self._growths[job.request_id]
         return left
-
-
-def _parts(best: OnDevice) -> list[torch.Tensor]:
-    return [best.values.view(torch.int32), best.tokens.int()]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from engine.sampling_params import SamplingParams
 from engine.triton_support import runs_triton
 
 Int32 = NDArray[np.int32]
+_IN_NUMPY = {torch.float32: np.float32, torch.int64: np.int64, torch.bool: np.bool_}
 Values = list[list[float]]
 Tokens = list[list[int]]
 
@@ -60,10 +61,10 @@ class OnDevice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Tensors of the device on their way to the host: `transfer` has them joined, as int32."""
+    """Tensors of the device on their way to the host: `transfer` has their bytes, one after the other."""
 
     transfer: Transfer
-    shapes: list[torch.Size]
+    kinds: list[tuple[torch.Size, torch.dtype]]
 
 
 class NextTokens:
@@ -147,12 +148,12 @@ class NextTokens:
         return _highest(self._rows_runner.forward_rows(segments, rows), rankings, k)
 
     def send(self, tensors: Sequence[torch.Tensor]) -> Sent:
-        """Begin to bring int32 tensors of what was launched to the host, in one transfer."""
+        """Begin to bring tensors of what was launched to the host, in one transfer."""
         self._num_sent += 1
-        joined = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        return Sent(Transfer(joined), [tensor.shape for tensor in tensors])
+        joined = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+        return Sent(Transfer(joined), [(tensor.shape, tensor.dtype) for tensor in tensors])
 
-    def receive(self, sent: Sent) -> list[NDArray[np.int32]]:
+    def receive(self, sent: Sent) -> list[NDArray[Any]]:
         """Wait for tensors that were sent, but for nothing that was launched after them."""
         joined = sent.transfer.wait().numpy()
         self._num_sent -= 1
@@ -160,9 +161,11 @@ class NextTokens:
             self._waited(self._waiting_since)
             if not self._num_sent:
                 self._waiting_since = None
-        ends = np.cumsum([shape.numel() for shape in sent.shapes])
-        parts = np.split(joined, ends[:-1])
-        return [part.reshape(tuple(shape)) for part, shape in zip(parts, sent.shapes, strict=True)]
+        ends = np.cumsum([shape.numel() * dtype.itemsize for shape, dtype in sent.kinds])
+        return [
+            part.view(_IN_NUMPY[dtype]).reshape(tuple(shape))
+            for part, (shape, dtype) in zip(np.split(joined, ends[:-1]), sent.kinds, strict=True)
+        ]
 
     def _waited(self, since: float) -> None:
         """Count the time since then, unless it is counted already."""

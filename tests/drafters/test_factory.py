@@ -39,5 +39,9 @@ def test_the_cost_of_draft_calls_is_measured(trees: str, tmp_path: Path) -> None
     file = tmp_path / "cost.json"
     draft_cost.main(f"--requests 2 --width 2 --context 16 --calls 2 --trees {trees} --json {file}".split())
     (cost,) = json.loads(file.read_text())["costs"]
+    assert cost["forwards"] == 4
     assert cost["shape"] == {"requests": 2, "depth": 4, "width": 2, "sampled": False}
     assert 0 < cost["forward_ms"] < cost["call_ms"]
+    ended = f"--requests 1 --depth 8 --width 1 --context 16 --calls 2 --used 2 --trees {trees} --json {file}"
+    draft_cost.main(ended.split())
+    assert json.loads(file.read_text())["costs"][0]["forwards"] == 2
