@@ -99,7 +99,10 @@ class PoolConfig(StrictModel):
 class PolicyConfig(StrictModel):
     """Which speculation policy runs, and its bounds."""
 
-    name: str = Field(default="flotilla", description="See cluster/policies.")
+    name: str = Field(
+        default="flotilla",
+        description="See [policies](policies.md); or the import path of [your own](policies.md#your-own).",
+    )
     max_depth: int = Field(default=8, ge=0, le=32, description="Deepest draft (AdaServe's D_max).")
     min_depth: int = Field(default=1, ge=0, le=32, description="Shallowest draft (AdaServe's D_min).")
     max_width: int = Field(default=2, ge=1, le=16, description="Widest beam (AdaServe's W_max).")
@@ -141,7 +144,10 @@ class PolicyConfig(StrictModel):
 class SelectorConfig(StrictModel):
     """Which drafter serves which request (SPIN section IV)."""
 
-    name: str = Field(default="flotilla", description="See selector/registry.py.")
+    name: str = Field(
+        default="flotilla",
+        description="See [selectors](selection.md); or the import path of [your own](selection.md#your-own).",
+    )
     alpha: int = Field(default=16, ge=1, description="Slots (verify steps) `lbss` explores in each epoch.")
     beta: int = Field(
         default=4, ge=1, description="Slots that `lbss` leaves an exploring request on one drafter."

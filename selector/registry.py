@@ -10,6 +10,7 @@ from selector.fixed import Fixed
 from selector.flotilla import Flotilla
 from selector.greedy_length import GreedyLength
 from selector.lbss import Lbss
+from selector.own_classes import is_own, own_class
 from selector.protocol import Selector
 
 SELECTORS = ("flotilla", "lbss", "epsilon-greedy", "greedy-length", "fixed")
@@ -29,7 +30,7 @@ def make_selector(
     """A selector; settings that are not its own are ignored.
 
     Args:
-        name: one of `SELECTORS`.
+        name: one of `SELECTORS`, or the import path of a class that is called with `estimates`.
         estimates: `flotilla`: acceptance rates that somebody else feeds; its own if None.
         drafters: `fixed`: the instances or kinds to use; all if empty.
         alpha: `lbss`: slots of exploration per epoch.
@@ -39,8 +40,12 @@ def make_selector(
         seed: of whatever is drawn.
 
     Raises:
-        ValueError: for a name that is not known, or settings that make no sense.
+        ValueError: for a name that is not known, a path that cannot be imported, or settings that make no
+            sense.
     """
+    if is_own(name):
+        own: Selector = own_class(name, "selector")(estimates)
+        return own
     match name:
         case "flotilla":
             return Flotilla(estimates)

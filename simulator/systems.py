@@ -12,6 +12,7 @@ from cluster.batching.registry import BATCHING_RULES
 from cluster.config import FlotillaConfig, PolicyConfig, SchedulerConfig, TargetConfig
 from cluster.policies.base import Policy
 from cluster.policies.registry import POLICIES
+from selector.own_classes import is_own
 from simulator.scripts import Scripts
 from simulator.workers import SimulatedDrafter
 
@@ -76,7 +77,7 @@ def parse(text: str, bounds: Bounds | None = None) -> System:
 
     `vllm`, `sarathi`, `adaserve`, `flotilla`, `vllm-spec-4` and the like are the papers' systems; any policy
     may be named with any batching rule (`specserve/sarathi`), and `fixed-4` drafts chains of four. A policy
-    alone is run with `sarathi`.
+    alone is run with `sarathi`. A policy of one's own is named by its import path.
 
     Raises:
         ValueError: for a name that is none of these.
@@ -92,7 +93,7 @@ def parse(text: str, bounds: Bounds | None = None) -> System:
     else:
         policy, default = _PRESETS.get(policy, (policy, "sarathi"))
     rule = rule or default
-    if policy not in POLICIES:
+    if policy not in POLICIES and not is_own(policy):
         raise ValueError(f"unknown policy {policy!r}; known: {', '.join(sorted({*POLICIES, *_PRESETS}))}")
     if rule not in BATCHING_RULES:
         raise ValueError(f"unknown batching rule {rule!r}; known: {', '.join(sorted(BATCHING_RULES))}")

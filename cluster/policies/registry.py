@@ -18,6 +18,7 @@ from cluster.policies.smartspec import SmartSpec
 from cluster.policies.specinfer import SpecInfer
 from cluster.policies.specserve import SpecServe
 from cluster.policies.threshold import Threshold
+from selector.own_classes import is_own, own_class
 
 POLICIES: MappingProxyType[str, PolicyFactory] = MappingProxyType(
     {
@@ -38,11 +39,14 @@ POLICIES: MappingProxyType[str, PolicyFactory] = MappingProxyType(
 
 
 def make_policy(config: PolicyConfig) -> Policy:
-    """The policy named in the configuration.
+    """The policy named in the configuration, one of `POLICIES` or the import path of a `PolicyFactory`.
 
     Raises:
-        ValueError: for an unknown name, listing the known ones.
+        ValueError: for an unknown name, listing the known ones, or a path that cannot be imported.
     """
+    if is_own(config.name):
+        own: Policy = own_class(config.name, "policy")(config)
+        return own
     factory = POLICIES.get(config.name)
     if factory is None:
         raise ValueError(f"unknown policy `{config.name}`; known: {', '.join(sorted(POLICIES))}")
