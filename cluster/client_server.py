@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from cluster.stream_messages import CellMessage, ClientMessage
-from cluster.transport import FrameTooLarge, read_frame, write_frame
+from cluster.transport import TOKEN_S, FrameTooLarge, read_frame, write_frame
 from engine.wire import Decoder, encode
 
 _log = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ class ClientServer:
         on_lost: called with the client's name when its connection ends.
         heartbeat_s: every front end is sent an empty frame this often, and one as soon as it is admitted.
             They come from the event loop that schedules, so they end when that is stuck.
+        token_s: whoever has not sent its token by then is cut off: else each stray would hold a descriptor.
     """
 
     def __init__(
@@ -39,7 +40,9 @@ class ClientServer:
         on_message: Callable[[str, ClientMessage], None],
         on_lost: Callable[[str], None],
         heartbeat_s: float = 0.5,
+        token_s: float = TOKEN_S,
     ) -> None:
+        self._token_s = token_s
         self._heartbeat_s = heartbeat_s
         self._beating: asyncio.TimerHandle | None = None
         self._token = token
@@ -88,7 +91,9 @@ class ClientServer:
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         name = ""
         try:
-            if not hmac.compare_digest(await read_frame(reader, 1024), self._token):
+            async with asyncio.timeout(self._token_s):
+                token = await read_frame(reader, 1024)
+            if not hmac.compare_digest(token, self._token):
                 _log.warning("front end with a wrong token refused")
                 return
             write_frame(writer, b"")
@@ -96,7 +101,7 @@ class ClientServer:
             self._writers[name] = writer
             while True:
                 self._on_message(name, self._decoder.decode(await read_frame(reader)))
-        except (asyncio.IncompleteReadError, ConnectionError, FrameTooLarge):
+        except (asyncio.IncompleteReadError, ConnectionError, FrameTooLarge, TimeoutError):
             _log.info("%s disconnected", name or "a front end")
         except msgspec.ValidationError as error:
             _log.error("%s sent a message this cell does not understand: %s", name, error)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection
 
 from cluster.core_affinity import KeptThread, usable_cores
+from cluster.transport import TOKEN_S
 from cluster.worker_lease import UNACKNOWLEDGED_S
 
 _LENGTH = struct.Struct(">I")
@@ -34,6 +35,7 @@ class StepServer:
         host: address to listen on.
         heartbeat_s: an empty frame is sent this often, as a sign of life, from a thread of its own: also
             while a call is computed. 0 sends none.
+        token_s: whoever has not sent its token by then is cut off, so that the next one is heard.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class StepServer:
         host: str,
         idle: Callable[[], bool] | None = None,
         heartbeat_s: float = 0.0,
+        token_s: float = TOKEN_S,
     ) -> None:
         self._handle = handle
+        self._token_s = token_s
         self._heartbeat_s = heartbeat_s
         self._sending = threading.Lock()
         self._idle = idle
@@ -54,6 +58,10 @@ class StepServer:
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         #: Whether a scheduler's connection stands.
         self.is_connected = False
+        # Guards the two below: whoever connects is either admitted before `close`, or ended by it.
+        self._admitting = threading.Lock()
+        self._is_closed = False
+        self._unproven: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve, name="step-server", daemon=True)
         self._thread.start()
 
@@ -63,10 +71,18 @@ class StepServer:
             self._kept = KeptThread(self._thread.native_id, cores, usable_cores())
 
     def close(self, within_s: float = 0.0) -> bool:
-        """Stop accepting; the thread ends with its connection. Whether it has, after at most `within_s`."""
+        """Stop accepting; the thread ends with its connection. Whether it has, after at most `within_s`.
+
+        A connection that has not shown the token is ended, too.
+        """
         with contextlib.suppress(OSError):  # closed before
             self._listener.shutdown(socket.SHUT_RDWR)  # else who waits in `accept` would not notice
         self._listener.close()
+        with self._admitting:
+            self._is_closed = True
+            if self._unproven is not None:
+                with contextlib.suppress(OSError):  # it has ended by itself
+                    self._unproven.shutdown(socket.SHUT_RDWR)
         self._thread.join(within_s)
         return not self._thread.is_alive()
 
@@ -79,16 +95,33 @@ class StepServer:
             with connection:
                 _configure(connection)
                 try:
-                    self._answer(connection)
-                except (ConnectionError, EOFError) as error:
+                    if self._admit(connection):
+                        self._answer(connection)
+                # A machine that is gone (`_configure`) is a timeout, too.
+                except (ConnectionError, EOFError, TimeoutError) as error:
                     _log.info("scheduler disconnected: %s", error)
 
+    def _admit(self, connection: socket.socket) -> bool:
+        """Whether it shows the token in time; only one connection is served, and a port scan is none."""
+        with self._admitting:
+            if self._is_closed:
+                return False
+            self._unproven = connection
+        is_right = False
+        try:
+            token = _read(connection, limit=1024, until=time.monotonic() + self._token_s)
+            is_right = hmac.compare_digest(token, self._token)
+            if not is_right:
+                _log.warning("connection with a wrong token refused")
+        finally:
+            with self._admitting:
+                self._unproven = None
+                self.is_connected = is_right and not self._is_closed
+        connection.settimeout(None)
+        return self.is_connected
+
     def _answer(self, connection: socket.socket) -> None:
-        if not hmac.compare_digest(_read(connection, limit=1024), self._token):
-            _log.warning("connection with a wrong token refused")
-            return
         ended = threading.Event()
-        self.is_connected = True
         if self._heartbeat_s:
             threading.Thread(
                 target=self._beat, args=(connection, ended), name="heartbeat", daemon=True
@@ -132,16 +165,19 @@ def _has_data(connection: socket.socket) -> bool:
     return bool(ready)
 
 
-def _read(connection: socket.socket, limit: int = 64 << 20) -> bytes:
-    (length,) = _LENGTH.unpack(_read_exactly(connection, _LENGTH.size))
+def _read(connection: socket.socket, limit: int = 64 << 20, until: float | None = None) -> bytes:
+    (length,) = _LENGTH.unpack(_read_exactly(connection, _LENGTH.size, until))
     if length > limit:
         raise ConnectionError(f"frame of {length} bytes")
-    return _read_exactly(connection, length)
+    return _read_exactly(connection, length, until)
 
 
-def _read_exactly(connection: socket.socket, length: int) -> bytes:
+def _read_exactly(connection: socket.socket, length: int, until: float | None) -> bytes:
+    """So many bytes; TimeoutError if they are not there at `until` of the monotonic clock."""
     data = bytearray()
     while len(data) < length:
+        if until is not None:  # for all of it: one byte now and then must not hold the port
+            connection.settimeout(max(1e-3, until - time.monotonic()))
         part = connection.recv(length - len(data))
         if not part:
             raise EOFError("end of stream")

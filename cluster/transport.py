@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 #: Largest frame either side accepts. Steps stay below 100 kB; a submission holds at most one prompt.
 MAX_FRAME_BYTES = 64 << 20
+#: Who connects sends its token at once. Whoever has not sent all of it after so long is a stray: a port scan,
+#: a health check, or a process that was stopped.
+TOKEN_S = 2.0
 
 _LENGTH = struct.Struct(">I")
 

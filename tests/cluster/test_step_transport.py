@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import threading
@@ -157,6 +158,54 @@ async def test_a_wrong_token_gets_no_answer_and_the_next_client_does() -> None:
     server.close()
 
 
+def test_who_never_shows_the_token_is_cut_off_and_the_scheduler_behind_is_served() -> None:
+    server = StepServer(lambda data: data, TOKEN, "127.0.0.1", token_s=0.2)
+    silent = socket.create_connection(server.address)
+    with socket.create_connection(server.address, timeout=5) as scheduler:
+        for data in (TOKEN, b"hello"):
+            scheduler.sendall(frame(data))
+        assert scheduler.recv(100) == frame(b"hello")
+        assert silent.recv(1) == b""
+        # Who is admitted may be silent for as long as it likes.
+        time.sleep(0.3)
+        scheduler.sendall(frame(b"again"))
+        assert scheduler.recv(100) == frame(b"again")
+    silent.close()
+    assert server.close(5)
+
+
+def test_a_byte_of_the_token_now_and_then_does_not_hold_the_port() -> None:
+    server = StepServer(lambda data: data, TOKEN, "127.0.0.1", token_s=0.2)
+    with socket.create_connection(server.address, timeout=0.02) as slow:
+        for byte in frame(bytes(200))[:100]:
+            slow.sendall(bytes([byte]))
+            try:
+                assert slow.recv(1) == b""
+                break
+            except TimeoutError:
+                continue
+        else:
+            raise AssertionError("each byte began the time anew")
+    assert server.close(5)
+
+
+@pytest.mark.parametrize("waits_in_backlog", [False, True])
+def test_a_port_is_closed_although_somebody_who_says_nothing_is_connected(*, waits_in_backlog: bool) -> None:
+    server = StepServer(lambda data: data, TOKEN, "127.0.0.1", token_s=60)
+    scheduler = socket.create_connection(server.address) if waits_in_backlog else None
+    if scheduler is not None:
+        scheduler.sendall(frame(TOKEN) + frame(b"hello"))
+        assert scheduler.recv(100) == frame(b"hello")
+    with socket.create_connection(server.address, timeout=5) as stray:
+        if scheduler is not None:
+            scheduler.close()
+        time.sleep(0.05)  # until it is accepted
+        assert server.close(5), "the worker could not be taken over"
+        with contextlib.suppress(ConnectionResetError):  # of the backlog
+            assert stray.recv(1) == b""
+    assert not server.is_connected
+
+
 async def _front_end(
     address: tuple[str, int], token: bytes
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -202,6 +251,24 @@ async def test_who_does_not_speak_the_protocol_is_cut_off(frames: list[bytes]) -
     with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
         await asyncio.wait_for(read_frame(reader), 5)
     writer.close()
+    await server.close()
+
+
+async def test_a_stray_that_sends_no_token_is_cut_off_and_nothing_is_kept_of_it() -> None:
+    told: list[str] = []
+    server = ClientServer(TOKEN, lambda name, message: None, told.append, token_s=0.1)
+    address = await server.start("127.0.0.1")
+    tasks = asyncio.all_tasks()
+    reader, writer = await _front_end(address, TOKEN)
+    stray, its_writer = await asyncio.open_connection(*address)
+    assert await asyncio.wait_for(stray.read(), 5) == b""
+    await until(lambda: len(asyncio.all_tasks() - tasks) == 1)
+    assert not told
+    assert await asyncio.wait_for(read_frame(reader), 5) == b"", (
+        "a front end that was admitted lost its place"
+    )
+    for one in (writer, its_writer):
+        one.close()
     await server.close()
 
 
