@@ -16,7 +16,7 @@ from cluster.core import SchedulerCore
 from cluster.cost_model import DEFAULT_PROFILE, CostProfile, LinearCost
 from cluster.drafter_config import DrafterConfig
 from cluster.events import DrafterReady, Event, VerifierReady, WorkerLost
-from cluster.placement import instance_names
+from cluster.placement import free_names, instance_names
 from cluster.profile_file import load_profile
 from cluster.takeover import Instance
 from cluster.worker import VERIFIER
@@ -89,6 +89,7 @@ class Lifecycle:
         self._shell = shell
         self._target = VerifierReady(0, 0, 0)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._leaving: list[Life] = []  # forgotten, and their processes not ended yet
         self._noted: object = None
         self.kinds: dict[str, DrafterConfig] = {drafter.name: drafter for drafter in config.drafters}
         self.lives: dict[str, Life] = {}
@@ -300,6 +301,7 @@ class Lifecycle:
         if self.lives.get(life.name) is not life:
             return
         del self.lives[life.name]
+        self._leaving.append(life)
         assert life.config is not None
         kind = life.config.name
         left = [other for other in self.of_kind(kind) if other.state != "draining"]
@@ -307,11 +309,14 @@ class Lifecycle:
             self.kinds[kind] = self.kinds[kind].model_copy(update={"replicas": len(left)})
         else:
             self.kinds.pop(kind, None)
-        if life.task is not None:
-            life.task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):  # told to whoever asked for it
-                await life.task
-        await self._workers.remove(life.name)
+        try:
+            if life.task is not None:
+                life.task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):  # told to whoever asked for it
+                    await life.task
+            await self._workers.remove(life.name)
+        finally:
+            self._leaving = [other for other in self._leaving if other is not life]
 
     def _drafters(self) -> list[Life]:
         return [life for life in self.lives.values() if life.config is not None]
@@ -319,6 +324,18 @@ class Lifecycle:
     def of_kind(self, kind: str) -> list[Life]:
         """Instances of a kind, in the order they were made."""
         return [life for life in self._drafters() if life.config is not None and life.config.name == kind]
+
+    def free_names(self, kind: str, count: int) -> list[str]:
+        """Names for `count` more instances of a kind, which nobody has until its process has ended.
+
+        Workers and the scheduler are told of instances by name: the end of one must not be another's.
+        """
+        taken = [
+            life.name
+            for life in (*self._drafters(), *self._leaving)
+            if life.config is not None and life.config.name == kind
+        ]
+        return free_names(kind, taken, count)
 
     def _note_costs(self, source: str) -> None:
         for life in self._drafters():

@@ -13,7 +13,6 @@ from cluster.config import FlotillaConfig
 from cluster.drafter_config import DrafterConfig
 from cluster.events import DrafterDraining, DrafterReady, WorkerLost
 from cluster.lifecycle import Life, Lifecycle, Shell, cause, waits
-from cluster.placement import free_names, instance_names
 from cluster.pool_errors import DrafterFailed, NotServing, PoolError, UnknownDrafter
 from cluster.profile_file import ProfileError, load_profile
 from cluster.worker import VERIFIER
@@ -57,7 +56,8 @@ class PoolChanges:
         if config.name in self._lifecycle.kinds:
             raise PoolError(f"there is a drafter `{config.name}` already; scale it, or remove it first")
         self._lifecycle.kinds[config.name] = config
-        return await self._add(config, instance_names(config.name, config.replicas), wait_s)
+        # Instances of a kind that was given up may still be draining under its name.
+        return await self._add(config, self._lifecycle.free_names(config.name, config.replicas), wait_s)
 
     async def scale(self, kind: str, replicas: int, wait_s: float) -> list[dict[str, Any]]:
         """Have so many instances of a kind: more are added as by `add`, those too many are drained.
@@ -74,8 +74,8 @@ class PoolChanges:
         there = [life for life in self._lifecycle.of_kind(kind) if life.state != "draining"]
         self._lifecycle.kinds[kind] = config.model_copy(update={"replicas": replicas})
         if replicas > len(there):
-            taken = [life.name for life in self._lifecycle.of_kind(kind)]
-            return await self._add(config, free_names(kind, taken, replicas - len(there)), wait_s)
+            names = self._lifecycle.free_names(kind, replicas - len(there))
+            return await self._add(config, names, wait_s)
         for life in there[replicas:]:
             self._drain(life)
         return [info for info in self._lifecycle.drafters() if info["kind"] == kind]
@@ -141,7 +141,7 @@ class PoolChanges:
     async def _replace(self, config: DrafterConfig, before: DrafterConfig) -> None:
         kind = config.name
         old = self._lifecycle.of_kind(kind)
-        names = free_names(kind, [life.name for life in old], config.replicas)
+        names = self._lifecycle.free_names(kind, config.replicas)
         self._lifecycle.kinds[kind] = config
         try:
             await self._add(config, names, None)
@@ -165,9 +165,6 @@ class PoolChanges:
         done, _ = await asyncio.wait(tasks, timeout=wait_s)
         failed = [task.exception() for task in done if not task.cancelled() and task.exception() is not None]
         if failed:
-            left = len(self._lifecycle.of_kind(config.name))
-            if left and config.name in self._lifecycle.kinds:
-                self._lifecycle.kinds[config.name] = config.model_copy(update={"replicas": left})
             raise DrafterFailed(f"drafter `{config.name}` could not be added: {cause(failed[0])}")
         return [info for info in self._lifecycle.drafters() if info["name"] in names]
 

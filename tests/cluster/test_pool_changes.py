@@ -1,0 +1,154 @@
+"""Drafters changed while the cell serves: an instance's end is never another's, whatever it is called."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from cluster.config import FlotillaConfig
+from cluster.cost_model import LinearCost
+from cluster.drafter_config import DrafterConfig, PromptLookupConfig
+from cluster.events import DrafterReady, Event, VerifierReady, WorkerLost
+from cluster.lifecycle import Lifecycle
+from cluster.pool_changes import PoolChanges
+from cluster.pool_errors import DrafterFailed
+from cluster.worker_set import WorkerSet
+from drafters.protocol import Capabilities
+
+CAPABILITIES = Capabilities(
+    kind="prompt_lookup",
+    max_depth=8,
+    max_width=1,
+    has_probabilities=False,
+    needs_prefill=False,
+    vocab_size=50,
+    max_tokens=100,
+)
+
+
+class Workers:
+    """Processes by the name of their instance; they load as fast as `loads` lets them."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, Any] = {}
+        self.standby = SimpleNamespace(fill=lambda: None)
+        self.loads = asyncio.Event()
+        self.loads.set()
+        self.ends = asyncio.Event()
+        self.ends.set()
+        self.broken: set[str] = set()
+
+    async def reserve_added(self, name: str, config: DrafterConfig, report: object) -> None:
+        """There is always a place."""
+
+    async def load_drafter(self, name: str, config: DrafterConfig, target: VerifierReady) -> DrafterReady:
+        assert name not in self.workers, "nobody would end the process that was there"
+        self.workers[name] = SimpleNamespace(where=[], waits_for="")
+        await self.loads.wait()
+        if name in self.broken:
+            raise OSError("no such model")
+        return DrafterReady(name, CAPABILITIES, 8, kind=config.name)
+
+    async def remove(self, name: str) -> None:
+        await self.ends.wait()
+        del self.workers[name]
+
+
+class Shell:
+    """Notes what the scheduler is told; it knows what the drafter costs."""
+
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+        profile = SimpleNamespace(drafters={"small": LinearCost()})
+        self.core = SimpleNamespace(
+            pool=SimpleNamespace(drafters={}), cost=SimpleNamespace(profile=profile), is_idle=False
+        )
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, WorkerLost):
+            self.lost.append(event.name)
+
+
+class Cell:
+    """One that serves with so many instances of `small`."""
+
+    def __init__(self, replicas: int) -> None:
+        self.small = PromptLookupConfig(name="small", replicas=replicas)
+        raw = {"target": {"path": "unused"}, "drafters": [self.small.model_dump()]}
+        config = FlotillaConfig.model_validate(raw)
+        self.workers, self.shell = Workers(), Shell()
+        workers = cast(WorkerSet, self.workers)
+        self.lifecycle = Lifecycle(config, workers, cast(Any, self.shell))
+        self.lifecycle._target = VerifierReady(100, 100, 50)
+        for life in self.lifecycle.lives.values():
+            life.state = "ready"
+            self.workers.workers[life.name] = SimpleNamespace(where=[], waits_for="")
+        self.changes = PoolChanges(config, self.lifecycle, workers, cast(Any, self.shell))
+
+    @property
+    def states(self) -> dict[str, str]:
+        return {life.name: life.state for life in self.lifecycle.of_kind("small")}
+
+
+async def turns() -> None:
+    """Let whoever can go on do so."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_kind_added_again_while_an_instance_of_it_drains_gets_other_names() -> None:
+    cell = Cell(2)
+    await cell.changes.drain("small")
+    cell.changes.drained("small/0")
+    await turns()
+    assert not cell.lifecycle.kinds, "none is left but one that drains, so the kind may be added"
+    await cell.changes.add(cell.small, 5.0)
+    assert cell.states == {"small/1": "draining", "small/0": "ready", "small/2": "ready"}
+    cell.changes.drained("small/1")
+    await turns()
+    assert cell.states == {"small/0": "ready", "small/2": "ready"}
+    assert cell.workers.workers.keys() == {"verifier", "small/0", "small/2"}
+    assert cell.lifecycle.kinds == {"small": cell.small}
+
+
+async def test_a_process_that_dies_while_it_drains_ends_nobody_else() -> None:
+    cell = Cell(2)
+    await cell.changes.drain("small")
+    cell.changes.drained("small/1")
+    await turns()
+    await cell.changes.add(cell.small.model_copy(update={"replicas": 1}), 5.0)
+    cell.lifecycle.lost("small/0")
+    await turns()
+    assert cell.shell.lost == ["small/1", "small/0"]
+    assert cell.states == {"small/1": "ready"}
+    assert cell.workers.workers.keys() == {"verifier", "small/1"}
+
+
+async def test_a_name_is_free_only_once_its_process_has_ended() -> None:
+    cell = Cell(1)
+    cell.workers.ends.clear()
+    removed = asyncio.create_task(cell.changes.remove("small"))
+    await turns()
+    await cell.changes.add(cell.small, 5.0)
+    cell.workers.ends.set()
+    await removed
+    assert cell.states == {"small/1": "ready"}
+    assert cell.workers.workers.keys() == {"verifier", "small/1"}
+    await cell.changes.remove("small")
+    await cell.changes.add(cell.small, 5.0)
+    assert cell.states == {"small": "ready"}
+
+
+async def test_who_drains_is_not_counted_when_some_of_several_cannot_be_loaded() -> None:
+    cell = Cell(2)
+    await cell.changes.drain("small")
+    cell.changes.drained("small/0")
+    await turns()
+    cell.workers.broken = {"small/2"}
+    with pytest.raises(DrafterFailed, match="no such model"):
+        await cell.changes.add(cell.small, 5.0)
+    assert cell.states == {"small/1": "draining", "small/0": "ready"}
+    assert cell.lifecycle.kinds["small"].replicas == 1
