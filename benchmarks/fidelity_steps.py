@@ -29,15 +29,15 @@ def read_steps(lines: bytes, after: int = -1) -> list[StepSample]:
 
 def step_sample(step: StepRecord) -> StepSample | None:
     """One of them; None if part of it is missing."""
-    call = step.select or (step.plans[-1] if step.plans else None)
+    known = step.known if step.select is None else step.select.context
     verified = [one for one in step.requests if one.verified is not None]
-    if call is None or not verified or step.verify is None or step.whole is None:
+    if known is None or not verified or step.verify is None or step.whole is None:
         return None
     if step.verify.profile is None or step.verify.actual is None or step.whole.actual is None:
         return None
     if any(draft.seconds.actual is None for draft in step.drafts):
         return None
-    corrections, kinds = call.context.corrections, call.context.kinds
+    corrections, kinds = known.corrections, known.kinds
     planned = [one for one in verified if one.plan is not None and one.plan.depth]
     drafts = []
     for draft in step.drafts:
@@ -62,7 +62,7 @@ def step_sample(step: StepRecord) -> StepSample | None:
         forward_s=step.verify.actual,
         whole_s=step.whole.actual,
         drafts=drafts,
-        told=call.context.values | {f"correction of {name}": value for name, value in corrections.items()},
+        told=known.values | {f"correction of {name}": value for name, value in corrections.items()},
         rates=[one.request.rate for one in planned],
         prompts=[
             (one.profile, one.actual)

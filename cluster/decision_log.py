@@ -223,8 +223,17 @@ class DecisionLog:
             if sent is not None:
                 sent.seconds.actual = result.seconds
 
-    def verify_sent(self, call: VerifyCall, parts: CallParts) -> None:
-        """A verify call is on its way; one of prompts alone belongs to no step, the next one tells of it."""
+    def unplanned(self, call: VerifyCall) -> list[str]:
+        """Requests in a verify call of which the policy was not asked, as it rested."""
+        return [item.request_id for item in call.verify if item.request_id not in self._step_of]
+
+    def verify_sent(
+        self, call: VerifyCall, parts: CallParts, rested: Sequence[DecodeRequest], context: StepContext
+    ) -> None:
+        """A verify call is on its way; one of prompts alone belongs to no step, the next one tells of it.
+
+        `rested` are those `unplanned`: their step has no call of the policy, unless others share it.
+        """
         seconds = ForwardSeconds(
             predicted=parts.seconds, profile=parts.profile_s, profile_decoding=parts.profile_decoding_s
         )
@@ -235,7 +244,10 @@ class DecisionLog:
         step = next((one for one in selected if one is not None and one.record.select is not None), None)
         step = step or self._joined(item.request_id for item in call.verify)
         if step is None:
-            return
+            step = self._begin(context)
+            step.record.context = self._context(step, set(), context)
+        for request in rested:
+            self._decision(step, request, context)
         step.verify_call = call.call_id
         step.record.verify = seconds
         for item in call.verify:

@@ -135,10 +135,11 @@ class RequestDecision(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One request in one step.
 
     Attributes:
-        request: as the policy saw it, its drafter (the instance) included.
+        request: as the policy saw it, its drafter (the instance) included; without one if the policy rested.
         required: A(r), tokens it needed from the step to meet its objective; 0 without one.
         required_capped: what an SLO phase aimed at, if one ran.
-        plan: shape asked for; None if it was planned for in an earlier step and is verified only now.
+        plan: shape asked for; None if it was planned for in an earlier step and is verified only now, or the
+            policy rested.
         tree: its candidate tree, as the policy saw it; None where nothing was drafted for the batch.
         acceptance: chance that each node of `tree` is accepted, by calibration.
         chosen: nodes of `tree` chosen by each phase of selection, the root excluded; policies without
@@ -174,9 +175,10 @@ class StepRecord(msgspec.Struct, kw_only=True, tag_field="record", tag="step", o
         time_s: when, by the scheduler's clock.
         requests: what was decided for each request.
         plans: the calls of `Policy.plan`; several where requests became ready one after the other, none if
-            all these trees were left over from an earlier step.
+            all these trees were left over from an earlier step, or the policy rested.
         stop_rules: the calls of `StopsDrafting.stop_rule`, one for each draft call of such a policy.
         select: the call of `Policy.select`; None where no drafts came in, so that nothing was to be chosen.
+        context: what the policy would have been given, where it was not asked at all.
         drafts: the draft calls.
         verify: seconds of the target's forward.
         whole: seconds from planning to the verdicts.
@@ -189,6 +191,7 @@ class StepRecord(msgspec.Struct, kw_only=True, tag_field="record", tag="step", o
     plans: list[PolicyCall] = []
     stop_rules: list[StopRuleCall] = []
     select: PolicyCall | None = None
+    context: CallContext | None = None
     drafts: list[DraftCallRecord] = []
     verify: ForwardSeconds | None = None
     whole: Seconds | None = None
@@ -199,6 +202,12 @@ class StepRecord(msgspec.Struct, kw_only=True, tag_field="record", tag="step", o
         """Numbers of the policy's calls in this step."""
         orders = [call.order for call in self.plans] + [call.order for call in self.stop_rules]
         return orders if self.select is None else [*orders, self.select.order]
+
+    @property
+    def known(self) -> CallContext | None:
+        """What was known when it was planned, or selected for if it was planned in an earlier step."""
+        calls = self.plans or ([] if self.select is None else [self.select])
+        return calls[-1].context if calls else self.context
 
 
 Entry = Header | CalibrationTable | StepRecord

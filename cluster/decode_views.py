@@ -78,3 +78,23 @@ class DecodeViews:
                 )
             )
         return views
+
+
+def resting_view(request: Request, now: float) -> DecodeRequest:
+    """The request as it stands while the policy rests: nobody drafts for it, and no estimate is asked for it.
+
+    Estimates are made when they are first asked for, so that asking for the record alone would change them.
+    """
+    tpot_ms, first_token_at = request.pace.tpot_ms, request.first_token_at
+    return DecodeRequest(
+        request_id=request.request_id,
+        drafter="",
+        num_decoded=max(0, len(request.output) - 1 - request.num_resubmitted),
+        decoding_s=0.0 if first_token_at is None else now - first_token_at,
+        tpot_s=None if tpot_ms is None else tpot_ms / 1e3,
+        max_draft=0,
+        max_width=1,
+        num_context=request.num_tokens,
+        rate=0.0,
+        num_remaining=request.num_remaining,
+    )

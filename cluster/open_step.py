@@ -48,8 +48,7 @@ class OpenStep:
     def predicted_s(self) -> float:
         """What the cost model expects of the step: drafting, verification, and the time outside both."""
         record = self.record
-        calls = record.plans or ([] if record.select is None else [record.select])
-        values = calls[-1].context.values if calls else {}
+        values = {} if record.known is None else record.known.values
         overhead = values.get("draft_overhead_s" if record.drafts else "plain_overhead_s", 0.0)
         # Drafters work at the same time.
         draft_s = max((draft.seconds.predicted for draft in record.drafts), default=0.0)

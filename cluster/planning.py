@@ -140,7 +140,7 @@ class StepPlanner:
         batch = DecodeBatch(self._decode_views.of_all(ready, now, max_model_tokens))
         self._views.update(zip([request.request_id for request in ready], batch, strict=True))
         self._batch = batch
-        context = self._context(len(batch))
+        context = self.context(len(batch))
         plans = self.policy.plan(batch, context)
         self.heads.planned(ready, plans)
         # Whom no drafter has read yet, nothing can be proposed for: that says nothing of whether it pays.
@@ -194,7 +194,7 @@ class StepPlanner:
         batch = DecodeBatch([views.get(r.request_id) or self.view(r, now, max_model_tokens) for r in drafted])
         if batch == self._batch:
             batch = self._batch
-        context = self._context(len(batch), drafting_seconds(self.cost, drafted, trees))
+        context = self.context(len(batch), drafting_seconds(self.cost, drafted, trees))
         selected = self.policy.select(batch, trees, context)
         # Trees are in topological order, so a prefix of the nodes is closed under parent.
         for place, request in enumerate(drafted):
@@ -365,7 +365,8 @@ class StepPlanner:
         drafted = iteration.draft_s > 0.0
         self.overhead.observe(len(result.verdicts), overhead, drafted=drafted)
 
-    def _context(self, num_requests: int, draft_s: float = 0.0) -> StepContext:
+    def context(self, num_requests: int, draft_s: float = 0.0) -> StepContext:
+        """What a policy may read now besides so many requests."""
         return StepContext(
             cost=self.cost,
             calibration=self.calibration,

@@ -15,9 +15,10 @@ from cluster.core import SchedulerCore
 from cluster.cost_model import CostModel
 from cluster.decision_log import DecisionLog
 from cluster.decisions import FORMAT_VERSION, Header
+from cluster.decode_views import resting_view
 from cluster.events import Action, Draft, DraftDone, Event, Verify, VerifyDone, WorkerLost
 from cluster.phase_trace import tracing
-from cluster.policies.base import DecodeRequest, Int32, Policy, StepContext, StopsDrafting
+from cluster.policies.base import DecodeRequest, Int32, Policy, Rests, StepContext, StopsDrafting
 from cluster.policies.registry import make_policy
 from drafters.messages import DraftPlan
 from drafters.stop_rules import StopRule
@@ -77,7 +78,10 @@ class RecordedCore(SchedulerCore):
                     if drafting and outstanding is not None:
                         self.log.draft_sent(name, call.call_id, drafting, outstanding.predicted_s)
                 case Verify(call) if self.verify_calls.outstanding is not None:
-                    self.log.verify_sent(call, self.verify_calls.outstanding.parts)
+                    unplanned = self.log.unplanned(call)
+                    rested = [resting_view(self.requests[request_id], now) for request_id in unplanned]
+                    parts, context = self.verify_calls.outstanding.parts, self.planner.context(len(rested))
+                    self.log.verify_sent(call, parts, rested, context)
         return actions
 
     def reflect(self) -> list[Action]:
@@ -121,7 +125,7 @@ class DecisionFile:
 
 
 def recorded(policy: Policy, log: DecisionLog) -> Policy:
-    """The policy with every call noted; it can stop drafting if the policy can."""
+    """The policy with every call noted; it can stop drafting, and rests, if the policy can and does."""
     return (
         RecordedStoppingPolicy(policy, policy, log)
         if isinstance(policy, StopsDrafting)
@@ -135,6 +139,9 @@ class RecordedPolicy:
     def __init__(self, policy: Policy, log: DecisionLog) -> None:
         self._policy = policy
         self._log = log
+        # Only where it has it: whoever never rests is asked for every step. Nothing of it need be noted.
+        if isinstance(policy, Rests):
+            self.rests = policy.rests
 
     def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
         """As the policy's."""

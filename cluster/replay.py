@@ -164,6 +164,8 @@ class Replay:
             self._push(rule.order, number, "stop rule", step)
         if record.select is not None:
             self._push(record.select.order, 0, "selection", step)
+        if step.num_left == 0:  # the policy rested: there was nothing to decide
+            yield step
         while self._calls and (self._calls[0][0] <= self._next_order or len(self._calls) > REORDER_CALLS):
             yield from self._call()
 

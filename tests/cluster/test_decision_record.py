@@ -135,6 +135,7 @@ STEPS = st.builds(
         max_size=1,
     ),
     select=st.none() | CALLS,
+    context=st.none() | CONTEXTS,
     drafts=st.lists(
         st.builds(DraftCallRecord, drafter=NAMES, num_requests=COUNTS, seconds=SECONDS), max_size=2
     ),
