@@ -15,13 +15,18 @@ class Rank(msgspec.Struct, frozen=True):
 
 
 class RankAgreement:
-    """Whether all ranks decided the same in each call: a rank after the first sends only its checksum."""
+    """Whether the ranks of one target decided the same: a rank after the first sends only its checksum."""
 
     def __init__(self) -> None:
         self._digests: dict[int, int] = {}
+        self._is_broken = False
 
     def holds(self, call_id: int, digest: int) -> bool:
-        """Take a rank's checksum of a call; whether it is that of the ranks before."""
-        agrees = self._digests.setdefault(call_id, digest) == digest
+        """Take a rank's checksum of a call; whether it is that of the ranks before.
+
+        Once it is not, it never is again: what such ranks compute together from then on is of no use.
+        """
+        if self._digests.setdefault(call_id, digest) != digest:
+            self._is_broken = True
         self._digests.pop(call_id - 64, None)
-        return agrees
+        return not self._is_broken

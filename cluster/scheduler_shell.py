@@ -42,6 +42,7 @@ from cluster.stream_messages import (
 )
 from cluster.succession import take_over
 from cluster.timeline import make_timeline
+from cluster.worker import VERIFIER
 from cluster.worker_set import WorkerSet
 from drafters.messages import DraftResult
 from engine.wire import Decoder, encode
@@ -126,6 +127,8 @@ class SchedulerShell:
 
     def restarted(self, name: str) -> None:
         """A worker is made again."""
+        if name == VERIFIER:
+            self._agreement = RankAgreement()
         self._metrics.restarted(name)
 
     def learn_cost(self, kind: str, cost: LinearCost) -> None:
@@ -210,11 +213,12 @@ class SchedulerShell:
         self._metrics.drafted(kind, result)
 
     def verified(self, rank: int, data: bytes) -> None:
-        """A rank of the target answered; what counts is rank 0's."""
+        """A rank of the target answered; what counts is rank 0's, unless ranks are known to disagree."""
         result = self._verify_results.decode(data)
         if not self._agreement.holds(result.call_id, result.digest) and self._workers is not None:
             _log.error("ranks disagree on call %d; rebuilding the target", result.call_id)
             self._workers.kill_target()
+            return  # nobody knows who is right: its requests are computed again
         if rank:
             return
         now, last = time.monotonic(), self._last_verify_at
