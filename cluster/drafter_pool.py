@@ -151,9 +151,13 @@ class DrafterPool:
         for name in self.drafters.keys() - before.drafters.keys():
             self.lose(name, ())
         for name, drafter in before.drafters.items():
-            if name not in self.drafters:
+            mine = self.drafters.get(name)
+            # One of the same name may have taken its place since, and be able to do less.
+            if mine is None or not mine.can_the_same(drafter):
+                if mine is not None:
+                    self.lose(name, ())
                 self.add(name, drafter.capabilities, drafter.max_requests, drafter.kind, drafter.size)
-            mine = self.drafters[name]
+                mine = self.drafters[name]
             mine.release = list(drafter.release)
             mine.is_draining, mine.is_drained = drafter.is_draining, drafter.is_drained
         self._count_assignable()

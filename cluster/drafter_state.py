@@ -94,6 +94,11 @@ class DrafterState:
     known: set[str] = field(default_factory=set)
     reading: set[str] = field(default_factory=set)
 
+    def can_the_same(self, other: DrafterState) -> bool:
+        """Whether the other is an instance of the same kind that does as much for as many requests."""
+        mine = (self.capabilities, self.max_requests, self.kind, self.size)
+        return mine == (other.capabilities, other.max_requests, other.kind, other.size)
+
     def num_unread(self, request: Request) -> int:
         """Tokens of the request that the drafter has not heard."""
         if request.request_id in self.known:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from cluster.core import SchedulerCore
 from cluster.cost_model import DEFAULT_PROFILE, CostModel
-from cluster.events import RequestArrived
+from cluster.events import DrafterReady, RequestArrived
 from cluster.policies.registry import make_policy
 from cluster.succession import take_over
-from tests.cluster.simulated import submit
+from tests.cluster.simulated import SimulatedDrafter, submit
 from tests.cluster.test_core import World
 
 
@@ -88,6 +89,26 @@ def test_drafters_lost_and_made_in_between_are_known() -> None:
     change(world, first)
     assert set(first.pool.drafters) == {"good", "poor"}
     serve(world, 0)
+
+
+def test_another_drafter_under_the_same_name_is_taken_for_what_it_is() -> None:
+    world = World(5, "fixed")
+    first = world.core
+    serve(world, 0)
+    change(world, core_for(world, "adaserve"))
+    world.lose("good")
+    world.drafters["good"] = SimulatedDrafter(0.8, world.rng)
+    before = world.drafters["good"].capabilities
+    less = msgspec.structs.replace(before, max_depth=2, max_tokens=100, has_probabilities=False)
+    world.drafters["good"].capabilities = less
+    world.handle(DrafterReady("good", less, 2, kind="small", size=3))
+    same = first.pool.drafters["poor"]
+    change(world, first)
+    good = first.pool.drafters["good"]
+    assert (good.capabilities, good.max_requests, good.kind, good.size) == (less, 2, "small", 3)
+    assert first.pool.kind_of("good") == "small"
+    assert first.pool.drafters["poor"] is same, "who was not replaced keeps what is known of it"
+    serve(world, 20)
 
 
 def test_a_busy_cell_keeps_its_policy() -> None:
