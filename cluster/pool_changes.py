@@ -228,12 +228,16 @@ class PoolChanges:
             self._lifecycle.spawn(self._lifecycle.forget(life))
 
     def _named(self, name: str) -> list[Life]:
+        """All instances of a kind, also where the first of them has its name and is `KIND/0` then; or one."""
         self._require_serving()
-        life = self._lifecycle.lives.get(name)
-        lives = [life] if life is not None and life.config is not None else self._lifecycle.of_kind(name)
-        if not lives:
+        lives = self._lifecycle.of_kind(name)
+        if lives:
+            return lives
+        kind, _, number = name.rpartition("/")
+        life = self._lifecycle.lives.get(name) or (self._lifecycle.lives.get(kind) if number == "0" else None)
+        if life is None or life.config is None:
             raise UnknownDrafter(self._unknown(name))
-        return lives
+        return [life]
 
     def _unknown(self, name: str) -> str:
         return f"there is no drafter `{name}`; there are {', '.join(self._lifecycle.names) or 'none'}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 MAX_FRAME_BYTES = 64 << 20
 #: Who connects sends its token at once. Whoever has not sent all of it after so long is a stray: a port scan,
 #: a health check, or a process that was stopped.
-TOKEN_S = 2.0
+TOKEN_S = 5.0
 
 _LENGTH = struct.Struct(">I")
 

@@ -14,7 +14,7 @@ from cluster.drafter_config import DrafterConfig, PromptLookupConfig
 from cluster.events import DrafterReady, Event, VerifierReady, WorkerLost
 from cluster.lifecycle import Lifecycle
 from cluster.pool_changes import PoolChanges
-from cluster.pool_errors import DrafterFailed
+from cluster.pool_errors import DrafterFailed, UnknownDrafter
 from cluster.worker_set import WorkerSet
 from drafters.protocol import Capabilities
 
@@ -152,3 +152,15 @@ async def test_who_drains_is_not_counted_when_some_of_several_cannot_be_loaded()
         await cell.changes.add(cell.small, 5.0)
     assert cell.states == {"small/1": "draining", "small/0": "ready"}
     assert cell.lifecycle.kinds["small"].replicas == 1
+
+
+async def test_a_kind_is_removed_whole_though_its_first_instance_has_its_name() -> None:
+    cell = Cell(1)
+    await cell.changes.scale("small", 3, 5.0)
+    assert cell.states == {"small": "ready", "small/1": "ready", "small/2": "ready"}
+    await cell.changes.remove("small/0")
+    assert cell.states == {"small/1": "ready", "small/2": "ready"}
+    await cell.changes.remove("small")
+    assert cell.states == {}
+    with pytest.raises(UnknownDrafter, match="no drafter `small/0`"):
+        await cell.changes.remove("small/0")
