@@ -178,7 +178,7 @@ def from_rejection(rejected: Rejected, prompt_field: str) -> ApiError:
 def from_validation(error: ValidationError) -> ApiError:
     """One readable message for the first field that is wrong."""
     first = error.errors(include_url=False)[0]
-    path = _path(first["loc"])
+    path = field_path(first["loc"])
     kind, text = first["type"], first["msg"]
     field = f"`{path}`" if path else "the request body"
     if kind == "extra_forbidden":
@@ -196,7 +196,8 @@ def from_validation(error: ValidationError) -> ApiError:
     return bad_request(f"{field}: {text}{shown}.", path or None, code)
 
 
-def _path(location: tuple[int | str, ...]) -> str:
+def field_path(location: tuple[int | str, ...]) -> str:
+    """How messages name a field, by the keys that lead to it."""
     return ".".join(str(part)[:_SHOWN] for part in location)
 
 

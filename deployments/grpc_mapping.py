@@ -8,14 +8,19 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import grpc
-import msgspec
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from deployments.errors import ApiError, bad_request, no_trace
 from deployments.generation import Update
 from deployments.openai_responses import ChoiceState
-from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest, parse
+from deployments.openai_schema import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    json_object,
+    validated,
+)
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.sampling_mapping import CellInfo
 from deployments.text_codec import TextCodec
@@ -61,8 +66,6 @@ def generation_request(message: pb.GenerateRequest, *, stream: bool = False) -> 
     body = _body(message)
     if stream:
         body["stream"] = True
-    if "slo" in body:
-        body["slo"] = _slo(body["slo"])
     given = [name for name in _PROMPT_FIELDS if name in body]
     if len(given) != 1:
         found = " and ".join(f"`{name}`" for name in given) or "none of them"
@@ -74,11 +77,11 @@ def generation_request(message: pb.GenerateRequest, *, stream: bool = False) -> 
     request_type: type[GenerationRequest] = CompletionRequest
     if "messages" in body:
         request_type = ChatRequest
-        if "logprobs" in body and not isinstance(body["logprobs"], bool):
+        if message.HasField("logprobs"):
             body["logprobs"], body["top_logprobs"] = True, body["logprobs"]
     elif "prompt_token_ids" in body:
         body["prompt"] = body.pop("prompt_token_ids")
-    request = parse(msgspec.json.encode(body), request_type)
+    request = validated(body, request_type)
     if request.wants_trace:
         raise no_trace()
     return request
@@ -88,14 +91,11 @@ def _body(message: pb.GenerateRequest) -> dict[str, Any]:
     body = _fields(message)
     for name in _OWN_FIELDS:
         body.pop(name, None)
+    if "slo" in body:
+        body["slo"] = _slo(body["slo"])
     if not message.extra_body_json:
         return body
-    try:
-        extra = json.loads(message.extra_body_json)
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"`extra_body_json` is not valid JSON: {error}.", "extra_body_json") from None
-    if not isinstance(extra, dict):
-        raise bad_request("`extra_body_json` must be a JSON object.", "extra_body_json")
+    extra = json_object(message.extra_body_json, "`extra_body_json`", "extra_body_json")
     for name in extra:
         if name in _IMPLIED_FIELDS:
             raise bad_request(f"`{name}` follows from the method called; leave it out.", name)

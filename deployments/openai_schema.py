@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -9,7 +10,7 @@ from pydantic_core import from_json
 
 from cluster.tier_config import Target
 from deployments.chat_messages import ChatMessage, check_messages
-from deployments.errors import ApiError, bad_request, from_validation
+from deployments.errors import ApiError, bad_request, field_path, from_validation
 from deployments.schema_values import (
     MAX_INT64,
     MAX_LOGPROBS,
@@ -208,15 +209,47 @@ def parse(body: bytes, request_type: type[RequestType]) -> RequestType:
     return validated(json_object(body), request_type)
 
 
-def json_object(body: bytes) -> dict[str, Any]:
-    """The JSON object a body holds; raises `ApiError` (400) if it is anything else."""
+def json_object(
+    text: bytes | str, what: str = "The request body", param: str | None = None
+) -> dict[str, Any]:
+    """The JSON object that a text holds; raises `ApiError` (400) if it is anything else.
+
+    Args:
+        text: JSON, of numbers that are finite.
+        what: the text, in messages.
+        param: the field that holds the text, if one does.
+    """
     try:
-        data = from_json(body, allow_inf_nan=False)
+        data = from_json(text, allow_inf_nan=False)
     except ValueError as error:
-        raise bad_request(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
+        raise bad_request(f"{what} is not valid JSON: {error}.", param, "invalid_json") from None
     if not isinstance(data, dict):
-        raise bad_request("The request body must be a JSON object.", code="invalid_json")
+        raise bad_request(f"{what} must be a JSON object.", param, "invalid_json")
+    _check_finite(data)
     return data
+
+
+#: Of what a parser makes of JSON: by type, since a prompt may be many thousand integers.
+_MAY_BE_INFINITE = frozenset({float, dict, list})
+
+
+def _check_finite(data: dict[str, Any]) -> None:
+    """Refuse numbers such as 1e999, which are infinite once read; what takes any JSON would pass them on."""
+    # Values and where they are, as (place of what holds it, key): paths are long, and only one is ever shown.
+    rest: list[tuple[Any, Any]] = [((), data)]
+    while rest:
+        place, value = rest.pop()
+        if isinstance(value, dict | list):
+            within = value.items() if isinstance(value, dict) else enumerate(value)
+            # Most lists are of tokens or texts, which are not copied.
+            rest += [((place, key), one) for key, one in within if type(one) in _MAY_BE_INFINITE]
+        elif not math.isfinite(value):
+            keys: list[int | str] = []
+            while place:
+                place, key = place
+                keys.append(key)
+            path = field_path(tuple(reversed(keys)))
+            raise bad_request(f"`{path}` must be a finite number.", path)
 
 
 def validated(data: dict[str, Any], request_type: type[RequestType]) -> RequestType:

@@ -95,6 +95,36 @@ async def test_bad_field_is_named(
     assert cell.submissions == []
 
 
+NUMBERS = [
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "seed", "min_tokens", "max_tokens", "truncate_prompt_tokens", "priority", "n", "prompt_logprobs",
+]  # fmt: skip
+HOLD_NUMBERS = [
+    '"logit_bias": {"5": %s}', '"slo": {"tpot_ms": %s}', '"speculation": {"max_tokens": %s}',
+    '"metadata": {"a": %s}', '"allowed_token_ids": [%s]', '"stop_token_ids": [%s]',
+    '"guided_json": {"type": "number", "maximum": %s}', '"vllm_xargs": {"a": [{"b": %s}]}',
+    '"structured_outputs": {"json": {"maximum": %s}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 400 + ".5"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_no_field_takes_numbers_beyond_those_of_a_double(
+    http: httpx.AsyncClient, cell: CellStandIn, path: str, number: str
+) -> None:
+    """JSON has them; read as infinity they would pass wherever any JSON does, as in a schema."""
+    base = '"messages": [{"role": "user", "content": "a"}]' if path == CHAT else '"prompt": "a"'
+    fields = [f'"{name}": %s' for name in NUMBERS] + HOLD_NUMBERS
+    if path == CHAT:
+        fields += ['"chat_template_kwargs": {"a": %s}', '"top_logprobs": %s', '"tools": [{"a": %s}]']
+    for field in fields:
+        body = "{" + base + ", " + field % number + "}"
+        response = await http.post(path, content=body)
+        error = check_error(response, 400, response.json()["error"]["param"])
+        assert error["param"].partition(".")[0] == field.split('"')[1]
+    assert cell.submissions == []
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

@@ -118,6 +118,35 @@ def test_extra_fields_are_those_of_http() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("extra", "param", "code"),
+    [
+        ('{"temperature": NaN}', "extra_body_json", "invalid_json"),
+        ('{"temperature": -Infinity}', "extra_body_json", "invalid_json"),
+        ('{"user": "\\ud800"}', "extra_body_json", "invalid_json"),
+        ("[" * 5000, "extra_body_json", "invalid_json"),
+        ('{"top_p": 1e999}', "top_p", "invalid_value"),
+        ('{"slo": {"tpot_ms": 1e999}}', "slo.tpot_ms", "invalid_value"),
+        ('{"slo": 5}', "slo", "invalid_type"),
+    ],
+)
+def test_extra_fields_that_json_or_http_would_refuse(extra: str, param: str, code: str) -> None:
+    """Not written anew as null, which would sample at the default."""
+    with pytest.raises(ApiError) as caught:
+        mapping.generation_request(pb.GenerateRequest(prompt="a", extra_body_json=extra))
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
+
+
+def test_null_in_extra_fields_is_the_same_as_leaving_them_out() -> None:
+    message = pb.GenerateRequest(
+        messages=[pb.ChatMessage(role="user", content="hi")],
+        extra_body_json='{"logprobs": null, "slo": null}',
+    )
+    assert mapping.generation_request(message) == parse(
+        b'{"messages": [{"role": "user", "content": "hi"}], "logprobs": null, "slo": null}', ChatRequest
+    )
+
+
 def test_status_tells_when_to_come_back_and_stays_within_metadata() -> None:
     code, _, trailing = mapping.status(not_ready("Gone.", retry_after_s=2.2))
     assert code is grpc.StatusCode.UNAVAILABLE
