@@ -131,6 +131,9 @@ def _fields(message: Message) -> dict[str, Any]:
 
 
 def _value(name: str, value: Any) -> Any:
+    if isinstance(value, pb.ChatMessage):
+        # proto3 tells no empty string from none, and a message has nothing else to say.
+        return {"content": "", **_fields(value)}
     if isinstance(value, Message):
         return _fields(value)
     if isinstance(value, float) and not math.isfinite(value):

@@ -84,6 +84,13 @@ def test_the_three_kinds_of_prompt() -> None:
     assert chat == parse(body, ChatRequest)
 
 
+def test_a_message_may_be_empty_as_over_http() -> None:
+    roles = ("system", "user", "assistant")
+    chat = pb.GenerateRequest(messages=[pb.ChatMessage(role=role, content="") for role in roles])
+    body = {"messages": [{"role": role, "content": ""} for role in roles]}
+    assert mapping.generation_request(chat) == parse(json.dumps(body).encode(), ChatRequest)
+
+
 @pytest.mark.parametrize(
     ("message", "param"),
     [
@@ -98,6 +105,7 @@ def test_the_three_kinds_of_prompt() -> None:
         (pb.GenerateRequest(prompt="a", extra_body_json='{"stream": true}'), "stream"),
         (pb.GenerateRequest(prompt="a", top_k=3, extra_body_json='{"top_k": 4}'), "top_k"),
         (pb.GenerateRequest(prompt="a", extra_body_json='{"colour": 1}'), "colour"),
+        (pb.GenerateRequest(messages=[pb.ChatMessage(content="x")]), "messages.0.role"),
         (pb.GenerateRequest(messages=[pb.ChatMessage(role="judge", content="x")]), "messages.0.role"),
     ],
 )
