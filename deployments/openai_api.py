@@ -35,11 +35,18 @@ from deployments.idempotent_routes import answer_once, error_event, key_of
 from deployments.key_gate import KeyGate, grant_of
 from deployments.metric_gathering import Gatherer, add_metric_routes
 from deployments.objectives import Asked, ObjectiveError, asked_by_headers
-from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest, json_object, parse
+from deployments.openai_schema import (
+    NEUTRAL_VALUES,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    json_object,
+    parse,
+)
 from deployments.openapi import body_schema
 from deployments.receipts import server_timing
 from deployments.responses_api import ResponsesView
-from deployments.responses_schema import ResponsesRequest, parse_responses, renamed
+from deployments.responses_schema import RESPONSES_NEUTRAL, ResponsesRequest, parse_responses, renamed
 from deployments.tiers_api import add_tier_routes
 from deployments.tokenize_api import add_tokenize_routes
 
@@ -136,17 +143,19 @@ def create_app(
             return Response(content, media_type="application/json", headers=timing)
         return await event_stream(request, stream(call))
 
-    @app.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
+    @app.post("/v1/completions", openapi_extra=body_schema(CompletionRequest, NEUTRAL_VALUES))
     async def completions(request: Request) -> Response:
         """Continue a prompt."""
         return await generate(request, CompletionRequest)
 
-    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
+    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest, NEUTRAL_VALUES))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         return await generate(request, ChatRequest)
 
-    @app.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
+    @app.post(
+        "/v1/responses", openapi_extra=body_schema(ResponsesRequest, NEUTRAL_VALUES | RESPONSES_NEUTRAL)
+    )
     async def responses(request: Request) -> Response:
         """Answer an input; nothing is stored."""
         body = await body_of(request)

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
 
-def body_schema(request_type: type[BaseModel]) -> dict[str, Any]:
-    """What a route with that body adds to the document."""
+def body_schema(
+    request_type: type[BaseModel], neutral: Mapping[str, Sequence[Any]] | None = None
+) -> dict[str, Any]:
+    """What a route with that body adds to the document.
+
+    Args:
+        request_type: the body.
+        neutral: values of fields that it does not have which are accepted all the same.
+    """
     schema = request_type.model_json_schema(ref_template="#/components/schemas/{model}")
     definitions = schema.pop("$defs", {})
+    fields = schema["properties"]
+    for name, values in sorted((neutral or {}).items()):
+        fields.setdefault(name, {"enum": _distinct(values), "description": "Only what asks for nothing."})
     return {
         "requestBody": {
             "required": True,
             "content": {"application/json": {"schema": _inline(schema, definitions)}},
         }
     }
+
+
+def _distinct(values: Sequence[Any]) -> list[Any]:
+    """Without those that differ in Python's type only: JSON's 1 and 1.0 are the same, and true is not."""
+    found: dict[tuple[bool, str], Any] = {}
+    for value in values:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        found.setdefault((is_number, f"{value:g}" if is_number else repr(value)), value)
+    return list(found.values())
 
 
 def _inline(schema: Any, definitions: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from deployments.errors import ApiError, bad_request, no_trace
@@ -116,17 +116,44 @@ def _text_or_items(value: Any) -> Any:
     return value
 
 
+#: For /openapi.json: what is looked at by hand, for the sake of its errors.
+_INPUT = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "minItems": 1, "maxItems": 4096, "items": {"type": "object"}},
+        ]
+    }
+)
+_TOOL_CHOICE = WithJsonSchema(
+    {
+        "anyOf": [
+            {"enum": ["none", "auto", "required"]},
+            {
+                "type": "object",
+                "properties": {"type": {"const": "function"}, "name": {"type": "string", "pattern": NAME}},
+                "required": ["type", "name"],
+                "additionalProperties": False,
+            },
+            {"type": "null"},
+        ]
+    }
+)
+
+
 class ResponsesRequest(CommonFields):
     """Body of `/v1/responses`."""
 
-    input: Annotated[str | list[Any], BeforeValidator(_text_or_items)] = Field(
+    input: Annotated[str | list[Any], BeforeValidator(_text_or_items), _INPUT] = Field(
         description="Text, or items: messages, calls, and what calls returned."
     )
     instructions: str | None = Field(None, description="A system message in front of the input.")
     max_output_tokens: int | None = Field(None, ge=1, le=1 << 24)
     text: TextOptions | None = None
     tools: list[ResponseFunction] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Any = Field(None, description="none, auto, required, or {type: function, name}.")
+    tool_choice: Annotated[Any, _TOOL_CHOICE] = Field(
+        None, description="none, auto, required, or {type: function, name}."
+    )
     parallel_tool_calls: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from cluster.tier_config import check_target
+from cluster.tier_config import MOST_MS, check_target
 
 #: Most stop strings, most characters of one, most prompts in one request, most alternatives per token.
 MAX_STOPS = 16
@@ -137,10 +137,60 @@ def latency_target(value: Any) -> Any:
         raise _fail("latency_value", str(error)) from None
 
 
-StopStrings = Annotated[tuple[str, ...], BeforeValidator(stop_strings)]
-BadWords = Annotated[tuple[str, ...], BeforeValidator(bad_words)]
-LogitBias = Annotated[dict[int, float], BeforeValidator(logit_bias)]
-Prompts = Annotated[list[str | list[int]], BeforeValidator(prompts)]
-MessageText = Annotated[str, BeforeValidator(message_text)]
-LatencyTarget = Annotated[float | str, BeforeValidator(latency_target)]
+# pydantic would describe only what these validators return, and clients are generated from /openapi.json.
+_NULL = {"type": "null"}
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+_TOKENS = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1},
+}
+_PROMPTS = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MAX_PROMPTS,
+    "items": {"anyOf": [{"type": "string"}, _TOKENS]},
+}
+_PART = {
+    "type": "object",
+    "properties": {"type": {"enum": ["text", "input_text", "output_text"]}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_BIASES = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": 1024,
+}
+_MULTIPLE = {"type": "string", "pattern": r"^\s*(\d{1,6}(\.\d{1,6})?|\.\d{1,6})x\s*$", "examples": ["1.2x"]}
+
+
+def _any_of(*forms: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": list(forms)})
+
+
+StopStrings = Annotated[
+    tuple[str, ...],
+    BeforeValidator(stop_strings),
+    _any_of(_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}, _NULL),
+]
+BadWords = Annotated[
+    tuple[str, ...],
+    BeforeValidator(bad_words),
+    _any_of({"type": "array", "items": _STOP | {"pattern": r"\S"}, "maxItems": MAX_BAD_WORDS}, _NULL),
+]
+LogitBias = Annotated[dict[int, float], BeforeValidator(logit_bias), _any_of(_BIASES, _NULL)]
+Prompts = Annotated[
+    list[str | list[int]], BeforeValidator(prompts), _any_of({"type": "string"}, _TOKENS, _PROMPTS)
+]
+MessageText = Annotated[
+    str,
+    BeforeValidator(message_text),
+    _any_of({"type": "string"}, {"type": "array", "items": _PART}, _NULL),
+]
+LatencyTarget = Annotated[
+    float | str,
+    BeforeValidator(latency_target),
+    _any_of({"type": "number", "exclusiveMinimum": 0, "maximum": MOST_MS}, _MULTIPLE),
+]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]

@@ -7,7 +7,7 @@ import json
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from deployments.errors import ApiError, bad_request
@@ -38,7 +38,11 @@ def _schema(value: Any) -> Any:
     return json.dumps(value)
 
 
-SchemaText = Annotated[str | None, BeforeValidator(_schema)]
+SchemaText = Annotated[
+    str | None,
+    BeforeValidator(_schema),
+    WithJsonSchema({"anyOf": [{"type": kind} for kind in ("object", "boolean", "string", "null")]}),
+]
 
 
 class _Strict(BaseModel):

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from deployments.api_service import ApiService
 from deployments.chat_messages import ChatMessage, check_messages
 from deployments.errors import bad_request, model_not_found
-from deployments.openai_schema import json_object, validated
+from deployments.openai_schema import NEUTRAL_VALUES, json_object, validated
 from deployments.openapi import body_schema
 from deployments.prompt_preparation import chat_tokens, opens_turn, text_tokens
 from deployments.sampling_mapping import CellInfo, check_token_ids
@@ -56,7 +56,7 @@ def add_tokenize_routes(
 ) -> None:
     """Install the routes; `body` reads a request's within the server's limit."""
 
-    @app.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
+    @app.post("/tokenize", openapi_extra=body_schema(TokenizeRequest, NEUTRAL_VALUES))
     async def tokenize(request: Request) -> Response:
         """The tokens of a prompt or conversation."""
         asked = validated(json_object(await body(request)), TokenizeRequest)
@@ -72,7 +72,7 @@ def add_tokenize_routes(
         }
         return _json(shown)
 
-    @app.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
+    @app.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest, NEUTRAL_VALUES))
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
         asked = validated(json_object(await body(request)), DetokenizeRequest)
