@@ -6,17 +6,16 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from deployments.errors import ApiError, bad_request
+from deployments.request_model import RequestModel
 from deployments.schema_values import MessageText
 from deployments.tools import ToolCall, ToolUse
 
 
-class ChatMessage(BaseModel):
-    """One message; the fields of a replayed assistant message are accepted when empty."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+class ChatMessage(RequestModel):
+    """One message; fields of a replayed assistant message are accepted when empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: MessageText = ""

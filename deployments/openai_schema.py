@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 
 from cluster.tier_config import Target
 from deployments.chat_messages import ChatMessage, check_messages
 from deployments.errors import ApiError, bad_request, field_path, from_validation
+from deployments.request_model import RequestModel
 from deployments.schema_values import (
     MAX_INT64,
     MAX_LOGPROBS,
@@ -62,11 +63,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class SloFields(_Strict):
+class SloFields(RequestModel):
     """Latency objectives: milliseconds, or a multiple such as "1.2x" of what one request by itself takes."""
 
     tpot_ms: LatencyTarget | None = Field(None, description="Mean time per output token.")
@@ -82,7 +79,7 @@ class SloFields(_Strict):
         return {"tpot_ms": self.tpot_ms, "ttft_ms": self.ttft_ms, "e2e_ms": self.e2e_ms}
 
 
-class SpeculationFields(_Strict):
+class SpeculationFields(RequestModel):
     """What speculation may do for the request."""
 
     mode: Literal["auto", "off"] | None = Field(None, description="`off` decodes without drafts.")
@@ -95,7 +92,7 @@ class SpeculationFields(_Strict):
     )
 
 
-class StreamOptions(_Strict):
+class StreamOptions(RequestModel):
     """OpenAI's and vLLM's options of a stream."""
 
     include_usage: bool | None = None
@@ -103,7 +100,7 @@ class StreamOptions(_Strict):
     continuous_usage_stats: bool | None = Field(None, description="Token counts so far in every chunk.")
 
 
-class CommonFields(_Strict):
+class CommonFields(RequestModel):
     """Fields of every request for text; null is the same as leaving a field out."""
 
     model: str | None = Field(None, description="The served model's id; the only one if unset.")

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag, WithJsonSchema
+from pydantic import BeforeValidator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from deployments.errors import ApiError, bad_request, no_trace
 from deployments.openai_schema import ChatRequest, CommonFields, validated
+from deployments.request_model import RequestModel
 from deployments.schema_values import MAX_LOGPROBS, MessageText
 from deployments.tools import MAX_TOOLS, NAME
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class InputMessage(_Strict):
+class InputMessage(RequestModel):
     """A message of the conversation, also one that an earlier response held."""
 
     type: Literal["message"] = "message"
@@ -30,7 +27,7 @@ class InputMessage(_Strict):
     status: str | None = None
 
 
-class InputCall(_Strict):
+class InputCall(RequestModel):
     """A call that an earlier response held."""
 
     type: Literal["function_call"]
@@ -41,7 +38,7 @@ class InputCall(_Strict):
     status: str | None = None
 
 
-class InputCallOutput(_Strict):
+class InputCallOutput(RequestModel):
     """What a called function returned."""
 
     type: Literal["function_call_output"]
@@ -51,7 +48,7 @@ class InputCallOutput(_Strict):
     status: str | None = None
 
 
-class ResponseFunction(_Strict):
+class ResponseFunction(RequestModel):
     """A function that the model may ask to have called, in this API's flat form."""
 
     type: Literal["function"]
@@ -61,7 +58,7 @@ class ResponseFunction(_Strict):
     strict: bool | None = None
 
 
-class TextFormat(_Strict):
+class TextFormat(RequestModel):
     """What the text must look like, in this API's flat form."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -71,14 +68,14 @@ class TextFormat(_Strict):
     strict: bool | None = None
 
 
-class TextOptions(_Strict):
+class TextOptions(RequestModel):
     """How the text is to be."""
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class ResponsesStreamOptions(_Strict):
+class ResponsesStreamOptions(RequestModel):
     """Accepted and not used."""
 
     include_obfuscation: bool | None = None
@@ -160,7 +157,7 @@ class ResponsesRequest(CommonFields):
     stream_options: ResponsesStreamOptions | None = None
 
 
-class _Input(_Strict):
+class _Input(RequestModel):
     """The items, validated apart so that an error names the item and not all forms it might have had."""
 
     input: list[
@@ -241,7 +238,7 @@ def _messages(request: ResponsesRequest, given: Any) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [*messages, {"role": "user", "content": given}]
     items = [
-        {"type": "message", **item} if isinstance(item, dict) and "type" not in item else item
+        item | {"type": "message"} if isinstance(item, dict) and item.get("type") is None else item
         for item in given
     ]
     for item in validated({"input": items}, _Input).input:
@@ -273,7 +270,8 @@ def _tool_choice(choice: Any) -> Any:
     return choice
 
 
-def _response_format(format_: dict[str, Any]) -> dict[str, Any]:
+def _response_format(given: dict[str, Any]) -> dict[str, Any]:
+    format_ = {name: value for name, value in given.items() if value is not None}
     if format_["type"] != "json_schema":
         if set(format_) != {"type"}:
             raise bad_request("`text.format` takes a schema with the type json_schema only.", "text.format")
@@ -282,5 +280,5 @@ def _response_format(format_: dict[str, Any]) -> dict[str, Any]:
         raise bad_request(
             "The field `text.format.schema` is required.", "text.format.schema", "missing_required_parameter"
         )
-    inner = {"name": "response"} | {k: v for k, v in format_.items() if k != "type" and v is not None}
+    inner = {"name": "response"} | {k: v for k, v in format_.items() if k != "type"}
     return {"type": "json_schema", "json_schema": inner}

@@ -31,9 +31,7 @@ def _is_int(value: object) -> bool:
 
 
 def stop_strings(value: Any) -> Any:
-    """A string or a list of them as a tuple; null is none."""
-    if value is None:
-        return ()
+    """A string or a list of them as a tuple."""
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise _fail("stop_type", "must be a string or a list of strings")
@@ -45,9 +43,7 @@ def stop_strings(value: Any) -> Any:
 
 
 def bad_words(value: Any) -> Any:
-    """A list of strings as a tuple; null is none."""
-    if value is None:
-        return ()
+    """A list of strings as a tuple."""
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise _fail("bad_words_type", "must be a list of strings")
     if len(value) > MAX_BAD_WORDS:
@@ -61,8 +57,6 @@ def bad_words(value: Any) -> Any:
 
 def logit_bias(value: Any) -> Any:
     """JSON's string keys as token ids; the vocabulary's size is checked where it is known."""
-    if value is None:
-        return {}
     if not isinstance(value, dict):
         raise _fail("logit_bias_type", "must be an object from token ids to biases")
     if len(value) > 1024:
@@ -111,8 +105,6 @@ def message_text(value: Any) -> Any:
     """A message's text: a string, or OpenAI's list of text parts, joined."""
     if isinstance(value, str):
         return value
-    if value is None:
-        return ""
     if not isinstance(value, list):
         raise _fail("content_type", "must be a string or a list of text parts")
     texts = []
@@ -138,6 +130,7 @@ def latency_target(value: Any) -> Any:
 
 
 # pydantic would describe only what these validators return, and clients are generated from /openapi.json.
+# Null never reaches them (`RequestModel`).
 _NULL = {"type": "null"}
 _STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 _TOKENS = {

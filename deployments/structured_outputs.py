@@ -7,10 +7,11 @@ import json
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from deployments.errors import ApiError, bad_request
+from deployments.request_model import RequestModel
 from deployments.text_codec import TextCodec
 from engine.constraint import Constraint, ConstraintKind
 from engine.grammar import MAX_TEXT, GrammarError, Grammars, make_tokenizer
@@ -45,11 +46,7 @@ SchemaText = Annotated[
 ]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class JsonSchemaFormat(_Strict):
+class JsonSchemaFormat(RequestModel):
     """OpenAI's wrapping of a JSON schema."""
 
     name: str | None = Field(None, max_length=256, description="Accepted and not used.")
@@ -58,14 +55,14 @@ class JsonSchemaFormat(_Strict):
     strict: bool | None = Field(None, description="Accepted; an answer always keeps to the schema.")
 
 
-class ResponseFormat(_Strict):
+class ResponseFormat(RequestModel):
     """OpenAI's `response_format`."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
 
-class StructuredOutputs(_Strict):
+class StructuredOutputs(RequestModel):
     """vLLM's `structured_outputs`: one of them."""
 
     json_: SchemaText = Field(None, alias="json", description="A JSON schema, or the text of one.")
@@ -76,7 +73,7 @@ class StructuredOutputs(_Strict):
     disable_any_whitespace: bool | None = Field(None, description="No whitespace between JSON's tokens.")
 
 
-class StructuredFields(_Strict):
+class StructuredFields(RequestModel):
     """The fields of completions and chat that say what an answer must look like; one of them at most."""
 
     response_format: ResponseFormat | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,16 +17,13 @@ from deployments.errors import bad_request, model_not_found
 from deployments.openai_schema import NEUTRAL_VALUES, json_object, validated
 from deployments.openapi import body_schema
 from deployments.prompt_preparation import chat_tokens, opens_turn, text_tokens
+from deployments.request_model import RequestModel
 from deployments.sampling_mapping import CellInfo, check_token_ids
 from deployments.schema_values import TokenId
 from deployments.tools import MAX_TOOLS, Tool, ToolUse
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class TokenizeRequest(_Strict):
+class TokenizeRequest(RequestModel):
     """Body of `/tokenize`: a prompt, or a conversation under the model's template."""
 
     model: str | None = Field(None, description="The served model's id; the only one if unset.")
@@ -40,7 +37,7 @@ class TokenizeRequest(_Strict):
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
 
 
-class DetokenizeRequest(_Strict):
+class DetokenizeRequest(RequestModel):
     """Body of `/detokenize`."""
 
     model: str | None = Field(None, description="The served model's id; the only one if unset.")

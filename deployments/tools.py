@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from deployments.errors import bad_request
+from deployments.request_model import RequestModel
 from deployments.tool_parsers import CallText, JsonCalls, NamedCall, ToolParser, make_parser
 from engine.constraint import Constraint
 
@@ -18,11 +19,7 @@ MAX_TOOLS = 128
 NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class FunctionDefinition(_Strict):
+class FunctionDefinition(RequestModel):
     """A function that the model may ask to have called."""
 
     name: str = Field(pattern=NAME)
@@ -31,20 +28,20 @@ class FunctionDefinition(_Strict):
     strict: bool | None = Field(None, description="Accepted; a forced call always keeps to the schema.")
 
 
-class Tool(_Strict):
+class Tool(RequestModel):
     """OpenAI's wrapping of a function; there are no other kinds of tools."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
-class FunctionName(_Strict):
+class FunctionName(RequestModel):
     """Which function."""
 
     name: str = Field(pattern=NAME)
 
 
-class NamedToolChoice(_Strict):
+class NamedToolChoice(RequestModel):
     """The one function that must be called."""
 
     type: Literal["function"]
@@ -67,14 +64,14 @@ ToolChoice = Annotated[
 ]
 
 
-class FunctionCall(_Strict):
+class FunctionCall(RequestModel):
     """A call as the model wrote it."""
 
     name: str = Field(pattern=NAME)
     arguments: str = Field(max_length=1 << 20, description="A JSON object, as text.")
 
 
-class ToolCall(_Strict):
+class ToolCall(RequestModel):
     """A call in an assistant's message of the conversation so far."""
 
     id: str = Field(min_length=1, max_length=256)

@@ -1,0 +1,112 @@
+"""Null is the same as leaving a field out: the official client's own, and those nobody knows yet."""
+
+from __future__ import annotations
+
+from typing import Any, get_type_hints
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+from openai.types import completion_create_params
+from openai.types.chat import ChatCompletionAssistantMessageParam
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import (
+    EasyInputMessageParam,
+    ResponseFunctionToolCallParam,
+    response_create_params,
+)
+from openai.types.responses.response_input_param import FunctionCallOutput
+
+from tests.deployments.bad_requests import BASES
+from tests.fakes.cell_stand_in import CellStandIn
+
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+PARAMETERS = [
+    (path, name)
+    for path, params in (
+        (COMPLETIONS, completion_create_params.CompletionCreateParamsBase),
+        (CHAT, chat_params.CompletionCreateParamsBase),
+        (RESPONSES, response_create_params.ResponseCreateParamsBase),
+    )
+    for name in sorted({*get_type_hints(params), "stream"} - BASES[path].keys() | {"max_tokens"})
+]
+
+
+@pytest.mark.parametrize(("path", "name"), PARAMETERS)
+async def test_every_parameter_of_the_official_client(
+    http: httpx.AsyncClient, cell: CellStandIn, path: str, name: str
+) -> None:
+    base = {key: value for key, value in (BASES[path] | {"seed": 5}).items() if key != name}
+    response = await http.post(path, json=base | {name: None})
+    assert response.status_code == 200, response.text
+    await http.post(path, json=base)
+    with_null, without = cell.submissions
+    if name != "seed":
+        assert with_null.sampling == without.sampling
+
+
+def with_nulls(params: Any, given: dict[str, Any]) -> dict[str, Any]:
+    return dict.fromkeys(get_type_hints(params)) | given
+
+
+async def test_every_field_of_the_official_clients_messages(
+    http: httpx.AsyncClient, cell: CellStandIn
+) -> None:
+    cell.max_tokens = 2048
+    hello = {"role": "user", "content": "hello", "name": None, "colour": None}
+    said = with_nulls(ChatCompletionAssistantMessageParam, {"role": "assistant", "content": "a"})
+    called = with_nulls(ChatCompletionAssistantMessageParam, {"role": "assistant", "tool_calls": [CALL]})
+    result = {"role": "tool", "content": "b", "tool_call_id": "c"}
+    response = await http.post(CHAT, json={"messages": [hello, said, hello, called, result]})
+    assert response.status_code == 200, response.text
+    items = [
+        with_nulls(EasyInputMessageParam, hello),
+        with_nulls(
+            ResponseFunctionToolCallParam,
+            {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        ),
+        with_nulls(FunctionCallOutput, {"type": "function_call_output", "call_id": "c", "output": "b"}),
+    ]
+    text = {"format": {"type": "text", "name": None, "schema": None}, "verbosity": None}
+    response = await http.post(RESPONSES, json={"input": items, "text": text})
+    assert response.status_code == 200, response.text
+
+
+async def test_answers_sent_back_as_they_are(url: str, cell: CellStandIn) -> None:
+    """The client's types have more fields than the answer: `phase`, `annotations` ..."""
+    cell.max_tokens = 2048
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="unused") as client:
+        chat = await client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "hello"}]
+        )
+        messages: Any = [{"role": "user", "content": "hello"}, chat.choices[0].message.model_dump()]
+        again: Any = {"role": "user", "content": "again"}
+        await client.chat.completions.create(model="demo", messages=[*messages, again])
+        response = await client.responses.create(model="demo", input="hello")
+        items: Any = [item.model_dump() for item in response.output]
+        assert items[0]["phase"] is None
+        await client.responses.create(model="demo", input=[*items, again])
+
+
+async def test_what_is_not_null_is_still_unknown(http: httpx.AsyncClient) -> None:
+    for path, base in BASES.items():
+        assert (await http.post(path, json=base | {"colour": None})).status_code == 200
+        error = (await http.post(path, json=base | {"colour": "red"})).json()["error"]
+        assert (error["param"], error["code"]) == ("colour", "unknown_parameter")
+    body = {"messages": [{"role": "user", "content": "a", "colour": "red"}]}
+    assert (await http.post(CHAT, json=body)).json()["error"]["param"] == "messages.0.colour"
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant"])
+@pytest.mark.api("chat.completions", "messages")
+async def test_only_calls_may_stand_for_the_content_of_a_message(http: httpx.AsyncClient, role: str) -> None:
+    """OpenAI refuses the others as well; an empty message is the text "", and a null is an oversight."""
+    message: dict[str, Any] = {"role": role, "content": None}
+    last = {"role": "user", "content": "a"}
+    error = (await http.post(CHAT, json={"messages": [message, last]})).json()["error"]
+    assert (error["param"], error["code"]) == ("messages.0.content", "missing_required_parameter")
+    if role == "assistant":
+        called = [message | {"tool_calls": [CALL]}, {"role": "tool", "content": "b", "tool_call_id": "c"}]
+        response = await http.post(CHAT, json={"messages": [last, *called]})
+        assert response.status_code == 200, response.text
