@@ -30,6 +30,7 @@ from deployments.tools import MAX_TOOLS, Tool, ToolChoice
 #: so it is refused.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
+    "echo": (None, False),
     "suffix": (None, ""),
     "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
@@ -43,6 +44,9 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     "audio": (None,),
     "prediction": (None,),
+    "moderation": (None,),
+    "prompt_cache_options": (None,),
+    "prompt_cache_retention": (None,),
     "reasoning_effort": (None, "none"),
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
@@ -51,6 +55,8 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "length_penalty": (None, 1, 1.0),
     "spaces_between_special_tokens": (None, True),
     "logits_processors": (None, []),
+    "include_reasoning": (None, True),
+    "mm_processor_kwargs": (None, {}),
     "chat_template": (None,),
     "documents": (None, []),
     "guided_json": (None,),
@@ -281,7 +287,8 @@ def check_combination(request: GenerationRequest) -> None:
     if request.wants_trace and not request.stream:
         raise bad_request("`speculation.trace` needs `stream` to be true.", "speculation.trace")
     if isinstance(request, ChatRequest):
-        if request.top_logprobs is not None and not request.logprobs:
+        # vLLM's clients send 0 as the default, which asks for nothing.
+        if request.top_logprobs and not request.logprobs:
             raise bad_request("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
         limits = {request.max_tokens, request.max_completion_tokens} - {None}
         if len(limits) > 1:

@@ -83,13 +83,18 @@ class ResponsesStreamOptions(RequestModel):
 
 #: Fields of this API that this server has no use for, with the values that ask for nothing.
 RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "access_programs": (None,),
     "background": (None, False),
+    "background_options": (None,),
     "context_management": (None, []),
     "conversation": (None,),
+    "image": (None,),
     "include": (None, []),
     "max_tool_calls": (None,),
+    "moderation": (None,),
     "previous_response_id": (None,),
     "prompt": (None,),
+    "prompt_cache_options": (None,),
     "prompt_cache_retention": (None,),
     "reasoning": (None, {}),
     "store": (None, False),

@@ -225,6 +225,16 @@ async def test_fields_without_use_are_neutral_or_refused(http: httpx.AsyncClient
         assert (error["param"], error["code"]) == (name, "unsupported_parameter")
 
 
+@pytest.mark.api("chat.completions", "top_logprobs", "logprobs")
+async def test_no_alternatives_need_no_log_probabilities(http: httpx.AsyncClient, cell: CellStandIn) -> None:
+    """vLLM's clients send its defaults; `echo` and `include_reasoning` are among the neutral fields."""
+    body = await chatted(http, top_logprobs=0, logprobs=False, echo=False, include_reasoning=True)
+    assert body["choices"][0]["logprobs"] is None
+    body = await chatted(http, top_logprobs=0, logprobs=True)
+    assert body["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+    assert [one.sampling.logprobs for one in cell.submissions] == [None, 0]
+
+
 VLLM_BENCH = {
     "model": "demo", "prompt": "hello", "repetition_penalty": 1.0, "temperature": 0.0, "max_tokens": 8,
     "logprobs": None, "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
