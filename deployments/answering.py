@@ -140,10 +140,13 @@ async def stream(call: Call) -> AsyncGenerator[bytes, None]:
 def _events(call: Call, update: Update) -> bytes:
     """What one update adds to the stream; nothing while its text is held back."""
     state = call.states[update.choice]
-    call.num_streamed += len(update.tokens)
     events = b""
     if isinstance(call.shape, ChatFormat) and not state.started:
-        events = _event(call.shape.role_chunk(update.choice, state))
+        opening = call.shape.role_chunk(update.choice, state)
+        if call.includes_usage:
+            opening["usage"] = call.usage_so_far() if call.counts_tokens else None
+        events = _event(opening)
+    call.num_streamed += len(update.tokens)
     if update.text or update.finish_reason is not None or call.shows_all:
         chunk = call.shape.chunk(update, state)
         if chunk is None:

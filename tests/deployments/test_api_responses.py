@@ -124,7 +124,7 @@ async def test_chat_stream(http: httpx.AsyncClient, cell: CellStandIn) -> None:
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["completion_tokens"] == len(ids(ANSWER)) + 1
     assert chunks[-1]["metrics"]["drafters"] == {"small": 6, "lookup": 2}
-    assert all(chunk["usage"] is None for chunk in chunks[1:-1])
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
     assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
 
 
@@ -136,6 +136,15 @@ async def test_stream_counts_tokens_on_request(http: httpx.AsyncClient, cell: Ce
     assert counts == sorted(counts)
     assert counts[-1] == counts[-2] == 2 * (len(ids(ANSWER)) + 1)
     assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {len(cell.submissions[0].prompt)}
+
+
+async def test_the_first_chunk_of_a_chat_counts_tokens_too(http: httpx.AsyncClient) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = CHAT | {"stream": True, "stream_options": options}
+    *chunks, _ = events((await http.post("/v1/chat/completions", json=body)).text)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts[0] == 0
+    assert counts == sorted(counts)
 
 
 async def test_completion_stream_ends_with_metrics(http: httpx.AsyncClient) -> None:
