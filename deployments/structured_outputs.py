@@ -33,16 +33,31 @@ def _schema(value: Any) -> Any:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise PydanticCustomError("schema_value", "{text}", {"text": f"is not JSON: {error}"}) from None
+    if value is False:
+        text = "is the schema that no answer keeps to"
+        raise PydanticCustomError("schema_value", "{text}", {"text": text})
     if not isinstance(value, dict | bool):
-        text = "must be a JSON schema: an object, or true or false"
+        text = "must be a JSON schema: an object, or true for any JSON"
         raise PydanticCustomError("schema_type", "{text}", {"text": text})
-    return json.dumps(value)
+    try:
+        # llguidance knows "any JSON" only as the object without rules.
+        return json.dumps({} if value is True else value, allow_nan=False)
+    except ValueError:  # of a text: a body has no such numbers
+        text = "must hold finite numbers only"
+        raise PydanticCustomError("schema_value", "{text}", {"text": text}) from None
 
 
 SchemaText = Annotated[
     str | None,
     BeforeValidator(_schema),
-    WithJsonSchema({"anyOf": [{"type": kind} for kind in ("object", "boolean", "string", "null")]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                *({"type": kind} for kind in ("object", "string", "null")),
+                {"type": "boolean", "const": True},
+            ]
+        }
+    ),
 ]
 
 
