@@ -213,7 +213,7 @@ class ResponsesView:
 
     def _response(self, call: Call, status: str) -> dict[str, Any]:
         request, envelope = self._request, call.shape.envelope
-        done = "incomplete" if status == "incomplete" else "completed"
+        done = "incomplete" if status in ("incomplete", "failed") else "completed"
         text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}
         return {
             "id": f"resp_{self._id(call)}",

@@ -268,3 +268,15 @@ async def test_a_failure_in_the_middle_is_an_event(http: httpx.AsyncClient, cell
     response = await http.post(PATH, json={"input": "a", "stream": True})
     assert response.text.count("event: response.failed\n") == 1
     assert "response.completed" not in response.text
+
+
+async def test_what_a_failure_cut_is_incomplete(http: httpx.AsyncClient, cell: CellStandIn) -> None:
+    """Whether the model was lost or the request ended by its id; calls before it are complete."""
+    cell.finish_reason = "cancelled"
+    for text, statuses in (("Looking.", ["incomplete"]), (f"{CALL}So.", ["completed", "incomplete"])):
+        says(cell, text)
+        response = await http.post(PATH, json={"input": "a", "stream": True, "tools": [TOOL]})
+        failed = json.loads(response.text.splitlines()[-2][6:])
+        assert failed["type"] == "response.failed"
+        assert failed["response"]["status"] == "failed"
+        assert [item["status"] for item in failed["response"]["output"]] == statuses
