@@ -71,7 +71,7 @@ def add_admin_routes(app: FastAPI, pool: PoolControl | None, read: Read) -> None
     Args:
         app: gets them.
         pool: what they change.
-        read: a request's body, bounded.
+        read: a request's body, bounded; one that is not announced as JSON is refused.
     """
 
     def admitted(request: Request) -> PoolControl:
@@ -136,7 +136,7 @@ def _check_local(request: Request) -> None:
     """Without API keys nobody but people on this machine: there is no other authentication.
 
     A page in a browser on this machine is somebody else: it is known by the name it resolves to loopback,
-    and can send no JSON to another origin without being asked (`_json_body`).
+    and can send no JSON, and nothing else is read, to another origin without being asked.
     """
     host = request.client.host if request.client is not None else ""
     try:
@@ -156,8 +156,6 @@ def _check_local(request: Request) -> None:
 
 
 async def _body_as(kind: TypeAdapter[_Body], request: Request, read: Read) -> _Body:
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise ApiError(415, "Send a JSON body, with `Content-Type: application/json`.", code="not_json")
     try:
         return kind.validate_json(await read(request))
     except ValidationError as error:

@@ -97,6 +97,7 @@ def create_app(
     )
 
     async def body_of(request: Request) -> bytes:
+        check_is_json(request.headers)
         return await read_body(request, max_body_bytes, read_timeout_s)
 
     answers = Answers(idempotency or IdempotencyConfig(), metrics, request_timeout_s, error_event)
@@ -238,6 +239,18 @@ def flotilla_version() -> str:
         return version("flotilla")
     except PackageNotFoundError:
         return "0+checkout"
+
+
+def check_is_json(headers: Mapping[str, str]) -> None:
+    """Refuse (415) a body that is not announced as JSON.
+
+    A page in a browser may send a body of another kind to any server it can reach, this machine's own among
+    them, without that server being asked whether it wants to hear from that page.
+    """
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+    if not is_json:
+        raise ApiError(415, "Send a JSON body, with `Content-Type: application/json`.", code="not_json")
 
 
 async def read_body(request: Request, limit: int, within_s: float | None = None) -> bytes:

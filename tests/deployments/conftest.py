@@ -53,7 +53,8 @@ def app(service: ApiService) -> FastAPI:
 @pytest.fixture
 async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://cell") as client:
+    headers = {"Content-Type": "application/json"}  # of bodies that tests write themselves
+    async with httpx.AsyncClient(transport=transport, base_url="http://cell", headers=headers) as client:
         yield client
 
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from cluster.stream_messages import Rejected
+from tests.deployments.bad_requests import BASES
 from tests.fakes.cell_stand_in import CellStandIn
 
 CHAT = "/v1/chat/completions"
@@ -93,6 +94,32 @@ async def test_bad_field_is_named(
     # A number JSON cannot hold is bad JSON; everything else is the field's fault.
     assert value == 1e999 or error["param"].partition(".")[0] == field
     assert cell.submissions == []
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "kind",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", None,
+     "text/plain; application/json", "text/plain, application/json", "application/jsonx", "text/x+json"],
+)  # fmt: skip
+async def test_a_body_must_be_announced_as_json(
+    http: httpx.AsyncClient, cell: CellStandIn, path: str, kind: str | None
+) -> None:
+    """Pages in browsers may send the first three, and none at all, to any server, unasked."""
+    request = http.build_request("POST", path, content=json.dumps(BASES[path]))
+    del request.headers["Content-Type"]
+    if kind is not None:
+        request.headers["Content-Type"] = kind
+    assert check_error(await http.send(request), 415)["code"] == "not_json"
+    assert cell.submissions == []
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "Application/JSON; charset=utf-8", "application/vnd.api+json"]
+)
+async def test_json_has_several_names(http: httpx.AsyncClient, kind: str) -> None:
+    response = await http.post(COMPLETIONS, content=b'{"prompt": "a"}', headers={"Content-Type": kind})
+    assert response.status_code == 200, response.text
 
 
 NUMBERS = [

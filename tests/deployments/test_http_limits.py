@@ -77,7 +77,8 @@ async def told(port: int, *pieces: bytes, pause_s: float = 0.0) -> bytes:
 
 
 def post(length: int) -> bytes:
-    return f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode()
+    kind = "Content-Type: application/json\r\n"
+    return f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{kind}Content-Length: {length}\r\n\r\n".encode()
 
 
 HEADERS_ENDLESS = (b"GET /health HTTP/1.1\r\n", *(b"X-%d: y\r\n" % n for n in range(100)))
@@ -209,7 +210,8 @@ async def test_json_that_is_nested_too_deep_is_refused(
     service: ApiService, what: str, body: Callable[[str], str], depth: int
 ) -> None:
     transport = httpx.ASGITransport(app=app_of(service, LIMITS))
-    async with httpx.AsyncClient(transport=transport, base_url="http://cell") as client:
+    headers = {"Content-Type": "application/json"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://cell", headers=headers) as client:
         answer = await client.post("/v1/completions", content=body("[" * depth + "]" * depth))
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["code"]

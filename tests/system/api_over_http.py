@@ -140,7 +140,8 @@ def check_bad_requests(server: Server) -> None:
     """More than a thousand bad requests, each refused by name, leave the server as it was."""
     before = server.complete(PROMPT)["choices"][0]["text"]
     num_bad = 0
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    headers = {"Content-Type": "application/json"}
+    with httpx.Client(base_url=server.url, timeout=60, headers=headers) as http:
         for bad in bad_requests():
             check_refusal(bad, http.post(bad.path, content=bad.body))
             num_bad += 1

@@ -201,7 +201,8 @@ def test_structured_outputs_are_complete_and_the_same_without_speculation(server
 
 
 def test_bad_json_is_a_400(server: Server) -> None:
-    response = httpx.post(f"{server.url}/v1/completions", content=b'{"model": ', timeout=30)
+    headers = {"Content-Type": "application/json"}
+    response = httpx.post(f"{server.url}/v1/completions", content=b'{"model": ', headers=headers, timeout=30)
     assert response.status_code == 400
     assert "JSON" in response.json()["error"]["message"]
 
