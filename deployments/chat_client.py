@@ -49,7 +49,7 @@ def run_chat(options: ChatOptions, console: Console | None = None) -> int:
 
 
 async def _chat(options: ChatOptions, console: Console) -> int:
-    start = [{"role": "system", "content": options.system}] if options.system else []
+    start = [{"role": "system", "content": sendable(options.system)}] if options.system else []
     messages = list(start)
     console.print(_HELP)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
@@ -59,7 +59,7 @@ async def _chat(options: ChatOptions, console: Console) -> int:
             options = ChatOptions(**{**vars(options), "model": await _first_model(session, options.url)})
         while True:
             try:
-                line = (await asyncio.to_thread(console.input, "[bold]> [/]")).strip()
+                line = sendable(await asyncio.to_thread(console.input, "[bold]> [/]")).strip()
             except EOFError:
                 return 0
             if line == "/quit":
@@ -77,6 +77,11 @@ async def _chat(options: ChatOptions, console: Console) -> int:
                 messages.pop()
                 continue
             messages.append({"role": "assistant", "content": answer})
+
+
+def sendable(text: str) -> str:
+    """A text as JSON can hold it: bytes of a terminal that are no UTF-8 come as halves of surrogate pairs."""
+    return text.encode(errors="replace").decode()
 
 
 async def _turn(

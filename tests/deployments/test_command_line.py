@@ -17,7 +17,7 @@ from deployments import cli
 from deployments.chat_client import ChatOptions, ServerError, describe_receipt, run_chat, stream_chat
 from deployments.demo import demo_config
 from tests.fakes.cell_stand_in import CellStandIn
-from tests.fakes.tiny_tokenizer import ANSWER
+from tests.fakes.tiny_tokenizer import ANSWER, codec
 
 
 def test_help_needs_none_of_the_heavy_imports() -> None:
@@ -109,6 +109,19 @@ async def test_chat_in_the_terminal(url: str, cell: CellStandIn, monkeypatch: py
     lengths = [len(submit.prompt) for submit in cell.submissions]
     assert lengths[0] < lengths[1]
     assert lengths[2] < lengths[1]
+
+
+async def test_chat_sends_what_a_terminal_of_another_encoding_types(
+    url: str, cell: CellStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = b"caf\xe9 two".decode(errors="surrogateescape")
+    lines = iter([typed, "/quit"])
+    console = Console(record=True, width=200, highlight=False)
+    monkeypatch.setattr(console, "input", lambda _: next(lines))
+    options = ChatOptions(url=url, system=typed)
+    assert await asyncio.to_thread(run_chat, options, console) == 0
+    assert ANSWER.partition("\n")[0] in console.export_text()
+    assert codec().decode(cell.submissions[0].prompt).count("caf? two") == 2
 
 
 async def test_chat_reports_a_broken_stream(url: str, cell: CellStandIn) -> None:
