@@ -8,8 +8,8 @@ import signal
 import time
 
 import httpx
-import psutil
 
+from tests.own_processes import own_processes
 from tests.system.conftest import Server
 
 STREAM = {"prompt": "def merge(left, right):\n", "max_tokens": 200, "ignore_eos": True, "stream": True}
@@ -65,9 +65,7 @@ def _events(server: Server, headers: dict[str, str], kill_after: int | None = No
 
 
 def _front_end_pid() -> int:
-    names = {child.pid: "".join(child.cmdline()) for child in psutil.Process().children(recursive=True)}
-    pid: int
-    (pid,) = (pid for pid, name in names.items() if name.startswith("ray::ServeReplica:flotilla:FrontEnd"))
+    (pid,) = own_processes("ray::ServeReplica:flotilla:FrontEnd")
     return pid
 
 

@@ -18,6 +18,7 @@ from cluster.config import FlotillaConfig
 from cluster.core_affinity import is_crowded, usable_cores
 from cluster.placement import rank_name
 from deployments.demo import demo_config
+from tests.own_processes import own_processes
 from tests.system.conftest import Server, start
 from tests.system.scraping import value
 
@@ -246,13 +247,8 @@ def test_another_process_is_in_reserve_once_one_was_used(server: Server) -> None
 
 
 def cell_pid() -> int:
-    named = [p.pid for p in psutil.process_iter(["cmdline"]) if "ServeReplica:flotilla:Cell" in command(p)]
-    assert len(named) == 1, named
-    return named[0]
-
-
-def command(process: psutil.Process) -> str:
-    return " ".join(process.info["cmdline"] or [])
+    (pid,) = own_processes("ServeReplica:flotilla:Cell")
+    return pid
 
 
 def test_a_killed_scheduler_leaves_its_workers_to_the_next(server: Server, texts: list[str]) -> None:

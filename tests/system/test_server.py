@@ -26,6 +26,7 @@ from benchmarks.lossless import LosslessOptions, run
 from cluster.metric_catalog import CATALOG, exposed_by
 from deployments.proto.flotilla.v1 import generation_pb2, generation_pb2_grpc
 from tests.browser import needs_chromium
+from tests.own_processes import own_processes
 from tests.system import api_over_http, console_in_browser, objectives_over_http
 from tests.system.conftest import Server
 from tests.system.scraping import scrape, value
@@ -333,11 +334,6 @@ def test_requests_given_up_over_grpc_leave_the_cell(server: Server) -> None:
     assert all(trial.num_cancelled == 1 for trial in trials if trial.way == "Cancel")
 
 
-def _workers(kind: str) -> list[int]:
-    """Process ids of Ray workers of a class."""
-    return [p.pid for p in psutil.process_iter(["cmdline"]) if kind in " ".join(p.info["cmdline"] or [])]
-
-
 @pytest.mark.parametrize("kind", ["DrafterWorker", "VerifierWorker"])
 def test_killing_a_worker_under_load_changes_no_text(server: Server, kind: str) -> None:
     prompts = [f"def function_{number}(value):\n    " for number in range(8)]
@@ -357,7 +353,7 @@ def test_killing_a_worker_under_load_changes_no_text(server: Server, kind: str) 
     for thread in threads:
         thread.start()
     time.sleep(1.0)
-    victims = _workers(kind)
+    victims = own_processes(kind)
     assert victims, f"no process of {kind}"
     os.kill(victims[0], signal.SIGKILL)
     time.sleep(4.0)
@@ -369,6 +365,6 @@ def test_killing_a_worker_under_load_changes_no_text(server: Server, kind: str) 
     for number, texts in got.items():
         assert set(texts) == {expected[number]}
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not set(_workers(kind)) - set(victims[:1]):
+    while time.monotonic() < deadline and not set(own_processes(kind)) - set(victims[:1]):
         time.sleep(0.2)
-    assert set(_workers(kind)) - set(victims[:1]), "nobody took the place of the dead worker"
+    assert set(own_processes(kind)) - set(victims[:1]), "nobody took the place of the dead worker"

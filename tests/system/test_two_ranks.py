@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from benchmarks.lossless import LosslessOptions, run
 from cluster.placement import rank_name
 from deployments import cli
+from tests.own_processes import own_processes
 from tests.system.conftest import Server, small_demo, start
 
 pytestmark = pytest.mark.system
@@ -119,12 +120,12 @@ def test_both_ranks_of_a_cell_that_was_killed_go_on_with_the_next(
     server: Server, alone: list[tuple[str, int]]
 ) -> None:
     before = {one["process"]: one["pid"] for one in workers(server).values()}
-    cells = [p.pid for p in psutil.process_iter() if "ServeReplica:flotilla:Cell" in p.name()]
+    (cell,) = own_processes("ServeReplica:flotilla:Cell")
     with ThreadPoolExecutor(3) as pool:
         answers = [pool.submit(ask, server, prompt) for prompt in PROMPTS[:3]]
         while workers(server)[rank_name(1)]["state"] != "busy":
             assert not any(answer.done() for answer in answers), "killed too late to show anything"
-        os.kill(cells[0], signal.SIGKILL)
+        os.kill(cell, signal.SIGKILL)
         told = [answer.result(timeout=90)[0] for answer in answers]
     assert told == [text for text, _ in alone[:3]]
     assert {one["process"]: one["pid"] for one in workers(server).values()} == before
