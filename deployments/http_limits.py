@@ -2,25 +2,27 @@
 
 uvicorn bounds what it holds for a client that does not read: past 64 KiB the response waits, and with it the
 generator behind it. But it waits for ever, as it does for headers that never end; both end here.
+
+A request may be answered before its body has come, as one that is too large is. What still comes of the body
+is read and dropped for a while: closed at once, the connection would be reset, and the answer lost with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
 
+# Of uvicorn's two protocols the one whose parser says where a message's parts begin and end.
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
 from cluster.http_config import HttpConfig
 from deployments.errors import ApiError
-
-if TYPE_CHECKING:
-    # Which of uvicorn's two is used depends on what is installed; both have what is used here.
-    from uvicorn.protocols.http.h11_impl import H11Protocol as HttpProtocol
-else:
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol as HttpProtocol
 
 _LAST_WORDS = b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout" + _LAST_WORDS
@@ -31,6 +33,9 @@ FIRST_REQUEST_S = 5.0
 
 #: uvicorn's parser takes headers of any length.
 MOST_HEADER_BYTES = 1 << 16
+
+#: Of a body whose request is answered already, so many bytes more than `http.max_body_bytes` are dropped.
+DRAINED_BYTES = 16 << 20
 
 
 def request_timeout(limit_s: float) -> ApiError:
@@ -81,13 +86,52 @@ class RequestTimeout:
                 await send({"type": "http.response.body", "body": event})
 
 
+class _Part(Enum):
+    """Which part of a request the next byte belongs to."""
+
+    NONE = auto()
+    HEADERS = auto()
+    BODY = auto()
+
+
+class _LingeringTransport(asyncio.Transport):
+    """Where an answer goes: closed, it has the connection closed once the request's body has come."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        super().__init__()
+        self._transport, self._close = transport, close
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """To the client."""
+        self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        """Whether the connection itself is."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """No more is written."""
+        self._close()
+
+
+async def _headers_too_large(scope: Scope, receive: Receive, send: Send) -> None:
+    """What answers a request whose headers are complete, and too long."""
+    headers = [(b"content-length", b"0"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 431, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
 def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
     """uvicorn's HTTP protocol, which hangs up on clients that send or read too slowly."""
+    most_drained = http.max_body_bytes + DRAINED_BYTES
 
-    class TimedProtocol(HttpProtocol):
+    class TimedProtocol(HttpToolsProtocol):
         """One connection."""
 
+        _part = _Part.NONE
         _num_header_bytes = 0
+        _num_drained_bytes = 0
+        _closes_after_body = False
         _read_timer: asyncio.TimerHandle | None = None
         _write_timer: asyncio.TimerHandle | None = None
 
@@ -97,19 +141,68 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
             self._await_headers()
 
         def data_received(self, data: bytes) -> None:
-            """Bytes came: headers are complete as soon as there is another request cycle."""
-            before = self.cycle
-            are_headers = self._is_idle() or not self.cycle.more_body
-            if self._read_timer is None and self._is_idle():
-                self._await_headers()
-            super().data_received(data)
-            if self.cycle is not before:
-                self._num_header_bytes = 0
-                self._stop_reading()
-            elif are_headers:
+            """Bytes came."""
+            if self._part is not _Part.BODY:
                 self._num_header_bytes += len(data)
-                if self._num_header_bytes > MOST_HEADER_BYTES:
-                    self._hang_up(_TOO_LARGE)
+            elif self._is_answered():
+                self._num_drained_bytes += len(data)
+            super().data_received(data)
+            if self.transport.is_closing():
+                return
+            if self._part is _Part.BODY:
+                if self._is_answered() and self._num_drained_bytes > most_drained:
+                    self.transport.close()
+            elif self._num_header_bytes > MOST_HEADER_BYTES:
+                self._hang_up(_TOO_LARGE)
+            elif self._is_answered() and self._read_timer is None:
+                if self._part is _Part.HEADERS:
+                    self._await_headers()
+                elif self.timeout_keep_alive_task is None:
+                    # uvicorn started it with the answer, and stopped it though no request began.
+                    self.timeout_keep_alive_task = self.loop.call_later(
+                        self.timeout_keep_alive, self.timeout_keep_alive_handler
+                    )
+
+        def on_message_begin(self) -> None:
+            """A request begins."""
+            self._part = _Part.HEADERS
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            """A request is known but for its body."""
+            if self.transport.is_closing():
+                return  # the request before was the last one, and only its body was still awaited
+            # As a read may bring them all at once, the count of bytes that were read may not have told.
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if size > MOST_HEADER_BYTES:
+                # `parse_url` takes no more than 64 KiB either, and this answers for every URL.
+                self.app, self.url = _headers_too_large, b"/"
+            before = self.cycle
+            super().on_headers_complete()
+            if self.cycle is before:
+                return  # another protocol takes over
+            self._part = _Part.BODY
+            self._num_header_bytes = self._num_drained_bytes = 0
+            self._stop_reading()
+            self.cycle.transport = _LingeringTransport(self.transport, self._close_after_body)
+            announced = dict(self.headers).get(b"content-length", b"")
+            if announced.isdigit() and int(announced) > most_drained:
+                self.cycle.keep_alive = False
+
+        def on_message_complete(self) -> None:
+            """A request's body is complete."""
+            self._part = _Part.NONE
+            super().on_message_complete()
+            if self._is_answered():
+                self._stop_reading()
+            if self._closes_after_body:
+                self.transport.close()
+
+        def on_response_complete(self) -> None:
+            """An answer is complete; what is left of its request's body must come in time too."""
+            super().on_response_complete()
+            if self._part is _Part.BODY and self._is_answered() and not self.transport.is_closing():
+                self._read_timer = self.loop.call_later(http.read_timeout_s, self.transport.close)
 
         def connection_lost(self, exc: Exception | None) -> None:
             """The connection ended."""
@@ -118,7 +211,7 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
             super().connection_lost(exc)
 
         def shutdown(self) -> None:
-            """The server ends: a client whose headers are awaited may still send them."""
+            """The server ends: a client whose request is awaited may still send it."""
             if self._read_timer is not None and not self.transport.is_closing():
                 self.loop.call_later(FIRST_REQUEST_S, super().shutdown)
             else:
@@ -134,7 +227,8 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
             self._stop_writing()
             super().resume_writing()
 
-        def _is_idle(self) -> bool:
+        def _is_answered(self) -> bool:
+            """Whether no request awaits (more of) its answer, though the last one's body may still come."""
             return self.cycle is None or self.cycle.response_complete
 
         def _await_headers(self) -> None:
@@ -145,10 +239,16 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
             self._hang_up(_TIMED_OUT)
 
         def _hang_up(self, last_words: bytes) -> None:
-            if not self._is_idle():
+            if not self._is_answered():
                 self.transport.abort()  # words would come in the midst of an answer
             elif not self.transport.is_closing():
                 self.transport.write(last_words)
+                self.transport.close()
+
+        def _close_after_body(self) -> None:
+            if self._part is _Part.BODY and self._is_answered():
+                self._closes_after_body = True
+            else:
                 self.transport.close()
 
         def _stop_reading(self) -> None:
