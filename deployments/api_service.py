@@ -329,6 +329,7 @@ class ApiService:
             StopStrings(request.stop, include=show_stop),
             frozenset(submit.sampling.stop_token_ids),
             show_stop=show_stop,
+            min_tokens=submit.sampling.min_tokens,
         )
         return generate(
             self.client, submit, assembler, choice=index, arrived=arrived, eos_ids=self._codec.eos_ids

@@ -57,6 +57,8 @@ class TextAssembler:
     """Text of one choice from its tokens, up to its end; knows no clock and no connection.
 
     It goes token by token, so where the text ends does not depend on how the tokens were batched into steps.
+    A stop string that is complete with the first `min_tokens` tokens ends nothing, as in vLLM; the cell sees
+    to it that no stop token is among them.
 
     Attributes:
         finish_reason: "stop" once a stop token or stop string was met.
@@ -65,12 +67,20 @@ class TextAssembler:
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: StopStrings, stop_ids: frozenset[int], *, show_stop: bool
+        self,
+        detokenizer: Detokenizer,
+        stops: StopStrings,
+        stop_ids: frozenset[int],
+        *,
+        show_stop: bool,
+        min_tokens: int = 0,
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
         self._stop_ids = stop_ids
         self._show_stop = show_stop
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.pieces: Sequence[str] = ()
@@ -80,9 +90,10 @@ class TextAssembler:
         pieces: list[str] = []
         self.pieces = pieces
         for used, token in enumerate(tokens, 1):
+            self._num_tokens += 1
             is_stop = token in self._stop_ids
             if not is_stop or self._show_stop:
-                pieces.append(self._stops.feed(self._detokenizer.feed(token)))
+                pieces.append(self._stops.feed(self._detokenizer.feed(token), stops=self._may_stop))
             if is_stop or self._stops.matched is not None:
                 self.finish_reason = "stop"
                 self.stop_reason = token if self._stops.matched is None else self._stops.matched
@@ -92,10 +103,14 @@ class TextAssembler:
     def finish(self) -> str:
         """The text still held back when no more tokens come."""
         # Both give nothing once a stop string matched.
-        text = self._stops.feed(self._detokenizer.finish()) + self._stops.finish()
+        text = self._stops.feed(self._detokenizer.finish(), stops=self._may_stop) + self._stops.finish()
         if self.finish_reason is None and self._stops.matched is not None:
             self.finish_reason, self.stop_reason = "stop", self._stops.matched
         return text
+
+    @property
+    def _may_stop(self) -> bool:
+        return self._num_tokens > self._min_tokens
 
 
 async def generate(

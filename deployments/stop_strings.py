@@ -18,23 +18,36 @@ class StopStrings:
         self._held = ""
         self.matched: str | None = None
 
-    def feed(self, text: str) -> str:
-        """What may be shown now that `text` arrived; `matched` is set once a stop string is complete."""
+    def feed(self, text: str, *, stops: bool = True) -> str:
+        """What may be shown now that `text` arrived; `matched` is set once a stop string is complete.
+
+        Without `stops` none is taken that ends in `text`; one that begins there may still be completed later.
+        """
         if self.matched is not None:
             return ""
         if not self._stops:
             return text
-        # A match cannot begin before the held text: everything that could begin one is held.
+        # A match cannot begin before the held text: everything that could begin one is held. Nor does it end
+        # there: one that does was not to be taken.
+        num_held = len(self._held)
         text = self._held + text
         self._held = ""
-        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if found:
-            end, start, self.matched = min(found)
+        if stops and (match := self._first(text, num_held)) is not None:
+            end, start, self.matched = match
             return text[: end if self._include else start]
         held = max(_overlap(text, stop) for stop in self._stops)
         if held:
             text, self._held = text[:-held], text[-held:]
         return text
+
+    def _first(self, text: str, after: int) -> tuple[int, int, str] | None:
+        """End, start and stop string of the first match that ends behind the first `after` characters."""
+        found = [
+            (start + len(stop), start, stop)
+            for stop in self._stops
+            if (start := text.find(stop, max(0, after + 1 - len(stop)))) >= 0
+        ]
+        return min(found, default=None)
 
     def finish(self) -> str:
         """What is still held back, at the end of the text."""

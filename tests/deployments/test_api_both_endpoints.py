@@ -29,6 +29,14 @@ def text_of(body: dict[str, Any], choice: int = 0) -> str:
     return str(found["text"] if "text" in found else found["message"]["content"])
 
 
+def streamed_text(response: httpx.Response) -> str:
+    bodies = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    choices = [choice for body in bodies for choice in body["choices"]]
+    return "".join(
+        choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices
+    )
+
+
 SAMPLING: dict[str, Any] = {
     "temperature": 0.5,
     "top_p": 0.5,
@@ -148,8 +156,19 @@ async def test_a_stream_adds_up_to_the_whole(http: httpx.AsyncClient, path: str)
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.text.endswith("data: [DONE]\n\n")
     assert response.text.count("data: {") > 3
-    bodies = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
-    choices = [choice for body in bodies for choice in body["choices"]]
-    assert whole == "".join(
-        choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices
-    )
+    assert streamed_text(response) == whole
+
+
+@both
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.api("completions", "min_tokens", "stop")
+@pytest.mark.api("chat.completions", "min_tokens", "stop")
+async def test_no_stop_string_ends_an_answer_before_its_least_tokens(
+    http: httpx.AsyncClient, cell: CellStandIn, path: str, stream: bool
+) -> None:
+    cell.script = lambda submit: [*ids("a"), *ids("x"), *ids("b"), *ids("x"), *ids("c")]
+    for min_tokens, text in ((0, "a"), (1, "a"), (2, "axb"), (3, "axb"), (4, "axbxc")):
+        body = BASES[path] | {"stop": "x", "min_tokens": min_tokens, "stream": stream}
+        response = await http.post(path, json=body)
+        assert response.status_code == 200, response.text
+        assert (streamed_text(response) if stream else text_of(response.json())) == text

@@ -96,6 +96,14 @@ async def test_the_same_as_over_http_whole_and_streamed(
     assert not any(chunk.HasField("metrics") for chunk in chunks[:-1])
 
 
+async def test_stop_strings_before_the_least_tokens_end_nothing(stub: Any, cell: CellStandIn) -> None:
+    cell.script = lambda submit: [*ids("a"), *ids("x"), *ids("b"), *ids("x")]
+    message = pb.GenerateRequest(prompt="hi", max_tokens=100, stop=["x"], min_tokens=2)
+    assert (await stub.Generate(message)).choices[0].text == "axb"
+    chunks = [chunk async for chunk in stub.GenerateStream(message)]
+    assert "".join(chunk.choice.text for chunk in chunks) == "axb"
+
+
 async def test_the_receipt_has_every_field_of_http(http: httpx.AsyncClient) -> None:
     """A field added there must be added here, or it would be dropped silently."""
     receipt = (await http.post("/v1/completions", json={"prompt": "hi"})).json()["metrics"]

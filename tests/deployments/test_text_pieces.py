@@ -117,3 +117,37 @@ def test_step_sizes_do_not_change_text_or_count(sizes: list[int], show_stop: boo
         return text + assembler.finish(), count, assembler.stop_reason
 
     assert run([*sizes, 99]) == run([1] * 99)
+
+
+@settings(max_examples=300)
+@given(
+    st.text("abc", max_size=20),
+    st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple),
+    st.integers(0, 22),
+    st.booleans(),
+)
+def test_stop_strings_within_the_first_tokens_end_nothing(
+    text: str, stops: tuple[str, ...], min_tokens: int, include: bool
+) -> None:
+    assembler = TextAssembler(
+        codec().detokenizer(),
+        StopStrings(stops, include=include),
+        frozenset(),
+        show_stop=include,
+        min_tokens=min_tokens,
+    )
+    shown = ""
+    for character in text:
+        shown += assembler.feed(ids(character))[0]
+        assert text.startswith(shown)
+        if assembler.finish_reason is not None:
+            break
+    shown += assembler.finish()
+    ends = (end for end in range(min_tokens + 1, len(text) + 1) if text[:end].endswith(stops))
+    end = next(ends, None)
+    if end is None:
+        assert (shown, assembler.stop_reason) == (text, None)
+        return
+    stop = max((stop for stop in stops if text[:end].endswith(stop)), key=len)
+    assert assembler.stop_reason == stop
+    assert shown == text[: end if include else end - len(stop)]
