@@ -77,8 +77,10 @@ class Call:
         body["usage"] = usage(self._ordered(), self.num_prompts)
 
     def add_metrics(self, body: dict[str, Any]) -> None:
-        """Put the receipt into a response or chunk."""
+        """Put the receipt into a response or chunk, and for who named a service tier the one that served."""
         body["metrics"] = self.receipt()
+        if self.shape.envelope.shows_tier:
+            body["service_tier"] = body["metrics"]["tier"]["served"]
 
     def receipt(self) -> dict[str, Any]:
         """What the finished choices attained."""
@@ -105,8 +107,6 @@ async def answer(call: Call) -> bytes:
     body = call.shape.whole(call.kept())
     call.add_usage(body)
     call.add_metrics(body)
-    if body.get("service_tier"):  # OpenAI's says which tier served
-        body["service_tier"] = body["metrics"]["tier"]["served"]
     return msgspec.json.encode(body)
 
 

@@ -343,7 +343,7 @@ class ApiService:
             response_id=("chatcmpl-" if is_chat else "cmpl-") + call_id,
             model=info.model,
             codec=self._codec,
-            service_tier=request.service_tier,
+            shows_tier=request.service_tier is not None,
             with_token_ids=bool(request.return_token_ids),
             num_logprobs=mapping.num_logprobs(request),
             num_prompt_logprobs=request.prompt_logprobs,

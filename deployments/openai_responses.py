@@ -76,12 +76,16 @@ class ChoiceState:
 
 @dataclass(frozen=True)
 class Envelope:
-    """Fields that all chunks of a response share."""
+    """Fields that all chunks of a response share, and how they show tokens.
+
+    Attributes:
+        shows_tier: whether the service tier is told, once it is known.
+    """
 
     response_id: str
     model: str
     codec: TextCodec
-    service_tier: str | None = None
+    shows_tier: bool = False
     with_token_ids: bool = False
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
@@ -113,16 +117,13 @@ class Envelope:
 
     def wrap(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """A response or chunk around its choices."""
-        body: dict[str, Any] = {
+        return {
             "id": self.response_id,
             "object": kind,
             "created": self.created,
             "model": self.model,
             "choices": choices,
         }
-        if self.service_tier is not None:
-            body["service_tier"] = self.service_tier
-        return body
 
 
 class ResponseFormat(Protocol):

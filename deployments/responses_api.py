@@ -209,6 +209,7 @@ class ResponsesView:
             "total_tokens": usage["total_tokens"],
         }
         call.add_metrics(response)
+        response["service_tier"] = response["metrics"]["tier"]["served"]
         return response
 
     def _response(self, call: Call, status: str) -> dict[str, Any]:
@@ -235,7 +236,7 @@ class ResponsesView:
             "tool_choice": request.tool_choice or "auto",
             "tools": [tool.model_dump(exclude_none=True) for tool in request.tools or ()],
             "truncation": "disabled",
-            "service_tier": request.service_tier,
+            "service_tier": None,  # a lower one than asked for may serve: the receipt says
             "usage": None,
             "user": request.user,
             "metadata": request.metadata or {},

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import httpx
 import msgspec
 import pytest
@@ -145,3 +148,32 @@ def test_each_choice_is_held_against_its_own_objective() -> None:
     assert receipt["slo"]["tpot_met"] is False
     assert receipt["predicted"]["tpot_ms"] == 30.0
     assert metrics([slow, outcome(terms(10.0), 9.0, 1.0)], Objective(), 0)["slo"]["tpot_met"] is True
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+async def test_answers_tell_the_tier_that_served(
+    http: httpx.AsyncClient, cell: CellStandIn, path: str, usage: bool
+) -> None:
+    base: dict[str, Any] = {
+        "/v1/completions": {"prompt": "a", "n": 2},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+        "/v1/responses": {"input": "a"},
+    }[path]
+    options = {"stream": True} | ({"stream_options": {"include_usage": True}} if usage else {})
+    if path == "/v1/responses":
+        options = {"stream": True}
+    lower = Terms(tier="bulk")
+    for asked, terms, served in (("auto", None, "default"), ("fast", None, "fast"), ("fast", lower, "bulk")):
+        cell.terms = terms
+        body = base | {"service_tier": asked}
+        assert (await http.post(path, json=body)).json()["service_tier"] == served
+        response = await http.post(path, json=body | options)
+        events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+        bodies = [event.get("response", event) for event in events]
+        told = [body["service_tier"] for body in bodies if body.get("service_tier") is not None]
+        assert told == [served], "nothing else was told before"
+        assert bodies[-1]["service_tier"] == served
+    cell.terms = None
+    body = (await http.post(path, json=base)).json()
+    assert body.get("service_tier") == ("default" if path == "/v1/responses" else None)

@@ -18,6 +18,7 @@ from cluster.stream_messages import (
     Rejected,
     StepTrace,
     Submit,
+    Terms,
     TokenBatch,
     TokenEvent,
 )
@@ -43,6 +44,7 @@ class CellStandIn:
         away: refuse to be located.
         stopped: say nothing at all, as a stopped process; what would have been said comes when it goes on.
         score: log-probability of every token of an answer.
+        terms: what its receipts say that requests were served on.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class CellStandIn:
         self.away = False
         self.stopped = False
         self.score: Callable[[Submit], float] = lambda submit: -0.25
+        self.terms: Terms | None = None
         self.ready = True
         self.stage: str | None = None
         self.num_described = 0
@@ -268,6 +271,7 @@ class CellStandIn:
             drafters={"small": 6, "lookup": 2},
             num_preemptions=0,
             acceptance_by_depth=[4, 3, 1],
+            terms=self.terms,
         )
         return TokenEvent(
             request_id=request_id,
