@@ -313,8 +313,9 @@ class ChatFormat:
     def _message(self, state: ChoiceState) -> dict[str, Any]:
         parsed = state.parse("".join(state.text), ends=True)
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
-        if parsed.calls:
+        if parsed.calls or (state.parser is not None and not state.parser.has_text):
             message["content"] = parsed.content or None
+        if parsed.calls:
             message["tool_calls"] = [_whole_call(call) for call in parsed.calls]
         return message
 

@@ -107,13 +107,14 @@ class ResponsesView:
         ends = update.finish_reason is not None
         parsed = state.parse(update.text, ends=ends)
         logprobs = self._logprobs(call, update.tokens, update.logprobs)
-        if parsed.content or logprobs:
+        has_text = state.parser is None or state.parser.has_text
+        if parsed.content or (logprobs and has_text):
             yield from self._take_text(call, parsed.content, logprobs)
         for delta in parsed.calls:
             yield from self._take_call(call, delta)
         if ends:
             state.finish_reason = update.finish_reason
-            if not self._items:  # an answer without any text is still a message
+            if not self._items and has_text:  # an answer without any text is still a message
                 yield from self._open(_Item(self._new_id(call, "msg")))
             yield from self._close(state)
 

@@ -2,11 +2,14 @@
 
 What comes out does not depend on how the text was cut into pieces. A call is told once it is complete and is
 valid JSON with the name of a tool that there is; anything else stays the text it is, so that nothing is lost.
+Calls that the client forces are another matter: such an answer is no text for anybody, and if it was cut off,
+its last call is told as far as it goes.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -50,10 +53,12 @@ class ToolParser(Protocol):
         num_calls: calls begun so far.
         markers: tokens that the parser needs to see in the text, though they may be special ones.
         is_forced: whether the answer is a call that the client named, and not the model's choice.
+        has_text: whether the answer may be text, besides calls or instead of them.
     """
 
     num_calls: int
     is_forced: bool
+    has_text: bool
     markers: tuple[str, ...]
 
     def feed(self, text: str) -> Parsed:
@@ -70,6 +75,7 @@ class HermesCalls:
 
     OPEN, CLOSE = "<tool_call>", "</tool_call>"
     is_forced = False
+    has_text = True
     markers: tuple[str, ...] = (OPEN, CLOSE)
 
     def __init__(self, names: Collection[str], most: int | None = None) -> None:
@@ -147,8 +153,9 @@ class JsonCalls:
     is_forced = False
     markers: tuple[str, ...] = (TAG,)
 
-    def __init__(self, names: Collection[str], most: int | None = None) -> None:
-        """As `HermesCalls`."""
+    def __init__(self, names: Collection[str], most: int | None = None, *, has_text: bool = True) -> None:
+        """As `HermesCalls`; without text, as decoding was constrained to calls, only calls are told."""
+        self.has_text = has_text
         self._names = names
         self._most = most
         self._held = ""
@@ -160,7 +167,7 @@ class JsonCalls:
     def feed(self, text: str) -> Parsed:
         """See `ToolParser`."""
         if self._turned_out == "text":
-            return Parsed(text)
+            return Parsed(text if self.has_text else "")
         self._held += text
         parsed = Parsed()
         while self._turned_out != "text" and self._advance(parsed):
@@ -168,13 +175,33 @@ class JsonCalls:
         if self._turned_out == "text" and not self.num_calls:
             parsed.content += self._held
             self._held = ""
+        if not self.has_text:
+            parsed.content = ""
         return parsed
 
     def finish(self) -> Parsed:
         """See `ToolParser`."""
         held, self._held = self._held, ""
+        if not self.has_text:
+            return Parsed(calls=self._begun(held))
         # After calls, only their punctuation is left; before, it is an answer that was cut off.
         return Parsed(held.strip(" \t\r\n;,]") if self.num_calls else held)
+
+    def _begun(self, held: str) -> list[CallDelta]:
+        """The call that was cut off, if its name was complete."""
+        match = _BEGUN.match(held)
+        if match is None or (self._most is not None and self.num_calls >= self._most):
+            return []
+        name, arguments = json.loads(match[1]), match[2] or ""
+        if name not in self._names:
+            return []
+        try:
+            value, _ = json.JSONDecoder().raw_decode(arguments)
+            arguments = json.dumps(value, ensure_ascii=False)
+        except (ValueError, RecursionError):
+            pass  # not complete
+        self.num_calls += 1
+        return [_whole(self.num_calls - 1, name, arguments)]
 
     def _advance(self, parsed: Parsed) -> bool:
         """Take one step through what is held; whether another may follow at once."""
@@ -201,7 +228,7 @@ class JsonCalls:
             if not self._began:
                 self._is_list = False  # looked at again, with its bracket, when more has come
             return False
-        call = _call(value, self._names, ("parameters", "arguments"))
+        call = _call(value, self._names, ("parameters", "arguments"), any_type=not self.has_text)
         if call is None:
             self._turned_out = "text"
             if self.num_calls:
@@ -220,6 +247,7 @@ class NamedCall:
 
     markers: tuple[str, ...] = ()
     is_forced = True
+    has_text = False
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -238,6 +266,11 @@ class NamedCall:
         """See `ToolParser`."""
         return Parsed()
 
+
+#: What is left of a list of calls that ends within one: its name, and its arguments as far as they go.
+_BEGUN = re.compile(
+    r"""[\s;,\[]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")(?:\s*,\s*"parameters"\s*:\s*(.*))?""", re.DOTALL
+)
 
 _PARSERS: dict[str, Callable[[Collection[str], int | None], ToolParser]] = {
     "hermes": HermesCalls,
@@ -274,12 +307,17 @@ def _calls_in(text: str, names: Collection[str], fields: tuple[str, ...]) -> lis
     return found if found and len(found) == len(calls) else None
 
 
-def _call(value: Any, names: Collection[str], fields: tuple[str, ...]) -> tuple[str, str] | None:
-    """Name and arguments (as JSON text) of a call; None if it is none, or of a function that is not there."""
+def _call(
+    value: Any, names: Collection[str], fields: tuple[str, ...], *, any_type: bool = False
+) -> tuple[str, str] | None:
+    """Name and arguments (as JSON text) of a call; None if it is none, or of a function that is not there.
+
+    Arguments are an object, unless `any_type`, for a schema that asks for something else.
+    """
     if not isinstance(value, dict) or value.get("name") not in names:
         return None
     arguments: Any = next((value[name] for name in fields if name in value), {})
-    if not isinstance(arguments, dict):
+    if not isinstance(arguments, dict) and not any_type:
         return None
     return str(value["name"]), json.dumps(arguments, ensure_ascii=False)
 

@@ -158,7 +158,7 @@ class ToolUse:
             return NamedCall(self._named)
         most = None if self._parallel else 1
         if self.is_required:
-            return JsonCalls(self._names, most)
+            return JsonCalls(self._names, most, has_text=False)
         return make_parser(self._parser, self._names, most)
 
     def as_system_message(self) -> dict[str, str]:

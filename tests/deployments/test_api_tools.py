@@ -154,6 +154,47 @@ async def test_named_call_is_constrained(http: httpx.AsyncClient, cell: CellStan
     assert choices[-1]["finish_reason"] == "stop"
 
 
+FORCED = '[{"name": "get_weather", "parameters": {"city": "Oslo"}}]'
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "text", "arguments"),
+    [
+        ("required", '[{"na', None),
+        ("required", '[{"name": "get_wea', None),
+        ("required", '[{"name": "get_weather", "para', ""),
+        ("required", '[{"name": "get_weather", "parameters": {"city": "Os', '{"city": "Os'),
+        ("required", FORCED[:-2], '{"city": "Oslo"}'),
+        (NAMED, "", None),
+        (NAMED, '{"city": "Os', '{"city": "Os'),
+    ],
+)
+@pytest.mark.api("chat.completions", "tool_choice", "max_tokens", "stream")
+async def test_a_forced_call_that_is_cut_off_is_no_text(
+    http: httpx.AsyncClient, cell: CellStandIn, choice: Any, text: str, arguments: str | None
+) -> None:
+    cell.script = lambda submit: ids(text) or [1]  # a token without text
+    body = BODY | {"tool_choice": choice, "max_tokens": len(ids(text)) or 1}
+    whole = (await http.post("/v1/chat/completions", json=body)).json()["choices"][0]
+    assert whole["finish_reason"] == "length"
+    assert whole["message"]["content"] is None
+    response = await http.post("/v1/chat/completions", json=body | {"stream": True})
+    lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+    choices = [json.loads(line)["choices"][0] for line in lines]
+    assert choices[-1]["finish_reason"] == "length"
+    assert not any(one["delta"].get("content") for one in choices)
+    deltas = [delta for one in choices for delta in one["delta"].get("tool_calls", ())]
+    if arguments is None:
+        assert "tool_calls" not in whole["message"]
+        assert deltas == []
+    else:
+        (call,) = whole["message"]["tool_calls"]
+        assert call["function"] == {"name": "get_weather", "arguments": arguments}
+        assert "".join(delta["function"]["arguments"] for delta in deltas) == arguments
+        assert [delta["function"]["name"] for delta in deltas if "id" in delta] == ["get_weather"]
+
+
 @pytest.mark.api("chat.completions", "tool_choice")
 async def test_no_call_where_none_is_wanted(http: httpx.AsyncClient, cell: CellStandIn) -> None:
     says(cell, CALL)

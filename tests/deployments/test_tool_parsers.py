@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.tool_parsers import CallDelta, ToolParser, kind_for_template, make_parser
+from deployments.tool_parsers import CallDelta, JsonCalls, ToolParser, kind_for_template, make_parser
 
 NAMES = ("add", "get_weather")
 ARGUMENTS = st.dictionaries(
@@ -115,6 +115,37 @@ def test_a_last_call_that_is_not_closed_counts() -> None:
 )
 def test_no_more_calls_than_allowed(kind: str, text: str) -> None:
     assert parse(make_parser(kind, NAMES, 1), text, [30, 60]) == ("", [("add", {})])
+
+
+@settings(max_examples=150, deadline=None)
+@given(CALLS, st.integers(0, 300), st.lists(st.integers(0, 300), max_size=20), st.sampled_from([None, 1]))
+def test_a_forced_answer_that_is_cut_off_is_calls_and_no_text(
+    calls: list[tuple[str, Any]], length: int, cuts: list[int], most: int | None
+) -> None:
+    text, begun = "[", []
+    for name, arguments in calls[:most]:
+        text += ", " if len(text) > 1 else ""
+        named = len(text) + len(f'{{"name": "{name}"')
+        opened = named + len(', "parameters": ')
+        text += json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
+        if length >= named:
+            begun.append((name, text[opened : min(length, len(text) - 1)]))
+    text += "]"
+    parser = JsonCalls(NAMES, most, has_text=False)
+    places = sorted({min(cut, length) for cut in cuts} | {0, length})
+    pieces = [text[:length][a:b] for a, b in itertools.pairwise(places)]
+    parsed = [parser.feed(piece) for piece in pieces] + [parser.finish()]
+    deltas = [delta for one in parsed for delta in one.calls]
+    assert "".join(one.content for one in parsed) == ""
+    assert [(delta.name, delta.arguments) for delta in deltas] == begun
+    assert [delta.index for delta in deltas] == list(range(len(begun))) == list(range(parser.num_calls))
+    assert all(delta.call_id for delta in deltas)
+
+
+def test_arguments_of_a_forced_call_may_be_of_any_type() -> None:
+    text = '[{"name": "add", "parameters": [1, 2]}]'
+    assert parse(JsonCalls(NAMES, has_text=False), text, [5, 9]) == ("", [("add", [1, 2])])
+    assert parse(JsonCalls(NAMES), text, [5, 9]) == (text, [])
 
 
 def test_kind_of_known_templates() -> None:
