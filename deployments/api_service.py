@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from cluster.members import SILENT_S
@@ -16,6 +16,7 @@ from deployments.answering import Call
 from deployments.call_ids import call_prefix, new_call_id
 from deployments.cell_client import Endpoint, LocatedCell
 from deployments.cell_clients import CellClients, CellSource
+from deployments.detokenizer import Detokenizer
 from deployments.errors import ApiError, model_not_found, not_ready
 from deployments.generation import TextAssembler, Update, generate, merge, prompt_only
 from deployments.objectives import Asked
@@ -27,6 +28,7 @@ from deployments.single_tokens import in_turns, token_by_token
 from deployments.stop_strings import StopStrings
 from deployments.structured_outputs import ConstraintCheck
 from deployments.text_codec import TextCodec
+from deployments.text_offsets import TextOffsets
 from deployments.tool_parsers import kind_for_template
 from deployments.tools import ToolUse
 
@@ -278,7 +280,7 @@ class ApiService:
                 state = ChoiceState(
                     prompt,
                     echo=text,
-                    text_offset=len(text),
+                    offsets=TextOffsets(self._detokenizer(request), len(text)),
                     parser=use.make_parser(),
                     echoes_logprobs=bool(text) and mapping.num_logprobs(request) is not None,
                 )
@@ -322,10 +324,7 @@ class ApiService:
     ) -> AsyncGenerator[Update, None]:
         show_stop = bool(request.include_stop_str_in_output)
         assembler = TextAssembler(
-            self._codec.detokenizer(
-                skip_special_tokens=request.skip_special_tokens is not False,
-                keep=state.parser.markers if state.parser is not None else (),
-            ),
+            self._detokenizer(request, keep=state.parser.markers if state.parser is not None else ()),
             StopStrings(request.stop, include=show_stop),
             frozenset(submit.sampling.stop_token_ids),
             show_stop=show_stop,
@@ -333,6 +332,11 @@ class ApiService:
         )
         return generate(
             self.client, submit, assembler, choice=index, arrived=arrived, eos_ids=self._codec.eos_ids
+        )
+
+    def _detokenizer(self, request: GenerationRequest, keep: Sequence[str] = ()) -> Detokenizer:
+        return self._codec.detokenizer(
+            skip_special_tokens=request.skip_special_tokens is not False, keep=keep
         )
 
     def _shape(

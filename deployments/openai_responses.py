@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from deployments.generation import Update
 from deployments.text_codec import TextCodec
+from deployments.text_offsets import TextOffsets, echo_offsets
 from deployments.tool_parsers import CallDelta, Parsed, ToolParser
 from verifier.messages import TokenLogprobs
 
@@ -24,7 +25,7 @@ class ChoiceState:
         prompt: its prompt's tokens. echo: its prompt's text, if asked for in front of the answer.
         text, tokens, logprobs, finish_reason, stop_reason: what arrived so far; a stream keeps only what
             the next chunk depends on.
-        text_offset: characters before the next token, as completions' log-probabilities count them.
+        offsets: of the answer's tokens in its text, for completions' log-probabilities.
         parser: finds calls of tools in the text; None if there are none to be found.
         prompt_logprobs: of the prompt from its second token on, if asked for.
         echoes_logprobs: whether those are still to be told in front of the answer's.
@@ -38,7 +39,7 @@ class ChoiceState:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     started: bool = False
-    text_offset: int = 0
+    offsets: TextOffsets | None = None
     parser: ToolParser | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     echoes_logprobs: bool = False
@@ -181,6 +182,9 @@ class CompletionFormat:
             choice = self._choice(
                 index, text, state.tokens, state.logprobs, state.finish_reason, state.stop_reason, state
             )
+            if (shown := choice["logprobs"]) is not None:
+                # Only now it is known where it ends: tokens of a stop string may have been cut away.
+                shown["text_offset"] = [min(offset, len(text)) for offset in shown["text_offset"]]
             if self.envelope.with_token_ids:
                 choice["prompt_token_ids"] = state.prompt
             if self.envelope.num_prompt_logprobs is not None:
@@ -217,17 +221,17 @@ class CompletionFormat:
     def _logprobs(
         self, tokens: list[int], logprobs: list[TokenLogprobs], state: ChoiceState
     ) -> dict[str, Any]:
+        assert state.offsets is not None
         entries: list[TokenLogprobs | None] = list(logprobs)
+        offsets = state.offsets.of(tokens)
         if state.echoes_logprobs:
             # The prompt is told once, and nothing is known of its first token.
-            state.echoes_logprobs, state.text_offset = False, 0
+            state.echoes_logprobs = False
+            offsets = [*echo_offsets(self.envelope.codec, state.prompt, state.echo), *offsets]
             tokens = [*state.prompt, *tokens]
             entries = [None, *state.prompt_logprobs, *entries]
         name_of = self.envelope.token_name
-        names, offsets = [name_of(token) for token in tokens], []
-        for token in tokens:
-            offsets.append(state.text_offset)
-            state.text_offset += len(self.envelope.codec.token_text(token))
+        names = [name_of(token) for token in tokens]
         alternatives: list[dict[str, float] | None] = []
         for name, entry in zip(names, entries, strict=False):
             if entry is None:

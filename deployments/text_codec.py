@@ -143,6 +143,10 @@ class TextCodec:
             return self._bytes[token] if 0 <= token < len(self._bytes) else b""
         return str(self._tokenizer.decode([token])).encode()
 
+    def special_text(self, token: int) -> str | None:
+        """A special token as it is written; None for any other token."""
+        return str(self._tokenizer.convert_ids_to_tokens(token)) if token in self._special else None
+
     def token_text(self, token: int) -> str:
         """One token as shown in log-probabilities; invalid UTF-8 as OpenAI shows it."""
         data = self.token_bytes(token)
