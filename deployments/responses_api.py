@@ -190,7 +190,7 @@ class ResponsesView:
         return call.shape.envelope.response_id.removeprefix("chatcmpl-")
 
     def _logprobs(self, call: Call, tokens: list[int], entries: list[TokenLogprobs]) -> list[dict[str, Any]]:
-        if self._request.top_logprobs is None:
+        if not self._request.wants_logprobs:
             return []
         return token_logprobs(call.shape.envelope, tokens, entries)
 

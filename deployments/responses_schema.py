@@ -89,7 +89,6 @@ RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "context_management": (None, []),
     "conversation": (None,),
     "image": (None,),
-    "include": (None, []),
     "max_tool_calls": (None,),
     "moderation": (None,),
     "previous_response_id": (None,),
@@ -158,8 +157,16 @@ class ResponsesRequest(CommonFields):
     )
     parallel_tool_calls: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    include: list[Literal["message.output_text.logprobs"]] | None = Field(
+        None, max_length=16, description="Log-probabilities in the answer; of others there is nothing here."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
     stream_options: ResponsesStreamOptions | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer's text has log-probabilities."""
+        return self.top_logprobs is not None or bool(self.include)
 
 
 class _Input(RequestModel):
@@ -192,8 +199,8 @@ def parse_responses(data: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest
     for ours, theirs in _SAME.items():
         if data.get(ours) is not None:
             chat[theirs] = data[ours]
-    if request.top_logprobs is not None:
-        chat |= {"logprobs": True, "top_logprobs": request.top_logprobs}
+    if request.wants_logprobs:
+        chat |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
     if request.tools:
         chat["tools"] = [
             {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}

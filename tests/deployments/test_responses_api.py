@@ -182,6 +182,26 @@ async def test_log_probabilities(http: httpx.AsyncClient, stream: bool) -> None:
     assert "top_logprobs" in (await http.post(PATH, json=body | {"top_logprobs": 21})).text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.api("responses", "include", "top_logprobs")
+async def test_log_probabilities_are_included_by_name(http: httpx.AsyncClient, stream: bool) -> None:
+    body = {"input": "hello", "max_output_tokens": 4, "stream": stream}
+    for fields, num_top in (
+        ({"include": ["message.output_text.logprobs"]}, 0),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 3}, 3),
+        ({"include": []}, None),
+    ):
+        response = await http.post(PATH, json=body | fields)
+        assert response.status_code == 200, response.text
+        final = response.json() if not stream else json.loads(response.text.splitlines()[-2][6:])["response"]
+        (part,) = final["output"][0]["content"]
+        shown = [len(entry["top_logprobs"]) for entry in part["logprobs"]]
+        assert shown == ([] if num_top is None else [num_top] * 4)
+    error = (await http.post(PATH, json=body | {"include": ["reasoning.encrypted_content"]})).json()["error"]
+    assert error["param"] == "include.0"
+    assert "message.output_text.logprobs" in error["message"]
+
+
 @pytest.mark.api(
     "responses", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "logit_bias", "seed", "allowed_token_ids", "stop_token_ids", "min_tokens",
