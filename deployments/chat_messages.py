@@ -41,7 +41,7 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
         if message.role != "tool" and message.tool_call_id is not None:
             raise bad_request(f"`{path}.tool_call_id` belongs to the role tool.", f"{path}.tool_call_id")
         for at, call in enumerate(message.tool_calls or ()):
-            if _object(call.function.arguments) is None:
+            if object_in(call.function.arguments) is None:
                 where = f"{path}.tool_calls.{at}.function.arguments"
                 raise bad_request(f"`{where}` must be a JSON object, as text.", where)
 
@@ -75,7 +75,7 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.function.name, "arguments": _object(call.function.arguments)},
+                "function": {"name": call.function.name, "arguments": object_in(call.function.arguments)},
             }
             for call in message.tool_calls
         ]
@@ -91,7 +91,7 @@ def _in_words(message: ChatMessage, parser: str) -> dict[str, Any]:
         return {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
     texts = [message.content] if message.content else []
     for call in message.tool_calls or ():
-        arguments = _object(call.function.arguments)
+        arguments = object_in(call.function.arguments)
         if parser == "json":
             texts.append(json.dumps({"name": call.function.name, "parameters": arguments}))
         else:
@@ -104,7 +104,8 @@ def _role(message: ChatMessage) -> str:
     return "system" if message.role == "developer" else message.role
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def object_in(text: str) -> dict[str, Any] | None:
+    """The JSON object that a text is; None if it is anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

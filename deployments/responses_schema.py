@@ -5,16 +5,26 @@ Nothing is stored between requests, so what refers to an earlier response is ref
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, Tag, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from deployments.chat_messages import object_in
 from deployments.errors import ApiError, bad_request, no_trace
 from deployments.openai_schema import ChatRequest, CommonFields, validated
 from deployments.request_model import RequestModel
 from deployments.schema_values import MAX_LOGPROBS, MessageText
 from deployments.tools import MAX_TOOLS, NAME
+
+
+def _json_object(text: str) -> str:
+    """Said here, where it is known which item it stands in."""
+    if object_in(text) is None:
+        raise PydanticCustomError("arguments_value", "must be a JSON object, as text")
+    return text
 
 
 class InputMessage(RequestModel):
@@ -33,7 +43,7 @@ class InputCall(RequestModel):
     type: Literal["function_call"]
     call_id: str = Field(min_length=1, max_length=256)
     name: str = Field(pattern=NAME)
-    arguments: str
+    arguments: Annotated[str, AfterValidator(_json_object)]
     id: str | None = None
     status: str | None = None
 
@@ -182,6 +192,9 @@ class _Input(RequestModel):
     ] = Field(min_length=1, max_length=4096)
 
 
+_FORM = re.compile(r"^(input\.\d+)\.(?:message|function_call|function_call_output)(?=\.|$)")
+
+
 def parse_responses(data: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest]:
     """The request in JSON data, and the chat request that answers it; raises `ApiError` (400)."""
     for name in data.keys() & RESPONSES_NEUTRAL.keys():
@@ -223,7 +236,7 @@ _SAME = {
     "chat_template_kwargs": "chat_template_kwargs",
 }
 
-#: This API's names for fields of the chat request that errors may name.
+#: This API's names for fields of the chat request that errors may name. What is inside them is another thing.
 _NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -231,15 +244,16 @@ _NAMES = {
     "response_format": "text.format",
 }
 
+_THEIRS = re.compile(rf"`({'|'.join(_NAMES)})(?:\.[^`]*)?`")
+
 
 def renamed(error: ApiError) -> ApiError:
     """An error about the chat request, told in this API's names."""
-    first = (error.param or "").partition(".")[0]
-    if first not in _NAMES:
+    message = _THEIRS.sub(lambda match: f"`{_NAMES[match[1]]}`", error.message)
+    param = _NAMES.get((error.param or "").partition(".")[0], error.param)
+    if (message, param) == (error.message, error.param):
         return error
-    name = _NAMES[first]
-    message = error.message.replace(f"`{error.param}`", f"`{name}`").replace(f"`{first}`", f"`{name}`")
-    return ApiError(error.status, message, param=name, code=error.code, retry_after_s=error.retry_after_s)
+    return ApiError(error.status, message, param=param, code=error.code, retry_after_s=error.retry_after_s)
 
 
 def _messages(request: ResponsesRequest, given: Any) -> list[dict[str, Any]]:
@@ -253,7 +267,7 @@ def _messages(request: ResponsesRequest, given: Any) -> list[dict[str, Any]]:
         item | {"type": "message"} if isinstance(item, dict) and item.get("type") is None else item
         for item in given
     ]
-    for item in validated({"input": items}, _Input).input:
+    for item in _checked(items):
         if isinstance(item, InputMessage):
             messages.append({"role": item.role, "content": item.content})
         elif isinstance(item, InputCallOutput):
@@ -268,6 +282,16 @@ def _messages(request: ResponsesRequest, given: Any) -> list[dict[str, Any]]:
                 messages.append({"role": "assistant", "content": ""})
             messages[-1].setdefault("tool_calls", []).append(call)
     return messages
+
+
+def _checked(items: list[Any]) -> Sequence[InputMessage | InputCall | InputCallOutput]:
+    try:
+        return validated({"input": items}, _Input).input
+    except ApiError as error:
+        # Pydantic's path goes through the name of the form, which the JSON has not.
+        path = error.param or ""
+        param = _FORM.sub(r"\1", path)
+        raise bad_request(error.message.replace(f"`{path}`", f"`{param}`"), param, error.code) from None
 
 
 def _tool_choice(choice: Any) -> Any:

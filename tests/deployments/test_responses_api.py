@@ -271,10 +271,10 @@ async def test_what_this_server_does_not_have(http: httpx.AsyncClient, name: str
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
         ({"input": [{"type": "reasoning"}]}, "input.0"),
-        ({"input": [{"role": "robot", "content": "a"}]}, "input.0.message.role"),
+        ({"input": [{"role": "robot", "content": "a"}]}, "input.0.role"),
         (
             {"input": [{"type": "function_call_output", "output": "x"}]},
-            "input.0.function_call_output.call_id",
+            "input.0.call_id",
         ),
         ({"input": "word " * 3000}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -297,6 +297,41 @@ async def test_bad_requests_are_named(http: httpx.AsyncClient, fields: dict[str,
     error = response.json()["error"]
     assert error["param"] == param, error
     assert f"`{param.partition('.')[0]}" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        (
+            {"max_output_tokens": 99_999},
+            "max_output_tokens",
+            "`input` has 5 tokens and `max_output_tokens` asks for 99999 more",
+        ),
+        (
+            {"input": [
+                {"role": "user", "content": "a"},
+                {"type": "function_call", "call_id": "c", "name": "now", "arguments": "{}"},
+                {"type": "function_call", "call_id": "d", "name": "now", "arguments": "{"},
+            ]},
+            "input.2.arguments",
+            "`input.2.arguments`: must be a JSON object, as text (got '{')",
+        ),
+        ({"input": [{"role": "robot", "content": "a"}]}, "input.0.role", "`input.0.role`: must be 'system'"),
+        (
+            {"input": [{"type": "message", "role": "user", "content": "a", "message": 1}]},
+            "input.0.message",
+            "Unknown field `input.0.message`",
+        ),
+        ({"input": [{"type": "function_call"}]}, "input.0.call_id", "The field `input.0.call_id` is"),
+    ],
+)  # fmt: skip
+@pytest.mark.api("responses", "input", "max_output_tokens")
+async def test_errors_speak_of_what_was_sent(
+    http: httpx.AsyncClient, fields: dict[str, Any], param: str, message: str
+) -> None:
+    error = (await http.post(PATH, json={"input": "a", **fields})).json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(message)
 
 
 async def test_a_failure_in_the_middle_is_an_event(http: httpx.AsyncClient, cell: CellStandIn) -> None:
