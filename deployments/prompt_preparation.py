@@ -115,7 +115,7 @@ def _truncated(tokens: list[int], request: GenerationRequest, info: CellInfo) ->
     if most is None:
         return tokens
     if most == -1:
-        most = max(1, info.max_tokens - max(1, mapping.asked_max_tokens(request)[1] or 1))
+        most = max(1, info.max_tokens - mapping.reserved_tokens(request, info))
     return tokens[-most:]
 
 

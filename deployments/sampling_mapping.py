@@ -94,8 +94,7 @@ def max_new_tokens(request: GenerationRequest, prompt_length: int, info: CellInf
         )
     field, asked = asked_max_tokens(request)
     if asked is None:
-        default = COMPLETION_MAX_TOKENS if isinstance(request, CompletionRequest) else CHAT_MAX_TOKENS
-        return min(default, rest)
+        return min(_default_max_tokens(request), rest)
     if asked > rest:
         raise ApiError(
             400,
@@ -112,6 +111,18 @@ def asked_max_tokens(request: GenerationRequest) -> tuple[str, int | None]:
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
         return "max_completion_tokens", request.max_completion_tokens
     return "max_tokens", request.max_tokens
+
+
+def reserved_tokens(request: GenerationRequest, info: CellInfo) -> int:
+    """How many tokens of the window a prompt that is cut to fit leaves to its answer.
+
+    Without a number asked for, those of an answer by default, but no more than a quarter of the window: in a
+    small one a chat's answer may take it all, and nothing of the prompt would be left.
+    """
+    asked = asked_max_tokens(request)[1]
+    if asked is not None:
+        return max(1, asked)
+    return max(1, request.min_tokens or 0, min(_default_max_tokens(request), info.max_tokens // 4))
 
 
 def sampling_params(
@@ -252,6 +263,10 @@ def check_token_ids(field: str, ids: Any, info: CellInfo) -> None:
             f"{info.vocab_size - 1}.",
             field,
         )
+
+
+def _default_max_tokens(request: GenerationRequest) -> int:
+    return COMPLETION_MAX_TOKENS if isinstance(request, CompletionRequest) else CHAT_MAX_TOKENS
 
 
 def _default(value: float | None, default: float) -> float:

@@ -10,6 +10,12 @@ import pytest
 
 from cluster.stream_messages import Submit
 from deployments.openai_schema import NEUTRAL_VALUES, ChatRequest, CompletionRequest
+from deployments.sampling_mapping import (
+    CHAT_MAX_TOKENS,
+    COMPLETION_MAX_TOKENS,
+    CellInfo,
+    reserved_tokens,
+)
 from tests.fakes.cell_stand_in import CellStandIn
 from tests.fakes.tiny_tokenizer import ANSWER, codec, ids
 
@@ -154,6 +160,33 @@ async def test_prompts_are_cut_at_their_beginning(http: httpx.AsyncClient, cell:
     assert len(cell.submissions[2].prompt) == 3
     response = await http.post(COMPLETIONS, json={"prompt": "a", "truncate_prompt_tokens": 0})
     assert response.json()["error"]["param"] == "truncate_prompt_tokens"
+
+
+@pytest.mark.parametrize("window", [8, 256, 1024])
+@pytest.mark.api("completions", "truncate_prompt_tokens", "max_tokens")
+@pytest.mark.api("chat.completions", "truncate_prompt_tokens", "min_tokens")
+async def test_a_prompt_cut_to_fit_leaves_room_for_an_answer(
+    http: httpx.AsyncClient, cell: CellStandIn, window: int
+) -> None:
+    cell.max_tokens = window
+    prompt = [40] * 2 * window
+    messages = [{"role": "user", "content": "word " * window}]
+    await completed(http, prompt=prompt, max_tokens=None, truncate_prompt_tokens=-1)
+    await chatted(http, messages=messages, truncate_prompt_tokens=-1)
+    await chatted(http, messages=messages, truncate_prompt_tokens=-1, min_tokens=window // 2)
+    expected = [min(16, window // 4), min(4096, window // 4), max(window // 2, min(4096, window // 4))]
+    assert [submission.sampling.max_tokens for submission in cell.submissions] == expected
+    assert [len(submission.prompt) for submission in cell.submissions] == [window - room for room in expected]
+    # A prompt that fits is not cut, and its answer may go on to the end of the window.
+    await completed(http, prompt=prompt[: window - 2], max_tokens=2, truncate_prompt_tokens=-1)
+    assert len(cell.submissions[-1].prompt) == window - 2
+
+
+def test_no_more_room_is_left_in_a_large_window_than_an_answer_takes_by_default() -> None:
+    info = CellInfo(model="demo", max_tokens=40_000, vocab_size=512)
+    chat = ChatRequest.model_validate({"messages": MESSAGES})
+    assert reserved_tokens(chat, info) == CHAT_MAX_TOKENS
+    assert reserved_tokens(CompletionRequest(prompt=["a"]), info) == COMPLETION_MAX_TOKENS
 
 
 def text_of(submit: Submit) -> str:
