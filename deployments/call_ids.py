@@ -8,12 +8,20 @@ import uuid
 
 _DIGITS = 16
 #: Request ids a client may choose; anything else could forge log lines or headers.
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
+REQUEST_ID = r"[A-Za-z0-9._:~-]{1,128}"
+
+
+def is_request_id(asked: str) -> bool:
+    """Whether a client may choose that id."""
+    return re.fullmatch(REQUEST_ID, asked) is not None
 
 
 def clean_request_id(asked: str) -> str:
-    """The id a client chose, or a new one if it chose none that can be logged."""
-    return asked if _REQUEST_ID.fullmatch(asked) else f"req-{uuid.uuid4().hex}"
+    """The id a client chose, or a new one if it chose none that can be logged.
+
+    For headers and metadata, which proxies set and which never are a reason to refuse a request.
+    """
+    return asked if is_request_id(asked) else f"req-{uuid.uuid4().hex}"
 
 
 def call_prefix(request_id: str) -> str:

@@ -114,7 +114,7 @@ def create_app(
         stream: Callable[[Call], AsyncGenerator[bytes, None]] = stream,
     ) -> Response:
         if parsed.request_id is not None and "x-request-id" not in request.headers:
-            request.state.request_id = clean_request_id(parsed.request_id)
+            request.state.request_id = parsed.request_id
         grant = grant_of(request.scope)
         key = key_of(request, answers.config, body, grant)
 

@@ -19,6 +19,7 @@ from deployments.schema_values import (
     LatencyTarget,
     LogitBias,
     Prompts,
+    RequestId,
     StopStrings,
     TokenId,
 )
@@ -136,7 +137,7 @@ class CommonFields(RequestModel):
     speculation: SpeculationFields | None = None
     priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31, description="Lower is earlier.")
     service_tier: str | None = Field(None, max_length=64)
-    request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")
+    request_id: RequestId | None = None
     user: str | None = Field(None, description="Accepted and not used.")
     metadata: dict[str, str] | None = Field(None, description="Accepted and not used.")
     safety_identifier: str | None = Field(None, description="Accepted and not used.")

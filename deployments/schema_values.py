@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from cluster.tier_config import MOST_MS, check_target
+from deployments.call_ids import REQUEST_ID, is_request_id
 
 #: Most stop strings, most characters of one, most prompts in one request, most alternatives per token.
 MAX_STOPS = 16
@@ -129,6 +130,13 @@ def latency_target(value: Any) -> Any:
         raise _fail("latency_value", str(error)) from None
 
 
+def request_id(value: str) -> str:
+    """An id that can stand in logs and headers as it is."""
+    if not is_request_id(value):
+        raise _fail("request_id_value", "must be 1 to 128 letters, digits or any of . _ : ~ -")
+    return value
+
+
 # pydantic would describe only what these validators return, and clients are generated from /openapi.json.
 # Null never reaches them (`RequestModel`).
 _NULL = {"type": "null"}
@@ -185,5 +193,8 @@ LatencyTarget = Annotated[
     float | str,
     BeforeValidator(latency_target),
     _any_of({"type": "number", "exclusiveMinimum": 0, "maximum": MOST_MS}, _MULTIPLE),
+]
+RequestId = Annotated[
+    str, AfterValidator(request_id), WithJsonSchema({"type": "string", "pattern": f"^{REQUEST_ID}$"})
 ]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]

@@ -294,3 +294,22 @@ async def test_a_cell_that_describes_itself_wrongly_is_not_ready(
 ) -> None:
     cell.vocab_size = None  # type: ignore[assignment]
     check_error(await http.post(COMPLETIONS, json={"prompt": "a"}), 503)
+
+
+@pytest.mark.parametrize("request_id", ["a/b", "mine; drop", "", "x" * 129, "é", "line\n"])
+async def test_request_ids_that_cannot_be_logged_are_refused(
+    http: httpx.AsyncClient, cell: CellStandIn, request_id: str
+) -> None:
+    for path, base in (
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+    ):
+        response = await http.post(path, json={**base, "request_id": request_id})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == "request_id"
+        assert "must be 1 to 128 letters, digits or any of . _ : ~ -" in error["message"]
+        allowed = f"a.B_1:~-{len(path)}"
+        response = await http.post(path, json={**base, "request_id": allowed})
+        assert response.headers["x-request-id"] == allowed

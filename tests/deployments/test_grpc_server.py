@@ -121,6 +121,9 @@ async def test_errors_are_statuses_with_details(stub: Any, cell: CellStandIn) ->
         assert json.loads(dict(error.trailing_metadata())[ERROR_KEY])["param"] == "temperature"
         error = await failure(call(pb.GenerateRequest(prompt="hi", model="other")))
         assert error.code() is grpc.StatusCode.NOT_FOUND
+        error = await failure(call(pb.GenerateRequest(prompt="hi", request_id="a/b")))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, "nobody could cancel it by that id"
+        assert json.loads(dict(error.trailing_metadata())[ERROR_KEY])["param"] == "request_id"
     cell.reject = Rejected(request_id="", code="queue_full", message="Full.", retry_after_s=4)
     error = await failure(stub.GenerateStream(HI))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
