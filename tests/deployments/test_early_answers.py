@@ -18,6 +18,7 @@ from deployments import http_limits
 from deployments.api_service import ApiService
 from tests.deployments.test_http_limits import serving, told
 
+JSON = {"Content-Type": "application/json"}
 LIMITS = HttpConfig(port=0, read_timeout_s=30.0, request_timeout_s=None)
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -103,7 +104,7 @@ async def test_a_client_that_sends_all_before_it_reads_gets_its_answer(
     """As urllib, which asks for the connection to be closed besides."""
 
     def ask(port: int) -> int:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=b"x" * size)
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=b"x" * size, headers=JSON)
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(request, timeout=10)
         with caught.value as error:
@@ -119,7 +120,7 @@ async def test_a_kept_connection_survives_a_body_that_is_too_large(service: ApiS
     def ask(port: int) -> list[int]:
         connection, statuses = http.client.HTTPConnection("127.0.0.1", port, timeout=10), []
         for body in (b"x" * 5_000_000, b"{}"):
-            connection.request("POST", "/v1/completions", body)
+            connection.request("POST", "/v1/completions", body, JSON)
             with connection.getresponse() as response:
                 response.read()
                 statuses.append(response.status)
