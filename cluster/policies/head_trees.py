@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import product
 
 import numpy as np
 
@@ -27,13 +26,18 @@ def head_shapes(num_heads: int, most: int, most_in_layer: int) -> Int64:
     Heads after one with k = 0 have 0 too. A layer of the full tree, which has `prod of k_i` nodes, is at most
     `most_in_layer` wide.
     """
-    shapes = [
-        (*widths, *(0,) * (num_heads - depth))
-        for depth in range(num_heads + 1)
-        for widths in product(range(1, most + 1), repeat=depth)
-        if int(np.prod(widths)) <= most_in_layer
-    ]
-    return np.array(sorted(shapes, key=head_nodes), dtype=np.int64)
+    # Head by head, and none too wide: all `most ** num_heads` would hold the event loop up for seconds.
+    layer: list[tuple[tuple[int, ...], int]] = [((), 1)]
+    shapes = [(0,) * num_heads]
+    for depth in range(1, num_heads + 1):
+        layer = [
+            ((*widths, width), nodes * width)
+            for widths, nodes in layer
+            for width in range(1, min(most, most_in_layer // nodes) + 1)
+        ]
+        shapes += [(*widths, *(0,) * (num_heads - depth)) for widths, _ in layer]
+    found = np.array(shapes, dtype=np.int64)
+    return found[np.argsort(head_nodes(found), kind="stable")]
 
 
 def best_head_widths(

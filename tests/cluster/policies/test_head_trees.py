@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import product
+import sys
+from collections.abc import Callable
+from itertools import accumulate, product
+from math import prod
+from operator import mul
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -11,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.config import PolicyConfig
+from cluster.policies import head_trees
 from cluster.policies.base import DecodeRequest, Policy
 from cluster.policies.goodput import StepTimes
 from cluster.policies.head_trees import best_head_widths, full_trees, head_shapes
@@ -70,6 +76,42 @@ def test_shapes_end_with_the_first_unused_head_and_stay_within_the_beam() -> Non
     assert ((shapes[:, 1:] > 0) <= (shapes[:, :-1] > 0)).all()
     assert len(np.unique(shapes, axis=0)) == len(shapes)
     assert not shapes[0].any()
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 40))
+def test_shapes_are_those_of_enumeration_in_its_order(num_heads: int, most: int, most_in_layer: int) -> None:
+    ended = [
+        (*widths, *(0,) * (num_heads - depth))
+        for depth in range(num_heads + 1)
+        for widths in product(range(1, most + 1), repeat=depth)
+        if prod(widths) <= most_in_layer
+    ]
+    expected = sorted(ended, key=lambda shape: sum(accumulate(shape, mul)))
+    assert head_shapes(num_heads, most, most_in_layer).tolist() == [list(shape) for shape in expected]
+
+
+def test_only_shapes_within_the_beam_are_looked_at() -> None:
+    """Five heads of width 16 have a million shapes. Operations are counted: time depends on the machine."""
+    most_operations, done = 100_000, 0
+
+    def count(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        nonlocal done
+        if frame.f_code.co_filename != head_trees.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        done += event == "opcode"
+        if done > most_operations:
+            raise AssertionError(f"more than {most_operations} operations")
+        return count
+
+    head_shapes.cache_clear()
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        shapes = head_shapes(5, 16, 16)
+    finally:
+        sys.settrace(before)
+    assert done > len(shapes) > 500
 
 
 def drafted(request_id: str, plan: DraftPlan) -> TokenTree:
