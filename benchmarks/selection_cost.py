@@ -135,12 +135,12 @@ def phases(
     forest = Forest.of(trees)
     drafted = forest.path_product(forest.conditional)
     accepted = context.calibration.path_probabilities(forest, [request.drafter for request in batch])
-    required = np.array([request.required(context.step_s) for request in batch])
-    required = np.minimum(required, forest.depths + 1.0)
+    urgency = np.array([request.required(context.step_s) for request in batch])
+    required = np.minimum(urgency, forest.depths + 1.0)
     max_nodes, token_s = PolicyConfig(name="adaserve").max_nodes, context.cost.verify_token_seconds()
 
     def two_phases() -> np.ndarray:
-        chosen = slo_customized(forest, drafted, required, max_nodes, setting.budget)
+        chosen = slo_customized(forest, drafted, required, max_nodes, setting.budget, urgency)
         return throughput_optimized(chosen, drafted, setting.budget)
 
     def by_goodput() -> np.ndarray:

@@ -24,7 +24,12 @@ Int64 = NDArray[np.int64]
 
 @phase("slo-customized")
 def slo_customized(
-    forest: Forest, path_probability: Float64, required: Float64, max_nodes: int, budget: int
+    forest: Forest,
+    path_probability: Float64,
+    required: Float64,
+    max_nodes: int,
+    budget: int,
+    urgency: Float64 | None = None,
 ) -> Bool:
     """AdaServe (EuroSys 2026) step 2: meet each request's requirement, the most urgent first.
 
@@ -34,6 +39,8 @@ def slo_customized(
         required: float64 [requests], A_cap(r): tokens the request must get in this step.
         max_nodes: n_max, most drafted nodes for one request in this phase.
         budget: B, tokens of the verify step; every root costs one from the start.
+        urgency: float64 [requests], what they are served in descending order of: A(r), line 9 of Algorithm 2;
+            `required` if None.
 
     Returns:
         bool [nodes], the nodes chosen, roots included.
@@ -41,14 +48,16 @@ def slo_customized(
     chosen = np.zeros(forest.num_nodes, dtype=np.bool_)
     chosen[forest.roots] = True
     left = budget - forest.num_requests
+    urgency = required if urgency is None else urgency
     in_need = (required > 1.0 + ROUNDING).nonzero()[0]
     if left <= 0 or max_nodes <= 0 or len(in_need) == 0:
         return chosen
     if forest.num_nodes <= FEW_NODES:
         f_of, offsets = path_probability.tolist(), forest.offsets.tolist()
-        chosen[selection_of_few.urgent(offsets, f_of, required.tolist(), max_nodes, left)] = True
+        few = selection_of_few.urgent(offsets, f_of, required.tolist(), max_nodes, left, urgency.tolist())
+        chosen[few] = True
         return chosen
-    urgent = in_need[(-required[in_need]).argsort(kind="stable")]
+    urgent = in_need[(-urgency[in_need]).argsort(kind="stable")]
     start, drafted = forest.roots[urgent] + 1, forest.sizes[urgent] - 1
     f = _rows(path_probability, start, drafted)
     most = min(max_nodes, f.shape[1], left)

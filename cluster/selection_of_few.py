@@ -50,6 +50,7 @@ def urgent(
     required: Sequence[float],
     max_nodes: int,
     left: int,
+    urgency: Sequence[float] | None = None,
 ) -> list[int]:
     """Nodes of the SLO phase, as of `selection.slo_customized`; `left` tokens are left beside the roots.
 
@@ -59,12 +60,14 @@ def urgent(
         required: [requests].
         max_nodes: most drafted nodes for one request.
         left: most for all.
+        urgency: [requests], what they are served in descending order of; `required` if None.
     """
     found: list[int] = []
     if left <= 0 or max_nodes <= 0:
         return found
     in_need = [request for request, tokens in enumerate(required) if tokens > 1.0 + ROUNDING]
-    in_need.sort(key=lambda request: -required[request])
+    order = required if urgency is None else urgency
+    in_need.sort(key=lambda request: -order[request])
     for request in in_need:
         nodes = sorted(
             range(offsets[request] + 1, offsets[request + 1]), key=lambda node: -path_probability[node]

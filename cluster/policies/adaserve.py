@@ -36,7 +36,11 @@ class AdaServe:
     def select(
         self, batch: Sequence[DecodeRequest], trees: Sequence[TokenTree], context: StepContext
     ) -> list[Int32]:
-        """SLO-customized selection in descending A(r), then throughput-optimized selection."""
+        """SLO-customized selection up to `A_cap(r) = min(A(r), d + 1)`, then throughput-optimized selection.
+
+        Requests come in descending A(r), not A_cap(r) (Algorithm 2, line 9): who is later comes first, though
+        neither may catch up in this step.
+        """
         if not batch:
             return []
         forest = Forest.of(trees)
@@ -44,7 +48,7 @@ class AdaServe:
         budget = hardware_budget(self._config, len(batch), context)
         required = np.array([request.required(context.step_s) for request in batch])
         capped = np.minimum(required, forest.depths + 1.0)
-        chosen = slo_customized(forest, probability, capped, self._config.max_nodes, budget)
+        chosen = slo_customized(forest, probability, capped, self._config.max_nodes, budget, urgency=required)
         return forest.chosen_nodes(self._fill(chosen, probability, budget))
 
     def _fill(self, chosen: Bool, probability: Float64, budget: int) -> Bool:

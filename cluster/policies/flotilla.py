@@ -192,6 +192,7 @@ class Flotilla:
         cost, n = context.cost, len(batch)
         budget = self._config.verify_budget or cost.knee(n)
         required = self._needs(batch, context)
+        # Unlike AdaServe by what trees can yield: `needs` has left out who is late beyond help.
         capped = np.minimum(required, forest.depths + 1.0)
         chosen = slo_customized(forest, probability, capped, self._config.max_nodes, budget)
         num_chosen = int(np.count_nonzero(chosen))

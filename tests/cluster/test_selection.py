@@ -128,12 +128,14 @@ def test_marginal_goodput_sees_the_knee(
     assert goodput(chosen) == pytest.approx(max(goodput(subset) for subset in connected_subsets(forest)))
 
 
-def in_turn(forest: Forest, f: np.ndarray, required: np.ndarray, max_nodes: int, budget: int) -> np.ndarray:
+def in_turn(
+    forest: Forest, f: np.ndarray, required: np.ndarray, max_nodes: int, budget: int, urgency: np.ndarray
+) -> np.ndarray:
     """AdaServe step 2 as the paper words it: one request after the other, one node after the other."""
     chosen = np.zeros(forest.num_nodes, dtype=np.bool_)
     chosen[forest.roots] = True
     left = budget - forest.num_requests
-    for request in sorted(range(forest.num_requests), key=lambda r: (-required[r], r)):
+    for request in sorted(range(forest.num_requests), key=lambda r: (-urgency[r], r)):
         expected, taken = 1.0, 0
         nodes = range(forest.offsets[request] + 1, forest.offsets[request + 1])
         for node in sorted(nodes, key=lambda node: (-f[node], node)):
@@ -156,11 +158,27 @@ def test_both_phases_choose_the_very_nodes_that_going_one_by_one_chooses(
     needs = st.sampled_from([-2.0, 1.0, 1.5, 2.0, 3.5, 30.0])
     required = np.array(data.draw(st.lists(needs, min_size=n, max_size=n)))
     first = slo_customized(forest, f, required, max_nodes, budget)
-    np.testing.assert_array_equal(first, in_turn(forest, f, required, max_nodes, budget))
+    np.testing.assert_array_equal(first, in_turn(forest, f, required, max_nodes, budget, required))
     both = throughput_optimized(first, f, budget)
     rest = sorted(np.flatnonzero(~first).tolist(), key=lambda node: (-f[node], node))
     added = rest[: max(0, budget - int(first.sum()))]
     assert np.flatnonzero(both & ~first).tolist() == sorted(added)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(trees(9), min_size=1, max_size=6), st.integers(0, 12), st.integers(0, 40), st.data())
+def test_urgency_beyond_what_a_tree_can_yield_counts_for_the_order_alone(
+    batch: list[TokenTree], max_nodes: int, budget: int, data: st.DataObject
+) -> None:
+    """AdaServe Algorithm 2: sorted by A(r), served up to A_cap(r)."""
+    forest = Forest.of(batch)
+    f = forest.path_product(forest.conditional)
+    n = forest.num_requests
+    needs = st.sampled_from([-2.0, 1.0, 1.5, 2.0, 3.5, 30.0, 31.0])
+    urgency = np.array(data.draw(st.lists(needs, min_size=n, max_size=n)))
+    required = np.minimum(urgency, forest.depths + 1.0)
+    chosen = slo_customized(forest, f, required, max_nodes, budget, urgency)
+    np.testing.assert_array_equal(chosen, in_turn(forest, f, required, max_nodes, budget, urgency))
 
 
 def test_the_most_urgent_request_is_served_first_when_the_budget_is_short() -> None:
