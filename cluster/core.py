@@ -290,6 +290,7 @@ class SchedulerCore:
             for request in self.planner.drafter_lost(name, self.requests.values()):
                 if request.state is State.DRAFTING:
                     request.drafted(TokenTree.root_only(request.last_token))
+            self.micro_batches.keep(self.pool.drafters)
             return
         self.verifier = None
         self.door.lost(now)

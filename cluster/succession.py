@@ -29,3 +29,4 @@ def take_over(core: SchedulerCore, before: SchedulerCore, now: float) -> None:
     core.free_slots = before.free_slots
     core.verify_calls.take_over(before.verify_calls)
     core.pool.take_over(before.pool)
+    core.micro_batches.keep(core.pool.drafters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from cluster.batching.iteration import Iteration
 from cluster.config import SchedulerConfig
@@ -221,6 +221,14 @@ class MicroBatches:
         self._began.pop(request.request_id, None)
         self._draft_s.pop(request.request_id, None)
 
+    def keep(self, drafters: Container[str]) -> None:
+        """These are left; nobody is compared any longer with those that are gone."""
+        for name in [name for name in self._latency if name not in drafters]:
+            del self._latency[name]
+            self._slow.discard(name)
+        for name in self._latency:
+            self._compare(name)
+
     def _pays(self, chosen: list[Request], more: list[Request], left_s: float | None) -> bool:
         """Whether one forward is better than two: does what it saves exceed what the target waits afterwards?
 
@@ -257,7 +265,7 @@ class MicroBatches:
         forward_s = self.cost.verify_seconds(1, 1, 0, drafted=True)
         if lag_s > forward_s:
             self._slow.add(drafter)
-        elif lag_s < forward_s / 2:
+        elif lag_s <= forward_s / 2:
             self._slow.discard(drafter)
 
     def _part_of(self, request: Request) -> str:
