@@ -33,6 +33,16 @@ class Rows(NamedTuple):
 NO_ROWS = Rows()
 
 
+def chunk_rows(num_computed: int, num_tokens: float) -> Rows:
+    """A chunk of n tokens of a prompt of which c = `num_computed` were read: `n * (c + n / 2)` attended.
+
+    Earlier tokens are its context, as where forwards are measured (`StepPoint`); each row attends to them and
+    to the rows of the chunk before it. All who predict, send or simulate chunks count by this: prompts are
+    corrected by what calls that were sent took, and the correction is applied to those being planned.
+    """
+    return Rows(1, num_tokens, num_computed, num_tokens * (num_computed + num_tokens / 2))
+
+
 class CallParts(NamedTuple):
     """Predicted seconds of a verify forward.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from cluster.call_parts import NO_ROWS, Rows
+from cluster.call_parts import NO_ROWS, chunk_rows
 from cluster.core import SchedulerCore
 from cluster.requests import Request, State
 from cluster.stream_messages import TokenEvent
@@ -174,4 +174,4 @@ def _is_feasible(request: Request, prefill_s: float, idle_tpot_s: float) -> bool
 def prefill_seconds(core: SchedulerCore) -> float:
     """Predicted seconds of the target for one token of a prompt, read in chunks beside nobody else."""
     chunk = min(core.config.scheduler.prefill_chunk, _SAMPLE_TOKENS)
-    return core.cost.call_parts(NO_ROWS, Rows(1, chunk), drafted=False).seconds / chunk
+    return core.cost.call_parts(NO_ROWS, chunk_rows(0, chunk), drafted=False).seconds / chunk

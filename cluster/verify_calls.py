@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cluster.call_parts import CallParts, Rows
+from cluster.call_parts import NO_ROWS, CallParts, Rows, chunk_rows
 from cluster.cost_model import CostModel
 from cluster.forced_tokens import most_forced
 from cluster.head_proposals import NOTHING_WANTED, HeadProposals, Wanted
@@ -131,12 +131,9 @@ class VerifyCalls:
         self._last_id += 1
         drafted = num_tokens > len(verify)
         decoding = Rows(len(verify), num_tokens, num_context, num_attended)
-        reading = Rows(
-            len(prefill),
-            sum([most for _, most in chunks]),
-            sum([request.num_computed for request, _ in chunks]),
-            sum([most * request.num_computed for request, most in chunks]),
-        )
+        reading = NO_ROWS
+        for request, most in chunks:
+            reading = reading.with_rows(chunk_rows(request.num_computed, most))
         self._sent[self._last_id] = OutstandingVerify(
             call_id=self._last_id,
             drafted=drafted,

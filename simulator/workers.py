@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.call_parts import chunk_rows
 from cluster.cost_model import LinearCost
 from drafters.messages import Draft, DraftCall, DraftItem, DraftPlan, DraftResult
 from drafters.protocol import Capabilities
@@ -206,7 +207,8 @@ class SimulatedTarget:
         served: list[VerifyItem] = []
         holds: list[_Kept] = []
         deferred, unknown = [], []
-        num_tokens = num_context = num_attended = 0
+        num_tokens = num_context = 0
+        num_attended = 0.0
         for item in call.verify:
             held = self._held.get(item.request_id)
             if held is None:
@@ -245,8 +247,9 @@ class SimulatedTarget:
             free -= size
             num_tokens += size
             num_chunks += 1
-            num_context += held.num_computed
-            num_attended += size * held.num_computed + size * size // 2
+            rows = chunk_rows(held.num_computed, size)
+            num_context += rows.num_context
+            num_attended += rows.num_attended
             computed = min(held.num_computed + size, held.num_tokens - 1)
             is_last = held.num_computed + chunk.num_tokens >= held.num_tokens - 1
             self._used += computed - held.num_computed

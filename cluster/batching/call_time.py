@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.batching.base import BatchContext
-from cluster.call_parts import NO_ROWS, Rows
+from cluster.call_parts import NO_ROWS, Rows, chunk_rows
 from cluster.cost_model import CostModel
 from cluster.requests import Request
 
@@ -39,7 +39,7 @@ class CallTime:
     def add(self, request: Request, num_rows: float, *, is_chunk: bool = False) -> None:
         """A tree of the request joins, or a chunk of its prompt."""
         if is_chunk:
-            self.prompts = self.prompts.with_rows(_chunk(request, num_rows))
+            self.prompts = self.prompts.with_rows(chunk_rows(request.num_computed, num_rows))
         else:
             num_context = request.num_tokens
             self.decoding = self.decoding.with_rows(Rows(1, num_rows, num_context, num_rows * num_context))
@@ -50,7 +50,7 @@ class CallTime:
 
     def seconds_with(self, request: Request, num_tokens: int) -> float:
         """The same with a chunk of the request's prompt on top."""
-        return self._seconds(self.prompts.with_rows(_chunk(request, num_tokens)))
+        return self._seconds(self.prompts.with_rows(chunk_rows(request.num_computed, num_tokens)))
 
     def most_tokens(self, request: Request, most: int, seconds: float) -> int:
         """Largest chunk of the request's prompt, up to `most`, with which the call takes no longer."""
@@ -59,7 +59,3 @@ class CallTime:
 
     def _seconds(self, prompts: Rows) -> float:
         return self.cost.call_parts(self.decoding, prompts, drafted=self.is_drafted).seconds
-
-
-def _chunk(request: Request, num_tokens: float) -> Rows:
-    return Rows(1, num_tokens, 0, num_tokens * (request.num_computed + num_tokens / 2))

@@ -151,6 +151,6 @@ def test_drafts_slow_what_decodes_and_no_prompts(num_drafted: int, num_prompt: i
         took[factor] = target.step(call).forward_seconds
     rows = 1 + num_drafted
     decoding_s = cost.seconds(1, rows, 11, 11 * rows)
-    prompts_s = cost.seconds(2, rows + 7, 11, 11 * rows + 7 * 7 // 2) - decoding_s if num_prompt else 0.0
+    prompts_s = cost.seconds(2, rows + 7, 11, 11 * rows + 7 * 7 / 2) - decoding_s if num_prompt else 0.0
     assert took[1.0] == pytest.approx(decoding_s + prompts_s)
     assert took[1.5] == pytest.approx((1.5 if num_drafted else 1.0) * decoding_s + prompts_s)
