@@ -350,8 +350,7 @@ class SchedulerCore:
         answer = self.batcher.admit(self.waiting, self.running.values(), context)
         for request in answer.preempted:
             self._preempt(request)
-        if answer.admitted:
-            self.pool.assign(answer.admitted, now)
+        self.pool.assign(answer.admitted, now, is_drafting=False)
         for request in answer.admitted:
             self.waiting.remove(request)
             request.advance(Trigger.ADMITTED)

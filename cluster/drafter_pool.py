@@ -199,8 +199,13 @@ class DrafterPool:
             drafters = (self.drafters[name] for name in self._assignable)
         return pool_views.pool_view(drafters, self.costs, self.max_depth)
 
-    def assign(self, requests: Sequence[Request], now: float) -> None:
-        """Have the selector say who drafts for these requests: once a step those that draft next."""
+    def assign(self, requests: Sequence[Request], now: float, *, is_drafting: bool = True) -> None:
+        """Have the selector say who drafts for these requests: once a step those that draft next.
+
+        Others, not `is_drafting`, are given a drafter so that it can read them.
+        """
+        if not requests:
+            return
         if len(self._assignable) < len(self.drafters):
             self.leave_draining(requests)
         begun = self._begun
@@ -220,6 +225,7 @@ class DrafterPool:
                 request.num_tokens,
                 request.num_remaining,
                 request.num_steps,
+                is_drafting,
             )
             for request in requests
         ]

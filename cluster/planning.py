@@ -220,7 +220,7 @@ class StepPlanner:
         moving = [request for request in orphans if not request.drafter and request.state not in settled]
         if not moving:
             return []
-        self.pool.assign(moving, now)
+        self.pool.assign(moving, now, is_drafting=False)
         return self._catch_up([request for request in moving if self.may_read(request)], now)
 
     def read_prompts(self, requests: Iterable[Request], num_running: int, now: float) -> list[Draft]:

@@ -7,7 +7,8 @@ Algorithm 2 as printed draws once per exploration; the text draws for every chun
 are over the exploration slots of all epochs, without which more epochs would not make them more precise.
 What the paper leaves open, because its requests are there from beginning to end: a request that comes later
 explores by itself for `alpha` slots and is matched then, and whenever somebody leaves or a drafter comes or
-goes those who exploit are matched anew.
+goes those who exploit are matched anew. A slot is a step that drafts: who is only read has the drafter of its
+next chunk meanwhile, and spends none.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class _State:
     """Of one request.
 
     Attributes:
-        slot: last slot it was asked about in.
+        slot: last slot it was to draft in.
         left: slots of exploration it has left; 0 while it exploits.
         chunk_left: of them in its chunk.
         kind, next_kind: drawn for its chunk and, ahead of time, for the one after.
@@ -90,25 +91,28 @@ class Lbss:
         if not requests:
             return {}
         states = [self._state(request) for request in requests]
-        if any(state.slot == self._slot for state in states):
+        pairs = list(zip(requests, states, strict=True))
+        if any(state.slot == self._slot for request, state in pairs if request.is_drafting):
             self._next_slot()
         capacities = {name: drafter.capacity for name, drafter in pool.drafters.items()}
         if capacities != self._capacities:
             self._capacities, self._is_stale = capacities, True
         has_moves = self._is_stale
-        for request, state in zip(requests, states, strict=True):
-            state.slot = self._slot
+        for request, state in pairs:
+            if request.is_drafting:
+                state.slot = self._slot
             is_due = not state.chunk_left if state.left else not state.is_matched
             is_lost = state.place != request.current or (state.place and state.place not in request.allowed)
             has_moves = has_moves or is_due or bool(is_lost)
         if has_moves:
             self._place(requests, states, pool)
         chosen = {}
-        for request, state in zip(requests, states, strict=True):
-            state.is_observed = state.left > 0
-            if state.left:
-                state.left -= 1
-                state.chunk_left -= 1
+        for request, state in pairs:
+            if request.is_drafting:
+                state.is_observed = state.left > 0
+                if state.left:
+                    state.left -= 1
+                    state.chunk_left -= 1
             if state.place != request.current:
                 self._count_switch(request, state.place, pool)
             chosen[request.request_id] = state.place
@@ -164,7 +168,7 @@ class Lbss:
         return state
 
     def _next_slot(self) -> None:
-        """A request is asked about for the second time: the slot before is over."""
+        """A request is to draft for the second time: the slot before is over."""
         self._slot += 1
         self.slots_left -= 1
         if self.slots_left:

@@ -26,6 +26,7 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
         num_context: tokens it has now.
         num_remaining: tokens it may still get at most.
         num_steps: verify steps it has been through.
+        is_drafting: whether it drafts now; else it only gets a drafter, which reads it until it does.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
     num_context: int
     num_remaining: int
     num_steps: int
+    is_drafting: bool = True
 
 
 class DrafterView(msgspec.Struct, frozen=True, gc=False):
@@ -131,8 +133,10 @@ class Selector(Protocol):
         ...
 
     def assign(self, requests: Sequence[RequestView], pool: PoolView) -> dict[str, str]:
-        """Instance for each of the requests that draft next (one slot); empty for none.
+        """Instance for each of the requests; empty for none.
 
+        For those that draft next it is one slot. For others (`is_drafting`: admitted, or their drafter was
+        lost) it is none, and nothing will be observed of it; they are asked about again when they draft.
         At most `capacity` requests per instance, those counted in `load` that are not asked about included.
         Called once a step with what is in that step, so it must be cheap where nothing changes.
         """

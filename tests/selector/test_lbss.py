@@ -6,6 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from selector.assignment import match
 from selector.lbss import Lbss
@@ -108,6 +111,57 @@ def test_a_latecomer_explores_by_itself_and_is_then_matched() -> None:
     assert len(set(seen)) > 1
     assert all(a == b for at, (a, b) in enumerate(pairwise(seen)) if at % 3 != 2)
     assert made.step()["r9"] == made.step()["r9"] != ""
+
+
+def place(made: World, name: str) -> None:
+    """The request gets a drafter, which reads it; it does not draft yet."""
+    (view,) = (replace(view, is_drafting=False) for view in made.views() if view.request_id == name)
+    chosen = made.selector.assign([view], made.pool())
+    made.requests[name] = replace(made.requests[name], current=chosen[name])
+
+
+@given(st.integers(0, 20), st.integers(0, 11), st.integers(1, 3))
+def test_who_is_only_read_spends_no_slot(seed: int, before: int, times: int) -> None:
+    """SPIN's slots are steps that draft: also the first chunk of a latecomer has all of them."""
+    made, undisturbed = world(alpha=12, beta=3, seed=seed), world(alpha=12, beta=3, seed=seed)
+    selector, other = made.selector, undisturbed.selector
+    assert isinstance(selector, Lbss)
+    assert isinstance(other, Lbss)
+    seen = []
+    for step in range(before + 13):
+        if step == before:
+            made.arrive("r9")
+            for _ in range(times):
+                place(made, "r9")
+            read_by = made.requests["r9"].current
+        chosen = made.step()
+        report(made, chosen)
+        undisturbed.step()
+        assert (selector.epoch, selector.slots_left) == (other.epoch, other.slots_left)
+        seen.append(chosen.get("r9", ""))
+    of_latecomer = seen[before:]
+    assert of_latecomer[0] == read_by
+    # Until the next epoch, or until it is matched, it changes after whole chunks alone.
+    until = 12 - before
+    changes = [at for at in range(1, until) if of_latecomer[at] != of_latecomer[at - 1]]
+    assert all(at % 3 == 0 for at in changes)
+
+
+@given(st.integers(0, 20), st.integers(0, 30), st.integers(0, 2))
+def test_who_loses_its_drafter_while_it_is_verified_spends_no_slot(
+    seed: int, before: int, number: int
+) -> None:
+    made = world(alpha=12, beta=3, seed=seed)
+    selector = made.selector
+    assert isinstance(selector, Lbss)
+    for _ in range(before + 1):
+        made.step()
+    now = (selector.epoch, selector.is_exploring, selector.slots_left)
+    name = f"r{number}"
+    if made.requests[name].current:
+        made.lose(made.requests[name].current)
+    place(made, name)
+    assert (selector.epoch, selector.is_exploring, selector.slots_left) == now
 
 
 def test_the_destination_of_the_next_chunk_is_known() -> None:
