@@ -306,11 +306,15 @@ def _drafted_step_s(batch: DecodeBatch, num_rows: int, context: StepContext) -> 
 
 
 def _spent_on_prompts(context: StepContext, *, drafted: bool) -> float:
-    """Seconds of a step that decoding does not pay for.
+    """Seconds of a step that decoding does not pay for; fewer than it has, whatever overhead was measured.
 
     Weights are read and messages sent for prompts whether or not a step decodes. While they fill every step,
     tokens that drafts save cost next to nothing, and the time of drafting is lost to the prompts. As long as
     there is room for more of them in a step, a step saved is saved: hence the power.
     """
-    fixed_s = context.cost.verify_fixed_seconds(drafted=drafted) + context.plain_overhead_s
+    # What prompts need besides is seen in plain steps; drafted ones may be measured to have less than that.
+    beside_s = context.plain_overhead_s
+    if drafted:
+        beside_s = min(beside_s, context.draft_overhead_s)
+    fixed_s = context.cost.verify_fixed_seconds(drafted=drafted) + beside_s
     return min(context.prompt_share**4, MOST_ON_PROMPTS) * fixed_s

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cluster.config import PolicyConfig
 from cluster.cost_model import CostModel, CostProfile, LinearCost
-from cluster.policies.flotilla import PROBE_DEPTH, Flotilla
+from cluster.policies.decode_batch import DecodeBatch
+from cluster.policies.flotilla import MOST_ON_PROMPTS, PROBE_DEPTH, Flotilla, _drafted_step_s
 from cluster.policies.probing import PROBE_RUN, Probing
 from engine.tree import TokenTree
 from tests.cluster.policies.batches import context, request
@@ -46,6 +49,32 @@ def test_what_prompts_pay_for_is_not_saved_by_drafts() -> None:
     alone = context(draft_s=3e-4, token_s=3e-4, verify_s=5e-3)
     assert all(plan.depth > 0 for plan in policy.plan(batch, alone))
     assert all(plan.depth == 0 for plan in policy.plan(batch, replace(alone, prompt_share=1.0)))
+
+
+OVERHEADS_S = st.sampled_from([0.0, 1e-9, 1e-3, 3e-3, 1e-2])
+
+
+@given(OVERHEADS_S, OVERHEADS_S, st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+def test_prompts_never_pay_for_a_whole_step(plain_s: float, drafted_s: float, share: float) -> None:
+    """Also where drafted steps were measured to take less besides forwards and drafting than plain ones."""
+    now = replace(
+        context(draft_s=3e-4, token_s=1e-6, verify_s=2e-3),
+        plain_overhead_s=plain_s,
+        draft_overhead_s=drafted_s,
+        prompt_share=share,
+    )
+    batch = DecodeBatch([request(str(number), rate=0.7) for number in range(8)])
+    outlook = Flotilla(PolicyConfig(max_depth=6))._look(batch, 1, now)
+    assert outlook.depth > 0
+    expected = sum(0.7**k for k in range(outlook.depth + 1)) * len(batch)
+    for tokens, rate, whole_s in (
+        (expected, outlook.drafted, outlook.drafted_s),
+        (len(batch), outlook.plain, outlook.plain_s),
+    ):
+        least_s = (1.0 - min(share**4, MOST_ON_PROMPTS)) * whole_s
+        assert least_s * (1.0 - 1e-9) <= tokens / rate <= whole_s * (1.0 + 1e-9)
+    whole_s, base_s = _drafted_step_s(batch, 8, now)
+    assert 0.0 < base_s <= whole_s
 
 
 @pytest.mark.parametrize("drafter", ["", "small"])
