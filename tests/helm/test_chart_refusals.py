@@ -102,9 +102,17 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a toleration of no effect": (group(tolerations=[{"effect": "Never"}]), ("/tolerations/0/effect",)),
     "a topology spread without key": (group(topologySpreadConstraints=[{"maxSkew": 1}]), ("topologyKey",)),
     "an empty disruption budget": (group(podDisruptionBudget={}), ("/podDisruptionBudget",)),
-    "a disruption budget of both kinds": (
-        group(podDisruptionBudget={"minAvailable": 1, "maxUnavailable": 1}),
-        ("podDisruptionBudget", "minAvailable", "maxUnavailable"),
+    "a disruption budget that Kubernetes cannot compute for a RayCluster": (
+        group(podDisruptionBudget={"maxUnavailable": 1}),
+        ("/podDisruptionBudget", "maxUnavailable"),
+    ),
+    "a share of pods that Kubernetes cannot count": (
+        group(podDisruptionBudget={"minAvailable": "50%"}),
+        ("/podDisruptionBudget/minAvailable",),
+    ),
+    "a disruption budget of more pods than there may be": (
+        group(podDisruptionBudget={"minAvailable": 2}),
+        ("workerGroups[0]", "minAvailable 2", "minReplicas 1"),
     ),
     "labels among the start parameters": (
         group(rayStartParams={"labels": "a=b"}),

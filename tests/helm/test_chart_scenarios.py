@@ -218,6 +218,13 @@ def test_every_container_is_restricted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
+def test_a_node_of_every_group_can_be_drained(name: str) -> None:
+    for group in scenario(name)["workerGroups"]:
+        available = group.get("podDisruptionBudget", {}).get("minAvailable", 0)
+        assert available < group["minReplicas"], group["name"]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_the_head_does_no_work(name: str) -> None:
     params = cluster(scenario(name))["headGroupSpec"]["rayStartParams"]
     assert (params["num-cpus"], params["num-gpus"]) == ("0", "0")
@@ -249,5 +256,5 @@ def test_grpc_of_the_cells_scenario_is_what_flotilla_tells_serve() -> None:
 
 def test_nothing_is_rendered_for_what_is_off() -> None:
     kinds = sorted(found["kind"] for found in objects())
-    assert kinds == ["Pod", "PodDisruptionBudget", "RayService"]
+    assert kinds == ["Pod", "RayService"]
     assert files()["flotilla/templates/NOTES.txt"]

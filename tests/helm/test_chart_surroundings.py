@@ -56,7 +56,10 @@ def test_clients_reach_the_api_only() -> None:
 
 
 def test_the_network_policy_and_the_budgets_are_about_the_pods() -> None:
-    values = merged(group(podDisruptionBudget={"maxUnavailable": 1}), {"networkPolicy": {"enabled": True}})
+    values = merged(
+        group(podDisruptionBudget={"minAvailable": 1}),
+        {"networkPolicy": {"enabled": True}, "head": {"podDisruptionBudget": {"enabled": True}}},
+    )
     labels = {name: pod["metadata"]["labels"] for name, pod in templates(cluster(values))}
     (policy,) = of_kind("NetworkPolicy", values)
     selected = policy["spec"]["podSelector"]["matchLabels"].items()
@@ -64,6 +67,27 @@ def test_the_network_policy_and_the_budgets_are_about_the_pods() -> None:
     budgets = of_kind("PodDisruptionBudget", values)
     for name, budget in zip(("head", "cpu"), budgets, strict=True):
         assert budget["spec"]["selector"]["matchLabels"].items() <= labels[name].items()
+
+
+def test_budgets_are_of_what_kubernetes_can_count_of_a_ray_cluster() -> None:
+    values = merged(
+        group(podDisruptionBudget={"minAvailable": 1}), {"head": {"podDisruptionBudget": {"enabled": True}}}
+    )
+    for budget in of_kind("PodDisruptionBudget", values):
+        assert budget["spec"]["minAvailable"] == 1
+        assert "maxUnavailable" not in budget["spec"]
+
+
+def test_nothing_holds_up_the_drain_of_a_node_unless_asked_for() -> None:
+    assert not of_kind("PodDisruptionBudget")
+
+
+def test_notes_tell_when_a_drain_will_wait() -> None:
+    budget = group(podDisruptionBudget={"minAvailable": 1})
+    assert "Warning: drains of nodes wait for pods of cpu" in notes(merged(KEYS, budget))
+    assert "drains of nodes" not in notes(
+        merged(KEYS, group(minReplicas=2, podDisruptionBudget={"minAvailable": 1}))
+    )
 
 
 def test_flotillas_metrics_are_scraped_once() -> None:

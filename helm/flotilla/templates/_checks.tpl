@@ -22,9 +22,9 @@
 {{- if and (eq $key "resources") $group.rayResources -}}{{- fail (printf "%s: rayStartParams.resources and rayResources are both set" $where) -}}{{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $budget := default (dict) $group.podDisruptionBudget -}}
-{{- if and (hasKey $budget "minAvailable") (hasKey $budget "maxUnavailable") -}}
-{{- fail (printf "%s: podDisruptionBudget has minAvailable or maxUnavailable, never both" $where) -}}
+{{- $available := dig "podDisruptionBudget" "minAvailable" 0 $group | int -}}
+{{- if gt $available $min -}}
+{{- fail (printf "%s: podDisruptionBudget.minAvailable %d is above minReplicas %d: with so few pods no node could be drained" $where $available $min) -}}
 {{- end -}}
 {{- $gpus = add $gpus (mul $max (int (dig "gpu" "count" 0 $group))) -}}
 {{- end -}}
