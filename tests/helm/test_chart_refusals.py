@@ -48,7 +48,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"config": {"http": {"direct": True}}},
         ("config.http.direct", "false"),
     ),
-    "another port of pods": ({"config": {"http": {"port": 80}}}, ("config.http.port", "service.port")),
+    "another port of pods": ({"config": {"http": {"port": 80}}}, ("config.http.port", "8000", "ingress")),
     "a port of metrics": ({"config": {"metrics": {"port": 9100}}}, ("config.metrics.port",)),
     "administration over HTTP": ({"config": {"http": {"admin": True}}}, ("config.http.admin",)),
     "TLS in pods": (
@@ -188,7 +188,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     # -- the rest
     "a service of no type": ({"service": {"type": "External"}}, ("/service/type",)),
-    "a port that there is not": ({"service": {"port": 70000}}, ("/service/port",)),
+    "a port of the Service, which the operator would ignore": (
+        {"service": {"port": 80}},
+        ("/service", "port"),
+    ),
     "an autoscaler of no speed": ({"autoscaler": {"upscalingMode": "Fast"}}, ("/autoscaler/upscalingMode",)),
     "Redis without address": ({"gcsFaultTolerance": {"enabled": True}}, ("gcsFaultTolerance.redisAddress",)),
     "an address without port": (

@@ -19,8 +19,10 @@ KEYS = {"apiKeys": {"enabled": True, "existingSecret": "keys", "client": {"secre
 
 
 def test_the_service_is_what_routes_point_to() -> None:
-    values = {"ingress": {"enabled": True, "host": "a.b"}, "service": {"port": 80}}
-    values |= {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}
+    values = {
+        "ingress": {"enabled": True, "host": "a.b"},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
+    }
     service = ray_service(values)["spec"]["serveService"]
     (ingress,) = of_kind("Ingress", values)
     backend = ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
@@ -30,6 +32,17 @@ def test_the_service_is_what_routes_point_to() -> None:
     assert {"name": backend["name"], "port": backend["port"]["number"]} == expected
     assert route["spec"]["rules"][0]["backendRefs"] == [expected]
     assert (port["name"], port["targetPort"]) == ("serve", 8000)
+
+
+def test_everybody_asks_the_service_for_the_port_that_the_operator_gives_it() -> None:
+    (head,) = [pod for name, pod in templates(cluster()) if name == "head"]
+    ports = {port["name"]: port["containerPort"] for port in head["spec"]["containers"][0]["ports"]}
+    service = ray_service()["spec"]["serveService"]["spec"]
+    assert ports["serve"] == service["ports"][0]["port"]
+    (pod,) = of_kind("Pod")
+    url = next(one["value"] for one in pod["spec"]["containers"][0]["env"] if one["name"] == "URL")
+    assert url.endswith(f":{ports['serve']}")
+    assert f"8000:{ports['serve']}" in notes()
 
 
 def test_an_ingress_ends_tls() -> None:

@@ -55,7 +55,7 @@
 {{- end -}}
 {{- end -}}
 {{- if and (dig "http" "port" 8000 .Values.config | int | ne 8000) -}}
-{{- fail "config.http.port is 8000 in pods; set service.port" -}}
+{{- fail "config.http.port is 8000, in pods and of the Service: let ingress or httpRoute listen on another" -}}
 {{- end -}}
 {{- if dig "metrics" "port" nil .Values.config -}}
 {{- fail "config.metrics.port must be unset: Prometheus scrapes /metrics through the head's proxy" -}}
