@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cluster.admission_config import AdmissionConfig
 from cluster.device_config import DeviceConfig, NumSlots
-from cluster.drafter_config import DrafterConfig
+from cluster.drafter_config import DrafterConfig, check_shares
 from cluster.fairness_config import FairnessConfig
 from cluster.grpc_config import GrpcConfig
 from cluster.health_config import HealthConfig
@@ -302,6 +302,11 @@ class FlotillaConfig(StrictModel):
                     f"drafter `{drafter.name}` names the heads {drafter.path}, and the target runs "
                     f"{self.target.heads}: one set of heads per target"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _shares_the_targets_gpu(self) -> FlotillaConfig:
+        check_shares(self.target, self.target.placement.num_gpus, self.drafters)
         return self
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -115,3 +116,22 @@ DrafterConfig = Annotated[
     ModelDrafterConfig | PromptLookupConfig | SuffixAutomatonConfig | HeadsConfig,
     Field(discriminator="kind"),
 ]
+
+
+def check_shares(target: DeviceConfig, target_gpus: float, drafters: Sequence[DrafterConfig]) -> None:
+    """Whether each model that is to be beside a target on a GPU says on which device it runs.
+
+    Raises:
+        ValueError: if one would run on the CPU of a node with GPUs without having been told so.
+    """
+    if target.device == "cpu" or not target_gpus:
+        return
+    for drafter in drafters:
+        if not isinstance(drafter, ModelDrafterConfig) or drafter.device != "auto":
+            continue
+        if drafter.placement.collocate == "target" and not drafter.placement.num_gpus:
+            raise ValueError(
+                f"drafter `{drafter.name}` has `collocate: target` and no share of the target's GPU, so it "
+                "would run on the CPU: set `placement.num_gpus` of both, shares that sum to at most 1 such "
+                "as 0.8 and 0.2, or `device: cpu`"
+            )

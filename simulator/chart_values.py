@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.objectives import Slo, SloSpec
@@ -20,6 +19,8 @@ _PRODUCTS = {
 }
 _HARDWARE = re.compile(r"(\d+)x (.+)")
 _CPUS_PER_GPU, _MEMORY_PER_GPU_GIB = 4, 64
+# Of a GPU that drafters share with the target, this is theirs together: a worker without a share sees no GPU.
+_DRAFTERS_SHARE = 0.2
 
 
 def gpus(profile: HardwareProfile) -> tuple[int, int, str]:
@@ -59,7 +60,7 @@ def values(profile: HardwareProfile, load: Load, num_cells: int, target: float) 
         raise ValueError("no number of cells attains the target, so there is nothing to install")
     of_target, of_drafters, kind = gpus(profile)
     model = profile.target.partition(",")[0]
-    placement: Mapping[str, Any] = {"collocate": "target"} if profile.collocated else {"num_gpus": 1}
+    rank_gpus, placement = _placement(profile)
     per_cell = of_target + of_drafters
     resources = {"cpu": str(_CPUS_PER_GPU * per_cell), "memory": f"{_MEMORY_PER_GPU_GIB * per_cell}Gi"}
     return {
@@ -69,7 +70,7 @@ def values(profile: HardwareProfile, load: Load, num_cells: int, target: float) 
                 "dtype": "bfloat16",
                 "tensor_parallel": of_target,
                 "num_slots": profile.num_slots,
-                "placement": {"num_cpus": 1, "num_gpus": 1},
+                "placement": {"num_cpus": 1, "num_gpus": rank_gpus},
             },
             "drafters": [
                 {
@@ -95,3 +96,11 @@ def values(profile: HardwareProfile, load: Load, num_cells: int, target: float) 
             }
         ],
     }
+
+
+def _placement(profile: HardwareProfile) -> tuple[float, dict[str, Any]]:
+    """GPUs of a rank of the target, and the placement of every drafter."""
+    if not (profile.collocated and profile.drafters):
+        return 1, {"num_gpus": 1}
+    share = round(_DRAFTERS_SHARE / len(profile.drafters), 3)
+    return 1 - _DRAFTERS_SHARE, {"num_gpus": share, "collocate": "target"}

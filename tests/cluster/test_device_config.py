@@ -35,6 +35,24 @@ def test_the_share_of_a_device_is_what_is_reserved(num_gpus: float, share: float
     assert config.device_share == share
 
 
+def beside_the_target(target_gpus: float, **drafter: Any) -> FlotillaConfig:
+    return FlotillaConfig.model_validate(
+        {
+            "target": {"path": "x", "placement": {"num_gpus": target_gpus}},
+            "drafters": [{"kind": "model", "name": "small", "path": "y", **drafter}],
+        }
+    )
+
+
+def test_a_model_beside_a_target_on_a_gpu_has_a_share_of_it_or_says_that_it_needs_none() -> None:
+    with pytest.raises(ValidationError, match=r"`small`.*no share of the target's GPU.*0\.8 and 0\.2"):
+        beside_the_target(1, placement={"collocate": "target"})
+    assert beside_the_target(0.8, placement={"num_gpus": 0.2, "collocate": "target"})
+    assert beside_the_target(1, device="cpu", placement={"collocate": "target"})
+    assert beside_the_target(0, placement={"collocate": "target"})
+    assert beside_the_target(1, placement={"num_cpus": 1})
+
+
 def test_slots_are_a_number_or_auto() -> None:
     assert TargetConfig(path="x", num_slots="auto").num_slots == "auto"
     for wrong in ("all", 63):

@@ -17,6 +17,14 @@ def resources(**changes: Any) -> dict[str, Any]:
     return {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}, **changes}
 
 
+def shared_gpu(of_target: float, of_drafter: float, **drafter: Any) -> dict[str, Any]:
+    placement = {"num_gpus": of_drafter, "collocate": "target"}
+    return {
+        "target": {"placement": {"num_gpus": of_target}},
+        "drafters": [{"kind": "model", "name": "small", "path": "zoo:a", "placement": placement, **drafter}],
+    }
+
+
 #: By name: values, and what the message must say.
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "an unknown value": ({"replicaCount": 2}, ("replicaCount",)),
@@ -60,12 +68,26 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("config.security.keys_file", "apiKeys"),
     ),
     "more GPUs than the groups have": (
-        {"config": {"target": {"tensor_parallel": 4, "placement": {"num_gpus": 1}}}, **GPU_GROUP},
+        {
+            "config": {
+                "target": {"tensor_parallel": 4, "placement": {"num_gpus": 1}},
+                "drafters": [{"kind": "prompt_lookup"}],
+            },
+            **GPU_GROUP,
+        },
         ("4 GPUs", "at most 2"),
     ),
     "more cells than fit": (
-        {"config": {"target": {"placement": {"num_gpus": 1}}, "scaling": {"cells": {"max": 3}}}, **GPU_GROUP},
+        {"config": {**shared_gpu(0.8, 0.2), "scaling": {"cells": {"max": 3}}}, **GPU_GROUP},
         ("3 GPUs", "3 cells"),
+    ),
+    "a drafter on the target's GPU without a share of it": (
+        merged(GPU_GROUP, {"config": {"target": {"placement": {"num_gpus": 1}}}}),
+        ("config.drafters[0]", "code-2x128", "no share", "placement.num_gpus"),
+    ),
+    "a share beside a whole GPU, which Ray makes two": (
+        merged(group(gpu={"count": 1}, maxReplicas=1), {"config": shared_gpu(1, 0.2)}),
+        ("2 GPUs", "at most 1"),
     ),
     # -- image
     "no tag": ({"image": {"tag": None}}, ("/image", "tag")),
@@ -262,4 +284,8 @@ def test_a_release_that_makes_no_name_is_refused(release: str) -> None:
 
 def test_what_is_refused_is_refused_for_that_alone() -> None:
     assert files(GPU_GROUP)
+    one_gpu = group(gpu={"count": 1}, maxReplicas=1)
+    for shares in ((0.8, 0.2), (0.7, 0.3), (0.9, 0.1)):
+        assert files(merged(one_gpu, {"config": shared_gpu(*shares)}))
+    assert files(merged(one_gpu, {"config": shared_gpu(1, 0, device="cpu")}))
     assert files(merged(group(), {"fullnameOverride": "a" * 47}))

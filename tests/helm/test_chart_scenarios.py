@@ -180,6 +180,14 @@ def test_flotilla_loads_the_configuration(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
+def test_a_model_drafter_has_a_device_where_the_target_has_one(name: str) -> None:
+    config = FlotillaConfig.model_validate(flotilla_args(scenario(name)))
+    for drafter in config.drafters:
+        if drafter.kind == "model" and config.target.placement.num_gpus:
+            assert drafter.placement.num_gpus > 0, drafter.name
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_names_fit_what_kubernetes_and_the_operator_append_to(name: str) -> None:
     longest = "r" * 53  # Helm's limit for a release's name
     for found in objects(scenario(name), name=longest):

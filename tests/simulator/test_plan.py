@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import yaml
 from hypothesis import given
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 
 from benchmarks.objectives import Limit, SloSpec
 from cluster.config import FlotillaConfig
+from cluster.placement import plan_cell
 from simulator import chart_values, hardware, systems
 from simulator.plan_cli import app
 from simulator.sizing import LEAST_RATE, PRECISION, Load, Sizing, highest_rate, least_attainment, size
@@ -64,11 +67,17 @@ def test_values_hold_a_configuration_that_loads_and_pods_that_suffice(name: str)
     config = FlotillaConfig.model_validate(values["config"])
     assert config.scaling.cells.min == config.scaling.cells.max == 5
     assert config.tiers["chat"].tpot_ms == pytest.approx(2e3 * profile.baseline_s(), abs=0.1)
-    needed = config.target.tensor_parallel * config.target.placement.num_gpus
-    needed += sum(drafter.replicas * drafter.placement.num_gpus for drafter in config.drafters)
+    needed = sum(math.ceil(bundle.resources["GPU"]) for bundle in plan_cell(config).bundles)
     (group,) = values["workerGroups"]
     assert group["gpu"]["count"] == needed
     assert group["minReplicas"] == group["maxReplicas"] == 5
+
+
+@pytest.mark.parametrize("name", sorted({*hardware.names()} - {"demo-2-cores"}))
+def test_every_planned_drafter_has_a_gpu_or_a_share_of_one(name: str) -> None:
+    config = FlotillaConfig.model_validate(chart_values.values(hardware.load(name), Load(), 1, 0.9)["config"])
+    assert all(drafter.placement.num_gpus > 0 for drafter in config.drafters)
+    assert max(bundle.resources["GPU"] for bundle in plan_cell(config).bundles) <= 1
 
 
 def test_the_command_says_why_there_is_no_plan_and_names_an_unknown_class() -> None:

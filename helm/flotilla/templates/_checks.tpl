@@ -30,17 +30,26 @@
 {{- end -}}
 
 {{- $target := .Values.config.target -}}
-{{- $needed := mulf (default 1 $target.tensor_parallel) (dig "placement" "num_gpus" 0 $target) -}}
+{{- $perRank := dig "placement" "num_gpus" 0 $target | float64 -}}
+{{- $first := $perRank -}}
+{{- $needed := mulf (sub (default 1 $target.tensor_parallel | int) 1) $perRank -}}
 {{- range $index, $drafter := .Values.config.drafters -}}
 {{- $placement := default (dict) .placement -}}
-{{- $reserves := or $placement.num_cpus $placement.num_gpus $placement.resources $placement.labels (eq (default "anywhere" $placement.collocate) "target") -}}
+{{- $besideTarget := eq (default "anywhere" $placement.collocate) "target" -}}
+{{- $reserves := or $placement.num_cpus $placement.num_gpus $placement.resources $placement.labels $besideTarget -}}
 {{- if and (eq .kind "model") (not $reserves) -}}
 {{- fail (printf "config.drafters[%d] (%s) reserves nothing, so Ray may start it on the head: set its placement" $index .name) -}}
 {{- end -}}
-{{- if ne (dig "placement" "collocate" "anywhere" .) "target" -}}
-{{- $needed = addf $needed (mulf (default 1 .replicas) (dig "placement" "num_gpus" 0 .)) -}}
+{{- $onGpu := and (gt $perRank 0.0) (ne (default "auto" $target.device) "cpu") (ne (default "auto" .device) "cpu") -}}
+{{- if and (eq .kind "model") $besideTarget $onGpu (not $placement.num_gpus) -}}
+{{- fail (printf "config.drafters[%d] (%s) has collocate: target and no share of the target's GPU, so it would run on the CPU: set placement.num_gpus of both, shares that sum to at most 1 such as 0.8 and 0.2, or device: cpu" $index .name) -}}
 {{- end -}}
+{{- $gpusOfDrafter := mulf (default 1 .replicas) (default 0 $placement.num_gpus) -}}
+{{- if $besideTarget -}}{{- $first = addf $first $gpusOfDrafter -}}{{- else -}}{{- $needed = addf $needed $gpusOfDrafter -}}{{- end -}}
 {{- end -}}
+{{- /* As cluster/placement.py: who is beside the first rank is in its bundle, and one of more than a GPU has whole ones. */ -}}
+{{- $first = round $first 4 -}}
+{{- $needed = addf $needed (ternary (ceil $first) $first (gt $first 1.0)) -}}
 {{- $cells := dig "scaling" "cells" "max" 1 .Values.config -}}
 {{- if gt (mulf $needed $cells) (float64 $gpus) -}}
 {{- fail (printf "config asks for %v GPUs (%v for each of at most %v cells), and workerGroups have at most %d (maxReplicas times gpu.count)" (mulf $needed $cells) $needed $cells $gpus) -}}
