@@ -12,6 +12,7 @@ from tests.helm.rendered_chart import (
     objects,
     of_kind,
     ray_service,
+    scenario,
     templates,
 )
 
@@ -66,6 +67,24 @@ def test_clients_reach_the_api_only() -> None:
     (policy,) = of_kind("NetworkPolicy", {"networkPolicy": {"enabled": True, "clients": clients}})
     (rule,) = [rule for rule in policy["spec"]["ingress"] if rule["from"] == clients]
     assert [port["port"] for port in rule["ports"]] == [8000]
+
+
+def test_the_controller_of_the_air_gapped_ingress_reaches_the_api() -> None:
+    (policy,) = of_kind("NetworkPolicy", scenario("air-gapped"))
+    (ingress,) = of_kind("Ingress", scenario("air-gapped"))
+    allowed = [
+        source["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+        for rule in policy["spec"]["ingress"]
+        for source in rule["from"]
+        if "namespaceSelector" in source
+    ]
+    assert f"ingress-{ingress['spec']['ingressClassName']}" in allowed
+
+
+def test_notes_tell_that_a_policy_may_cut_off_the_ingress() -> None:
+    routed = merged(KEYS, {"ingress": {"enabled": True}})
+    assert "Ingress controller" in notes(merged(routed, {"networkPolicy": {"enabled": True}}))
+    assert "Ingress controller" not in notes(routed)
 
 
 def test_the_network_policy_and_the_budgets_are_about_the_pods() -> None:

@@ -107,6 +107,17 @@
 {{- end -}}
 {{- if hasKey .Values.head.rayStartParams "labels" -}}{{- fail "head.rayStartParams.labels is refused by the operator" -}}{{- end -}}
 
+{{- with .Values.networkPolicy -}}
+{{- if and .enabled .egress.enabled (not .egress.rules) -}}
+{{- $reasons := dict "autoscaler.enabled: the autoscaler must reach the API server" $.Values.autoscaler.enabled -}}
+{{- $_ := set $reasons "gcsFaultTolerance.enabled: the head must reach Redis" $.Values.gcsFaultTolerance.enabled -}}
+{{- $_ := set $reasons "models.source download: pods must reach the Hub" (eq $.Values.models.source "download") -}}
+{{- range $reason, $applies := $reasons -}}
+{{- if $applies -}}{{- fail (printf "networkPolicy.egress.rules is empty with %s" $reason) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- with .Values.upgrade -}}
 {{- if eq .type "NewClusterWithIncrementalUpgrade" -}}
 {{- if not .incremental.gatewayClassName -}}{{- fail "upgrade.incremental.gatewayClassName is required with upgrade.type NewClusterWithIncrementalUpgrade" -}}{{- end -}}
