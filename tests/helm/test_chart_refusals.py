@@ -17,6 +17,10 @@ DOWNLOAD = {
     "source": "download",
     "download": [{"repository": "a/b", "directory": "a", "revision": ZEROES}],
 }
+INCREMENTAL = {
+    "upgrade": {"type": "NewClusterWithIncrementalUpgrade", "incremental": {"gatewayClassName": "a"}},
+    "tests": {"enabled": False},
+}
 
 
 def resources(**changes: Any) -> dict[str, Any]:
@@ -263,20 +267,28 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("upgrade.incremental.gatewayClassName",),
     ),
     "an incremental upgrade without autoscaler": (
-        {
-            "upgrade": {"type": "NewClusterWithIncrementalUpgrade", "incremental": {"gatewayClassName": "a"}},
-            "autoscaler": {"enabled": False},
-        },
+        merged(INCREMENTAL, {"autoscaler": {"enabled": False}}),
         ("upgrade.type", "autoscaler.enabled"),
     ),
     "steps above the surge": (
-        {
-            "upgrade": {
-                "type": "NewClusterWithIncrementalUpgrade",
-                "incremental": {"gatewayClassName": "a", "stepSizePercent": 50, "maxSurgePercent": 20},
-            }
-        },
+        merged(INCREMENTAL, {"upgrade": {"incremental": {"stepSizePercent": 50, "maxSurgePercent": 20}}}),
         ("stepSizePercent 50", "maxSurgePercent 20"),
+    ),
+    "an Ingress to a Service that an incremental upgrade does not have": (
+        merged(INCREMENTAL, {"ingress": {"enabled": True}}),
+        ("ingress.enabled", "upgrade.type", "Gateway"),
+    ),
+    "a route to a Service that an incremental upgrade does not have": (
+        merged(INCREMENTAL, {"httpRoute": {"enabled": True, "parentRefs": [{"name": "a"}]}}),
+        ("httpRoute.enabled", "upgrade.type", "Gateway"),
+    ),
+    "a test of a Service that an incremental upgrade does not have": (
+        merged(INCREMENTAL, {"tests": {"enabled": True}}),
+        ("tests.enabled", "upgrade.type", "Gateway"),
+    ),
+    "a type of a Service that an incremental upgrade does not have": (
+        merged(INCREMENTAL, {"service": {"type": "LoadBalancer"}}),
+        ("service.type", "upgrade.type"),
     ),
     "a share above 100": ({"upgrade": {"incremental": {"maxSurgePercent": 120}}}, ("/maxSurgePercent",)),
     "a route to nowhere": ({"httpRoute": {"enabled": True}}, ("httpRoute.parentRefs",)),
@@ -311,6 +323,7 @@ def test_what_is_refused_is_refused_for_that_alone() -> None:
     for shares in ((0.8, 0.2), (0.7, 0.3), (0.9, 0.1)):
         assert files(merged(one_gpu, {"config": shared_gpu(*shares)}))
     assert files(merged(one_gpu, {"config": shared_gpu(1, 0, device="cpu")}))
+    assert files(INCREMENTAL)
     open_to = {"networkPolicy": {"enabled": True, "egress": {"enabled": True, "rules": [{"to": []}]}}}
     assert files(open_to)
     assert files({"networkPolicy": CLOSED, "autoscaler": {"enabled": False}})

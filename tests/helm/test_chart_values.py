@@ -14,6 +14,7 @@ from tests.helm.rendered_chart import (
     flotilla_args,
     group,
     merged,
+    notes,
     of_kind,
     ray_service,
     serve_config,
@@ -310,7 +311,8 @@ def test_no_redis_unless_asked_for() -> None:
 
 def test_incremental_upgrades_are_configured() -> None:
     strategy = {"type": "NewClusterWithIncrementalUpgrade", "incremental": {"gatewayClassName": "istio"}}
-    found = ray_service({"upgrade": strategy})["spec"]["upgradeStrategy"]
+    values = {"upgrade": strategy, "tests": {"enabled": False}}
+    found = ray_service(values)["spec"]["upgradeStrategy"]
     options = {
         "gatewayClassName": "istio",
         "stepSizePercent": 25,
@@ -318,6 +320,7 @@ def test_incremental_upgrades_are_configured() -> None:
         "maxSurgePercent": 100,
     }
     assert found == {"type": strategy["type"], "clusterUpgradeOptions": options}
+    assert "port-forward" not in notes(values)
 
 
 def test_an_old_cluster_may_stay_no_time_at_all() -> None:

@@ -122,6 +122,15 @@
 {{- if eq .type "NewClusterWithIncrementalUpgrade" -}}
 {{- if not .incremental.gatewayClassName -}}{{- fail "upgrade.incremental.gatewayClassName is required with upgrade.type NewClusterWithIncrementalUpgrade" -}}{{- end -}}
 {{- if not $.Values.autoscaler.enabled -}}{{- fail "upgrade.type NewClusterWithIncrementalUpgrade needs autoscaler.enabled" -}}{{- end -}}
+{{- /* The operator ignores serveService then: it makes a Service for each cluster, a Gateway and an HTTPRoute of its own. */ -}}
+{{- range $where, $is := dict "ingress.enabled" $.Values.ingress.enabled "httpRoute.enabled" $.Values.httpRoute.enabled "tests.enabled" $.Values.tests.enabled -}}
+{{- if $is -}}
+{{- fail (printf "%s with upgrade.type NewClusterWithIncrementalUpgrade: there is no Service %s then, requests arrive through the operator's own Gateway" $where (include "flotilla.serveService" $)) -}}
+{{- end -}}
+{{- end -}}
+{{- if ne $.Values.service.type "ClusterIP" -}}
+{{- fail "service.type with upgrade.type NewClusterWithIncrementalUpgrade: the operator ignores it" -}}
+{{- end -}}
 {{- if gt (int .incremental.stepSizePercent) (int .incremental.maxSurgePercent) -}}
 {{- fail (printf "upgrade.incremental.stepSizePercent %v is above maxSurgePercent %v" .incremental.stepSizePercent .incremental.maxSurgePercent) -}}
 {{- end -}}
