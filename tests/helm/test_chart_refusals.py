@@ -68,7 +68,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "another port of pods": ({"config": {"http": {"port": 80}}}, ("config.http.port", "8000", "ingress")),
     "a port of metrics": ({"config": {"metrics": {"port": 9100}}}, ("config.metrics.port",)),
-    "administration over HTTP": ({"config": {"http": {"admin": True}}}, ("config.http.admin",)),
+    "administration over HTTP without keys": (
+        {"config": {"http": {"admin": True}}},
+        ("config.http.admin", "apiKeys.enabled"),
+    ),
     "TLS in pods": (
         {"config": {"http": {"tls_certificate": "/c"}}},
         ("config.http.tls_certificate", "ingress"),

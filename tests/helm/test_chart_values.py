@@ -173,6 +173,11 @@ def test_keys_in_the_values_become_a_file_that_flotilla_reads(tmp_path: Any) -> 
     assert (loaded.name, loaded.tiers, loaded.limits.requests_per_minute) == ("team-a", ("batch",), 60)
 
 
+def test_keys_may_open_the_administration() -> None:
+    found = flotilla_args(merged(KEYS, {"config": {"http": {"admin": True}}}))
+    assert (found["http"]["admin"], found["security"]["require_keys"]) == (True, True)
+
+
 def test_a_secret_of_ones_own_is_not_made_again() -> None:
     assert not of_kind("Secret", KEYS)
 

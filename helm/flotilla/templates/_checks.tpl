@@ -69,8 +69,8 @@
 {{- if dig "metrics" "port" nil .Values.config -}}
 {{- fail "config.metrics.port must be unset: Prometheus scrapes /metrics through the head's proxy" -}}
 {{- end -}}
-{{- if dig "http" "admin" false .Values.config -}}
-{{- fail "config.http.admin answers to clients on the same machine only, and there are none in a pod" -}}
+{{- if and (dig "http" "admin" false .Values.config) (not .Values.apiKeys.enabled) -}}
+{{- fail "config.http.admin needs apiKeys.enabled: without keys it answers to clients on the same machine, which in a pod a proxy beside it makes everybody" -}}
 {{- end -}}
 
 {{- with .Values.models -}}
