@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from cluster.batching.registry import BATCHING_RULES
 from cluster.config import FlotillaConfig, PolicyConfig, SchedulerConfig
 from cluster.policies.registry import POLICIES
 
@@ -78,8 +77,6 @@ def parse_entrant(text: str, config: FlotillaConfig) -> Entrant:
             raise ValueError(f"--policy {text}: `{setting}` is not FIELD=VALUE; fields: {', '.join(fields)}")
         raw[section][key] = yaml.safe_load(value)
     merged = FlotillaConfig.model_validate(raw)
-    if merged.scheduler.batching not in BATCHING_RULES:
-        raise ValueError(f"--policy {text}: batching is one of {', '.join(sorted(BATCHING_RULES))}")
     return Entrant(text, merged.policy.model_dump(mode="json"), merged.scheduler.model_dump(mode="json"))
 
 

@@ -9,6 +9,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from cluster.admission_config import AdmissionConfig
+from cluster.config_names import BatchingName, PolicyName, SelectorName
 from cluster.device_config import DeviceConfig, NumSlots
 from cluster.drafter_config import DrafterConfig, check_shares
 from cluster.fairness_config import FairnessConfig
@@ -99,7 +100,7 @@ class PoolConfig(StrictModel):
 class PolicyConfig(StrictModel):
     """Which speculation policy runs, and its bounds."""
 
-    name: str = Field(
+    name: PolicyName = Field(
         default="flotilla",
         description="See [policies](policies.md); or the import path of [your own](policies.md#your-own).",
     )
@@ -144,7 +145,7 @@ class PolicyConfig(StrictModel):
 class SelectorConfig(StrictModel):
     """Which drafter serves which request (SPIN section IV)."""
 
-    name: str = Field(
+    name: SelectorName = Field(
         default="flotilla",
         description="See [selectors](selection.md); or the import path of [your own](selection.md#your-own).",
     )
@@ -184,7 +185,7 @@ class SelectorConfig(StrictModel):
 class SchedulerConfig(StrictModel):
     """Batching and queue bounds."""
 
-    batching: str = Field(
+    batching: BatchingName = Field(
         default="flotilla", description="Who is admitted, decodes and is prefilled; see cluster/batching."
     )
     max_running: int = Field(default=64, ge=1, description="Requests decoded at once.")

@@ -8,12 +8,12 @@ from pathlib import Path
 from cluster.config import FlotillaConfig
 from cluster.model_paths import model_directory
 from cluster.placement import plan_cell
-from cluster.policies.registry import make_policy
 from cluster.profile_file import ProfileError, load_profile
 from deployments.exposure import check_certificate, exposure_warnings
 from deployments.key_store import KeyStore
 from engine.heads_config import UnsuitableHeads, check_target, read_description
 from engine.trusted_files import UntrustedModel, check_files
+from selector.own_classes import is_own, own_class
 
 
 class StartError(Exception):
@@ -26,11 +26,13 @@ def check(config: FlotillaConfig) -> list[str]:
     Raises:
         StartError: for a model that is missing or in a format that is not trusted, keys or certificates that
             cannot be read, decoding heads of another target, a cost profile that is
-            missing or of other models, an unknown policy, placements that contradict each other, or a port
-            that is taken.
+            missing or of other models, a policy or selector of one's own that cannot be
+            imported, placements that contradict each other, or a port that is taken.
     """
     try:
-        make_policy(config.policy)
+        for name, what in ((config.policy.name, "policy"), (config.selector.name, "selector")):
+            if is_own(name):
+                own_class(name, what)
         plan_cell(config)
     except ValueError as error:
         raise StartError(str(error)) from None

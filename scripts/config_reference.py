@@ -59,6 +59,8 @@ def describe_type(schema: Schema) -> str:
         return f"list of {describe_type(schema['items'])}"
     if schema["type"] == "object":
         return f"mapping of names to {describe_type(schema['additionalProperties'])}"
+    if schema.get("title") == "import path":
+        return "an import path"
     return str(schema["type"]) + describe_bounds(schema)
 
 

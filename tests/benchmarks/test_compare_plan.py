@@ -73,7 +73,7 @@ def test_our_batching_rule_goes_with_our_policy_alone() -> None:
         ("fixed:length=3", "FIELD=VALUE"),
         ("fixed:fixed_depth", "FIELD=VALUE"),
         ("fixed:fixed_depth=many", "fixed_depth"),
-        ("fixed:batching=random", "batching is one of"),
+        ("fixed:batching=random", "unknown batching rule `random`; known: fcfs"),
     ],
 )
 def test_a_wrong_policy_says_why(text: str, reason: str) -> None:

@@ -70,7 +70,7 @@ async def test_a_selector_used_before_goes_on_with_what_it_had_learnt(cell: Cell
 @pytest.mark.parametrize(
     ("selector", "why"),
     [
-        ({"name": "nonesuch"}, "no selector is called 'nonesuch'"),
+        ({"name": "nonesuch"}, "unknown selector `nonesuch`"),
         ({"no_such_field": 1}, "no_such_field"),
         ({"epsilon": 2.0}, "less than or equal to 1"),
         ({"alpha": 2, "beta": 4}, "beta 4 is above alpha 2"),

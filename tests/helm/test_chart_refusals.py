@@ -62,6 +62,16 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"config": {"policy": {"max_depth": "deep"}}},
         ("/config/policy/max_depth",),
     ),
+    "a policy that there is not": ({"config": {"policy": {"name": "flotila"}}}, ("/config/policy/name",)),
+    "a selector that there is not": ({"config": {"selector": {"name": "best"}}}, ("/config/selector/name",)),
+    "a batching rule that there is not": (
+        {"config": {"scheduler": {"batching": "lifo"}}},
+        ("/config/scheduler/batching", "sarathi"),
+    ),
+    "a tier downgraded to one that there is not": (
+        {"config": {"tiers": {"fast": {"downgrade_to": "slow"}, "batch": {}}}},
+        ("config.tiers.fast.downgrade_to", "slow", "batch"),
+    ),
     "front ends that listen themselves": (
         {"config": {"http": {"direct": True}}},
         ("config.http.direct", "false"),

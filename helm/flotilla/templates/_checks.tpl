@@ -55,6 +55,14 @@
 {{- fail (printf "config asks for %v GPUs (%v for each of at most %v cells), and workerGroups have at most %d (maxReplicas times gpu.count)" (mulf $needed $cells) $needed $cells $gpus) -}}
 {{- end -}}
 
+{{- $tiers := default (dict) .Values.config.tiers -}}
+{{- range $name, $tier := $tiers -}}
+{{- $below := default "default" (default (dict) $tier).downgrade_to -}}
+{{- if and (ne $below "default") (not (hasKey $tiers $below)) -}}
+{{- fail (printf "config.tiers.%s.downgrade_to names %q; the tiers are: %s, default" $name $below (keys $tiers | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- end -}}
+
 {{- if dig "http" "direct" false .Values.config -}}
 {{- fail "config.http.direct must be false: on Kubernetes requests arrive through Ray Serve's proxies, whose health the operator watches" -}}
 {{- end -}}
