@@ -306,6 +306,18 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a share above 100": ({"upgrade": {"incremental": {"maxSurgePercent": 120}}}, ("/maxSurgePercent",)),
     "a route to nowhere": ({"httpRoute": {"enabled": True}}, ("httpRoute.parentRefs",)),
     "a certificate of no host": ({"ingress": {"tlsSecretName": "a"}}, ("ingress.host",)),
+    "a target whose budget no burn rate exhausts": (
+        {"monitoring": {"rules": {"sloTarget": 0.9}}},
+        ("/monitoring/rules/sloTarget",),
+    ),
+    "a target of a tier that there is not": (
+        {"monitoring": {"rules": {"tierTargets": {"fast": 0.99}}}},
+        ("monitoring.rules.tierTargets", "fast"),
+    ),
+    "a place of runbooks that is no address": (
+        {"monitoring": {"rules": {"runbookBaseUrl": "docs"}}},
+        ("/monitoring/rules/runbookBaseUrl",),
+    ),
     "an interval of no unit": (
         {"monitoring": {"podMonitor": {"interval": "15"}}},
         ("/monitoring/podMonitor/interval",),

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import pytest
 import yaml
 
+from deployments.dashboards.recording import LEAST_TARGET, SloTargets
+from deployments.dashboards.rule_files import RUNBOOKS, rule_files
 from tests.helm.rendered_chart import (
+    CHART,
     cluster,
     group,
     merged,
@@ -148,6 +155,34 @@ def test_dashboards_carry_grafanas_label() -> None:
 def test_prometheus_templates_in_alerts_survive_helm() -> None:
     rules = of_kind("PrometheusRule", {"monitoring": {"rules": {"enabled": True}}})
     assert "{{" in yaml.safe_dump(rules)
+
+
+RULES: list[dict[str, object]] = [
+    {},
+    {"runbookBaseUrl": "https://git.example.org/docs/runbooks/"},
+    {"sloTarget": 0.999},
+    {"sloTarget": 0.94, "tierTargets": {"batch": 0.95, "interactive": 0.99}},
+]
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_targets_and_links_are_as_the_command_would_write_them(rules: dict[str, Any]) -> None:
+    values = {
+        "config": {"tiers": {"batch": {}, "interactive": {}}},
+        "monitoring": {"rules": {"enabled": True, **rules}},
+    }
+    found = {found["spec"]["groups"][0]["name"]: found["spec"] for found in of_kind("PrometheusRule", values)}
+    targets = SloTargets(rules.get("sloTarget", 0.95), rules.get("tierTargets", {}))
+    texts = rule_files(targets, rules.get("runbookBaseUrl", RUNBOOKS))
+    written = [yaml.safe_load(text) for text in texts.values()]
+    assert found == {each["groups"][0]["name"]: each for each in written}
+
+
+def test_a_target_of_the_chart_is_one_that_the_command_takes() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    shares = schema["properties"]["monitoring"]["properties"]["rules"]["properties"]["sloTarget"]
+    assert LEAST_TARGET <= shares["minimum"] < LEAST_TARGET + 0.01
+    assert shares["exclusiveMaximum"] == 1
 
 
 def test_helm_test_is_a_hook() -> None:

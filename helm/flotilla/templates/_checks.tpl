@@ -63,6 +63,12 @@
 {{- end -}}
 {{- end -}}
 
+{{- range $tier, $_ := .Values.monitoring.rules.tierTargets -}}
+{{- if and (ne $tier "default") (not (hasKey $tiers $tier)) -}}
+{{- fail (printf "monitoring.rules.tierTargets names %q; the tiers of config.tiers are: %s, default" $tier (keys $tiers | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- end -}}
+
 {{- if dig "http" "direct" false .Values.config -}}
 {{- fail "config.http.direct must be false: on Kubernetes requests arrive through Ray Serve's proxies, whose health the operator watches" -}}
 {{- end -}}
