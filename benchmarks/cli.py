@@ -169,6 +169,10 @@ def engine(
     config: Annotated[
         Path | None, typer.Option(exists=True, help="Cell configuration; the demo family if unset.")
     ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(exists=True, help="Cost profile of this machine, for the policy."),
+    ] = None,
     prompts: Prompts = "zoo",
     domain: Annotated[list[str] | None, typer.Option(help="Classes to measure; all if unset.")] = None,
     batch: Annotated[
@@ -201,12 +205,13 @@ def engine(
 
     # Before torch is imported: idle threads must not spin while another engine is measured.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from benchmarks import engine_run, tables
+    from benchmarks import engine_run
 
     try:
-        record = engine_run.run(
+        engine_run.run(
             engine_run.EngineOptions(
                 config=config,
+                profile=profile,
                 source=prompts,
                 domains=tuple(domain or ()),
                 concurrencies=tuple(batch or (1, 8, 32)),
@@ -220,11 +225,11 @@ def engine(
                 prompt_lookup=prompt_lookup,
                 peer_threads=peer_threads,
                 seed=seed,
+                json_file=json_file,
             )
         )
     except (ValueError, RuntimeError, OSError) as error:
         raise failed("engine", error) from None
-    tables.write_json(json_file, record)
 
 
 @app.command()

@@ -131,11 +131,13 @@ def compare(
     end_tokens: Sequence[int],
     reference: str,
     before_run: Callable[[], None] = lambda: None,
+    after_round: Callable[[Comparison], object] = lambda comparison: None,
 ) -> Comparison:
     """Measure every engine on every class and concurrency, round robin.
 
     A run has `per_domain` prompts, or as many as there are streams if that is more. `reference` names the
-    engine whose outputs the others' are compared with. `before_run` is called before each run.
+    engine whose outputs the others' are compared with. `before_run` is called before each run, and
+    `after_round` with what is measured so far, all classes together included, after each round but the last.
     """
     comparison = Comparison()
     able = {
@@ -169,13 +171,24 @@ def compare(
                         outputs[engine.name] = result.outputs
                         bar.advance(task)
                     _count_differences(comparison, outputs, end_tokens, reference)
+            _add_totals(comparison, engines, deck.domains, concurrencies)
+            if number + 1 < rounds:
+                after_round(comparison)
+    return comparison
+
+
+def _add_totals(
+    comparison: Comparison,
+    engines: Sequence[EngineUnderTest],
+    domains: Sequence[str],
+    concurrencies: Sequence[int],
+) -> None:
     for concurrency in concurrencies:
         for engine in engines:
-            parts = [comparison.cells.get((engine.name, domain, concurrency)) for domain in deck.domains]
+            parts = [comparison.cells.get((engine.name, domain, concurrency)) for domain in domains]
             measured = [part for part in parts if part is not None]
             if len(measured) > 1:
                 comparison.cells[engine.name, ALL, concurrency] = total(measured)
-    return comparison
 
 
 def _count_differences(

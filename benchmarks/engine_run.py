@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import demo, tables
 from benchmarks import prompts as prompt_sources
-from benchmarks.engine import Deck, compare, print_comparison, to_json
+from benchmarks.engine import Comparison, Deck, compare, print_comparison, to_json
 from benchmarks.engine_under_test import EngineUnderTest
 from benchmarks.local_engine import InProcessEngine, without_speculation
 from benchmarks.transformers_engine import GenerateBatchEngine, GenerateEngine, Reference, generate
@@ -30,6 +30,7 @@ class EngineOptions:
     """What `flotilla bench engine` was asked to do; see its help for the meaning of each."""
 
     config: Path | None = None
+    profile: Path | None = None
     source: str = "zoo"
     domains: tuple[str, ...] = ()
     concurrencies: tuple[int, ...] = (1, 8, 32)
@@ -43,6 +44,7 @@ class EngineOptions:
     prompt_lookup: int = 8
     peer_threads: int = 0
     seed: int = 0
+    json_file: Path | None = None
 
 
 def own_engine(
@@ -101,8 +103,10 @@ def build_engines(
 
 
 def run(options: EngineOptions) -> dict[str, Any]:
-    """Run the comparison, print its tables and return its JSON record."""
+    """Run the comparison, print its tables and return its JSON record, which is written after each round."""
     config = demo.load_config(options.config)
+    if options.profile is not None:
+        config = config.model_copy(update={"profile": str(options.profile)})
     reference = Reference(demo.directory(config.target.path), config.target.dtype, config.target.quantization)
     loaded = [
         prompt
@@ -114,6 +118,17 @@ def run(options: EngineOptions) -> dict[str, Any]:
     encoded = [reference.encode(prompt) for prompt in loaded]
     deck = Deck(loaded, encoded, bound=options.max_tokens, seed=options.seed)
     threads = options.peer_threads or best_threads(reference, encoded[0])
+    baselines = [PLAIN, GENERATE] if options.peers else [PLAIN]
+
+    def keep(comparison: Comparison) -> dict[str, Any]:
+        record = to_json(comparison, OWN, baselines) | {
+            "options": asdict(options),
+            "transformers_threads": threads,
+            "prompts_repeated": deck.repeats,
+        }
+        tables.write_json(options.json_file, record)
+        return record
+
     with ExitStack() as stack:
         with tables.console.status("Starting engines..."):
             engines = build_engines(options, config, reference, threads, stack)
@@ -125,8 +140,8 @@ def run(options: EngineOptions) -> dict[str, Any]:
             rounds=options.rounds,
             end_tokens=reference.end_tokens,
             reference=GENERATE if options.peers else PLAIN,
+            after_round=keep,
         )
-    baselines = [PLAIN, GENERATE] if options.peers else [PLAIN]
     where = options.url or ("Ray cell, through its stream" if options.processes else "one process")
     tables.console.print(
         f"{os.path.basename(reference.path)} in {config.target.dtype}, greedy, medians of "
@@ -138,9 +153,4 @@ def run(options: EngineOptions) -> dict[str, Any]:
             "that cache prefixes.[/yellow]"
         )
     print_comparison(comparison, [engine.name for engine in engines], OWN, baselines)
-    record = to_json(comparison, OWN, baselines)
-    return record | {
-        "options": asdict(options),
-        "transformers_threads": threads,
-        "prompts_repeated": deck.repeats,
-    }
+    return keep(comparison)

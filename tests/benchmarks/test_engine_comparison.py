@@ -73,6 +73,22 @@ def test_medians_ratios_and_bounds() -> None:
     json.dumps(record, allow_nan=False)
 
 
+def test_what_is_measured_so_far_is_told_after_each_round_but_the_last() -> None:
+    told: list[int] = []
+    comparison = compare(
+        [FakeEngine("a", 0.1)],
+        deck(),
+        concurrencies=[1],
+        per_domain=2,
+        rounds=3,
+        end_tokens=END,
+        reference="a",
+        after_round=lambda found: told.append(len(found.cells["a", ALL, 1].seconds)),
+    )
+    assert told == [1, 2]
+    assert len(comparison.cells["a", ALL, 1].seconds) == 3
+
+
 def test_every_engine_gets_the_same_prompts_and_none_twice() -> None:
     first, second = FakeEngine("a", 0.1), FakeEngine("b", 0.1)
     dealt = deck()
