@@ -4,6 +4,7 @@
 #   scripts/gpu_wheels.sh [PYTHON_VERSION]        then carry .gpu/ there; scripts/gpu_session.sh unpacks it
 set -eu
 python_version=${1:-3.12}
+most_mib=${MOST_MIB:-64} # that may travel: the working tree and what is carried
 root=$(cd "$(dirname "$0")/.." && pwd)
 out=$root/.gpu
 work=$(mktemp -d)
@@ -32,4 +33,12 @@ done
 # Tables of engines that nobody here runs; the modules beside them are imported.
 find flashinfer/fused_moe/backends/cudnn_frost -type f ! -name '*.py' -delete
 tar -cf - flashinfer flashinfer_python-*.dist-info | xz -6 > "$out/flashinfer.tar.xz"
+cd "$root"
 du -sh "$out"
+{ git ls-files -z --cached --others --exclude-standard; find .gpu -type f -print0; } |
+    xargs -0 stat -c %s 2>/dev/null | awk -v most="$most_mib" '
+        { sum += $1 / 1048576 }
+        END {
+            printf "the working tree with .gpu: %.1f MiB, of %d that may travel\n", sum, most
+            if (sum > most) { print "too much: docs/gpu.md says what to leave out" > "/dev/stderr"; exit 1 }
+        }'
