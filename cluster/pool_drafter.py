@@ -66,7 +66,10 @@ def build_pool_drafter(config: DrafterConfig, vocab_size: int, max_tokens: int, 
 
 def _build_model(config: ModelDrafterConfig, vocab_size: int, target: Path) -> Drafter:
     """A model drafter, in a retokenizing one if its tokens are not the target's."""
+    from drafters.first_drafts import draft_first
     from drafters.retokenize_vocabulary import have_same_tokens
+    from engine.devices import resolve_device
+    from engine.triton_support import runs_triton
 
     directory = model_directory(config.path)
     same = have_same_tokens(target, directory)
@@ -90,6 +93,8 @@ def _build_model(config: ModelDrafterConfig, vocab_size: int, target: Path) -> D
         prefix_sharing=config.prefix_sharing,
         max_depth=RETOKENIZED_DEPTH if same is False else MODEL_DEPTH,
     )
+    if runs_triton(resolve_device(config.device)):
+        draft_first(drafter)
     if same is not False and drafter.capabilities.vocab_size == vocab_size:
         return drafter
     if same is None or not config.retokenize:

@@ -17,6 +17,8 @@ from engine.heads import DecodingHeads, load_heads
 from engine.loading import load_runner
 from engine.runner import ModelRunner
 from engine.tensor_parallel import join
+from engine.triton_sampling import prepare_sampling
+from engine.triton_support import runs_triton
 from verifier.profile import measure_head_costs, measure_step_costs
 from verifier.verifier import Verifier
 
@@ -79,6 +81,8 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
         quantization=config.quantization,
         trust_remote_code=config.trust_remote_code,
     )
+    if runs_triton(device):
+        prepare_sampling(runner.shape.vocab_size, device)
     heads = None
     if config.heads is not None:
         heads = load_heads(model_directory(config.heads), runner, model_directory(config.path))

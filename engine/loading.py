@@ -177,8 +177,8 @@ def load_runner(
                 warm_up(loaded)
             if has_kernels and (route == "fp8" or quantization is not None):
                 warm_up(loaded, PROMPT_ROWS)
-            if isinstance(loaded, LlamaRunner):
-                loaded.attention.prepare(0, loaded.heads)
+        if isinstance(loaded, LlamaRunner):
+            loaded.attention.prepare(0, loaded.heads)
         del model
         if not on_host:
             if device_share < 1 and (obstacle := why_by_turns()) is not None:

@@ -7,7 +7,9 @@ Torch takes a hundred and more, most of them to compute Philox's words with 64-b
 from __future__ import annotations
 
 import importlib
+import logging
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +18,8 @@ import torch
 
 from engine.devices import to_device
 from engine.sampling_params import SamplingParams
+
+_log = logging.getLogger(__name__)
 
 #: Tokens that a program handles at a time; Philox makes four at once.
 _TOKENS = 2048
@@ -78,6 +82,17 @@ def shape_by_triton(
         num_warps=8,
     )
     return out
+
+
+def prepare_sampling(vocab_size: int, device: torch.device) -> None:
+    """Compile the kernels for a vocabulary, seconds the first time, so that no request waits for that."""
+    began = time.perf_counter()
+    params = [SamplingParams(temperature=1.0, top_p=0.9, top_k=2)]
+    scores = torch.zeros(1, vocab_size, device=device)
+    for perturbed in (False, True):
+        shape_by_triton(scores, params, [0], perturbed=perturbed)
+    gumbel_by_triton([0], [0], vocab_size, device)
+    _log.info("kernels for sampling are compiled, %.1f s", time.perf_counter() - began)
 
 
 def _described(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -28,9 +29,15 @@ def emulation() -> Iterator[Emulation | None]:
         yield None
         return
     # A forward takes Triton's interpreter a second.
-    none = mock.patch("engine.warm_up.CAPTURED_REQUESTS", ())
-    with emulated_cuda() as device, none, mock.patch("engine.loading.PROMPT_ROWS", (40,)):
-        yield device
+    fewer = {
+        "engine.warm_up.CAPTURED_REQUESTS": (),
+        "engine.loading.PROMPT_ROWS": (40,),
+        "drafters.first_drafts.WIDTHS": (),
+    }
+    with contextlib.ExitStack() as stack:
+        for name, few in fewer.items():
+            stack.enter_context(mock.patch(name, few))
+        yield stack.enter_context(emulated_cuda())
 
 
 @pytest.fixture

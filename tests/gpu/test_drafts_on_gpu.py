@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from cluster.drafter_config import ModelDrafterConfig
+from cluster.placement_config import PlacementConfig
+from cluster.pool_drafter import build_pool_drafter
 from drafters.messages import DraftItem, DraftPlan
 from drafters.model_drafter import ModelDrafter
 from engine.attention_kinds import AttentionKind
@@ -121,6 +124,24 @@ def test_chains_with_flashinfer_wait_for_events_only(drafter: Path, cuda: torch.
         pytest.skip(reason)
     # Two rows each would be captured with masks, whose planning waits.
     waits_for_events_only(drafting(drafter, "flashinfer", on_device=True), 1, new=1)
+
+
+def test_kernels_of_usual_drafts_are_launched_before_a_drafter_serves(
+    drafter: Path, emulated: Emulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drafters.first_drafts.WIDTHS", (2,))
+    monkeypatch.setattr("drafters.first_drafts._DEPTHS", (3,))
+    monkeypatch.setattr("engine.loading.warm_up", lambda *_: None)  # interpreted, half a minute
+    config = ModelDrafterConfig(
+        name="a", path=str(drafter), device="cuda", num_slots=64, placement=PlacementConfig(num_gpus=1)
+    )
+    vocab = load_runner(drafter, num_slots=8, self_test=False).shape.vocab_size
+    before = len(emulated.launches)
+    made = build_pool_drafter(config, vocab, 64, str(drafter))
+    kernels = {"grow", "see", "best_of_block", "best_of_blocks", "scale_and_find_cuts", "cut_and_perturb"}
+    assert kernels <= set(emulated.launches[before:])
+    assert isinstance(made, ModelDrafter)
+    assert made.free_slots == 64
 
 
 @pytest.mark.parametrize("vocab", [4096, 128_256])
