@@ -22,7 +22,10 @@ from engine.sampling_params import SamplingParams
 _log = logging.getLogger(__name__)
 
 #: Tokens that a program handles at a time; Philox makes four at once.
-_TOKENS = 2048
+_TOKENS, _WARPS = 2048, 8
+# A cut is one program a row, which passes over the row 19 times for top_p and waits for memory twice a block:
+# so blocks are large. 1,024 threads may have 64 registers each.
+_CUT_TOKENS, _CUT_WARPS = 8192, 32
 _MASK64 = (1 << 64) - 1
 
 
@@ -35,7 +38,7 @@ def gumbel_by_triton(
     words = np.array([positions, [seed & _MASK64 for seed in seeds]], dtype=np.uint64)
     about = to_device(torch.from_numpy(words.view(np.int64)), device)
     kernels.gumbel[len(seeds), -(-vocab_size // _TOKENS)](
-        out, about[0], about[1], vocab_size, TOKENS=_TOKENS, num_warps=8
+        out, about[0], about[1], vocab_size, TOKENS=_TOKENS, num_warps=_WARPS
     )
     return out
 
@@ -69,7 +72,9 @@ def shape_by_triton(
     table = to_device(torch.from_numpy(_described(params, positions, vocab)), scores.device)
     keys = torch.empty(rows, dtype=torch.int32, device=scores.device)
     out = scores if in_place else torch.empty_like(scores)
-    kernels.scale_and_find_cuts[(rows,)](scores, out, table, keys, vocab, TOKENS=_TOKENS, num_warps=8)
+    kernels.scale_and_find_cuts[(rows,)](
+        scores, out, table, keys, vocab, TOKENS=_CUT_TOKENS, num_warps=_CUT_WARPS
+    )
     kernels.cut_and_perturb[rows, -(-vocab // _TOKENS)](
         scores,
         out,
@@ -79,7 +84,7 @@ def shape_by_triton(
         vocab,
         IS_PERTURBED=perturbed,
         TOKENS=_TOKENS,
-        num_warps=8,
+        num_warps=_WARPS,
     )
     return out
 

@@ -16,11 +16,13 @@ ROOT = Path(__file__).parents[2]
 Kernel = tuple[str, dict[str, str], dict[str, Any], dict[str, int]]
 
 _SCRIPT = """
-import importlib, json, sys
+import importlib, json, os, re, subprocess, sys
+import triton
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+dump = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
 found = []
 for name, types, constants, options in json.load(sys.stdin):
     module, _, function = name.rpartition(".")
@@ -34,17 +36,42 @@ for name, types, constants, options in json.load(sys.stdin):
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     target = GPUTarget("cuda", options.pop("arch", 90), 32)
     binary = compile(source, target=target, options=options)
-    found.append([binary.metadata.shared, binary.asm["ptx"], len(binary.asm["cubin"])])
+    with open("code.cubin", "wb") as file:
+        file.write(binary.asm["cubin"])
+    used = subprocess.check_output([dump, "--dump-resource-usage", "code.cubin"], text=True)
+    number = {what: int(n) for what, n in re.findall(r"(REG|STACK|LOCAL):([0-9]+)", used)}
+    asm, metadata = binary.asm, binary.metadata
+    sizes = [metadata.shared, number["REG"], number["STACK"] + number["LOCAL"], metadata.num_warps]
+    found.append([*sizes, asm["ptx"], asm["ttgir"]])
 json.dump(found, sys.stdout)
 """
 
 
 class Compiled(NamedTuple):
-    """Bytes of shared memory, the code as text, and bytes of machine code."""
+    """What a kernel takes of a processor, and its code in two of the compiler's languages.
+
+    Attributes:
+        shared: bytes of shared memory.
+        registers: of each thread.
+        spilled: bytes of each thread in memory, for want of registers.
+        warps: of a program.
+        ptx, ttgir: code.
+    """
 
     shared: int
+    registers: int
+    spilled: int
+    warps: int
     ptx: str
-    size: int
+    ttgir: str
+
+    def fitting(self, shared_bytes: int) -> int:
+        """Programs that fit on a processor with 65,536 registers and so many bytes of shared memory.
+
+        Registers are given out in eights to a thread; a program takes 1 KB beside its own.
+        """
+        registers = -(-self.registers // 8) * 8 * 32 * self.warps
+        return min(65_536 // registers, shared_bytes // (self.shared + 1024))
 
 
 def compiled(kernels: Sequence[Kernel]) -> list[Compiled]:
@@ -62,7 +89,7 @@ def compiled(kernels: Sequence[Kernel]) -> list[Compiled]:
                 "TRITON_CACHE_DIR": cache,
                 "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
             },
-            cwd=ROOT,
+            cwd=cache,
             capture_output=True,
             text=True,
             check=False,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -88,6 +86,7 @@ def test_scores_are_those_of_torch(
     given_scores = logits.clone()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton_sampling, "_TOKENS", 32)
+        patch.setattr(triton_sampling, "_CUT_TOKENS", 32)
         found = shape_by_triton(given_scores, params, positions, perturbed=perturbed, in_place=in_place)
     assert (found.data_ptr() == given_scores.data_ptr()) == in_place
     assert in_place or torch.equal(given_scores, logits)
@@ -134,6 +133,8 @@ def test_decisions_are_those_of_torch(params: list[SamplingParams], seed: int) -
     before = logits.clone()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "runs_triton", lambda device: True)
+        patch.setattr(triton_sampling, "_CUT_TOKENS", 128)  # interpreted, what lies behind the row takes time
+        patch.setattr(triton_sampling, "_TOKENS", 128)
         tokens, gaps = decide(logits, rows).fetch()
     assert torch.equal(logits, before)
     assert tokens == expected_tokens
@@ -144,25 +145,32 @@ def test_kernels_compile_for_gpus() -> None:
     """Without registers spilled to memory, by Triton's compiler; nothing is run."""
     scores = {"scores": "*fp32", "out": "*fp32", "table": "*i32"}
     rest = {"keys": "*i32", "vocab": "i32"}
-    kernels: list[tuple[str, dict[str, str], dict[str, Any], dict[str, int]]] = [
-        ("gumbel", {"out": "*fp32", "positions": "*i64", "seeds": "*i64", "vocab": "i32"}, {}, {}),
-        ("scale_and_find_cuts", scores | rest, {}, {}),
-        ("cut_and_perturb", scores | {"seeds": "*i64"} | rest, {"IS_PERTURBED": True}, {}),
-        ("cut_and_perturb", scores | {"seeds": "*i64"} | rest, {"IS_PERTURBED": False}, {"arch": 80}),
-    ]
+    usual = ({"TOKENS": triton_sampling._TOKENS}, {"num_warps": triton_sampling._WARPS})
+    cut = ({"TOKENS": triton_sampling._CUT_TOKENS}, {"num_warps": triton_sampling._CUT_WARPS})
+    seeds = {"seeds": "*i64"}
     found = compiled(
         [
-            (
-                f"engine.sampling_kernels.{name}",
-                types,
-                constants | {"TOKENS": triton_sampling._TOKENS},
-                options | {"num_warps": 8},
-            )
-            for name, types, constants, options in kernels
+            (f"engine.sampling_kernels.{name}", types, constants | sizes, options | {"arch": arch})
+            for name, types, constants, (sizes, options), arch in [
+                (
+                    "gumbel",
+                    {"out": "*fp32", "positions": "*i64", "seeds": "*i64", "vocab": "i32"},
+                    {},
+                    usual,
+                    90,
+                ),
+                ("cut_and_perturb", scores | seeds | rest, {"IS_PERTURBED": True}, usual, 90),
+                ("cut_and_perturb", scores | seeds | rest, {"IS_PERTURBED": False}, usual, 80),
+                ("scale_and_find_cuts", scores | rest, {}, cut, 90),
+                ("scale_and_find_cuts", scores | rest, {}, cut, 80),
+                ("scale_and_find_cuts", scores | rest, {}, cut, 120),
+            ]
         ]
     )
     for one in found:
-        assert not re.search(r"(ld|st)\.local", one.ptx)
+        assert one.spilled == 0
+        assert one.fitting(99 << 10) >= 1
         assert "st.global.v4" in one.ptx or "st.global.v2" in one.ptx  # whole lines of memory
-    assert "div.rn.f32" in found[1].ptx  # an approximate quotient would be another distribution
-    assert "fma.rn.f64" in found[2].ptx  # logarithms of the noise
+    assert "fma.rn.f64" in found[1].ptx  # logarithms of the noise
+    for one in found[3:]:
+        assert "div.rn.f32" in one.ptx  # an approximate quotient would be another distribution

@@ -33,6 +33,7 @@ def emulation() -> Iterator[Emulation | None]:
         "engine.warm_up.CAPTURED_REQUESTS": (),
         "engine.loading.PROMPT_ROWS": (40,),
         "drafters.first_drafts.WIDTHS": (),
+        "engine.triton_sampling._CUT_TOKENS": 512,
     }
     with contextlib.ExitStack() as stack:
         for name, few in fewer.items():
