@@ -204,18 +204,20 @@ def see(segments, committed, laid, seen, rows, laid_out, columns, BYTES: tl.cons
     """Put into a batch's table what the rows of trees see, where the device says it.
 
     Grid: (segments,). segments, seen: see `SegmentTable`. committed int64 [segments], keys before those with
-    a mask; laid uint8 [segments, laid_out, columns], the mask, of which a segment's first `rows` count.
+    a mask; laid uint8 [segments, laid_out, columns], the mask, of which a segment's first `rows` count. Of a
+    captured forward `rows` may be more than were laid out: the others are padding, which sees none of these.
     """
     segment = tl.program_id(0).to(tl.int64)
     about = segments + segment * 7
     size = rows * columns
+    laid_size = tl.minimum(rows, laid_out) * columns
     tl.store(about + 4, tl.load(committed + segment).to(tl.int32))
     tl.store(about + 5, (segment * size).to(tl.int32))
     tl.store(about + 6, columns)
     for start in range(0, size, BYTES):
         place = start + tl.arange(0, BYTES)
         is_byte = place < size
-        bits = tl.load(laid + segment * laid_out * columns + place, mask=is_byte, other=0)
+        bits = tl.load(laid + segment * laid_out * columns + place, mask=place < laid_size, other=0)
         tl.store(seen + segment * size + place, bits, mask=is_byte)
 
 

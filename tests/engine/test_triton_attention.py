@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
 from engine.runner import Segment
 from engine.static_attention import MOST_COLUMNS
-from engine.triton_attention import MOST_SPLITS, TritonAttention, described, num_splits, tile_of
+from engine.triton_attention import FIELDS, MOST_SPLITS, TritonAttention, described, num_splits, tile_of
 from engine.triton_support import why_not_triton
 from tests.engine import tiny_models
 from tests.engine.compiling import Kernel, compiled
@@ -198,6 +199,26 @@ def test_rows_of_the_device_are_forwarded_as_those_of_the_host(
     assert_rows_are_forwarded(
         GraphedRunner(runner, capture_at=1) if is_graphed else runner, weights, shapes, is_chain, seed
     )
+
+
+@pytest.mark.parametrize(("rows", "laid_out"), [(16, 4), (4, 4), (2, 4)])
+def test_masks_are_read_as_far_as_they_were_laid_out(rows: int, laid_out: int) -> None:
+    """A captured forward has room for more rows than a batch; behind its masks lies what is not theirs."""
+    kernels: Any = importlib.import_module("engine.triton_kernels")
+    segments, columns, guard = 3, 20, 77
+    memory = torch.full((segments * max(rows, laid_out) * columns + 64,), guard, dtype=torch.uint8)
+    laid = memory[: segments * laid_out * columns].random_(0, 2).view(segments, laid_out, columns)
+    table = torch.zeros(segments * FIELDS, dtype=torch.int32)
+    seen = torch.full((segments * rows * columns + 64,), guard, dtype=torch.uint8)
+    committed = torch.tensor([5, 6, 7])
+    kernels.see[(segments,)](table, committed, laid, seen, rows, laid_out, columns, BYTES=32, num_warps=4)
+    expected = torch.zeros(segments, rows, columns, dtype=torch.uint8)
+    expected[:, :laid_out] = laid[:, :rows]
+    assert torch.equal(seen[: expected.numel()].view_as(expected), expected)
+    assert (seen[expected.numel() :] == guard).all()
+    assert table.view(segments, FIELDS)[:, 4:].tolist() == [
+        [committed, index * rows * columns, columns] for index, committed in enumerate((5, 6, 7))
+    ]
 
 
 def test_wider_masks_than_a_captured_forward_holds_go_the_ordinary_way(weights: LlamaWeights) -> None:
