@@ -101,18 +101,15 @@ class FlashInferStatic:
         scale: float,
         max_tokens: int,
     ) -> None:
-        """A wrapper for `shape`, causal if it has one row per request; `max_tokens` bounds every request."""
+        """A wrapper for `shape`, causal if it has one row per request; `max_tokens` bounds every context."""
         self._attention, self._shape, self._scratch = attention, shape, scratch
         self._q_heads, self._scale = q_heads, scale
+        # Requests of nobody have a key each.
+        keys = most_keys(shape, max_tokens, attention.num_slots) + shape.requests
         mask_bytes = 0
-        if shape.rows > 1:
-            mask_bytes = shape.requests * (-(-shape.rows * max_tokens // 8))
-        self._wrapper = attention.graph_wrapper(
-            # Requests of nobody have a key each.
-            shape.requests,
-            most_keys(shape, max_tokens, attention.num_slots) + shape.requests,
-            mask_bytes,
-        )
+        if shape.rows > 1:  # a bit per row and key, the last byte of each request its own
+            mask_bytes = -(-shape.rows * keys // 8) + shape.requests
+        self._wrapper = attention.graph_wrapper(shape.requests, keys, mask_bytes)
         zero = np.zeros(0, dtype=np.int32)
         nobody = Segment(zero, zero, zero, zero)
         layout = paged_layout([nobody])
@@ -142,7 +139,7 @@ class TritonStatic:
     def __init__(
         self, attention: TritonAttention, shape: Shape, write: torch.Tensor, max_tokens: int
     ) -> None:
-        """Tables for `shape`; `max_tokens` bounds every request."""
+        """Tables for `shape`; `max_tokens` bounds every context."""
         self._attention, self._shape = attention, shape
         device = attention.device
         num_segments = shape.requests * FIELDS
@@ -181,8 +178,11 @@ class TritonStatic:
 
 
 def most_keys(shape: Shape, max_tokens: int, num_slots: int) -> int:
-    """Keys of a batch of `shape`, over all requests, at most."""
-    return min(shape.requests * max_tokens, MOST_READS * num_slots)
+    """Keys of a batch of `shape`, over all requests, at most.
+
+    `max_tokens` bounds how deep a tree may be at the end of a context, not how many rows it has.
+    """
+    return min(shape.requests * (max_tokens + MOST_COLUMNS), MOST_READS * num_slots)
 
 
 def static_attention(
@@ -204,7 +204,7 @@ def static_attention(
         write: int64 [rows of `shape`], where it will stay: slots that the rows' keys are written to.
         q_heads: of the model.
         scale: of attention scores.
-        max_tokens: of a request, at most.
+        max_tokens: of a context, at most.
     """
     if isinstance(attention, FlashInferAttention):
         return FlashInferStatic(

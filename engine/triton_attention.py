@@ -66,7 +66,7 @@ class TritonPlan(PaddedPlan):
     Attributes:
         table: the batch.
         most_rows: of a segment.
-        most_keys: of a segment, or a bound on it.
+        most_keys: of a segment, or about as many at most: it decides into how many parts keys go, no more.
     """
 
     table: SegmentTable

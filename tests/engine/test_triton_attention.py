@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ from engine import triton_attention
 from engine.attention import PaddedAttention
 from engine.attention_kinds import attention_of_drafter, make_attention
 from engine.cuda_graphs import GraphedRunner
-from engine.device_rows import all_rows
+from engine.device_rows import DeviceRows, all_rows
 from engine.gated import gate, gate_by_triton
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
+from engine.padded_segments import Shape
 from engine.runner import Segment
 from engine.static_attention import MOST_COLUMNS
 from engine.triton_attention import FIELDS, MOST_SPLITS, TritonAttention, described, num_splits, tile_of
@@ -229,6 +231,35 @@ def test_wider_masks_than_a_captured_forward_holds_go_the_ordinary_way(weights: 
         segment = Segment(slots[:1], slots[:1], slots[-1:], slots[:-1], visible)
         runner.forward([segment], all_rows([segment]))
         assert len(runner.shapes) == captured
+
+
+@pytest.mark.parametrize("is_of_device", [False, True])
+def test_a_tree_at_the_end_of_the_context_may_have_more_rows_than_tokens_are_left(is_of_device: bool) -> None:
+    """Trees are cut by depth: context and rows together may be more than the model's longest sequence."""
+    longest, past, rows = 32, 30, 8
+    weights = load_llama_weights(tiny_models.build("llama_least"), max_tokens=longest)
+    plain = LlamaRunner(weights, 200)
+    attention = TritonAttention(201, dtype=torch.float32, device="cpu")
+    static = GraphedRunner(LlamaRunner(weights, 201, attention), capture_at=1)
+    slots = np.arange(past + rows, dtype=np.int32)
+    prompt = Segment(slots[:past], slots[:past], slots[:past], slots[:0])
+    # A root with seven children.
+    positions = np.full(rows, past + 1, dtype=np.int32)
+    positions[0] = past
+    visible = np.eye(rows, dtype=np.bool_)
+    visible[:, 0] = True
+    tree = Segment(slots[:rows], positions, slots[past:], slots[:past], visible)
+    for runner in (plain, static._runner):
+        runner.forward([prompt], all_rows([prompt]))
+    expected = plain.forward([tree], all_rows([tree]))
+    if is_of_device:
+        seen = torch.from_numpy(visible).unsqueeze(0)
+        on_device = DeviceRows(torch.arange(rows), torch.tensor([past]), seen)
+        got = static.forward_rows([replace(tree, visible=None)], on_device)
+    else:
+        got = static.forward([tree], all_rows([tree]))
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert static.shapes == [Shape(1, rows, 0, rows)]
 
 
 def test_batches_that_read_slots_too_often_go_the_ordinary_way(weights: LlamaWeights) -> None:

@@ -1,0 +1,82 @@
+"""What FlashInfer is told, with a stand-in that refuses what its wrappers refuse and computes nothing."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.flashinfer_attention import FlashInferAttention
+from engine.padded_segments import Shape, shape_of
+from engine.static_attention import FlashInferStatic
+from tests.engine.test_static_forwards import batch
+
+SLOTS = 600
+HEADS, DIM = 2, 64
+
+
+class Wrapper:
+    """`flashinfer.BatchPrefillWithPagedKVCacheWrapper`, as far as its `plan` (0.7.2) looks at sizes."""
+
+    def __init__(
+        self, workspace: torch.Tensor, layout: str, *, backend: str = "auto", **buffers: Any
+    ) -> None:
+        self.workspace, self.layout, self.backend, self.buffers = workspace, layout, backend, buffers
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        *,
+        custom_mask: torch.Tensor | None,
+        **options: Any,
+    ) -> None:
+        assert len(last_page_len) == len(qo_indptr) - 1 == len(kv_indptr) - 1
+        if not self.buffers.get("use_cuda_graph"):
+            return
+        assert len(qo_indptr) == len(self.buffers["qo_indptr_buf"])
+        assert len(indices) <= len(self.buffers["paged_kv_indices_buf"])
+        if custom_mask is not None:
+            bits = (qo_indptr[1:] - qo_indptr[:-1]) * (kv_indptr[1:] - kv_indptr[:-1])
+            assert int(((bits + 7) // 8).sum()) <= len(self.buffers["custom_mask_buf"])
+
+
+@pytest.fixture
+def attention(monkeypatch: pytest.MonkeyPatch) -> FlashInferAttention:
+    module = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=Wrapper)
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    monkeypatch.setattr("engine.flashinfer_attention.why_not_flashinfer", lambda *args: None)
+    found = FlashInferAttention(SLOTS, dtype=torch.float16, device="cpu")
+    found.allocate(0, HEADS, DIM, DIM)
+    return found
+
+
+def static(attention: FlashInferAttention, shape: Shape, max_tokens: int) -> FlashInferStatic:
+    write = torch.zeros(shape.num_rows, dtype=torch.int64)
+    return FlashInferStatic(
+        attention, shape, SLOTS - 1, write, q_heads=2 * HEADS, scale=0.1, max_tokens=max_tokens
+    )
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    trees=st.lists(
+        st.tuples(st.integers(20, 32), st.integers(1, 9), st.sampled_from(["tree", "wide"])),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_trees_at_the_end_of_contexts_fit_in_what_is_captured(
+    attention: FlashInferAttention, trees: list[tuple[int, int, str]]
+) -> None:
+    """They are cut by depth: context and rows together may be more than the model's longest sequence."""
+    segments = batch(np.random.default_rng(0), trees, np.arange(SLOTS))
+    static(attention, shape_of(segments, with_keys=False), max_tokens=32).fill(segments)
