@@ -72,6 +72,7 @@ class GraphedRunner:
         self._capture_at_beside = capture_at * CAPTURE_AT_BESIDE // CAPTURE_AT
         self._met: dict[Shape, int] = {}
         self._static: dict[Shape, _Static] = {}
+        self._has_room = True
         # What forwards of all shapes leave: each is read before the next is begun, and what a graph keeps
         # for itself no other graph can use.
         self._logits = self._final = torch.empty(0, device=runner.device)
@@ -127,7 +128,11 @@ class GraphedRunner:
 
     @torch.inference_mode()
     def capture(self, segments: Sequence[Segment]) -> None:
-        """Forward a batch, and capture its shape if that is possible and there is room for one more."""
+        """Forward a batch, and capture its shape if that is possible and there is room for one more.
+
+        Raises:
+            torch.cuda.OutOfMemoryError: if there is none after all; then this was the last capture.
+        """
         keep = all_rows(segments)
         static = self._static_for(segments, keep, max(map(_columns, segments)), at_once=True)
         if static is not None:
@@ -146,7 +151,6 @@ class GraphedRunner:
         self, static: _Static, segments: Sequence[Segment], keep: Int32, rows: DeviceRows | None = None
     ) -> torch.Tensor:
         """Logits of the rows `keep`, by the graph of the batch's shape, captured now if it is new."""
-        device = self._runner.device
         padded = pad_rows(segments, static.shape, self._scratch)
         numbers = np.zeros((4, static.shape.num_rows), dtype=np.int64)
         numbers[:3] = padded.tokens, padded.positions, padded.write
@@ -156,13 +160,13 @@ class GraphedRunner:
         if rows is not None:
             static.tokens.index_copy_(0, batch_rows, rows.tokens)
         key_tokens = static.attention.fill(segments, rows)
-        if device.type != "cuda":
-            self._compute(static)
-        else:
-            if static.graph is None:
-                self._capture(static)
-            assert static.graph is not None
-            static.graph.replay()
+        try:
+            self._run(static)
+        except torch.cuda.OutOfMemoryError:
+            self._has_room = False
+            raise
+        # Not before: a shape whose capture has failed is not one that others may be padded to.
+        self._static[static.shape] = static
         self._runner.note(self._final.index_select(0, batch_rows), key_tokens)
         return self._logits.index_select(0, batch_rows)
 
@@ -189,7 +193,8 @@ class GraphedRunner:
             (one for one in self._static if one.serves(shape)), key=lambda one: one.num_rows, default=None
         )
         needed = self._capture_at if near is None else self._capture_at_beside
-        if (self._met[shape] < needed and not at_once) or len(self._static) >= MOST_SHAPES:
+        is_due = self._met[shape] >= needed or at_once
+        if not is_due or not self._has_room or len(self._static) >= MOST_SHAPES:
             return None if near is None else self._static[near]
         runner = self._runner
         if not self._static:
@@ -205,8 +210,17 @@ class GraphedRunner:
             scale=runner.scale,
             max_tokens=runner.shape.max_tokens,
         )
-        self._static[shape] = _Static(shape, attend, runner.device)
-        return self._static[shape]
+        return _Static(shape, attend, runner.device)
+
+    def _run(self, static: _Static) -> None:
+        """Compute what its tensors say, by its graph, captured now if there is none."""
+        if self._runner.device.type != "cuda":
+            self._compute(static)
+            return
+        if static.graph is None:
+            self._capture(static)
+        assert static.graph is not None
+        static.graph.replay()
 
     def _compute(self, static: _Static) -> None:
         plan = static.attention.plan
