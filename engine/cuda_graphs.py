@@ -12,6 +12,7 @@ the capture itself is tested without a GPU.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -229,16 +230,18 @@ class GraphedRunner:
         self._final[: len(final)].copy_(final)
 
     def _capture(self, static: _Static) -> None:
-        """Compute on a stream of its own, as CUDA asks before a capture, then capture."""
-        current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        """Compute on another stream than the usual one, as CUDA asks before a capture, then capture on it."""
+        current, stream = torch.cuda.current_stream(), _capture_stream()
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            self._compute(static)
-        current.wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                self._compute(static)
+        finally:
+            current.wait_stream(stream)
         for group in static.attention.plan.groups:
             group.folded.clear()  # else the graph would read what the rehearsal derived
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
             self._compute(static)
         static.graph = graph
 
@@ -258,6 +261,13 @@ class GraphedRunner:
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `HiddenStateRunner`."""
         return self._runner.project(hidden)
+
+
+@functools.cache
+def _capture_stream() -> torch.cuda.Stream:
+    """One for all captures of the process: torch keeps a workspace of cuBLAS, 32 MiB on Hopper, for every
+    stream that has multiplied, for good and beside what the budget of memory counts."""
+    return torch.cuda.Stream()
 
 
 def _columns(segment: Segment) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,6 +181,33 @@ def test_usual_batches_are_captured_when_loading(
     assert static.shapes == before
 
 
+def test_all_captures_share_a_stream(
+    weights: dict[torch.dtype, LlamaWeights], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each that multiplies has a workspace of cuBLAS for good."""
+    streams: list[torch.cuda.Stream] = []
+    rehearse, graph = torch.cuda.stream, torch.cuda.graph
+
+    def noted(stream: torch.cuda.Stream) -> Any:
+        streams.append(stream)
+        return rehearse(stream)
+
+    def noted_graph(*args: Any, stream: torch.cuda.Stream, **options: Any) -> Any:
+        streams.append(stream)
+        return graph(*args, stream=stream, **options)
+
+    monkeypatch.setattr(torch.cuda, "stream", noted)
+    monkeypatch.setattr(torch.cuda, "graph", noted_graph)
+    for _ in range(2):
+        static = GraphedRunner(LlamaRunner(weights[torch.float32], 1001, "padded"), capture_at=1)
+        for rows in (1, 3):
+            segments = batch(np.random.default_rng(0), [(5, rows, "causal")], np.arange(1000, dtype=np.int32))
+            static.forward(segments, np.arange(rows, dtype=np.int32))
+        assert len(static.shapes) == 2
+    assert len(streams) >= 8
+    assert len(set(map(id, streams))) == 1
+
+
 @pytest.mark.parametrize("backend", ["padded", "triton"])
 def test_a_replay_waits_for_nothing(backend: AttentionKind, weights: dict[torch.dtype, LlamaWeights]) -> None:
     static = GraphedRunner(LlamaRunner(weights[torch.float32], 1001, backend), capture_at=1)
@@ -233,9 +261,10 @@ def test_kernels_equal_padded_attention(
 @only_on_gpus
 def test_automatic_slots_keep_to_the_budget(target: Path, cuda: torch.device) -> None:
     before = torch.cuda.memory_allocated(cuda)
-    runner = load_runner(target, num_slots="auto", memory_fraction=0.02, device_share=0.5, device="cuda")
+    # What the budget does not count, some 150 MiB of captured forwards and of cuBLAS, is to be 2 % of it.
+    runner = load_runner(target, num_slots="auto", memory_fraction=0.25, device_share=0.5, device="cuda")
     used = torch.cuda.memory_allocated(cuda) - before
-    budget = memory_of(cuda).total * 0.02 * 0.5
+    budget = memory_of(cuda).total * 0.25 * 0.5
     assert 0.7 * budget < used <= 1.02 * budget
     assert runner.num_slots > 1000
 
