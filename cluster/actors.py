@@ -308,11 +308,21 @@ def spawn(worker: type[_Worker], options: dict[str, Any], orphan_s: float | None
         options: Ray's, that say what is reserved for it and where it runs.
         orphan_s: how long it outlives its cell, if `options` make it detached.
     """
+    environment = worker_environment(options.get("num_gpus", 0.0))
     return (
         ray.remote(worker)
-        .options(max_restarts=0, max_task_retries=0, runtime_env={"env_vars": WORKER_ENV}, **options)
+        .options(max_restarts=0, max_task_retries=0, runtime_env={"env_vars": environment}, **options)
         .remote(orphan_s)
     )
+
+
+def worker_environment(num_gpus: float) -> dict[str, str]:
+    """Environment variables of a worker that reserves so many GPUs.
+
+    Which it sees Ray says where it reserves some; where none, Ray leaves it all of the node's, and with
+    `device: auto` it would take the first, beside whoever has reserved that.
+    """
+    return WORKER_ENV if num_gpus > 0 else {**WORKER_ENV, "CUDA_VISIBLE_DEVICES": ""}
 
 
 def end(actor: Any) -> None:

@@ -43,7 +43,7 @@ class DeviceConfig(StrictModel):
         placement: Any = getattr(self, "placement", None)
         if self.device == "cuda" and placement is not None and not placement.num_gpus:
             raise ValueError(
-                "`device: cuda` needs `placement.num_gpus`, 1 or a share such as 0.25: Ray hides GPUs from "
+                "`device: cuda` needs `placement.num_gpus`, 1 or a share such as 0.25: GPUs are hidden from "
                 "workers that reserve none. To share the target's GPU, give both shares that sum to at most "
                 "1, and the drafter `placement.collocate: target`"
             )

@@ -24,8 +24,8 @@ class DeviceUnavailable(Exception):
 def resolve_device(name: str | torch.device) -> torch.device:
     """The device that a configuration's name stands for.
 
-    `auto` is the first GPU that this process sees, the CPU if it sees none. Ray shows an actor only the GPUs
-    it has reserved (through CUDA_VISIBLE_DEVICES), so `cuda` is always index 0 there.
+    `auto` is the first GPU that this process sees, the CPU if it sees none. A worker of a cell sees only the
+    GPUs it has reserved (through CUDA_VISIBLE_DEVICES), so `cuda` is always index 0 there.
 
     Args:
         name: `auto`, `cpu`, `cuda`, `cuda:1`, or any device of torch.

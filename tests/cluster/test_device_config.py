@@ -15,7 +15,7 @@ from cluster.target import build_target
 
 
 def test_a_gpu_must_be_reserved_to_be_used() -> None:
-    with pytest.raises(ValidationError, match=r"`device: cuda` needs `placement.num_gpus`.*Ray hides GPUs"):
+    with pytest.raises(ValidationError, match=r"`device: cuda` needs `placement.num_gpus`.*GPUs are hidden"):
         TargetConfig(path="zoo:target-8x384", device="cuda")
     with pytest.raises(ValidationError, match="num_gpus"):
         ModelDrafterConfig(name="small", path="zoo:drafter", device="cuda")

@@ -15,7 +15,7 @@ from ray import serve
 from ray.exceptions import RayActorError
 from ray.util import get_placement_group, placement_group
 
-from cluster.actors import DrafterWorker, spawn
+from cluster.actors import DrafterWorker, end, spawn
 from cluster.drafter_config import PromptLookupConfig
 from cluster.members import Member
 from cluster.step_client import StepClient
@@ -103,6 +103,13 @@ async def loaded(system: str = "test") -> tuple[Any, int, Scheduler]:
 def spec() -> RequestSpec:
     sampling = SamplingParams(temperature=0.0, max_tokens=9)
     return RequestSpec(request_id="r", tokens=TOKENS, prompt_len=len(TOKENS), sampling=sampling)
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_a_worker_that_reserves_no_gpu_sees_none() -> None:
+    worker, pid, _ = await loaded()
+    assert psutil.Process(pid).environ()["CUDA_VISIBLE_DEVICES"] == ""
+    end(worker)
 
 
 @pytest.mark.usefixtures("cluster")
