@@ -44,6 +44,36 @@ def why_not_flashinfer(dtype: torch.dtype, device: torch.device, head_dim: int |
     return None
 
 
+class Wrapper:
+    """A wrapper of FlashInfer's that may be planned again before the device has done what was planned before.
+
+    `plan` writes its schedule to memory of the host that the wrapper owns, from where the device copies it
+    when it gets there. Who plans the next forward at once would overwrite it before.
+    """
+
+    def __init__(self, wrapper: Any) -> None:
+        """Around one that nobody else plans."""
+        self._wrapper = wrapper
+        self._copied: torch.cuda.Event | None = None
+
+    def plan(self, *layout: torch.Tensor | None, **options: Any) -> None:
+        """As FlashInfer's, once the device has copied the schedule before.
+
+        That is when it begins with the forward that was planned, so it is waited for the one before that.
+        """
+        if self._copied is None:
+            self._copied = torch.cuda.Event()
+        else:
+            self._copied.synchronize()
+        self._wrapper.plan(*layout, **options)
+        self._copied.record()
+
+    def run(self, q: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        """As FlashInfer's."""
+        out: torch.Tensor = self._wrapper.run(q, cache)
+        return out
+
+
 @dataclass(slots=True, eq=False)
 class Part:
     """What one wrapper computes of a forward.
@@ -58,7 +88,7 @@ class Part:
     layout: PagedLayout
     rows: torch.Tensor | None
     is_planned: bool = False
-    wrapper: Any = None
+    wrapper: Wrapper | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +119,7 @@ class FlashInferAttention(PaddedAttention):
         if obstacle is not None:
             raise ValueError(f"attention `flashinfer`: {obstacle}")
         self._module: Any = importlib.import_module("flashinfer")
-        self._wrappers: dict[bool, Any] = {}
+        self._wrappers: dict[bool, Wrapper] = {}
         self._scratch: torch.Tensor | None = None
 
     def allocate(self, layer: int, kv_heads: int, k_dim: int, v_dim: int) -> None:
@@ -146,14 +176,15 @@ class FlashInferAttention(PaddedAttention):
             out.index_copy_(0, part.rows, self.run_wrapper(self._wrapper(part), layer, asked))
         return out
 
-    def run_wrapper(self, wrapper: Any, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def run_wrapper(self, wrapper: Wrapper, layer: int, q: torch.Tensor) -> torch.Tensor:
         """[rows, q_heads * dim] of queries [rows, q_heads, dim], by a wrapper that was told the batch."""
         kv_heads, dim, _ = self._shapes[layer]
         cache = self._layers[layer].view(self.num_slots, 2, 1, kv_heads, dim)
-        out: torch.Tensor = wrapper.run(q.contiguous(), cache)
-        return out.flatten(1)
+        return wrapper.run(q.contiguous(), cache).flatten(1)
 
-    def tell(self, wrapper: Any, layout: PagedLayout, layer: int, q_heads: int, scale: float | None) -> None:
+    def tell(
+        self, wrapper: Wrapper, layout: PagedLayout, layer: int, q_heads: int, scale: float | None
+    ) -> None:
         """Plan a wrapper for a batch, for all layers like `layer`."""
         kv_heads, dim, _ = self._shapes[layer]
         indptrs = [torch.from_numpy(a) for a in (layout.qo_indptr, layout.kv_indptr, layout.last_page_len)]
@@ -180,7 +211,7 @@ class FlashInferAttention(PaddedAttention):
             kv_data_type=self._dtype,
         )
 
-    def graph_wrapper(self, requests: int, most_keys: int, mask_bytes: int) -> Any:
+    def graph_wrapper(self, requests: int, most_keys: int, mask_bytes: int) -> Wrapper:
         """A wrapper for a captured forward of `requests`, with buffers of its own.
 
         Args:
@@ -199,9 +230,7 @@ class FlashInferAttention(PaddedAttention):
                 "custom_mask_buf": torch.zeros(mask_bytes, dtype=torch.uint8, device=self._device),
                 "mask_indptr_buf": integers(requests + 1),
             }
-        return self._module.BatchPrefillWithPagedKVCacheWrapper(
-            self._workspace(),
-            "NHD",
+        return self._made(
             use_cuda_graph=True,
             qo_indptr_buf=integers(requests + 1),
             paged_kv_indptr_buf=integers(requests + 1),
@@ -211,17 +240,20 @@ class FlashInferAttention(PaddedAttention):
             **masks,
         )
 
+    def _made(self, **options: Any) -> Wrapper:
+        make = self._module.BatchPrefillWithPagedKVCacheWrapper
+        return Wrapper(make(self._workspace(), "NHD", **options))
+
     def _workspace(self) -> torch.Tensor:
         """One for all wrappers: only one of them computes at a time."""
         if self._scratch is None:
             self._scratch = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         return self._scratch
 
-    def _wrapper(self, part: Part) -> Any:
+    def _wrapper(self, part: Part) -> Wrapper:
         if part.wrapper is not None:
             return part.wrapper
         has_mask = part.layout.mask is not None
         if has_mask not in self._wrappers:
-            make = self._module.BatchPrefillWithPagedKVCacheWrapper
-            self._wrappers[has_mask] = make(self._workspace(), "NHD")
+            self._wrappers[has_mask] = self._made()
         return self._wrappers[has_mask]

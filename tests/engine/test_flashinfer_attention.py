@@ -21,8 +21,30 @@ SLOTS = 600
 HEADS, DIM = 2, 64
 
 
-class Wrapper:
+class Device:
+    """Notes what the host plans and waits for, and what the device is to say when it is there."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def event(self) -> Device.Event:
+        return Device.Event(self.notes)
+
+    class Event:
+        def __init__(self, notes: list[str]) -> None:
+            self.notes = notes
+
+        def record(self) -> None:
+            self.notes.append("record")
+
+        def synchronize(self) -> None:
+            self.notes.append("wait")
+
+
+class PlainWrapper:
     """`flashinfer.BatchPrefillWithPagedKVCacheWrapper`, as far as its `plan` (0.7.2) looks at sizes."""
+
+    notes: list[str]
 
     def __init__(
         self, workspace: torch.Tensor, layout: str, *, backend: str = "auto", **buffers: Any
@@ -39,6 +61,7 @@ class Wrapper:
         custom_mask: torch.Tensor | None,
         **options: Any,
     ) -> None:
+        self.notes.append("plan")
         assert len(last_page_len) == len(qo_indptr) - 1 == len(kv_indptr) - 1
         if not self.buffers.get("use_cuda_graph"):
             return
@@ -48,10 +71,21 @@ class Wrapper:
             bits = (qo_indptr[1:] - qo_indptr[:-1]) * (kv_indptr[1:] - kv_indptr[:-1])
             assert int(((bits + 7) // 8).sum()) <= len(self.buffers["custom_mask_buf"])
 
+    def run(self, q: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(q)
+
 
 @pytest.fixture
-def attention(monkeypatch: pytest.MonkeyPatch) -> FlashInferAttention:
-    module = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=Wrapper)
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    found = Device()
+    monkeypatch.setattr(torch.cuda, "Event", found.event)
+    monkeypatch.setattr(PlainWrapper, "notes", found.notes, raising=False)
+    return found
+
+
+@pytest.fixture
+def attention(device: Device, monkeypatch: pytest.MonkeyPatch) -> FlashInferAttention:
+    module = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=PlainWrapper)
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     monkeypatch.setattr("engine.flashinfer_attention.why_not_flashinfer", lambda *args: None)
     found = FlashInferAttention(SLOTS, dtype=torch.float16, device="cpu")
@@ -80,3 +114,25 @@ def test_trees_at_the_end_of_contexts_fit_in_what_is_captured(
     """They are cut by depth: context and rows together may be more than the model's longest sequence."""
     segments = batch(np.random.default_rng(0), trees, np.arange(SLOTS))
     static(attention, shape_of(segments, with_keys=False), max_tokens=32).fill(segments)
+
+
+def test_a_schedule_is_overwritten_only_when_the_device_has_copied_it(
+    attention: FlashInferAttention, device: Device
+) -> None:
+    """Layers of a draft are forwarded one after the other, and nobody waits for what they compute."""
+    segments = batch(np.random.default_rng(0), [(5, 1, "causal")], np.arange(SLOTS))
+    captured = [static(attention, Shape(1, 1, 0), max_tokens=32) for _ in range(2)]
+    captured[0].fill(segments)
+    captured[1].fill(segments)  # has memory of its own
+    assert device.notes == ["plan", "record"] * 2
+    captured[0].fill(segments)
+    assert device.notes[4:] == ["wait", "plan", "record"]
+
+
+def test_forwards_that_are_not_captured_wait_likewise(attention: FlashInferAttention, device: Device) -> None:
+    segments = batch(np.random.default_rng(0), [(5, 2, "causal")], np.arange(SLOTS))
+    for _ in range(2):
+        plan = attention.plan(segments)
+        for layer in (0, 0):  # planned once for all
+            attention.attend(plan, layer, torch.zeros(2, 2 * HEADS, DIM, dtype=torch.float16))
+    assert device.notes == ["plan", "record", "wait", "plan", "record"]
