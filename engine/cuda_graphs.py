@@ -26,7 +26,7 @@ from engine.llama_runner import LlamaRunner
 from engine.padded_segments import Shape, pad_rows, shape_of
 from engine.rectangles import key_counts
 from engine.runner import KeyTokens, ModelShape, Segment
-from engine.static_attention import MOST_COLUMNS, MOST_READS, StaticAttention, static_attention
+from engine.static_attention import MOST_COLUMNS, MOST_READS, StaticAttention, has_workspace, static_attention
 
 Int32 = NDArray[np.int32]
 
@@ -194,10 +194,11 @@ class GraphedRunner:
             (one for one in self._static if one.serves(shape)), key=lambda one: one.num_rows, default=None
         )
         needed = self._capture_at if near is None else self._capture_at_beside
-        is_due = self._met[shape] >= needed or at_once
-        if not is_due or not self._has_room or len(self._static) >= MOST_SHAPES:
-            return None if near is None else self._static[near]
         runner = self._runner
+        is_due = self._met[shape] >= needed or at_once
+        has_room = self._has_room and len(self._static) < MOST_SHAPES
+        if not is_due or not has_room or not has_workspace(attention, shape, runner.heads):
+            return None if near is None else self._static[near]
         if not self._static:
             hidden = runner.embed(np.zeros(1, dtype=np.int32))
             self._logits = torch.zeros(MOST_ROWS, runner.shape.vocab_size, device=runner.device)

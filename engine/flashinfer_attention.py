@@ -25,8 +25,11 @@ from engine.paged_layout import PagedLayout, paged_layout, split_by_mask, withou
 from engine.rectangles import first_rows, key_counts
 from engine.runner import KeyTokens, Segment
 
-#: What FlashInfer's documentation recommends as workspace of a wrapper, for partial results of split keys.
-WORKSPACE_BYTES = 128 << 20
+#: For partial results of split keys. What FlashInfer's documentation recommends, 128 MiB, is too little where
+#: forwards are captured, which reserve them for every row that any of their requests might have
+#: (`workspace_bytes`): of what is captured when loading, 64 requests of 8 rows need the most, 135 MiB with 32
+#: heads of 128 that share no keys, and 383 MiB with 64 of which 8 share theirs.
+WORKSPACE_BYTES = 384 << 20
 HEAD_DIMS = (64, 128, 256)
 _DTYPES = (torch.float16, torch.bfloat16)
 
@@ -42,6 +45,20 @@ def why_not_flashinfer(dtype: torch.dtype, device: torch.device, head_dim: int |
     if importlib.util.find_spec("flashinfer") is None:
         return "FlashInfer is not installed (pip install 'flotilla[gpu]')"
     return None
+
+
+def workspace_bytes(requests: int, rows: int, heads: int, kv_heads: int, dim: int) -> int:
+    """What FlashInfer reserves of its workspace for a captured forward of `rows` in all, at most.
+
+    As its planning counts (`PrefillSplitQOKVIndptr`, `PrefillPlanImpl`): float32, an output and a weight per
+    head and row of all tiles of rows there can be, whichever request has how many of them. Versions before
+    0.7 count query heads for key heads; the larger number is taken.
+    """
+    shared = heads // kv_heads
+    longest = (rows - requests + 1) * shared
+    tile = 16 if longest <= 16 else 64 if longest <= 64 or dim >= 256 else 128
+    tiles = -(-rows * shared // tile) + requests - 1
+    return tiles * tile * heads * (dim + 1) * 4
 
 
 class Wrapper:
@@ -210,6 +227,11 @@ class FlashInferAttention(PaddedAttention):
             q_data_type=self._dtype,
             kv_data_type=self._dtype,
         )
+
+    def has_workspace(self, requests: int, rows: int, q_heads: int) -> bool:
+        """Whether `graph_wrapper` can be planned for `requests` of `rows` in all."""
+        kv_heads, dim, _ = self._shapes[0]
+        return workspace_bytes(requests, rows, q_heads, kv_heads, dim) <= WORKSPACE_BYTES
 
     def graph_wrapper(self, requests: int, most_keys: int, mask_bytes: int) -> Wrapper:
         """A wrapper for a captured forward of `requests`, with buffers of its own.

@@ -185,6 +185,13 @@ def most_keys(shape: Shape, max_tokens: int, num_slots: int) -> int:
     return min(shape.requests * (max_tokens + MOST_COLUMNS), MOST_READS * num_slots)
 
 
+def has_workspace(attention: PaddedAttention, shape: Shape, q_heads: int) -> bool:
+    """Whether a backend can compute forwards of a shape with what `static_attention` makes."""
+    if isinstance(attention, FlashInferAttention):
+        return attention.has_workspace(shape.requests, shape.num_rows, q_heads)
+    return True
+
+
 def static_attention(
     attention: PaddedAttention,
     shape: Shape,

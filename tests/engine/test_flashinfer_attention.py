@@ -12,9 +12,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.flashinfer_attention import FlashInferAttention
+from engine.flashinfer_attention import WORKSPACE_BYTES, FlashInferAttention, workspace_bytes
 from engine.padded_segments import Shape, shape_of
-from engine.static_attention import FlashInferStatic
+from engine.static_attention import FlashInferStatic, has_workspace
+from engine.warm_up import usual_batches
 from tests.engine.test_static_forwards import batch
 
 SLOTS = 600
@@ -136,3 +137,18 @@ def test_forwards_that_are_not_captured_wait_likewise(attention: FlashInferAtten
         for layer in (0, 0):  # planned once for all
             attention.attend(plan, layer, torch.zeros(2, 2 * HEADS, DIM, dtype=torch.float16))
     assert device.notes == ["plan", "record", "wait", "plan", "record"]
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(32, 32, 128), (32, 8, 128), (64, 8, 128), (40, 40, 128)]
+)
+def test_what_is_captured_beforehand_has_the_workspace_it_needs(heads: int, kv_heads: int, dim: int) -> None:
+    for counts in usual_batches(is_rectangle=True):
+        assert workspace_bytes(len(counts), sum(counts), heads, kv_heads, dim) <= WORKSPACE_BYTES
+
+
+def test_workspaces_are_counted_as_flashinfer_counts_them(attention: FlashInferAttention) -> None:
+    assert workspace_bytes(64, 512, 32, 32, 128) == (4 + 63) * 128 * 32 * 129 * 4
+    assert workspace_bytes(1, 1, 32, 8, 128) == 16 * 32 * 129 * 4
+    assert has_workspace(attention, Shape(64, 8, 0), 32)
+    assert not has_workspace(attention, Shape(256, 2, 0), 64)  # is forwarded without being captured

@@ -122,6 +122,17 @@ def test_what_is_captured(weights: LlamaWeights) -> None:
     assert static.shapes == [Shape(1, 1, 256)]
 
 
+def test_what_has_no_workspace_is_not_captured(
+    weights: LlamaWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.cuda_graphs.has_workspace", lambda attention, shape, heads: shape.rows < 2)
+    static = GraphedRunner(LlamaRunner(weights, SLOTS + 1), capture_at=1)
+    for rows in (2, 1):
+        segments = batch(np.random.default_rng(0), [(10, rows, "causal")], np.arange(SLOTS, dtype=np.int32))
+        static.forward(segments, np.arange(rows, dtype=np.int32))
+    assert static.shapes == [Shape(1, 1, 256)]
+
+
 def test_what_comes_seldom_is_padded_to_what_is_captured(weights: LlamaWeights) -> None:
     """A capture takes as long as ten forwards, and whoever is in the batch waits for it."""
     static = GraphedRunner(LlamaRunner(weights, SLOTS + 1), capture_at=1)
