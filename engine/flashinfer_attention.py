@@ -258,13 +258,14 @@ class FlashInferAttention(PaddedAttention):
             paged_kv_indptr_buf=integers(requests + 1),
             paged_kv_indices_buf=integers(most_keys),
             paged_kv_last_page_len_buf=integers(requests),
-            backend="fa2",
             **masks,
         )
 
     def _made(self, **options: Any) -> Wrapper:
+        # Left to choose, FlashInfer would on Hopper build another kernel for whoever has no mask: minutes of
+        # CUTLASS, with headers (curand) that not every machine has.
         make = self._module.BatchPrefillWithPagedKVCacheWrapper
-        return Wrapper(make(self._workspace(), "NHD", **options))
+        return Wrapper(make(self._workspace(), "NHD", backend="fa2", **options))
 
     def _workspace(self) -> torch.Tensor:
         """One for all wrappers: only one of them computes at a time."""
