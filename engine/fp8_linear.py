@@ -176,7 +176,7 @@ class Fp8Linear:
         return self._product(x, self._bias)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """`residual` [rows, outputs] plus this map of `x` [rows, inputs]."""
+        """See `engine.linear.Linear`; here `residual` is read where it lies, and stays."""
         return self._product(x, self._bias, residual)
 
 

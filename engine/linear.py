@@ -150,11 +150,13 @@ class Linear:
         return out[:rows] if missing else out
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """`residual` [rows, outputs] plus this map of `x` [rows, inputs]."""
+        """`residual` [rows, outputs] plus this map of `x` [rows, inputs], maybe in `residual`'s memory."""
         if self._half is not None:
             return self(x).add_(residual)
         transposed = self._transposed
         if transposed is not None and (self._packed is None or x.shape[0] * self._size < _ONEDNN_FROM):
-            out = torch.addmm(residual, x, transposed)
+            # On CUDA torch would copy the residual first and add to the copy, a kernel more.
+            in_place = residual.device.type == "cuda"
+            out = residual.addmm_(x, transposed) if in_place else torch.addmm(residual, x, transposed)
             return out if self._bias is None else out.add_(self._bias)
         return self(x).add_(residual)

@@ -206,7 +206,7 @@ class LlamaRunner:
         return normalised if gain is None else normalised.mul_(gain)
 
     def _added(self, linear: AnyLinear, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """`x` plus `linear` of `y`, whose units are spread over the ranks."""
+        """`x`, which nobody reads any more, plus `linear` of `y`, whose units are spread over the ranks."""
         group = self._weights.group
         if group is None:
             return linear.add_to(x, y)

@@ -17,6 +17,7 @@ from engine.flashinfer_attention import why_not_flashinfer
 from engine.fp8 import quantized
 from engine.fp8_linear import Fp8Product
 from engine.kv_budget import NotEnoughMemory
+from engine.linear import Linear
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
 from engine.loading import RunnerKind, load_runner
@@ -206,6 +207,16 @@ def test_all_captures_share_a_stream(
         assert len(static.shapes) == 2
     assert len(streams) >= 8
     assert len(set(map(id, streams))) == 1
+
+
+def test_a_product_is_added_to_what_is_there_without_a_copy_of_it(cuda: torch.device) -> None:
+    torch.manual_seed(0)
+    weight, bias, x, residual = (torch.randn(size) for size in ((6, 4), (6,), (3, 4), (3, 6)))
+    expected = (x.double() @ weight.double().t() + bias + residual).float()
+    there = residual.to(cuda)
+    got = Linear(weight.to(cuda), bias.to(cuda)).add_to(there, x.to(cuda))
+    assert got.data_ptr() == there.data_ptr()
+    torch.testing.assert_close(got.cpu(), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("backend", ["padded", "triton"])
