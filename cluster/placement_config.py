@@ -50,3 +50,18 @@ class PlacementConfig(ResourcesConfig):
         description="`target`: on the node of the target's first rank; `own-node`: where no other worker of "
         "the cell is.",
     )
+
+
+class ReplicaPlacementConfig(StrictModel):
+    """What Ray reserves for the process of a cell or of a front end itself, and so where it may run."""
+
+    num_cpus: float = Field(
+        default=0.0,
+        ge=0,
+        description="Ray CPUs reserved for each; while one replaces another, for both.",
+    )
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="Custom Ray resources reserved for each: 0.001 of one has it run where that is. Without, "
+        "and without CPUs, Ray may start it on any node, its head too.",
+    )

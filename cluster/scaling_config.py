@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from cluster.placement_config import StrictModel
+from cluster.placement_config import ReplicaPlacementConfig, StrictModel
 
 
 class CellScalingConfig(StrictModel):
@@ -47,6 +47,10 @@ class CellScalingConfig(StrictModel):
         gt=0,
         description="How long a cell that is removed goes on with what it runs; then other cells take over.",
     )
+    placement: ReplicaPlacementConfig = Field(
+        default=ReplicaPlacementConfig(),
+        description="Where the cell's own process runs, the scheduler; its workers have their own.",
+    )
     await_ready: bool = Field(
         default=False,
         description="The first cell counts as started only once it serves, too: on Kubernetes, where traffic "
@@ -81,6 +85,10 @@ class FrontEndScalingConfig(StrictModel):
         gt=0,
         description="How long a front end that is removed goes on with its open streams while cells serve, "
         "at most. Where all cells are removed too, `cells.drain_timeout_s` is its time.",
+    )
+    placement: ReplicaPlacementConfig = Field(
+        default=ReplicaPlacementConfig(),
+        description="Where a front end runs. The directory of the system runs there, too.",
     )
 
 

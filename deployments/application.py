@@ -8,6 +8,7 @@ from typing import Any
 from ray import serve
 
 from cluster.config import FlotillaConfig
+from cluster.placement_config import ReplicaPlacementConfig
 from deployments.autoscaling import cell_autoscaling, front_end_autoscaling
 from deployments.cell_replica import CellReplica
 from deployments.directory import DIRECTORY_NAME, Directory
@@ -28,6 +29,9 @@ WORKER_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 
+#: Of a custom resource: enough to be where it is, without using it up.
+TOKEN_AMOUNT = 0.001
+
 # Requests are bounded by the cell's own queue, which answers 429; Serve's limits must not come first.
 _UNBOUNDED = 100_000
 # Replaced, replicas are started before those they replace are stopped.
@@ -47,14 +51,15 @@ def build_app(args: FlotillaConfig) -> serve.Application:
     front_ends: dict[str, Any] = {"num_replicas": args.http.front_ends}
     if scaling.front_ends.max is not None:
         front_ends = {"autoscaling_config": front_end_autoscaling(args.http.front_ends, scaling.front_ends)}
-    actor: dict[str, Any] = {"num_cpus": 0, "runtime_env": {"env_vars": WORKER_ENVIRONMENT}}
+    of_front_end = scaling.front_ends.placement
+    token = {name: min(amount, TOKEN_AMOUNT) for name, amount in of_front_end.resources.items()}
     directory = (
         serve.deployment(Directory)
         .options(
             name=DIRECTORY_NAME,
             num_replicas=1,
             max_ongoing_requests=_UNBOUNDED,
-            ray_actor_options=actor,
+            ray_actor_options=_actor(ReplicaPlacementConfig(resources=token)),
             health_check_period_s=2,
             health_check_timeout_s=_CHECK_TIMEOUT_S,
             graceful_shutdown_timeout_s=1,
@@ -71,7 +76,7 @@ def build_app(args: FlotillaConfig) -> serve.Application:
         name=CELL_NAME,
         **cells,
         max_ongoing_requests=_UNBOUNDED,
-        ray_actor_options=actor,
+        ray_actor_options=_actor(scaling.cells.placement),
         health_check_period_s=2,
         max_surge_percent=_SURGE_PERCENT,
         graceful_shutdown_wait_loop_s=0.1,
@@ -81,7 +86,7 @@ def build_app(args: FlotillaConfig) -> serve.Application:
         name="FrontEnd",
         **front_ends,
         max_ongoing_requests=_UNBOUNDED,
-        ray_actor_options=actor,
+        ray_actor_options=_actor(of_front_end),
         # Serve's own 10 s is how long the place of a dead one would stay empty.
         health_check_period_s=2,
         max_surge_percent=_SURGE_PERCENT,
@@ -92,3 +97,12 @@ def build_app(args: FlotillaConfig) -> serve.Application:
         args.model_dump(mode="json"), cell.bind(args, directory), directory
     )
     return application
+
+
+def _actor(placement: ReplicaPlacementConfig) -> dict[str, Any]:
+    """Serve's options for the actor of a replica."""
+    return {
+        "num_cpus": placement.num_cpus,
+        "resources": dict(placement.resources),
+        "runtime_env": {"env_vars": WORKER_ENVIRONMENT},
+    }

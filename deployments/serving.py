@@ -239,7 +239,9 @@ def _start_ray(config: FlotillaConfig) -> None:
     # Reservations are about placement on a cluster; on one machine they must not keep it from starting.
     reserved = config.target.tensor_parallel * config.target.placement.num_cpus
     reserved += sum(drafter.replicas * drafter.placement.num_cpus for drafter in config.drafters)
-    reserved *= config.scaling.cells.max
+    reserved = (reserved + config.scaling.cells.placement.num_cpus) * config.scaling.cells.max
+    front_ends = config.scaling.front_ends.max or config.http.front_ends
+    reserved += front_ends * config.scaling.front_ends.placement.num_cpus
     ray.init(
         num_cpus=max(os.cpu_count() or 1, math.ceil(reserved)),
         include_dashboard=False,

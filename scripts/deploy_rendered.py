@@ -31,14 +31,18 @@ _URL = "http://127.0.0.1:8000"
 _TOKEN = secrets.token_hex(16)
 
 
-def rendered_serve_config(values: dict[str, Any]) -> dict[str, Any]:
-    """`serveConfigV2` of the RayService."""
+def rendered(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
+    """`serveConfigV2` of the RayService, and the custom resources of a pod of each group together."""
     import helm_python
 
-    rendered = helm_python.Chart.load(CHART).render(values, name="demo", namespace="default")
-    service = yaml.safe_load(rendered["flotilla/templates/rayservice.yaml"])
-    config: dict[str, Any] = yaml.safe_load(service["spec"]["serveConfigV2"])
-    return config
+    texts = helm_python.Chart.load(CHART).render(values, name="demo", namespace="default")
+    spec = yaml.safe_load(texts["flotilla/templates/rayservice.yaml"])["spec"]
+    resources: dict[str, float] = {}
+    for group in spec["rayClusterConfig"]["workerGroupSpecs"]:
+        # JSON within quotes, as for a shell.
+        of_group = json.loads(json.loads(group["rayStartParams"].get("resources", '"{}"')))
+        resources = {name: resources.get(name, 0) + of_group.get(name, 0) for name in resources | of_group}
+    return yaml.safe_load(spec["serveConfigV2"]), resources
 
 
 def call(method: str, body: Any = None) -> Any:
@@ -72,12 +76,14 @@ def main(
     within_s: Annotated[float, typer.Option(help="How long the application may take to run.")] = 180.0,
 ) -> None:
     """Deploy, ask for tokens, stop."""
-    serve_config = rendered_serve_config(yaml.safe_load(values.read_text()) or {})
+    serve_config, resources = rendered(yaml.safe_load(values.read_text()) or {})
     os.environ.update(PYTHONPATH=str(ROOT), RAY_USAGE_STATS_ENABLED="0")
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_TOKEN)
     import ray  # noqa: TID251 - it stands for the operator
 
-    ray.init(num_cpus=8, include_dashboard=True, dashboard_port=8265, log_to_driver=False)
+    ray.init(
+        num_cpus=8, resources=resources, include_dashboard=True, dashboard_port=8265, log_to_driver=False
+    )
     try:
         call("PUT", serve_config)
         seconds = await_running(within_s)

@@ -54,6 +54,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "a dtype that there is not": ({"config": {"target": {"dtype": "int4"}}}, ("/config/target/dtype",)),
     "a drafter of no kind": ({"config": {"drafters": [{"kind": "eagle"}]}}, ("/config/drafters/0",)),
+    "a lookup that Ray may start on the head": (
+        {"config": {"drafters": [{"kind": "prompt_lookup"}]}},
+        ("config.drafters[0]", "prompt_lookup", "placement"),
+    ),
     "a model that Ray may start on the head": (
         {"config": {"drafters": [{"kind": "model", "name": "small", "path": "zoo:a"}]}},
         ("config.drafters[0]", "small", "placement"),
@@ -94,7 +98,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {
             "config": {
                 "target": {"tensor_parallel": 4, "placement": {"num_gpus": 1}},
-                "drafters": [{"kind": "prompt_lookup"}],
+                "drafters": [],
             },
             **GPU_GROUP,
         },
@@ -163,11 +167,18 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         group(rayStartParams={"labels": "a=b"}),
         ("rayStartParams.labels", "rayLabels"),
     ),
-    "Ray resources given twice": (
-        group(rayStartParams={"resources": "{}"}, rayResources={"verifier": 1}),
+    "Ray resources among the start parameters, where the chart's would be lost": (
+        group(rayStartParams={"resources": "{}"}),
         ("rayStartParams.resources", "rayResources"),
     ),
     "Ray's own resources among rayResources": (group(rayResources={"GPU": 1}), ("/rayResources", "GPU")),
+    "the chart's own resources among rayResources": (
+        group(rayResources={"flotilla-cell": 1}),
+        ("/rayResources", "flotilla-cell"),
+    ),
+    "no pods for cells": (group(runs=["front-ends"]), ("workerGroups", "cells")),
+    "no pods for front ends": (group(runs=["cells"]), ("workerGroups", "front-ends")),
+    "a group that runs what there is not": (group(runs=["target"]), ("/workerGroups/0/runs/0",)),
     "Ray's own labels among rayLabels": (
         group(rayLabels={"ray.io/node-id": "a"}),
         ("/rayLabels", "ray.io/node-id"),

@@ -16,6 +16,7 @@ from ray.serve.schema import ServeDeploySchema
 from referencing import Registry, Resource
 
 from cluster.config import FlotillaConfig
+from cluster.drafter_config import DrafterConfig
 from cluster.placement import plan_cell
 from deployments.grpc_start import grpc_options
 from deployments.names import APP_NAME
@@ -236,6 +237,16 @@ def test_a_node_of_every_group_can_be_drained(name: str) -> None:
 def test_the_head_does_no_work(name: str) -> None:
     params = cluster(scenario(name))["headGroupSpec"]["rayStartParams"]
     assert (params["num-cpus"], params["num-gpus"]) == ("0", "0")
+    assert "resources" not in params
+    config = FlotillaConfig.model_validate(flotilla_args(scenario(name)))
+    for placed in (config.scaling.cells.placement, config.scaling.front_ends.placement):
+        assert placed.resources
+    assert all(plan_cell(config).seat_of(drafter.name) is not None for drafter in one_of_each(config))
+
+
+def one_of_each(config: FlotillaConfig) -> list[DrafterConfig]:
+    """Drafters with one instance, which is called like its kind."""
+    return [drafter for drafter in config.drafters if drafter.replicas == 1]
 
 
 @pytest.mark.parametrize("name", ["drafters-tp4", "cells"])

@@ -30,6 +30,12 @@ def first_group(values: dict[str, Any]) -> dict[str, Any]:
     return dict(cluster(values)["workerGroupSpecs"][0])
 
 
+def ray_resources(values: dict[str, Any]) -> dict[str, float]:
+    """Of the first group."""
+    quoted = first_group(values)["rayStartParams"]["resources"]
+    return dict(json.loads(json.loads(quoted)))
+
+
 def env(values: dict[str, Any] | None = None) -> dict[str, Any]:
     return {variable["name"]: variable.get("value") for variable in container(values)["env"]}
 
@@ -234,8 +240,30 @@ def test_spread_is_counted_within_the_group() -> None:
 
 
 def test_ray_resources_survive_the_shell() -> None:
-    quoted = first_group(group(rayResources={"verifier": 4}))["rayStartParams"]["resources"]
-    assert json.loads(json.loads(quoted)) == {"verifier": 4}
+    assert ray_resources(group(rayResources={"verifier": 4}))["verifier"] == 4
+
+
+def test_cells_and_front_ends_run_in_every_group_unless_it_says_otherwise() -> None:
+    assert ray_resources(group()) == {"flotilla-cell": 1, "flotilla-front-end": 1}
+    others = [{**group()["workerGroups"][0], "name": "others"}]
+    for runs, found in (
+        (["cells"], {"flotilla-cell": 1}),
+        (["front-ends"], {"flotilla-front-end": 1}),
+    ):
+        assert ray_resources({"workerGroups": group(runs=runs)["workerGroups"] + others}) == found
+    params = first_group({"workerGroups": group(runs=[])["workerGroups"] + others})["rayStartParams"]
+    assert "resources" not in params
+
+
+def test_cells_and_front_ends_ask_for_what_their_groups_have_and_keep_what_they_were_given() -> None:
+    given = {"cells": {"max": 2}, "front_ends": {"max": 4, "placement": {"num_cpus": 1}}}
+    scaling = flotilla_args({"config": {"scaling": given}})["scaling"]
+    assert scaling["cells"]["placement"] == {"resources": {"flotilla-cell": 0.001}}
+    assert scaling["front_ends"]["placement"] == {
+        "num_cpus": 1,
+        "resources": {"flotilla-front-end": 0.001},
+    }
+    assert (scaling["cells"]["max"], scaling["front_ends"]["max"]) == (2, 4)
 
 
 def test_ray_labels_are_a_field_of_the_group() -> None:

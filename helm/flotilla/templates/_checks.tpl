@@ -5,7 +5,7 @@
 {{- fail (printf "the name %q must begin with a letter and hold lower-case letters, digits and `-`: choose another release name, or set fullnameOverride" $name) -}}
 {{- end -}}
 
-{{- $gpus := 0 -}}{{- $names := dict -}}
+{{- $gpus := 0 -}}{{- $names := dict -}}{{- $running := list -}}
 {{- range $index, $group := .Values.workerGroups -}}
 {{- $where := printf "workerGroups[%d] (%s)" $index $group.name -}}
 {{- if hasKey $names $group.name -}}{{- fail (printf "%s: another group has that name" $where) -}}{{- end -}}
@@ -19,14 +19,19 @@
 {{- range $key := list "num-cpus" "num-gpus" "memory" "resources" "labels" -}}
 {{- if hasKey (default (dict) $group.rayStartParams) $key -}}
 {{- if eq $key "labels" -}}{{- fail (printf "%s: rayStartParams.labels is refused by the operator; use rayLabels" $where) -}}{{- end -}}
-{{- if and (eq $key "resources") $group.rayResources -}}{{- fail (printf "%s: rayStartParams.resources and rayResources are both set" $where) -}}{{- end -}}
+{{- if eq $key "resources" -}}{{- fail (printf "%s: rayStartParams.resources is made of rayResources and runs; use rayResources" $where) -}}{{- end -}}
 {{- end -}}
 {{- end -}}
+{{- $running = concat $running (ternary $group.runs (list "cells" "front-ends") (hasKey $group "runs")) -}}
 {{- $available := dig "podDisruptionBudget" "minAvailable" 0 $group | int -}}
 {{- if gt $available $min -}}
 {{- fail (printf "%s: podDisruptionBudget.minAvailable %d is above minReplicas %d: with so few pods no node could be drained" $where $available $min) -}}
 {{- end -}}
 {{- $gpus = add $gpus (mul $max (int (dig "gpu" "count" 0 $group))) -}}
+{{- end -}}
+
+{{- range list "cells" "front-ends" -}}
+{{- if not (has . $running) -}}{{- fail (printf "no group of workerGroups has %s among what it runs" .) -}}{{- end -}}
 {{- end -}}
 
 {{- $target := .Values.config.target -}}
@@ -37,8 +42,8 @@
 {{- $placement := default (dict) .placement -}}
 {{- $besideTarget := eq (default "anywhere" $placement.collocate) "target" -}}
 {{- $reserves := or $placement.num_cpus $placement.num_gpus $placement.resources $placement.labels $besideTarget -}}
-{{- if and (eq .kind "model") (not $reserves) -}}
-{{- fail (printf "config.drafters[%d] (%s) reserves nothing, so Ray may start it on the head: set its placement" $index .name) -}}
+{{- if and (ne .kind "heads") (not $reserves) -}}
+{{- fail (printf "config.drafters[%d] (%s) reserves nothing, so Ray may start it on the head: set its placement, such as {collocate: target}" $index (default .kind .name)) -}}
 {{- end -}}
 {{- $onGpu := and (gt $perRank 0.0) (ne (default "auto" $target.device) "cpu") (ne (default "auto" .device) "cpu") -}}
 {{- if and (eq .kind "model") $besideTarget $onGpu (not $placement.num_gpus) -}}

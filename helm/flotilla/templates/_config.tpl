@@ -6,9 +6,11 @@
 {{- if dig "grpc" "enabled" false $config -}}
 {{- $_ := set $config "grpc" (mergeOverwrite (dict) $config.grpc (dict "host" "0.0.0.0" "port" 9000 "direct" false)) -}}
 {{- end -}}
+{{- /* Of Ray's resources that groups have by `runs`, so little that it only says where: never on the head, which has none. */ -}}
 {{- $scaling := default (dict) $config.scaling -}}
-{{- $cells := mergeOverwrite (dict) (default (dict) $scaling.cells) (dict "await_ready" true) -}}
-{{- $_ := set $config "scaling" (mergeOverwrite (dict) $scaling (dict "cells" $cells)) -}}
+{{- $ofCells := dict "await_ready" true "placement" (dict "resources" (dict "flotilla-cell" 0.001)) -}}
+{{- $ofFrontEnds := dict "placement" (dict "resources" (dict "flotilla-front-end" 0.001)) -}}
+{{- $_ := set $config "scaling" (mergeOverwrite (dict) $scaling (dict "cells" $ofCells "front_ends" $ofFrontEnds)) -}}
 {{- if .Values.apiKeys.enabled -}}
 {{- $keys := dict "keys_file" (printf "/etc/flotilla/keys/%s" .Values.apiKeys.key) "require_keys" true -}}
 {{- $_ := set $config "security" (mergeOverwrite (dict) (default (dict) $config.security) $keys) -}}

@@ -45,3 +45,12 @@ app.kubernetes.io/part-of: flotilla
 {{- define "flotilla.keysSecret" -}}
 {{- default (printf "%s-keys" (include "flotilla.fullname" .)) .Values.apiKeys.existingSecret -}}
 {{- end }}
+
+{{/* Ray's resources of a group's pods as JSON: those of the values, and what cells and front ends are placed by. */}}
+{{- define "flotilla.rayResources" -}}
+{{- $resources := deepCopy (default (dict) .rayResources) -}}
+{{- $runs := ternary .runs (list "cells" "front-ends") (hasKey . "runs") -}}
+{{- if has "cells" $runs -}}{{- $_ := set $resources "flotilla-cell" 1 -}}{{- end -}}
+{{- if has "front-ends" $runs -}}{{- $_ := set $resources "flotilla-front-end" 1 -}}{{- end -}}
+{{- toJson $resources -}}
+{{- end }}
