@@ -36,7 +36,11 @@ FIELDS = 7
 
 
 class Tile(NamedTuple):
-    """What a program of the attention kernel works on at a time: queries, keys, and loads under way."""
+    """What a program of the attention kernel works on at a time: queries, keys, and stages of their loads.
+
+    A tile of keys takes three loads, one after the other: slots, keys, values. With five stages the next
+    tile's keys and values are under way while one is computed with, with three its slots only.
+    """
 
     queries: int
     keys: int
@@ -300,8 +304,8 @@ def tile_of(queries: int, head_dim: int, dtype: torch.dtype) -> Tile:
     """
     if dtype.itemsize > 2:
         return Tile(16, 32 if head_dim <= 64 else 16, 2)
-    if queries <= 16:
-        return Tile(16, 64, 3)
+    if queries <= 16:  # small enough for two programs on a processor that has 100 KB of shared memory
+        return Tile(16, 64 if head_dim <= 64 else 32, 5)
     return Tile(64, 64, 2) if head_dim <= 128 else Tile(32, 32, 2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -397,6 +398,18 @@ def test_kernels_compile_for_gpus() -> None:
         assert kernel.spilled == 0
         assert kernel.shared <= 99 << 10  # of the smallest GPUs
     for kernel in attending:
-        assert "cp.async" in kernel.ptx  # keys are fetched while others are computed with
+        assert "cp.async" in kernel.ptx
     assert "mma.sync" in attending[0].ptx
     assert "wgmma.mma_async" in attending[1].ptx
+
+
+@pytest.mark.parametrize(("head_dim", "least"), [(64, 2), (128, 2), (256, 1)])
+def test_a_tile_of_decoding_is_computed_while_the_next_is_under_way(head_dim: int, least: int) -> None:
+    """Two buffers of keys and of values, and waits that leave copies under way; fits the smallest GPUs."""
+    for kernel in compiled([attend("bfloat16", head_dim, 4, is_split=True, arch=arch) for arch in (80, 90)]):
+        buffers = re.findall(r"local_alloc[^\n]*memdesc<(\d)x\d+x\d+xbf16[^\n]*mutable", kernel.ttgir)
+        assert buffers == ["2", "2"]
+        waits = [int(number) for number in re.findall(r"async_wait[^\n]*num = (\d+)", kernel.ttgir)]
+        assert sum(number > 0 for number in waits) >= 2  # for the slots, the keys, the values
+        assert kernel.spilled == 0
+        assert kernel.fitting(100 << 10) >= least
