@@ -16,7 +16,7 @@ from engine.grammar import Grammars
 from engine.heads import DecodingHeads, load_heads
 from engine.loading import load_runner
 from engine.runner import ModelRunner
-from engine.tensor_parallel import join
+from engine.tensor_parallel import end_loading, join
 from engine.triton_sampling import prepare_sampling
 from engine.triton_support import runs_triton
 from verifier.profile import measure_head_costs, measure_step_costs
@@ -86,6 +86,7 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
     heads = None
     if config.heads is not None:
         heads = load_heads(model_directory(config.heads), runner, model_directory(config.path))
+    end_loading()
     grammars = Grammars.of_model(model_directory(config.path), runner.shape.vocab_size)
     verifier = Verifier(
         runner, prefix_sharing=config.prefix_sharing, heads=heads, grammars=grammars, device=device

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from engine.hf_runner import UnsupportedModel
 
@@ -20,8 +21,11 @@ def join(
     *,
     device: torch.device | None = None,
     timeout_s: float = 60.0,
+    loading_timeout_s: float = 1800.0,
 ) -> None:
     """Enter the process group of a tensor-parallel model; blocks until all ranks have.
+
+    Ranks then load, each from its own disk: until `end_loading` collectives wait for the slowest.
 
     A process can be in one group at a time. The backend is NCCL if the model runs on CUDA and gloo elsewhere.
 
@@ -32,7 +36,9 @@ def join(
         master_port: free port there.
         device: where this rank's share of the model will be; a CPU if None. Of a GPU the index counts among
             those this process sees, as Ray sets CUDA_VISIBLE_DEVICES: with one GPU per actor it is 0.
-        timeout_s: after this many seconds without the others, give up; also for later collectives.
+        timeout_s: after this many seconds without the others, give up.
+        loading_timeout_s: the same in collectives until `end_loading`, those that make NCCL's connections
+            among them.
 
     Raises:
         RuntimeError: if this process is in a group already, or the others do not come.
@@ -46,13 +52,20 @@ def join(
     os.environ["LOCAL_RANK"] = str(local)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = master_addr, str(master_port)
-    dist.init_process_group(
-        backend="nccl" if on_gpu else "gloo",
-        init_method=f"tcp://{master_addr}:{master_port}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=timeout_s),
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # documented, though not in __all__
+        master_addr, master_port, world_size, is_master=rank == 0, timeout=timedelta(seconds=timeout_s)
     )
+    loading = timedelta(seconds=loading_timeout_s)
+    store.set_timeout(loading)
+    dist.init_process_group(
+        backend="nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size, timeout=loading
+    )
+
+
+def end_loading(timeout_s: float = 60.0) -> None:
+    """From now on a collective fails after so many seconds without the others: all have the model."""
+    if dist.is_initialized():
+        distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))
 
 
 def leave() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from engine.loading import RunnerKind, UnsupportedModel, load_runner
-from engine.tensor_parallel import check_divisible
+from engine.tensor_parallel import check_divisible, end_loading
 from tests.engine import fp8_models, tiny_models
 from tests.engine.ranks import on_two_ranks
 from tests.engine.test_runners import logits_of
@@ -37,6 +38,27 @@ def test_two_ranks_equal_one_process(tmp_path: Path) -> None:
         for zero, one, expected in zip(first, second, logits_of(alone, 1), strict=True):
             assert np.array_equal(zero, one)
             torch.testing.assert_close(torch.from_numpy(zero), expected, atol=1e-4, rtol=0)
+
+
+def _alone(rank: int, directories: list[str]) -> tuple[float, str]:
+    group = torch.distributed.group.WORLD
+    assert group is not None
+    patience_s = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+    if rank == 1:
+        time.sleep(2)  # there, but elsewhere
+        return patience_s, ""
+    end_loading(0.3)
+    try:
+        torch.distributed.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        return patience_s, str(error)
+    return patience_s, "not alone"
+
+
+def test_ranks_wait_long_for_each_other_while_they_load_and_not_after() -> None:
+    (first_s, failure), (second_s, _) = on_two_ranks(_alone, [])
+    assert first_s == second_s == 1800
+    assert "Timed out" in failure
 
 
 def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
