@@ -168,6 +168,12 @@ class GraphedRunner:
             raise
         # Not before: a shape whose capture has failed is not one that others may be padded to.
         self._static[static.shape] = static
+        num_rows = len(keep)
+        if np.array_equal(
+            numbers[3, :num_rows], np.arange(num_rows)
+        ):  # where they lie, until the next forward
+            self._runner.note(self._final[:num_rows], key_tokens)
+            return self._logits[:num_rows]
         self._runner.note(self._final.index_select(0, batch_rows), key_tokens)
         return self._logits.index_select(0, batch_rows)
 
@@ -227,7 +233,7 @@ class GraphedRunner:
     def _compute(self, static: _Static) -> None:
         plan = static.attention.plan
         logits, final = self._runner.compute(static.tokens, static.positions, plan, None)
-        self._logits[: len(logits)].copy_(logits)
+        self._logits[: len(logits)].copy_(logits)  # widens them, too
         self._final[: len(final)].copy_(final)
 
     def _capture(self, static: _Static) -> None:

@@ -114,7 +114,7 @@ class LlamaRunner:
         logits, self._final = self.compute(
             self._to_device(tokens), self._to_device(positions), plan, selected
         )
-        return logits
+        return logits.float()
 
     @property
     def takes_trees(self) -> bool:
@@ -131,7 +131,7 @@ class LlamaRunner:
             plan = self._attention.plan_rows(segments, rows)
         self._key_tokens = plan.key_tokens
         logits, self._final = self.compute(rows.tokens, self._to_device(positions), plan, None)
-        return logits
+        return logits.float()
 
     def compute(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: PaddedPlan, selected: torch.Tensor | None
@@ -144,7 +144,8 @@ class LlamaRunner:
             selected: rows whose logits are wanted; None for all.
 
         Returns:
-            Logits, float32 [selected, vocab], and what the output projection was given, [selected, hidden].
+            Logits, of the weights' type, [selected, vocab], and what the output projection was given,
+            [selected, hidden].
         """
         weights, attention = self._weights, self._attention
         x = weights.embedding.index_select(0, tokens)
@@ -161,7 +162,7 @@ class LlamaRunner:
                 _normalise_heads(qkv, layer.head_norms, rotated_heads, head_dim, weights.eps)
             attention.store_rotated(plan, index, qkv, rotation, heads)
             if index == last and selected is not None and len(selected) == 0:
-                return x.new_zeros(0, weights.vocab_size, dtype=torch.float32), x[:0]
+                return x.new_zeros(0, weights.vocab_size), x[:0]
             q = qkv[:, :query_width].view(rows, heads, head_dim)
             mixed = attention.attend(plan, index, q, scale)
             if index == last and selected is not None:
@@ -171,7 +172,7 @@ class LlamaRunner:
             both = layer.gate_up(self._normalised(x, layer.gate_up.gain))
             x = self._added(layer.down, x, self._gated(both))
         final = self._normalised(x)
-        return weights.head(final).float(), final
+        return weights.head(final), final
 
     def note(self, final: torch.Tensor, key_tokens: KeyTokens) -> None:
         """Take in what a forward left that was computed by `compute` alone (see `engine.cuda_graphs`)."""

@@ -75,6 +75,6 @@ class ModelRunner(Protocol):
         """Logits, float32 [len(keep), vocab], of the rows `keep` (indices into the concatenated rows).
 
         Writes the keys and values of all rows to their slots. Rows of different segments never see
-        each other.
+        each other. The logits are the caller's until the next forward, which may overwrite them.
         """
         ...

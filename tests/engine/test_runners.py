@@ -36,7 +36,7 @@ def logits_of(runner: ModelRunner, seed: int) -> list[torch.Tensor]:
 
     def forward(segments: list[Segment]) -> None:
         total = sum(len(segment.slots) for segment in segments)
-        outputs.append(runner.forward(segments, np.arange(total, dtype=np.int32)))
+        outputs.append(runner.forward(segments, np.arange(total, dtype=np.int32)).clone())
 
     batch = [rows("a", 20), rows("b", 3)]
     forward(batch)

@@ -209,6 +209,46 @@ def test_all_captures_share_a_stream(
     assert len(set(map(id, streams))) == 1
 
 
+def test_logits_are_widened_where_they_are_left_and_taken_from_there(
+    weights: dict[torch.dtype, LlamaWeights],
+    emulated: emulated_cuda.Emulation,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The largest tensors of a forward: not once more for the sake of float32, nor if all are wanted."""
+    runner = LlamaRunner(weights[torch.bfloat16], 1001, "padded")
+    computed, compute = [], runner.compute
+
+    def noted(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        found = compute(*args)
+        computed.append(found[0].dtype)
+        return found
+
+    monkeypatch.setattr(runner, "compute", noted)
+    static = GraphedRunner(runner, capture_at=1)
+    segments = batch(
+        np.random.default_rng(0), [(5, 2, "causal"), (3, 2, "causal")], np.arange(1000, dtype=np.int32)
+    )
+    keep = np.arange(4, dtype=np.int32)
+    static.forward(segments, keep)
+    before = len(emulated.launches)
+    logits = static.forward(segments, keep)
+    assert emulated.launches[before:] == ["replay"]
+    assert computed == [torch.bfloat16] * 2
+    assert logits.dtype == torch.float32
+    plain = LlamaRunner(weights[torch.bfloat16], 1000, "padded")
+    expected = plain.forward(segments, keep)
+    torch.testing.assert_close(logits, expected, atol=0.15, rtol=1e-2)
+    some = static.forward(segments, keep[1::2])
+    torch.testing.assert_close(some, expected[1::2], atol=0.15, rtol=1e-2)
+    for rows, found in ((keep, 4), (keep[1::2], 2)):
+        static.forward(segments, rows)
+        hidden = static.last_hidden(np.arange(found, dtype=np.int32))
+        plain.forward(segments, rows)
+        torch.testing.assert_close(
+            hidden, plain.last_hidden(np.arange(found, dtype=np.int32)), atol=0.1, rtol=0.05
+        )
+
+
 def test_a_product_is_added_to_what_is_there_without_a_copy_of_it(cuda: torch.device) -> None:
     torch.manual_seed(0)
     weight, bias, x, residual = (torch.randn(size) for size in ((6, 4), (6,), (3, 4), (3, 6)))
