@@ -80,6 +80,8 @@ speed)
     for trees in device host; do
         part "draft-$trees" 60 python3 -m benchmarks.draft_cost --device cuda --depth 4 8 --width 1 4 \
             --path zoo/weights/drafter-general-2x192 --requests 1 8 --trees $trees --json "$found/draft-$trees.json"
+        part "ended-$trees" 40 python3 -m benchmarks.draft_cost --device cuda --depth 8 --width 1 --used 2 \
+            --path zoo/weights/drafter-general-2x192 --requests 1 --trees $trees --json "$found/ended-$trees.json"
     done
     ;;
 large)
