@@ -73,6 +73,7 @@ class GraphedRunner:
         self._capture_at_beside = capture_at * CAPTURE_AT_BESIDE // CAPTURE_AT
         self._met: dict[Shape, int] = {}
         self._static: dict[Shape, _Static] = {}
+        self._graphs: list[torch.cuda.CUDAGraph] = []
         self._has_room = True
         # What forwards of all shapes leave: each is read before the next is begun, and what a graph keeps
         # for itself no other graph can use.
@@ -169,9 +170,8 @@ class GraphedRunner:
         # Not before: a shape whose capture has failed is not one that others may be padded to.
         self._static[static.shape] = static
         num_rows = len(keep)
-        if np.array_equal(
-            numbers[3, :num_rows], np.arange(num_rows)
-        ):  # where they lie, until the next forward
+        if np.array_equal(numbers[3, :num_rows], np.arange(num_rows)):
+            # Where they lie, until the next forward.
             self._runner.note(self._final[:num_rows], key_tokens)
             return self._logits[:num_rows]
         self._runner.note(self._final.index_select(0, batch_rows), key_tokens)
@@ -248,6 +248,9 @@ class GraphedRunner:
         for group in static.attention.plan.groups:
             group.folded.clear()  # else the graph would read what the rehearsal derived
         graph = torch.cuda.CUDAGraph()
+        # Also one whose capture fails: some versions of torch free what all use when one is destroyed
+        # (pytorch#193402).
+        self._graphs.append(graph)
         with torch.cuda.graph(graph, pool=self._pool, stream=stream):
             self._compute(static)
         static.graph = graph

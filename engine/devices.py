@@ -42,7 +42,7 @@ def resolve_device(name: str | torch.device) -> torch.device:
         build = "this build of torch has no CUDA" if torch.version.cuda is None else "CUDA finds no GPU here"
         raise DeviceUnavailable(
             f"device `{name}` is not there: {build}. Use `device: cpu`; in a cell, reserve a GPU with "
-            "`placement.num_gpus`, for Ray hides GPUs from workers that reserve none"
+            "`placement.num_gpus`, for workers that reserve none see no GPU"
         )
     index = device.index or 0
     if index >= torch.cuda.device_count():
