@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     rows=st.integers(1, 4),
     vocab=st.integers(1, 70),
@@ -81,7 +81,7 @@ def states(
         return by_torch, DeviceState(growths, torch.device("cpu"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     plans=st.lists(
         st.tuples(
@@ -139,7 +139,7 @@ def test_layers_are_those_of_torch(
 
 
 @pytest.mark.parametrize("runner", [plain, graphed])
-@settings(max_examples=7, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_drafts_are_those_of_the_host(runner: Any, data: st.DataObject, seed: int) -> None:
     """Call after call, as in `test_device_draft`, where every layer is chosen and grown by the kernels."""

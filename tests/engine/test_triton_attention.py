@@ -39,8 +39,8 @@ pytestmark = [
 SLOTS = 400
 KINDS = ("causal", "tree", "wide")
 #: A program takes the interpreter about a millisecond.
-some = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-few = settings(some, max_examples=4)
+some = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(some, max_examples=3)
 shapes_of_segments = st.lists(
     st.tuples(st.integers(0, 90), st.integers(1, 9), st.sampled_from(KINDS)), min_size=1, max_size=4
 )

@@ -31,7 +31,7 @@ sampled = st.builds(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     keys=st.lists(
         st.tuples(st.integers(-(2**63), 2**64 - 1), st.integers(0, 2**32 - 1)), min_size=1, max_size=3
@@ -55,7 +55,7 @@ def masses(scores: torch.Tensor) -> torch.Tensor:
     return torch.stack([(weight.unsqueeze(1) * which).sum(2) for which in (at_least, more)])
 
 
-@settings(max_examples=35, deadline=None)
+@settings(max_examples=18, deadline=None)
 @given(
     params=st.lists(sampled, min_size=1, max_size=4),
     vocab=st.integers(1, 80),
@@ -107,7 +107,7 @@ def test_scores_are_those_of_torch(
         assert float(near[between].max()) < 1e-6
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(params=st.lists(sampled, min_size=1, max_size=4), seed=st.integers(0, 1000))
 def test_decisions_are_those_of_torch(params: list[SamplingParams], seed: int) -> None:
     """Penalties and biased tokens before; raw logits are left as they were."""

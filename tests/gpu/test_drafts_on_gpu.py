@@ -69,7 +69,7 @@ def calls(drafter: ModelDrafter, width: int, number: int = CALLS, new: int = 2) 
     return found
 
 
-@pytest.mark.parametrize("attention", ["padded", "triton"])
+@pytest.mark.parametrize("attention", [pytest.param("padded", marks=only_on_gpus), "triton"])
 @pytest.mark.parametrize("graphs", [pytest.param(False, marks=only_on_gpus), True])
 @pytest.mark.parametrize("width", [pytest.param(1, marks=only_on_gpus), 4])
 def test_drafts_are_those_of_the_host(
@@ -95,7 +95,7 @@ def waits_for_events_only(device: ModelDrafter, width: int, *, new: int = 2) -> 
     assert max(len(tree) for tree in trees(result).values()) == 1 + DEPTH * width
 
 
-@pytest.mark.parametrize("attention", ["padded", "triton"])
+@pytest.mark.parametrize("attention", [pytest.param("padded", marks=only_on_gpus), "triton"])
 @pytest.mark.parametrize("width", [pytest.param(1, marks=only_on_gpus), 4])
 def test_a_call_waits_for_events_only(width: int, attention: AttentionKind, drafter: Path) -> None:
     waits_for_events_only(drafting(drafter, attention, on_device=True), width)

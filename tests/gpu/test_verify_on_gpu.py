@@ -15,13 +15,14 @@ from engine.loading import load_runner
 from engine.sampling import Row, TokenHistory, decide
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
-from tests.emulated_cuda import Emulation
+from tests.emulated_cuda import IS_NEEDED, Emulation
 from tests.gpu.waiting import waiting_once
 from tests.verifier.target import spec_of
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem
 from verifier.verifier import Verifier
 
 VOCAB = 300
+only_on_gpus = pytest.mark.skipif(IS_NEEDED, reason="emulated, Triton's attention does")
 ASKED = [
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.0, logit_bias={3: 1.0, 7: -2.0}, repetition_penalty=1.3),
@@ -76,7 +77,7 @@ def test_launches_of_a_decision_do_not_grow_with_its_rows(
     assert found[0] == found[1] <= most
 
 
-@pytest.mark.parametrize("attention", ["padded", "triton"])
+@pytest.mark.parametrize("attention", [pytest.param("padded", marks=only_on_gpus), "triton"])
 def test_a_verify_call_waits_once(
     attention: AttentionKind, target: Path, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
