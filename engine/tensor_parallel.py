@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 
 from engine.hf_runner import UnsupportedModel
@@ -52,7 +53,7 @@ def join(
     os.environ["LOCAL_RANK"] = str(local)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = master_addr, str(master_port)
-    store = dist.TCPStore(  # type: ignore[attr-defined]  # documented, though not in __all__
+    store = TCPStore(
         master_addr, master_port, world_size, is_master=rank == 0, timeout=timedelta(seconds=timeout_s)
     )
     loading = timedelta(seconds=loading_timeout_s)

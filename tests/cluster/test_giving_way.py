@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cluster.events import Action, DrafterDraining, Drained, Verify, VerifyDone, WorkerLost
 from cluster.requests import State
 from cluster.stream_messages import Submit
 from engine.sampling_params import SamplingParams
 from tests.cluster.simulated import submit
 from tests.cluster.test_core import World
-from verifier.messages import VerifyCall, VerifyResult
+from verifier.messages import VerifyResult
 
 LONG = SamplingParams(temperature=0.0, max_tokens=140)
+
+
+class WatchedWorld(World):
+    """Keeps what the scheduler has said."""
+
+    def __init__(self, seed: int, policy: str) -> None:
+        self.told: list[Action] = []
+        super().__init__(seed, policy)
+
+    def observe(self, actions: Sequence[Action]) -> None:
+        self.told += actions
 
 
 def test_the_drafter_of_who_gave_way_is_free_for_who_runs() -> None:
@@ -37,7 +50,7 @@ def test_the_drafter_of_who_gave_way_is_free_for_who_runs() -> None:
 
 
 def test_a_drafter_that_leaves_does_not_wait_for_who_waits() -> None:
-    world = World(1, "fixed")
+    world = WatchedWorld(1, "fixed")
     world.lose("poor")
     world.send(submit(0, world.rng, sampling=LONG))
     request = world.core.requests["r0"]
@@ -45,26 +58,23 @@ def test_a_drafter_that_leaves_does_not_wait_for_who_waits() -> None:
         assert world.answer_one()
     world.answers = [one for one in world.answers if isinstance(one, VerifyDone)]  # it owes no answer
     world.core.pool.drafters["good"].outstanding.clear()
-    told: list[Action] = []
-    world.observe = told.extend  # type: ignore[method-assign]
     world.handle(DrafterDraining("good"))
-    assert Drained("good") not in told  # its tree is verified
+    assert Drained("good") not in world.told  # its tree is verified
     world.handle(WorkerLost("verifier"))
-    assert Drained("good") in told
+    assert Drained("good") in world.told
 
 
 def test_a_request_that_the_target_had_no_room_to_open_is_opened_again() -> None:
-    world = World(1, "autoregressive")
-    calls: list[VerifyCall] = []
-    world.observe = lambda actions: calls.extend(a.call for a in actions if isinstance(a, Verify))  # type: ignore[method-assign]
+    world = WatchedWorld(1, "autoregressive")
     world.send(submit(0, world.rng))
-    (first,) = calls
+    (first,) = [action.call for action in world.told if isinstance(action, Verify)]
     # What the real target answers and keeps: nothing of the request.
     world.target.held.clear()
     answer = VerifyResult(call_id=first.call_id, deferred=["r0"], free_slots=world.target.free())
     world.answers = [one for one in world.answers if not isinstance(one, VerifyDone)]
     world.handle(VerifyDone(answer))
-    spec, before = calls[1].prefill[0].spec, first.prefill[0].spec
+    again = [action.call for action in world.told if isinstance(action, Verify)][1]
+    spec, before = again.prefill[0].spec, first.prefill[0].spec
     assert spec is not None
     assert before is not None
     assert spec.tokens == before.tokens

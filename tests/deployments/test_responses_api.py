@@ -153,20 +153,22 @@ async def test_a_forced_call(client: AsyncOpenAI, cell: CellStandIn) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "arguments"), [('[{"na', None), ('[{"name": "get_weather", "parameters": {"ci', '{"ci')]
+)
 @pytest.mark.api("responses", "tool_choice", "max_output_tokens")
 async def test_a_forced_call_that_is_cut_off_is_no_message(
-    http: httpx.AsyncClient, cell: CellStandIn, stream: bool
+    http: httpx.AsyncClient, cell: CellStandIn, text: str, arguments: str | None, stream: bool
 ) -> None:
-    for text, arguments in (('[{"na', None), ('[{"name": "get_weather", "parameters": {"ci', '{"ci')):
-        cell.script = lambda submit, text=text: ids(text)  # type: ignore[misc]
-        body = {"input": "a", "tools": [TOOL], "tool_choice": "required", "top_logprobs": 0}
-        body |= {"max_output_tokens": len(ids(text)), "stream": stream}
-        response = await http.post(PATH, json=body)
-        final = response.json() if not stream else json.loads(response.text.splitlines()[-2][6:])["response"]
-        assert final["status"] == "incomplete"
-        shown = [(item["type"], item["status"], item["arguments"]) for item in final["output"]]
-        assert shown == ([] if arguments is None else [("function_call", "incomplete", arguments)])
-        assert "output_text" not in response.text
+    cell.script = lambda submit: ids(text)
+    body = {"input": "a", "tools": [TOOL], "tool_choice": "required", "top_logprobs": 0}
+    body |= {"max_output_tokens": len(ids(text)), "stream": stream}
+    response = await http.post(PATH, json=body)
+    final = response.json() if not stream else json.loads(response.text.splitlines()[-2][6:])["response"]
+    assert final["status"] == "incomplete"
+    shown = [(item["type"], item["status"], item["arguments"]) for item in final["output"]]
+    assert shown == ([] if arguments is None else [("function_call", "incomplete", arguments)])
+    assert "output_text" not in response.text
 
 
 @pytest.mark.parametrize("stream", [False, True])
