@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from cluster.admission_config import AdmissionConfig
 from cluster.config_names import BatchingName, PolicyName, SelectorName
 from cluster.device_config import DeviceConfig, NumSlots
-from cluster.drafter_config import DrafterConfig, check_shares
+from cluster.drafter_config import BesideTargetConfig, DrafterConfig, check_shares
 from cluster.fairness_config import FairnessConfig
 from cluster.grpc_config import GrpcConfig
 from cluster.health_config import HealthConfig
@@ -53,7 +53,8 @@ class TargetConfig(DeviceConfig):
         default=True, description="Prompts with a common beginning share its keys and values."
     )
     heads: str | None = Field(
-        default=None, description="Decoding heads run beside it; those of the `heads` drafter if unset."
+        default=None,
+        description="Decoding heads or EAGLE layer beside it; if unset, what a drafter of these names.",
     )
     tool_parser: Literal["auto", "none", "hermes", "json"] = Field(
         default="auto",
@@ -279,14 +280,14 @@ class FlotillaConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _run_heads_beside_target(cls, data: Any) -> Any:
-        """The target is told of the heads that a drafter names: their input is in its process."""
+        """The target is told of the heads, or the EAGLE layer, that a drafter names: they run beside it."""
         if not isinstance(data, dict):
             return data
         drafters = data.get("drafters")
         paths = [
             _value(drafter, "path")
             for drafter in (drafters if isinstance(drafters, list | tuple) else ())
-            if _value(drafter, "kind") == "heads"
+            if _value(drafter, "kind") in ("heads", "eagle")
         ]
         target = data.get("target")
         if paths and isinstance(target, dict) and target.get("heads") is None:
@@ -298,10 +299,10 @@ class FlotillaConfig(StrictModel):
     @model_validator(mode="after")
     def _has_heads(self) -> FlotillaConfig:
         for drafter in self.drafters:
-            if drafter.kind == "heads" and drafter.path != self.target.heads:
+            if isinstance(drafter, BesideTargetConfig) and drafter.path != self.target.heads:
                 raise ValueError(
-                    f"drafter `{drafter.name}` names the heads {drafter.path}, and the target runs "
-                    f"{self.target.heads}: one set of heads per target"
+                    f"drafter `{drafter.name}` names {drafter.path}, and beside the target runs "
+                    f"{self.target.heads}: one set of heads, or one EAGLE layer, per target"
                 )
         return self
 

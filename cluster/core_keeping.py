@@ -21,7 +21,9 @@ class CoreKeeping:
     def __init__(self, config: FlotillaConfig) -> None:
         """Of the cell whose thread this is; `pool.core_affinity` says whether anybody keeps to anything."""
         self._is_on = config.pool.core_affinity
-        self._num_drafters = sum(drafter.replicas for drafter in config.drafters if drafter.kind != "heads")
+        self._num_drafters = sum(
+            drafter.replicas for drafter in config.drafters if not drafter.runs_beside_target
+        )
         self._usable = usable_cores()
         self._claimed: dict[str, list[int]] = {}
         self._scheduler: KeptThread | None = None

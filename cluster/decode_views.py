@@ -55,7 +55,7 @@ class DecodeViews:
                         most = request.submit.speculation.max_tokens
                         max_draft = max_draft if most is None else min(max_draft, most)
                     if capabilities.num_candidates:
-                        num_heads = capabilities.max_depth
+                        num_heads = capabilities.max_depth if capabilities.has_independent_layers else 0
                         max_draft = min(max_draft, self.heads.num_proposed(request))
                     max_draft, max_width = max(0, max_draft), capabilities.max_width
                     rate = rate_of(request.request_id, drafter.kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,33 @@ class PooledConfig(StrictModel):
         default=1, ge=1, le=64, description="Instances: called `NAME` if one, else `NAME/0`, `NAME/1`, ..."
     )
     placement: PlacementConfig = Field(default=PlacementConfig(), description="Where each instance runs.")
+
+    @property
+    def runs_beside_target(self) -> bool:
+        """Whether it is part of the target's process, and so loaded with it."""
+        return False
+
+
+class BesideTargetConfig(PooledConfig):
+    """What drafters that run in the target's process have in common."""
+
+    name: DrafterName
+    path: str
+    max_requests: int = Field(default=256, ge=1, description="Requests an instance serves at once.")
+
+    @property
+    def runs_beside_target(self) -> bool:
+        """See `PooledConfig`."""
+        return True
+
+    @model_validator(mode="after")
+    def _runs_with_the_target(self) -> Self:
+        if self.placement != PlacementConfig():
+            raise ValueError(
+                f"`placement` of drafter `{self.name}` cannot be chosen: it runs in the target's "
+                "process; leave it out, and set target.placement"
+            )
+        return self
 
 
 class ModelDrafterConfig(PooledConfig, DeviceConfig):
@@ -91,7 +118,7 @@ class SuffixAutomatonConfig(PooledConfig):
         return self
 
 
-class HeadsConfig(PooledConfig):
+class HeadsConfig(BesideTargetConfig):
     """Medusa-style heads on the target's hidden states; they run in the target's process."""
 
     kind: Literal["heads"] = Field(default="heads", description="Decoding heads of the target.")
@@ -100,20 +127,23 @@ class HeadsConfig(PooledConfig):
     num_candidates: int = Field(
         default=4, ge=1, le=16, description="Best tokens of each head that trees are made of."
     )
-    max_requests: int = Field(default=256, ge=1, description="Requests an instance serves at once.")
 
-    @model_validator(mode="after")
-    def _runs_with_the_target(self) -> HeadsConfig:
-        if self.placement != PlacementConfig():
-            raise ValueError(
-                f"`placement` of decoding heads (drafter `{self.name}`) cannot be chosen: they run in the "
-                "target's process; leave it out, and set target.placement"
-            )
-        return self
+
+class EagleConfig(BesideTargetConfig):
+    """An EAGLE-3 draft layer on the target's hidden states; it runs in the target's process."""
+
+    kind: Literal["eagle"] = Field(default="eagle", description="EAGLE-3.")
+    name: DrafterName = Field(default="eagle", description="Name in receipts and metrics.")
+    path: str = Field(
+        description="Directory as of the EAGLE repository or the speculators library, or `zoo:NAME`; it fits one "
+        "target only."
+    )
+    max_depth: int = Field(default=6, ge=1, le=16, description="Deepest draft.")
+    max_width: int = Field(default=4, ge=1, le=16, description="Widest beam.")
 
 
 DrafterConfig = Annotated[
-    ModelDrafterConfig | PromptLookupConfig | SuffixAutomatonConfig | HeadsConfig,
+    ModelDrafterConfig | PromptLookupConfig | SuffixAutomatonConfig | HeadsConfig | EagleConfig,
     Field(discriminator="kind"),
 ]
 

@@ -22,7 +22,7 @@ class OutstandingDraft:
         sent_at: when.
         predicted_s: what the cost model expects of it; 0 if it need not be learnt from.
         request_ids: who is drafted for.
-        depth, width: of its largest plans; of a call to decoding heads, depth is how many were evaluated.
+        depth, width: of its largest plans; of what was proposed beside the target, of that.
         num_read: tokens of its requests that the drafter had not heard.
         num_context: tokens of its requests.
         layers_s: what the profile says of the layers that it came to, once answered.
@@ -54,7 +54,7 @@ class OutstandingDraft:
             predicted_s=predicted_s,
             request_ids=tuple([item.request_id for item in items]),
             depth=call_depth(items),
-            width=max([item.plan.width for item in items]),
+            width=call_width(items),
             num_read=sum([len(item.tokens if item.spec is None else item.spec.tokens) for item in items]),
             num_context=num_context,
         )
@@ -113,10 +113,23 @@ class DrafterState:
             self.release.append(request_id)
 
 
+def call_width(items: Sequence[DraftItem]) -> int:
+    """Nodes of a layer that a draft call with these items is to be paid for.
+
+    Those of its widest plan, or of the beams that were grown beside the target already; decoding heads cost
+    the same for any number.
+    """
+    width = 0
+    for item in items:
+        beam = item.proposals.parent if item.proposals is not None else None
+        width = max(width, item.plan.width if beam is None else beam.shape[1])
+    return width
+
+
 def call_depth(items: Sequence[DraftItem]) -> int:
     """Layers that a draft call with these items is to be paid for.
 
-    Those of its deepest plan; but decoding heads have been evaluated already, perhaps more than it uses.
+    Those of its deepest plan; but what is proposed beside the target has been, perhaps more than it uses.
     """
     evaluated = deepest = 0
     for item in items:

@@ -17,7 +17,7 @@ from cluster.cost_model import CostModel
 from cluster.decode_views import DecodeViews
 from cluster.draft_items import draft_items, has_read
 from cluster.drafter_pool import DrafterPool
-from cluster.drafter_state import call_depth
+from cluster.drafter_state import call_depth, call_width
 from cluster.drafting_time import drafting_seconds
 from cluster.events import Draft
 from cluster.forest import Forest
@@ -168,7 +168,7 @@ class StepPlanner:
         for name, (requests, shapes) in drafting.items():
             items = draft_items(self.pool.drafters[name], requests, shapes)
             depth = call_depth(items)
-            width = max([plan.width for plan in shapes])
+            width = call_width(items)
             num_context = sum([request.num_tokens for request in requests])
             predicted_s = self.cost.draft_seconds(name, len(items), width, depth, num_context)
             rule = None

@@ -97,7 +97,7 @@ class PoolChanges:
                 f"drafter `{config.name}` is of the kind `{before.kind}` and cannot become one of "
                 f"`{config.kind}`; add that under another name, then remove this one"
             )
-        if config.kind == "heads":
+        if config.runs_beside_target:
             raise PoolError(f"drafter `{config.name}` runs in the target's process: it comes with a new cell")
         if config.name in self._replacing:
             raise PoolError(f"drafter `{config.name}` is being replaced already; wait until that is done")

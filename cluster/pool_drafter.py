@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.drafter_config import DrafterConfig, HeadsConfig, ModelDrafterConfig, SuffixAutomatonConfig
+from cluster.drafter_config import (
+    DrafterConfig,
+    EagleConfig,
+    HeadsConfig,
+    ModelDrafterConfig,
+    SuffixAutomatonConfig,
+)
 from cluster.model_paths import model_directory
 from drafters.factory import build_drafter
 from drafters.heads_drafter import HeadsDrafter
 from drafters.protocol import Drafter
+from engine.eagle_config import read_eagle_config
 from engine.heads_config import read_description
 
 # Deepest draft, in the drafter's own tokens: of another tokenizer it may take more to spell a plan.
@@ -34,6 +41,15 @@ def build_pool_drafter(config: DrafterConfig, vocab_size: int, max_tokens: int, 
             vocab_size=described.vocab_size,
             max_tokens=max_tokens,
             num_candidates=config.num_candidates,
+        )
+    elif isinstance(config, EagleConfig):
+        drafter = HeadsDrafter(
+            kind="eagle",
+            num_heads=config.max_depth,
+            vocab_size=read_eagle_config(model_directory(config.path)).vocab_size,
+            max_tokens=max_tokens,
+            num_candidates=config.max_width,
+            max_width=config.max_width,
         )
     elif isinstance(config, ModelDrafterConfig):
         drafter = _build_model(config, vocab_size, model_directory(target_path))

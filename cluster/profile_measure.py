@@ -69,7 +69,7 @@ def measure_profile(config: FlotillaConfig, report: Report = lambda name, done, 
     del target
     drafters = {}
     for drafter in config.drafters:
-        if drafter.kind == "heads":
+        if drafter.runs_beside_target:
             drafters[drafter.name] = _fitted(drafter.name, identify_drafter(drafter), heads)
             continue
         gc.collect()  # one model's memory at a time
@@ -105,6 +105,7 @@ def measure_target(
         cpu_time=ranks == 1 and not has_gpu and torch.get_num_threads() == 1,
         max_seconds=TARGET_SECONDS if ranks == 1 else float("inf"),
         report=report,
+        then=target.read_rows,
     )
     return [
         StepPoint(num_requests, num_tokens, num_requests * context, seconds)

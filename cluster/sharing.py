@@ -75,7 +75,7 @@ def _groups(config: FlotillaConfig) -> tuple[dict[str, PlacementConfig], dict[st
     instances = {
         name: drafter.placement
         for drafter in config.drafters
-        if drafter.kind != "heads"  # drafted for by the target
+        if not drafter.runs_beside_target
         for name in instance_names(drafter.name, drafter.replicas)
     }
     plan = Plan()

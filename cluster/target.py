@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,24 +13,31 @@ from cluster.events import VerifierReady
 from cluster.model_paths import model_directory
 from cluster.rank import Rank
 from engine.devices import resolve_device
+from engine.eagle_config import is_eagle
+from engine.eagle_loading import EagleFiles
 from engine.grammar import Grammars
 from engine.heads import DecodingHeads, load_heads
+from engine.kv_budget import NOTHING_BESIDE
 from engine.loading import load_runner
-from engine.runner import ModelRunner
+from engine.runner import ModelRunner, Segment
 from engine.tensor_parallel import end_loading, join
 from engine.triton_sampling import prepare_sampling
 from engine.triton_support import runs_triton
+from verifier.eagle_drafts import DRAFT_SLOTS, EagleDrafts
+from verifier.eagle_profile import measure_eagle_costs, read_after
 from verifier.profile import measure_head_costs, measure_step_costs
+from verifier.proposing import HeadProposer, Proposer
 from verifier.verifier import Verifier
 
 
 @dataclass(slots=True)
 class Target:
-    """A loaded target: its runner and decoding heads for profiling, and the verifier that serves."""
+    """A loaded target: the verifier that serves; for profiling, its runner and what drafts beside it."""
 
     runner: ModelRunner
     verifier: Verifier
     heads: DecodingHeads | None = None
+    eagle: EagleDrafts | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     num_ranks: int = 1
 
@@ -41,6 +49,11 @@ class Target:
         """
         self.verifier.forget_all(with_prefixes=self.num_ranks > 1)
 
+    def read_rows(self, segments: Sequence[Segment]) -> None:
+        """What a forward of these segments is followed by when it serves, if something reads its rows."""
+        if self.eagle is not None:
+            read_after(self.eagle, segments)
+
     def ready(self) -> VerifierReady:
         """What the scheduler must know of it."""
         return VerifierReady(
@@ -51,10 +64,10 @@ class Target:
 
 
 def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
-    """Load the target model (one rank of it), and its decoding heads if it has some.
+    """Load the target model (one rank of it), and what drafts beside it: decoding heads or EAGLE's layer.
 
     Raises:
-        UnsuitableHeads: if they are another model's.
+        UnsuitableHeads: if that is another model's.
         DeviceUnavailable, NotEnoughMemory, UnsupportedModel: if the model cannot run where it is to.
     """
     sharded = rank is not None and rank.world_size > 1
@@ -67,6 +80,9 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
             rank.master_port,
             device=device,
         )
+    eagle: EagleFiles | None = None
+    if config.heads is not None and is_eagle(model_directory(config.heads)):
+        eagle = EagleFiles.of(model_directory(config.heads), model_directory(config.path))
     runner = load_runner(
         model_directory(config.path),
         dtype=config.dtype,
@@ -80,18 +96,27 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
         graphs=config.cuda_graphs,
         quantization=config.quantization,
         trust_remote_code=config.trust_remote_code,
+        feature_layers=() if eagle is None else eagle.layers,
+        beside=NOTHING_BESIDE if eagle is None else eagle.beside(config.dtype, DRAFT_SLOTS),
     )
     if runs_triton(device):
         prepare_sampling(runner.shape.vocab_size, device)
-    heads = None
-    if config.heads is not None:
+    heads, drafts = None, None
+    proposer: Proposer | None = None
+    if eagle is not None:
+        layer, reading = eagle.load(runner, DRAFT_SLOTS)
+        proposer = drafts = EagleDrafts(layer, reading, runner.shape.max_tokens)
+        drafts.warm_up()
+    elif config.heads is not None:
         heads = load_heads(model_directory(config.heads), runner, model_directory(config.path))
+        proposer = HeadProposer(heads)
     end_loading()
     grammars = Grammars.of_model(model_directory(config.path), runner.shape.vocab_size)
     verifier = Verifier(
-        runner, prefix_sharing=config.prefix_sharing, heads=heads, grammars=grammars, device=device
+        runner, prefix_sharing=config.prefix_sharing, proposer=proposer, grammars=grammars, device=device
     )
-    return Target(runner, verifier, heads, device, num_ranks=rank.world_size if rank is not None else 1)
+    num_ranks = rank.world_size if rank is not None else 1
+    return Target(runner, verifier, heads, drafts, device, num_ranks=num_ranks)
 
 
 # The start-up profile of the target: seconds, not minutes, for the demo.
@@ -103,7 +128,12 @@ CONTEXTS = (48, 320)
 def profile_target(target: Target, repeats: int = 5) -> list[StepPoint]:
     """Measure verify forwards; takes a few seconds for the demo target, before the first request."""
     measured = measure_step_costs(
-        target.runner, TOKEN_COUNTS, CONTEXTS, repeats, request_counts=REQUEST_COUNTS
+        target.runner,
+        TOKEN_COUNTS,
+        CONTEXTS,
+        repeats,
+        request_counts=REQUEST_COUNTS,
+        then=target.read_rows,
     )
     return [
         StepPoint(num_requests, num_tokens, num_requests * context, seconds)
@@ -112,7 +142,11 @@ def profile_target(target: Target, repeats: int = 5) -> list[StepPoint]:
 
 
 def profile_heads(target: Target, *, cpu_time: bool = False) -> list[StepPoint]:
-    """Measure the decoding heads, which is what their drafter costs; none without heads. On all ranks."""
+    """Measure what drafts beside the target: what its drafter costs; nothing without one. On all ranks."""
+    if target.eagle is not None:
+        return [
+            StepPoint(*one) for one in measure_eagle_costs(target.runner, target.eagle, cpu_time=cpu_time)
+        ]
     if target.heads is None:
         return []
     measured = measure_head_costs(target.runner, target.heads, cpu_time=cpu_time)

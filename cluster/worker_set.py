@@ -15,7 +15,7 @@ from cluster.config import FlotillaConfig
 from cluster.core_keeping import CoreKeeping
 from cluster.cost_model import CostProfile, LinearCost
 from cluster.draft_service import InPlaceDrafter
-from cluster.drafter_config import DrafterConfig
+from cluster.drafter_config import BesideTargetConfig, DrafterConfig
 from cluster.events import DrafterReady, VerifierReady
 from cluster.placement import plan_added, plan_cell, rank_name
 from cluster.placement_config import ResourcesConfig
@@ -124,12 +124,12 @@ class WorkerSet:
     async def load_drafter(self, name: str, config: DrafterConfig, target: VerifierReady) -> DrafterReady:
         """Make one instance of a drafter and connect to it; one without work of its own is made here."""
         worker = self.workers[name] = Worker(name)
-        if config.kind == "heads":
+        if isinstance(config, BesideTargetConfig):
             path, running = self._config.target.path, self._config.target.heads
             if config.path != running:
                 raise UnsuitableHeads(
-                    f"the target runs {running or 'no decoding heads'}, not {config.path}: they are loaded "
-                    "with it, so a cell starts with the heads it is to have"
+                    f"beside the target runs {running or 'nothing'}, not {config.path}: what drafts there is "
+                    "loaded with the target, so a cell starts with what it is to have"
                 )
             drafter = build_pool_drafter(config, target.vocab_size, target.max_tokens, path)
             worker.steps.append(InPlaceDrafter(drafter, lambda data: self._listener.drafted(name, data)))

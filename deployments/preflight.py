@@ -11,6 +11,7 @@ from cluster.placement import plan_cell
 from cluster.profile_file import ProfileError, load_profile
 from deployments.exposure import check_certificate, exposure_warnings
 from deployments.key_store import KeyStore
+from engine.eagle_config import check_eagle_target, is_eagle, read_eagle_config
 from engine.heads_config import UnsuitableHeads, check_target, read_description
 from engine.trusted_files import UntrustedModel, check_files
 from selector.own_classes import is_own, own_class
@@ -25,7 +26,7 @@ def check(config: FlotillaConfig) -> list[str]:
 
     Raises:
         StartError: for a model that is missing or in a format that is not trusted, keys or certificates that
-            cannot be read, decoding heads of another target, a cost profile that is
+            cannot be read, decoding heads or an EAGLE layer of another target, a cost profile that is
             missing or of other models, a policy or selector of one's own that cannot be
             imported, placements that contradict each other, or a port that is taken.
     """
@@ -44,8 +45,7 @@ def check(config: FlotillaConfig) -> list[str]:
             raise StartError(str(error.args[0])) from None
     if config.target.heads is not None:
         try:
-            described = read_description(model_directory(config.target.heads))
-            check_target(described, model_directory(config.target.path))
+            _check_beside(config)
         except (FileNotFoundError, KeyError, UnsuitableHeads) as error:
             raise StartError(str(error.args[0])) from None
     try:
@@ -68,6 +68,16 @@ def check(config: FlotillaConfig) -> list[str]:
     if config.metrics.port is not None:
         _check_port(config.metrics.host, config.metrics.port, "choose another `metrics.port`")
     return warnings
+
+
+def _check_beside(config: FlotillaConfig) -> None:
+    """Whether what is to draft beside the target was made for it."""
+    assert config.target.heads is not None
+    directory, target = model_directory(config.target.heads), model_directory(config.target.path)
+    if is_eagle(directory):
+        check_eagle_target(read_eagle_config(directory), target)
+    else:
+        check_target(read_description(directory), target)
 
 
 def _is_trusted(config: FlotillaConfig, path: str) -> bool:

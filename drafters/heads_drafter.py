@@ -1,16 +1,17 @@
-"""Medusa-style heads as a drafter: trees over what the target's own heads proposed (Cai et al. 2024).
+"""Drafting from what was proposed beside the target: by Medusa-style heads (Cai et al. 2024), or by EAGLE-3.
 
-The heads read the target's hidden states, so they are evaluated beside it, in the step that makes those
-states (`verifier.proposing`); what they propose comes back with the verdict and on to here. What is left is
-to choose: head i's candidates are those of layer i whatever path leads there, so every tree is a part of
-their Cartesian product. Medusa verifies one fixed part of it; here a beam of the plan's width takes the paths
-with the highest sum of log-probabilities.
+Both read the target's hidden states, so they run beside it, in the step that makes those states
+(`verifier.proposing`); what they propose comes back with the verdict and on to here. What is left is to
+choose. A head's candidates are those of its layer whatever path leads there, so every tree is a part of their
+Cartesian product. Medusa verifies one fixed part of it; here a beam of the plan's width takes the paths with
+the highest sum of log-probabilities. EAGLE's candidates are a beam already, of which the plan may take less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from drafters.beam import Beam
 from drafters.heard import Heard
@@ -31,29 +32,33 @@ class _Held(Heard):
     proposals: Proposals | None = None
 
     def score(self) -> tuple[int, int]:
-        """How far the heads' first choices follow the tokens that came: (scored, agreed).
+        """How far first choices follow the tokens that came: (scored, agreed).
 
-        A chain of first choices is scored up to its first error, like the draft it would have been: so the
-        rate is that of drafted tokens, and falls as it should where later heads are weaker.
+        A chain of heads' first choices is scored up to its first error, like the draft it would have been: so
+        the rate is that of drafted tokens, and falls as it should where later heads are weaker. In a beam the
+        first choice after each token that came is scored, as far as the beam holds them.
         """
         proposals, self.proposals = self.proposals, None
         if proposals is None:
             return 0, 0
-        scored = agreed = 0
-        for choice, token in zip(
-            proposals.token[:, 0].tolist(), self.tokens[proposals.position :], strict=False
-        ):
-            scored += 1
-            if choice != token:
+        scored = agreed = place = 0
+        for layer, token in enumerate(self.tokens[proposals.position :][: len(proposals.token)]):
+            choices = candidates(proposals, layer, place)
+            if not choices:
                 break
-            agreed += 1
+            scored += 1
+            agreed += choices[0].token == token
+            followed = [one.place for one in choices if one.token == token]
+            if not followed or (proposals.parent is None and choices[0].token != token):
+                break
+            place = followed[0]
         return scored, agreed
 
 
 class HeadsDrafter(ModellessDrafter["_Held", "_Drafting"]):
     """Drafts from the proposals that come with each item; without them, the root alone.
 
-    It has no model, keeps no KV and imports no torch: what it costs is evaluating the heads, which it reports
+    It has no model, keeps no KV and imports no torch: what it costs is making the proposals, which it reports
     as its own time although it was spent in the target's process.
     """
 
@@ -65,24 +70,27 @@ class HeadsDrafter(ModellessDrafter["_Held", "_Drafting"]):
         max_tokens: int,
         num_candidates: int = 4,
         max_width: int = 16,
+        kind: Literal["heads", "eagle"] = "heads",
     ) -> None:
-        """A drafter over `num_heads` heads.
+        """A drafter over `num_heads` heads, or layers of EAGLE's beams.
 
         Args:
             num_heads: layers of the deepest tree.
             vocab_size: of the target.
             max_tokens: longest sequence (prompt and output), in tokens.
-            num_candidates: tokens of each head that trees are made of.
+            num_candidates: tokens of each layer that trees are made of.
             max_width: widest beam.
+            kind: what proposes.
         """
         super().__init__(
             Capabilities(
-                kind="heads",
+                kind=kind,
                 max_depth=num_heads,
                 max_width=max_width,
                 has_probabilities=True,
                 needs_prefill=False,
                 num_candidates=num_candidates,
+                has_independent_layers=kind == "heads",
                 vocab_size=vocab_size,
                 max_tokens=max_tokens,
             )
@@ -111,7 +119,7 @@ class HeadsDrafter(ModellessDrafter["_Held", "_Drafting"]):
         return [one.draft() for one in begun]
 
     def _seconds_elsewhere(self, call: DraftCall) -> float:
-        """Of evaluating the heads, in the target's process."""
+        """Of making the proposals, in the target's process."""
         return sum(item.proposals.seconds for item in call.items if item.proposals is not None)
 
 
@@ -124,14 +132,26 @@ class _Drafting:
     proposals: Proposals | None
     num_scored: int
     num_agreed: int
+    places: list[int] = field(
+        default_factory=lambda: [0]
+    )  # per node of the beam, among its layer's candidates
 
     def grow(self) -> bool:
         """Add a layer, if there is one to add."""
         beam, proposals = self.beam, self.proposals
         if not beam.frontier or proposals is None or beam.depth >= min(beam.plan.depth, len(proposals.token)):
             return False
-        n = len(beam.frontier)
-        beam.grow([proposals.logp[beam.depth].tolist()] * n, [proposals.token[beam.depth].tolist()] * n)
+        layer, frontier = beam.depth, beam.frontier
+        if proposals.parent is None:
+            n = len(frontier)
+            beam.grow([proposals.logp[layer].tolist()] * n, [proposals.token[layer].tolist()] * n)
+            return bool(beam.layer)
+        found = [candidates(proposals, layer, self.places[node]) for node in frontier]
+        beam.grow([[one.logp for one in row] for row in found], [[one.token for one in row] for row in found])
+        place = {
+            (node, one.token): one.place for node, row in zip(frontier, found, strict=True) for one in row
+        }
+        self.places += [place[beam.parent[node], beam.token[node]] for node in beam.layer]
         return bool(beam.layer)
 
     def draft(self) -> Draft:
@@ -141,6 +161,27 @@ class _Drafting:
             num_scored=self.num_scored,
             num_agreed=self.num_agreed,
         )
+
+
+class Candidate(NamedTuple):
+    """A token proposed, its log-probability given the path before, and its place in the layer."""
+
+    token: int
+    logp: float
+    place: int
+
+
+def candidates(proposals: Proposals, layer: int, parent: int) -> list[Candidate]:
+    """Those of a layer (from 0) after the candidate at place `parent` of the layer before, the best first."""
+    tokens, logps = proposals.token[layer].tolist(), proposals.logp[layer].tolist()
+    found = [
+        Candidate(token, logp, place) for place, (token, logp) in enumerate(zip(tokens, logps, strict=True))
+    ]
+    if proposals.parent is None:
+        return found
+    return [
+        one for one, above in zip(found, proposals.parent[layer].tolist(), strict=True) if above == parent
+    ]
 
 
 def _grow(drafting: Sequence[_Drafting], stop_rule: StopRule | None) -> None:

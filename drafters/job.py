@@ -57,11 +57,7 @@ class Held(Heard):
             spec=spec,
             tokens=[],
             stops=stops,
-            is_plain=params.is_greedy
-            and not params.needs_history
-            and not params.logit_bias
-            and not params.allowed_token_ids
-            and not (params.min_tokens and stops),
+            is_plain=params.ranks_by_logits,
             noise=None if params.is_greedy else NoiseWindow(params.seed),
         )
 

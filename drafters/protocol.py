@@ -18,8 +18,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         max_width: widest beam; 1 means chains only.
         has_probabilities: whether `logp` in its trees comes from a model.
         needs_prefill: whether catching up on a prompt costs it a forward pass.
-        num_candidates: how many of each decoding head's best tokens it drafts from, which come with the
-            target's verdicts; 0 if it needs none, and then the heads are not evaluated for its requests.
+        num_candidates: how many of each layer's best tokens it drafts from, which are proposed beside the
+            target and come with its verdicts; 0 if it needs none, and then none are made for its requests.
+        has_independent_layers: whether those of a layer are the same whatever path leads to them, as decoding
+            heads' are.
         vocab_size: size of the vocabulary its tokens come from.
         max_tokens: longest sequence (prompt and output) it can follow.
         num_slots: tokens its KV cache holds; 0 if it keeps none.
@@ -36,6 +38,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     num_slots: int = 0
     num_parameters: int = 0
     num_candidates: int = 0
+    has_independent_layers: bool = False
 
 
 class Drafter(Protocol):

@@ -59,7 +59,7 @@ class _Static:
 
 
 class GraphedRunner:
-    """A `LlamaRunner` whose small forwards are captured; also `HiddenStateRunner` and `DeviceRowsRunner`.
+    """A `LlamaRunner` whose small forwards are captured; also a `FeatureRunner` and a `DeviceRowsRunner`.
 
     With tensor parallelism all ranks capture at the same calls, for the same calls decide it. One of the
     runner's slots is its own: `num_slots` is one less.
@@ -77,7 +77,7 @@ class GraphedRunner:
         self._has_room = True
         # What forwards of all shapes leave: each is read before the next is begun, and what a graph keeps
         # for itself no other graph can use.
-        self._logits = self._final = torch.empty(0, device=runner.device)
+        self._logits = self._final = self._features = torch.empty(0, device=runner.device)
         self._pool = torch.cuda.graph_pool_handle() if runner.device.type == "cuda" else None
 
     @property
@@ -172,10 +172,12 @@ class GraphedRunner:
         num_rows = len(keep)
         if np.array_equal(numbers[3, :num_rows], np.arange(num_rows)):
             # Where they lie, until the next forward.
-            self._runner.note(self._final[:num_rows], key_tokens)
-            return self._logits[:num_rows]
-        self._runner.note(self._final.index_select(0, batch_rows), key_tokens)
-        return self._logits.index_select(0, batch_rows)
+            logits, final = self._logits[:num_rows], self._final[:num_rows]
+        else:
+            logits = self._logits.index_select(0, batch_rows)
+            final = self._final.index_select(0, batch_rows)
+        self._runner.note(final, self._features, padded.batch_rows.astype(np.int32), key_tokens)
+        return logits
 
     def _static_for(
         self, segments: Sequence[Segment], keep: Int32, columns: int, *, at_once: bool = False
@@ -209,6 +211,7 @@ class GraphedRunner:
             hidden = runner.embed(np.zeros(1, dtype=np.int32))
             self._logits = torch.zeros(MOST_ROWS, runner.shape.vocab_size, device=runner.device)
             self._final = hidden.new_zeros(MOST_ROWS, hidden.shape[1])
+            self._features = hidden.new_zeros(MOST_ROWS, len(runner.feature_layers) * hidden.shape[1])
         attend = partial(
             static_attention,
             attention,
@@ -232,9 +235,11 @@ class GraphedRunner:
 
     def _compute(self, static: _Static) -> None:
         plan = static.attention.plan
-        logits, final = self._runner.compute(static.tokens, static.positions, plan, None)
+        logits, final, features = self._runner.compute(static.tokens, static.positions, plan, None)
         self._logits[: len(logits)].copy_(logits)  # widens them, too
         self._final[: len(final)].copy_(final)
+        if features.numel():
+            self._features[: len(features)].copy_(features)
 
     def _capture(self, static: _Static) -> None:
         """Compute on another stream than the usual one, as CUDA asks before a capture, then capture on it."""
@@ -271,6 +276,19 @@ class GraphedRunner:
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `HiddenStateRunner`."""
         return self._runner.project(hidden)
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """See `FeatureRunner`."""
+        return self._runner.feature_layers
+
+    def features(self, rows: Int32) -> torch.Tensor:
+        """See `FeatureRunner`."""
+        return self._runner.features(rows)
+
+    def embed_ids(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See `FeatureRunner`."""
+        return self._runner.embed_ids(tokens)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import inspect
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,7 @@ class HFRunner:
             raise UnsupportedModel(f"the model has layers of type {', '.join(unusual)}")
         model.set_attn_implementation(ATTENTION_NAME)
         self._model = model.eval()
-        self._device = model.device
+        self._device: torch.device = model.device
         self._keeps_logits = "logits_to_keep" in parameters
         self._num_layers = int(config.num_hidden_layers)
         self._num_slots = num_slots
@@ -165,6 +166,8 @@ class HFRunner:
         self._output: torch.nn.Module = model.get_output_embeddings()
         self._final = torch.empty(0, device=self._device)
         self._output.register_forward_pre_hook(self._note_hidden)
+        self._feature_layers: tuple[int, ...] = ()
+        self._features: dict[int, torch.Tensor] = {}
         zero = np.zeros(1, dtype=np.int32)
         self.forward([Segment(tokens=zero, positions=zero, slots=zero, past=zero[:0])], zero)
         self._shape = ModelShape(
@@ -218,6 +221,51 @@ class HFRunner:
         """Remember the last hidden states: what goes into the output projection, of the rows kept."""
         if arguments:
             self._final = arguments[0].flatten(0, -2)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self._device
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """See `FeatureRunner`."""
+        return self._feature_layers
+
+    def keep_features(self, layers: Sequence[int]) -> None:
+        """From now on keep the hidden states that enter these layers, for `features`; to be called once.
+
+        Raises:
+            UnsupportedModel: if the model does not have its layers in a list.
+        """
+        if not layers:
+            return
+        blocks = getattr(self._model.get_decoder(), "layers", None)
+        if blocks is None or len(blocks) != self._num_layers:
+            raise UnsupportedModel(
+                f"{type(self._model).__name__} does not show the layers that EAGLE reads from"
+            )
+        self._feature_layers = tuple(layers)
+        for layer in layers:
+            blocks[layer].register_forward_pre_hook(partial(self._note_feature, layer), with_kwargs=True)
+
+    def _note_feature(
+        self, layer: int, module: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        hidden: torch.Tensor = arguments[0] if arguments else named["hidden_states"]
+        self._features[layer] = hidden.flatten(0, -2)
+
+    @torch.inference_mode()
+    def features(self, rows: Int32) -> torch.Tensor:
+        """See `FeatureRunner`."""
+        index = torch.from_numpy(rows.astype(np.int64)).to(self._device)
+        return torch.cat([self._features[layer].index_select(0, index) for layer in self._feature_layers], 1)
+
+    @torch.inference_mode()
+    def embed_ids(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See `FeatureRunner`."""
+        embedded: torch.Tensor = self._model.get_input_embeddings()(tokens[None])
+        return embedded[0]
 
     @property
     def key_tokens(self) -> KeyTokens:

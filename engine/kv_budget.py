@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from engine.devices import Memory
 
@@ -20,6 +20,21 @@ class NotEnoughMemory(Exception):
     """A model does not fit its share of the device; the message says what it needs and what is free."""
 
 
+class Beside(NamedTuple):
+    """What is to be loaded beside a model when its pool has been sized.
+
+    Attributes:
+        num_bytes: that it takes.
+        bytes_per_slot: and for each slot of the pool.
+    """
+
+    num_bytes: int = 0
+    bytes_per_slot: int = 0
+
+
+NOTHING_BESIDE = Beside()
+
+
 @dataclass(frozen=True, slots=True)
 class KVBudget:
     """What a worker may use of a device.
@@ -30,19 +45,21 @@ class KVBudget:
         fraction: share of all its memory for weights and KV together; the rest is for activations and for
             others. A worker that reserves a share of a GPU has that share of it.
         share: of the device that the worker reserved, at most 1.
+        beside: what comes after the pool.
     """
 
     device: str
     memory: Memory
     fraction: float
     share: float = 1.0
+    beside: Beside = NOTHING_BESIDE
 
     @property
     def bytes_left(self) -> int:
         """Bytes for KV: what is left of the budget, and no more than is free."""
         budget = int(self.memory.total * self.fraction * min(self.share, 1.0)) - self.memory.own
         # Free memory too is left with a margin: somebody else's activations may need it.
-        return max(0, min(budget, int(self.memory.free * self.fraction)))
+        return max(0, min(budget, int(self.memory.free * self.fraction)) - self.beside.num_bytes)
 
     def slots(self, bytes_per_slot: int) -> int:
         """As many as fit.
@@ -50,9 +67,10 @@ class KVBudget:
         Raises:
             NotEnoughMemory: if that is fewer than `LEAST_SLOTS`.
         """
-        found = self.bytes_left // bytes_per_slot
+        each = bytes_per_slot + self.beside.bytes_per_slot
+        found = self.bytes_left // each
         if found < LEAST_SLOTS:
-            raise NotEnoughMemory(self._message(LEAST_SLOTS, bytes_per_slot))
+            raise NotEnoughMemory(self._message(LEAST_SLOTS, each))
         return int(found)
 
     def check(self, num_slots: int, bytes_per_slot: int) -> None:
@@ -62,17 +80,20 @@ class KVBudget:
             NotEnoughMemory: if they do not.
         """
         # A number that was asked for may use what `fraction` leaves free: only the device limits it.
-        if num_slots * bytes_per_slot > self.memory.free:
-            raise NotEnoughMemory(self._message(num_slots, bytes_per_slot))
+        each = bytes_per_slot + self.beside.bytes_per_slot
+        if num_slots * each + self.beside.num_bytes > self.memory.free:
+            raise NotEnoughMemory(self._message(num_slots, each))
 
     def _message(self, num_slots: int, bytes_per_slot: int) -> str:
         needed = num_slots * bytes_per_slot
-        most = self.memory.free // bytes_per_slot
+        beside = self.beside.num_bytes
+        most = max(0, self.memory.free - beside) // bytes_per_slot
         text = (
             f"{num_slots} KV slots need {_size(needed)} on {self.device} ({bytes_per_slot} bytes each); of "
             f"{_size(self.memory.total)}, {_size(self.memory.free)} are free"
         )
         text += f" and {_size(self.memory.own)} are taken by the weights" if self.memory.own else ""
+        text += f", and what drafts beside the model needs {_size(beside)}" if beside else ""
         if self.bytes_left < min(needed, self.memory.free):
             text += f", and memory_fraction {self.fraction:g}"
             text += f" of a share of {self.share:g}" if self.share < 1 else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,20 @@ from engine.runner import KeyTokens, ModelShape, Segment
 from engine.triton_attention import TritonAttention
 
 Int32 = NDArray[np.int32]
+
+
+class Computed(NamedTuple):
+    """What a forward computes, of the weights' type.
+
+    Attributes:
+        logits: [selected, vocab].
+        final: [selected, hidden], what the output projection was given.
+        features: [rows, layers * hidden], hidden states that enter the layers asked for (`keep_features`).
+    """
+
+    logits: torch.Tensor
+    final: torch.Tensor
+    features: torch.Tensor
 
 
 class LlamaRunner:
@@ -57,6 +72,9 @@ class LlamaRunner:
             kv_bytes_per_token=self._attention.bytes_per_token,
         )
         self._final = weights.embedding.new_zeros(0, weights.embedding.shape[1])
+        self._feature_layers: tuple[int, ...] = ()
+        self._features = self._final
+        self._feature_rows: Int32 | None = None
 
     @property
     def shape(self) -> ModelShape:
@@ -109,12 +127,9 @@ class LlamaRunner:
         tokens = np.concatenate([segment.tokens for segment in segments])
         positions = np.concatenate([segment.positions for segment in segments])
         plan = self._attention.plan(segments)
-        self._key_tokens = plan.key_tokens
         selected = None if len(keep) == len(tokens) and _is_range(keep) else self._to_device(keep)
-        logits, self._final = self.compute(
-            self._to_device(tokens), self._to_device(positions), plan, selected
-        )
-        return logits.float()
+        computed = self.compute(self._to_device(tokens), self._to_device(positions), plan, selected)
+        return self._taken(computed, plan)
 
     @property
     def takes_trees(self) -> bool:
@@ -129,26 +144,21 @@ class LlamaRunner:
             plan = self._attention.plan(segments)
         else:
             plan = self._attention.plan_rows(segments, rows)
-        self._key_tokens = plan.key_tokens
-        logits, self._final = self.compute(rows.tokens, self._to_device(positions), plan, None)
-        return logits.float()
+        return self._taken(self.compute(rows.tokens, self._to_device(positions), plan, None), plan)
 
     def compute(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: PaddedPlan, selected: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> Computed:
         """The part of a forward that the device does, with nothing that waits for the host.
 
         Args:
             tokens, positions: int32 or int64 [rows], on the device.
             plan: of the batch.
             selected: rows whose logits are wanted; None for all.
-
-        Returns:
-            Logits, of the weights' type, [selected, vocab], and what the output projection was given,
-            [selected, hidden].
         """
         weights, attention = self._weights, self._attention
         x = weights.embedding.index_select(0, tokens)
+        features = x.new_empty(len(x), len(self._feature_layers) * x.shape[1])
         rotation = weights.rotation.index_select(0, positions)
         rows = tokens.shape[0]
         heads, kv_heads, head_dim = weights.heads, weights.kv_heads, weights.head_dim
@@ -157,12 +167,14 @@ class LlamaRunner:
         scale = weights.scale
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
+            if index in self._feature_layers:
+                self._note_feature(features, index, x)
             qkv = layer.qkv(self._normalised(x, layer.qkv.gain))
             if layer.head_norms is not None:
                 _normalise_heads(qkv, layer.head_norms, rotated_heads, head_dim, weights.eps)
             attention.store_rotated(plan, index, qkv, rotation, heads)
             if index == last and selected is not None and len(selected) == 0:
-                return x.new_zeros(0, weights.vocab_size), x[:0]
+                return Computed(x.new_zeros(0, weights.vocab_size), x[:0], features)
             q = qkv[:, :query_width].view(rows, heads, head_dim)
             mixed = attention.attend(plan, index, q, scale)
             if index == last and selected is not None:
@@ -172,11 +184,52 @@ class LlamaRunner:
             both = layer.gate_up(self._normalised(x, layer.gate_up.gain))
             x = self._added(layer.down, x, self._gated(both))
         final = self._normalised(x)
-        return weights.head(final), final
+        return Computed(weights.head(final), final, features)
 
-    def note(self, final: torch.Tensor, key_tokens: KeyTokens) -> None:
-        """Take in what a forward left that was computed by `compute` alone (see `engine.cuda_graphs`)."""
+    def _note_feature(self, features: torch.Tensor, layer: int, x: torch.Tensor) -> None:
+        for part, wanted in zip(
+            features.chunk(len(self._feature_layers), dim=1), self._feature_layers, strict=True
+        ):
+            if wanted == layer:
+                part.copy_(x)
+
+    def _taken(self, computed: Computed, plan: PaddedPlan) -> torch.Tensor:
+        """Logits, float32; the rest is kept until the next forward."""
+        self._key_tokens = plan.key_tokens
+        self._final, self._features, self._feature_rows = computed.final, computed.features, None
+        return computed.logits.float()
+
+    def note(
+        self, final: torch.Tensor, features: torch.Tensor, feature_rows: Int32, key_tokens: KeyTokens
+    ) -> None:
+        """Take in what a forward left that was computed by `compute` alone (see `engine.cuda_graphs`).
+
+        Args:
+            final: of the rows kept.
+            features: as of `Computed`, of more rows perhaps.
+            feature_rows: int32 [rows], which of those each row of the batch is.
+            key_tokens: what attention read.
+        """
         self._final, self._key_tokens = final, key_tokens
+        self._features, self._feature_rows = features, feature_rows
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """See `FeatureRunner`."""
+        return self._feature_layers
+
+    def keep_features(self, layers: Sequence[int]) -> None:
+        """From now on keep the hidden states that enter these layers, for `features`."""
+        self._feature_layers = tuple(layers)
+
+    def features(self, rows: Int32) -> torch.Tensor:
+        """See `FeatureRunner`."""
+        rows = rows if self._feature_rows is None else self._feature_rows[rows]
+        return self._features.index_select(0, self._to_device(rows))
+
+    def embed_ids(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See `FeatureRunner`."""
+        return self._weights.embedding.index_select(0, tokens)
 
     @property
     def hidden_scale(self) -> torch.Tensor:

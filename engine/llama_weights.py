@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from engine.fp8 import Fp8Weight
 from engine.fp8_linear import Fp8Linear, make_linear
 from engine.linear import Linear
+from engine.rotary import paired, rotation_table
 from engine.weight_parts import Weight, columns, joined, rows, weight_of
 
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -149,7 +150,7 @@ def load_llama_weights(
             embedding=base.embed_tokens.weight.detach().to(device),
             head=projection,
             head_scale=base.norm.weight.to(device).float() * gain,
-            rotation=_rotation_table(base.rotary_emb, longest, model.device).to(device),
+            rotation=rotation_table(base.rotary_emb, longest, model.device).to(device),
             norm_floor=torch.tensor(math.sqrt(config.hidden_size * eps), device=device) if is_exact else None,
             eps=eps,
             scale=head_dim**-0.5,
@@ -190,15 +191,19 @@ class _Share:
         if q.bias is not None:
             bias = torch.cat(
                 [
-                    self._paired(self._columns(q.bias, self.heads)),
-                    self._paired(self._columns(k.bias, self.kv_heads)),
+                    paired(self._columns(q.bias, self.heads), self.head_dim),
+                    paired(self._columns(k.bias, self.kv_heads), self.head_dim),
                     self._columns(v.bias, self.kv_heads),
                 ]
             )
         norms = None
         if getattr(attention, "q_norm", None) is not None:
-            query_scale = self._paired(attention.q_norm.weight.to(self.device)).expand(self.heads, -1)
-            key_scale = self._paired(attention.k_norm.weight.to(self.device)).expand(self.kv_heads, -1)
+            query_scale = paired(attention.q_norm.weight.to(self.device), self.head_dim).expand(
+                self.heads, -1
+            )
+            key_scale = paired(attention.k_norm.weight.to(self.device), self.head_dim).expand(
+                self.kv_heads, -1
+            )
             norms = torch.cat([query_scale, key_scale]).contiguous()
         gate_up = joined([self._units_of(mlp.gate_proj), self._units_of(mlp.up_proj)])
         gate_up_bias = None
@@ -220,7 +225,7 @@ class _Share:
     def _heads_of(self, linear: Any, heads: int, *, is_rotated: bool = False) -> Weight:
         size = heads * self.head_dim
         own = torch.arange(self.rank * size, (self.rank + 1) * size, device=linear.weight.device)
-        return rows(weight_of(linear), self._paired(own) if is_rotated else own).to(self.device)
+        return rows(weight_of(linear), paired(own, self.head_dim) if is_rotated else own).to(self.device)
 
     def _columns(self, bias: torch.Tensor, heads: int) -> torch.Tensor:
         size = heads * self.head_dim
@@ -241,25 +246,8 @@ class _Share:
         size = weight.shape[1] // self.world_size
         return self._linear(columns(weight, self.rank * size, (self.rank + 1) * size).to(self.device), bias)
 
-    def _paired(self, weight: torch.Tensor) -> torch.Tensor:
-        """Reorder each head's outputs so that the two coordinates a rotary pair mixes are neighbours.
-
-        Queries and keys are reordered alike, which leaves their products as they were.
-        """
-        half = self.head_dim // 2
-        pairs: torch.Tensor = weight.unflatten(0, (-1, 2, half))
-        return pairs.transpose(1, 2).flatten(0, 2)
-
 
 def _scale(norm: Any, gain: float) -> torch.Tensor:
     """The scales [hidden] of a norm times `gain`: what the linear map after it multiplies its input by."""
     scale: torch.Tensor = norm.weight.detach().float() * gain
     return scale
-
-
-def _rotation_table(rotary: Any, max_tokens: int, device: torch.device) -> torch.Tensor:
-    positions = torch.arange(max_tokens, device=device)[None]
-    cos, sin = rotary(torch.empty(0, dtype=torch.float32, device=device), positions)
-    half = cos.shape[-1] // 2
-    table: torch.Tensor = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
-    return table.unsqueeze(1)

@@ -20,7 +20,7 @@ from engine.fp8_linear import UnsuitableBlocks
 from engine.fp8_module import widen_linears, widened
 from engine.gpu_sharing import why_by_turns
 from engine.hf_runner import HFRunner, UnsupportedModel
-from engine.kv_budget import CPU_SLOTS, KVBudget, NotEnoughMemory, NumSlots
+from engine.kv_budget import CPU_SLOTS, NOTHING_BESIDE, Beside, KVBudget, NotEnoughMemory, NumSlots
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights, why_not_lean
 from engine.plain_model import put_beside, read_model
@@ -61,6 +61,8 @@ def load_runner(
     quantization: Quantization | None = None,
     self_test: bool = True,
     trust_remote_code: bool = False,
+    feature_layers: Sequence[int] = (),
+    beside: Beside = NOTHING_BESIDE,
 ) -> ModelRunner:
     """Load a local Hugging Face model directory: safetensors weights, no code from it unless that is trusted.
 
@@ -82,6 +84,8 @@ def load_runner(
             floats; what the model computes then is the model.
         self_test: compare with the plain Transformers forward before returning.
         trust_remote_code: run Python code that the directory names.
+        feature_layers: layers whose inputs are kept (see `engine.eagle.FeatureRunner`).
+        beside: what is to be loaded on the device later.
 
     Raises:
         FileNotFoundError: if there is no model in `path`.
@@ -169,6 +173,7 @@ def load_runner(
             loaded = HFRunner(
                 model if extra else model.to(where), first_slots, max_tokens=max_tokens, attention=attention
             )
+        loaded.keep_features(feature_layers)
         if self_test:
             if lean:
                 put_beside(model, where)
@@ -184,7 +189,7 @@ def load_runner(
             if device_share < 1 and (obstacle := why_by_turns()) is not None:
                 _log.warning(obstacle)
             torch.cuda.empty_cache()
-            budget = KVBudget(str(where), memory_of(where), memory_fraction, device_share)
+            budget = KVBudget(str(where), memory_of(where), memory_fraction, device_share, beside)
             slots = _fitting(num_slots, budget, loaded.shape.kv_bytes_per_token, where, world_size)
             if graphs and isinstance(loaded, LlamaRunner):
                 loaded.resize(slots + 1)

@@ -1,6 +1,8 @@
-"""Rotary position embeddings of the heads of a row, in place."""
+"""Rotary position embeddings: the factors, the layout of heads, and applying them in place."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -18,3 +20,24 @@ def rotate(qkv: torch.Tensor, rotation: torch.Tensor, heads: int, head_dim: int)
     pairs = part.float().view(-1, heads, head_dim // 2, 2)
     torch.view_as_complex(pairs).mul_(rotation)
     part.copy_(pairs.view(part.shape))
+
+
+def paired(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """`weight` [heads * head_dim, ...] with the two coordinates that a rotary pair mixes as neighbours.
+
+    Queries and keys are reordered alike, which leaves their products as they were.
+    """
+    pairs: torch.Tensor = weight.unflatten(0, (-1, 2, head_dim // 2))
+    return pairs.transpose(1, 2).flatten(0, 2)
+
+
+def rotation_table(rotary: Any, max_tokens: int, device: torch.device) -> torch.Tensor:
+    """complex64 [max_tokens, 1, head_dim / 2], rotary factor of each position and pair.
+
+    `rotary` is the rotary embedding of a Transformers model.
+    """
+    positions = torch.arange(max_tokens, device=device)[None]
+    cos, sin = rotary(torch.empty(0, dtype=torch.float32, device=device), positions)
+    half = cos.shape[-1] // 2
+    table: torch.Tensor = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
+    return table.unsqueeze(1)

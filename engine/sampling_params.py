@@ -61,6 +61,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
     @property
+    def ranks_by_logits(self) -> bool:
+        """Whether the model's own logits order the tokens, as far as drafts need know of it."""
+        return (
+            self.is_greedy
+            and not self.needs_history
+            and not self.logit_bias
+            and not self.allowed_token_ids
+            and not (self.min_tokens and self.stop_token_ids)
+        )
+
+    @property
     def needs_history(self) -> bool:
         """Whether what is decided depends on the tokens before in any way but through the model."""
         return self.has_penalties or bool(self.bad_words)

@@ -38,6 +38,7 @@ def measure_step_costs(
     cpu_time: bool = False,
     max_seconds: float = float("inf"),
     report: Callable[[int, int], None] = lambda done, total: None,
+    then: Callable[[Sequence[Segment]], object] = lambda segments: None,
 ) -> list[tuple[int, int, int, float]]:
     """Time forwards over random tokens, every row kept, as when trees are verified.
 
@@ -57,6 +58,7 @@ def measure_step_costs(
         max_seconds: stop repeating after so much of that time. Not for tensor-parallel ranks, which must
             repeat alike.
         report: called after every forward with how many are done and how many there are at most.
+        then: what every forward is followed by, given its segments; its time counts.
 
     Returns:
         One (requests, tokens, context of each request, median seconds) per shape. Shapes that the pool
@@ -81,6 +83,7 @@ def measure_step_costs(
             segments, keep = forwards[i]
             start = clock()
             logits = runner.forward(segments, keep)
+            then(segments)
             synchronize(logits.device)
             if repeat > 0:
                 seconds[i].append(clock() - start)

@@ -1,30 +1,54 @@
-"""What the decoding heads propose after the tokens just decided, for those requests that asked."""
+"""What is proposed beside the target after the tokens just decided, for those requests that asked."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.best_tokens import best_tokens
+from engine.devices import Stopwatch
 from engine.heads import DecodingHeads
 from engine.proposals import Proposals
 from engine.sampling import perturbed_scores
 from verifier.request_state import RequestState
 
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """Rows of one request in the latest forward whose keys and values are kept.
+
+    Attributes:
+        rows: int32 [n], at least one, which of the forward's rows they are.
+        tokens: int32 [n], the token after each.
+        positions, slots: int32 [n], as of its segment.
+        past: int32 [keys], slots of the tokens before.
+    """
+
+    rows: Int32
+    tokens: Int32
+    positions: Int32
+    slots: Int32
+    past: Int32
+
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """One request whose next tokens the heads are asked for.
+    """One request whose next tokens are asked for.
 
     Attributes:
         state: the request, before `tokens` are committed.
         tokens: newly decided, at least one.
         row: of the forward's kept rows, the one that decided the last of them.
-        num_candidates: best tokens of each head wanted.
-        num_heads: how many heads, from the first, they are wanted of; None for all.
+        num_candidates: best tokens wanted of each head, or layer.
+        num_heads: how many heads, from the first, they are wanted of, or layers; None for all heads.
+        read: place of its rows among what was read.
     """
 
     state: RequestState
@@ -32,10 +56,45 @@ class Asking:
     row: int
     num_candidates: int
     num_heads: int | None = None
+    read: int = -1
 
     def heads_of(self, num_heads: int) -> int:
         """How many of `num_heads` heads it asks for, at least one."""
         return num_heads if self.num_heads is None else min(max(self.num_heads, 1), num_heads)
+
+
+class Proposer(Protocol):
+    """What proposes beside the target: decoding heads, or EAGLE's layer."""
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether it is to `read` every forward."""
+        ...
+
+    def read(self, reads: Sequence[Read]) -> Stopwatch:
+        """Read rows of the latest forward, before anything is proposed; the time that takes."""
+        ...
+
+    def propose(self, asking: Sequence[Asking]) -> list[Proposals]:
+        """What comes after the tokens decided in the latest forward, in order."""
+        ...
+
+
+class HeadProposer:
+    """Decoding heads as a `Proposer`; they need not read what they are not asked about."""
+
+    reads_rows = False
+
+    def __init__(self, heads: DecodingHeads) -> None:
+        self._heads = heads
+
+    def read(self, reads: Sequence[Read]) -> Stopwatch:
+        """See `Proposer`."""
+        raise NotImplementedError("decoding heads keep nothing of a forward")
+
+    def propose(self, asking: Sequence[Asking]) -> list[Proposals]:
+        """See `Proposer`."""
+        return propose(self._heads, asking)
 
 
 def propose(heads: DecodingHeads, asking: Sequence[Asking]) -> list[Proposals]:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from engine.devices import CPU, Stopwatch, to_device
 from engine.grammar import GrammarError, Grammars
-from engine.heads import DecodingHeads
 from engine.logprobs import raw_logprobs
 from engine.runner import KeyTokens, ModelRunner
 from engine.sampling import Row, decide
@@ -32,7 +31,7 @@ from verifier.messages import (
     VerifyResult,
 )
 from verifier.planning import Planned, RequestTable
-from verifier.proposing import Asking, propose
+from verifier.proposing import Asking, Proposer, Read
 from verifier.tree_walk import walk
 
 Int32 = NDArray[np.int32]
@@ -53,17 +52,17 @@ class Verifier:
         runner: ModelRunner,
         *,
         prefix_sharing: bool = True,
-        heads: DecodingHeads | None = None,
+        proposer: Proposer | None = None,
         grammars: Grammars | None = None,
         device: torch.device = CPU,
     ) -> None:
-        """Serve with the model of `runner`, the decoding `heads` on it if there are any, and `grammars`.
+        """Serve with the model of `runner`, what proposes beside it if anything does, and `grammars`.
 
         `device` is where the runner's logits are.
         """
         self._runner = runner
         self._device = device
-        self._heads = heads
+        self._proposer = proposer
         self._table = RequestTable(
             runner.shape, runner.num_slots, prefix_sharing=prefix_sharing, grammars=grammars
         )
@@ -133,8 +132,10 @@ class Verifier:
             try:
                 logits, prompt_logits, forward = self._forward(planned)
                 prompt_logprobs = _prompt_logprobs(planned, prompt_logits)
-                decided = self._with_proposals(planned, self._decide(planned, logits))
-                forward_seconds = forward.seconds()
+                decided = self._decide(planned, logits)
+                reads, read = self._read(planned, decided)
+                decided = self._with_proposals(planned, decided, reads)
+                forward_seconds = forward.seconds() + (read.seconds() if read is not None else 0.0)
             except BaseException:
                 for p in planned:
                     self._table.abandon(p)
@@ -242,9 +243,27 @@ class Verifier:
         p.masks = masked.masks if masked is not None else None
         return None
 
-    def _with_proposals(self, planned: Sequence[Planned], decided: list[_Decided]) -> list[_Decided]:
-        """The same, with what the heads propose in the verdicts of those that asked."""
-        if self._heads is None:
+    def _read(
+        self, planned: Sequence[Planned], decided: Sequence[_Decided]
+    ) -> tuple[list[int], Stopwatch | None]:
+        """Let the rows that are kept be read, if what proposes reads; each item's place among them, or -1."""
+        if self._proposer is None or not self._proposer.reads_rows:
+            return [-1] * len(planned), None
+        reads: list[Read] = []
+        places = []
+        first = 0
+        for p, one in zip(planned, decided, strict=True):
+            places.append(len(reads) if len(one.kept) else -1)
+            if len(one.kept):
+                reads.append(_rows_read(p, one, first))
+            first += len(p.segment.tokens)
+        return places, self._proposer.read(reads)
+
+    def _with_proposals(
+        self, planned: Sequence[Planned], decided: list[_Decided], reads: Sequence[int]
+    ) -> list[_Decided]:
+        """The same, with what is proposed in the verdicts of those that asked."""
+        if self._proposer is None:
             return decided
         asking: list[Asking] = []
         asked: list[tuple[int, Verdict]] = []
@@ -252,9 +271,9 @@ class Verifier:
             verdict = one.verdict
             if p.num_candidates < 1 or verdict is None or not p.state.goes_on_after(verdict.tokens):
                 continue
-            asking.append(Asking(p.state, verdict.tokens, one.row, p.num_candidates, p.num_heads))
+            asking.append(Asking(p.state, verdict.tokens, one.row, p.num_candidates, p.num_heads, reads[i]))
             asked.append((i, verdict))
-        for (i, verdict), proposals in zip(asked, propose(self._heads, asking), strict=True):
+        for (i, verdict), proposals in zip(asked, self._proposer.propose(asking), strict=True):
             verdict = msgspec.structs.replace(verdict, proposals=proposals)
             decided[i] = dataclasses.replace(decided[i], verdict=verdict)
         return decided
@@ -273,6 +292,22 @@ class _Decided:
     verdict: Verdict | None
     kept: Int32
     row: int = -1
+
+
+def _rows_read(planned: Planned, decided: _Decided, first: int) -> Read:
+    """The rows kept of an item whose rows begin at `first` of the forward, and the token after each."""
+    segment, kept, verdict = planned.segment, decided.kept, decided.verdict
+    if verdict is not None and verdict.tokens:
+        last = verdict.tokens[-1]
+    else:  # nothing was decided: what is known of the prompt goes on
+        last = planned.state.tokens[int(segment.positions[kept[-1]]) + 1]
+    return Read(
+        rows=kept + np.int32(first),
+        tokens=np.append(segment.tokens[kept[1:]], np.int32(last)),
+        positions=segment.positions[kept],
+        slots=segment.slots[kept],
+        past=segment.past,
+    )
 
 
 def _failure(request_id: str, error: GrammarError) -> Verdict:

@@ -47,6 +47,8 @@ def tables(result: dict[str, Any]) -> str:
     parts.append(f"**Best choice by goodput, share of held-out prompts**\n\n{_table(head, rows)}")
     if "heads" in result:
         parts.append(heads_tables(result["heads"]))
+    if "eagle" in result:
+        parts.append(eagle_table(result["eagle"]))
     return "\n\n".join(parts)
 
 
@@ -64,6 +66,16 @@ def heads_tables(result: dict[str, Any]) -> str:
     verified = f"**`{name}`: tokens per verify step, by candidates of each head that are verified**"
     header = ["", *_GROUPS]
     return f"{seen}\n\n{_table(header, rows)}\n\n{verified}\n\n{_table(header, shapes)}"
+
+
+def eagle_table(result: dict[str, Any]) -> str:
+    """Accuracy of each layer of EAGLE's chains, and tokens per verify step."""
+    name, accuracy, steps = result["name"], result["accuracy"], result["tokens_per_step"]
+    depth = len(accuracy["all"])
+    rows = [[f"layer {i + 1}", *(f"{accuracy[g][i]:.3f}" for g in _GROUPS)] for i in range(depth)]
+    rows.append(["tokens per verify step", *(f"{steps[g]:.2f}" for g in _GROUPS)])
+    title = f"**`{name}`: a layer's token is the target's if those above it are; chains of {depth}**"
+    return f"{title}\n\n{_table(['', *_GROUPS], rows)}"
 
 
 def replay_table(replay: dict[str, Any], names: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from zoo.registry import DRAFTERS, HEADS, MODELS, OTHER_VOCABULARY, TARGET, WEIGHTS
+from zoo.registry import DRAFTERS, EAGLE, HEADS, MODELS, OTHER_VOCABULARY, TARGET, WEIGHTS
 
 app = typer.Typer(
     help="The embedded demo family: train, distil, evaluate, write the model card.", no_args_is_help=True
@@ -137,19 +137,61 @@ def heads(
 
 
 @app.command()
+def eagle(
+    minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 25.0,
+    write_minutes: Annotated[
+        float,
+        typer.Option(help="Minutes in which the target writes answers, in each process, if there are none."),
+    ] = 7.0,
+    out: OutOption = BUILD,
+    weights: WeightsOption = DEFAULT_WEIGHTS,
+    json_file: Annotated[
+        Path, typer.Option("--json", help="Figures to which its own are added.")
+    ] = EVALUATION,
+    shipped: Annotated[bool, typer.Option("--shipped", help="For the shipped target.")] = False,
+    evaluate_only: Annotated[bool, typer.Option("--evaluate-only", help="Measure the one there is.")] = False,
+) -> None:
+    """Train and measure the target's EAGLE-3 layer, on answers that it writes. Processor time."""
+    from zoo import card, eagle_evaluate, prepare
+    from zoo import eagle as training
+    from zoo import evaluate as evaluation
+    from zoo.progress import watching
+
+    if not evaluate_only:
+        if shipped:
+            with console.status("reading the corpus"):
+                prepare.prepare(out, WEIGHTS / TARGET)
+            shutil.copytree(WEIGHTS / TARGET, out / TARGET / "model", dirs_exist_ok=True)
+        if not (out / TARGET / "model").exists():
+            raise typer.BadParameter(
+                f"no trained target in {out}; run `flotilla zoo train` first, or say --shipped",
+                param_hint="--out",
+            )
+        with watching(out, {EAGLE: minutes}):
+            trained = training.run(out, out / TARGET / "model", out, minutes, write_minutes)
+        shutil.copytree(trained, weights / EAGLE, dirs_exist_ok=True)
+    with console.status("measuring it"):
+        result = json.loads(json_file.read_text(encoding="utf-8"))
+        result["eagle"] = eagle_evaluate.measure(evaluation.read(weights, samples=0), weights)
+    evaluation.write(result, json_file)
+    console.print(card.eagle_table(result["eagle"]), markup=False, highlight=False)
+
+
+@app.command()
 def evaluate(
     weights: Annotated[Path, typer.Option(help="Folder of the models.")] = WEIGHTS,
     limit: Annotated[int | None, typer.Option(help="Prompts per domain (default: all).")] = None,
     json_file: Annotated[Path, typer.Option("--json", help="Where the figures go.")] = EVALUATION,
 ) -> None:
     """Measure acceptance, goodput and best choices on the shipped held-out prompts."""
-    from zoo import card, heads_evaluate
+    from zoo import card, eagle_evaluate, heads_evaluate
     from zoo import evaluate as evaluation
 
     with console.status(f"evaluating {len(MODELS)} models"):
         reading = evaluation.read(weights, limit)
         result = evaluation.evaluate(reading, weights)
         result["heads"] = heads_evaluate.measure(reading, weights)
+        result["eagle"] = eagle_evaluate.measure(reading, weights)
     evaluation.write(result, json_file)
     console.print(card.tables(result), markup=False, highlight=False)
 

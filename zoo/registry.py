@@ -22,6 +22,8 @@ MODELS: tuple[str, ...] = (TARGET, *DRAFTERS)
 OTHER_VOCABULARY: tuple[str, ...] = ("drafter-vocab1024-2x128",)
 #: Decoding heads of the target: no model of their own (``engine.heads``).
 HEADS = "heads-3x384"
+#: The target's EAGLE-3 draft layer (``engine.eagle``).
+EAGLE = "eagle-1x384"
 
 Domain = Literal["code", "chat", "summary"]
 DOMAINS: tuple[Domain, ...] = ("code", "chat", "summary")
@@ -41,8 +43,8 @@ class Prompt:
 
 def weights_dir(name: str) -> Path:
     """The Hugging Face directory of a shipped model; ``KeyError`` for a name that is not in the family."""
-    if name not in (*MODELS, *OTHER_VOCABULARY, HEADS):
-        family = ", ".join((*MODELS, *OTHER_VOCABULARY, HEADS))
+    if name not in (*MODELS, *OTHER_VOCABULARY, HEADS, EAGLE):
+        family = ", ".join((*MODELS, *OTHER_VOCABULARY, HEADS, EAGLE))
         raise KeyError(f"unknown model {name!r}; the family is {family}")
     return WEIGHTS / name
 

@@ -10,6 +10,7 @@ from cluster.local import Completion, LocalEngine
 from cluster.stream_messages import Submit
 from engine.heads_config import UnsuitableHeads
 from engine.sampling_params import SamplingParams
+from verifier.proposing import HeadProposer
 from verifier.verifier import Verifier
 from zoo.agreement import prompt_ids
 from zoo.registry import DOMAINS, HEADS, TARGET, load_prompts, weights_dir
@@ -95,7 +96,9 @@ def test_text_survives_chunked_prefill_and_the_loss_of_all_keys_and_values(
                 engine._handle(WorkerLost("verifier"))
                 running = [r for r in engine.core.requests.values() if r.output]
                 assert all(request.proposals is None for request in running)
-                engine.target.verifier = Verifier(engine.target.runner, heads=engine.target.heads)
+                assert engine.target.heads is not None
+                proposer = HeadProposer(engine.target.heads)
+                engine.target.verifier = Verifier(engine.target.runner, proposer=proposer)
                 engine._handle(engine.target.ready())
                 continue
         engine._perform(action, completions)
@@ -122,7 +125,7 @@ def test_the_heads_are_scored_by_their_first_choices(engine: LocalEngine, reques
 
 def test_the_target_runs_the_heads_a_drafter_names() -> None:
     assert config().target.heads == f"zoo:{HEADS}"
-    with pytest.raises(ValueError, match="one set of heads per target"):
+    with pytest.raises(ValueError, match="one set of heads, or one EAGLE layer, per target"):
         config(target={"heads": "elsewhere"})
 
 

@@ -14,6 +14,7 @@ from engine.tree import TokenTree
 from engine.wire import Decoder, encode
 from tests.verifier.target import VOCAB, Target, spec_of
 from verifier.messages import PrefillItem, Verdict, VerifyCall, VerifyItem, VerifyResult
+from verifier.proposing import HeadProposer
 from verifier.verifier import Verifier
 
 TARGET = Target()
@@ -28,7 +29,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 def verifier(num_slots: int = 200, *, lean: bool = True) -> Verifier:
     runner = TARGET.runner(num_slots, lean=lean)
-    return Verifier(runner, heads=DecodingHeads(runner, WEIGHT, last_token_scale=SCALE))
+    return Verifier(runner, proposer=HeadProposer(DecodingHeads(runner, WEIGHT, last_token_scale=SCALE)))
 
 
 @torch.no_grad()

@@ -1,0 +1,162 @@
+"""An EAGLE-3 drafter of random weights in a directory, and what it drafts, written out a row at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
+
+from engine.eagle_config import feature_layers
+
+EPS = 1e-6
+
+
+class EagleReference:
+    """The drafter of a target, with the variants that published ones have.
+
+    Attributes:
+        config: its `config.json`.
+        weights: its tensors, by the names of the EAGLE repository.
+    """
+
+    def __init__(
+        self,
+        target: LlamaForCausalLM,
+        *,
+        width: int | None = None,
+        draft_tokens: Sequence[int] | None = None,
+        own_embeddings: bool = False,
+        norm_before_residual: bool = False,
+        norm_before_fc: bool = False,
+        norm_output: bool = False,
+        layers: tuple[int, ...] = (),
+        seed: int = 0,
+    ) -> None:
+        """Random weights; `draft_tokens` are the target's tokens that it drafts, ascending, all if None."""
+        generator = torch.Generator().manual_seed(seed)
+        hidden, vocab = target.config.hidden_size, target.config.vocab_size
+        self.width = width = width or hidden
+        self.target = target
+        self.heads, self.kv_heads, self.dim = 4, 2, 8
+        self.layers = layers or feature_layers(target.config.num_hidden_layers)
+        self.options = (norm_before_residual, norm_before_fc, norm_output)
+        self.tokens = list(draft_tokens) if draft_tokens is not None else list(range(vocab))
+
+        def random(*shape: int, scale: float = 0.4) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator) * scale
+
+        def gains(size: int) -> torch.Tensor:
+            return 1.0 + random(size, scale=0.2)
+
+        units, m = 24, "midlayer"
+        self.weights = {
+            "fc.weight": random(width, 3 * hidden),
+            f"{m}.input_layernorm.weight": gains(width),
+            f"{m}.hidden_norm.weight": gains(width),
+            f"{m}.self_attn.q_proj.weight": random(self.heads * self.dim, 2 * width),
+            f"{m}.self_attn.k_proj.weight": random(self.kv_heads * self.dim, 2 * width),
+            f"{m}.self_attn.v_proj.weight": random(self.kv_heads * self.dim, 2 * width),
+            f"{m}.self_attn.o_proj.weight": random(width, self.heads * self.dim),
+            f"{m}.post_attention_layernorm.weight": gains(width),
+            f"{m}.mlp.gate_proj.weight": random(units, width),
+            f"{m}.mlp.up_proj.weight": random(units, width),
+            f"{m}.mlp.down_proj.weight": random(width, units),
+            "norm.weight": gains(width),
+        }
+        if norm_before_fc:
+            self.weights["input_norm.weight"] = gains(3 * hidden)
+        if draft_tokens is not None or width != hidden:
+            self.weights["lm_head.weight"] = random(len(self.tokens), width)
+            self.weights["d2t"] = torch.tensor(self.tokens) - torch.arange(len(self.tokens))
+            self.weights["t2d"] = torch.tensor([token in set(self.tokens) for token in range(vocab)])
+        if own_embeddings or width != hidden:
+            self.weights["embed_tokens.weight"] = random(vocab, width)
+        self.config: dict[str, Any] = {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "hidden_size": width,
+            "intermediate_size": units,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": 64,
+            "rms_norm_eps": EPS,
+            "rope_theta": 5000.0,
+            "vocab_size": vocab,
+            "draft_vocab_size": len(self.tokens),
+            "target_hidden_size": hidden,
+            "norm_before_residual": norm_before_residual,
+            "norm_before_fc": norm_before_fc,
+            "norm_output": norm_output,
+        }
+        if layers:
+            self.config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(layers)}
+
+    def write(self, directory: Path) -> Path:
+        """As the EAGLE repository's checkpoints."""
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "config.json").write_text(json.dumps(self.config))
+        save_file({name: x.contiguous() for name, x in self.weights.items()}, directory / "model.safetensors")
+        return directory
+
+    @torch.no_grad()
+    def logits(self, committed: Sequence[int], drafted: Sequence[int]) -> torch.Tensor:
+        """float32 [target's vocabulary] after `committed` and `drafted`, tokens not drafted at -inf."""
+        before_residual, before_fc, output = self.options
+        w = {name.removeprefix("midlayer."): x for name, x in self.weights.items()}
+        text = [*committed, *drafted]
+        # The target has not read the last token committed.
+        states = self.target.model(torch.tensor([committed[:-1]]), output_hidden_states=True).hidden_states
+        features = torch.cat([states[layer][0] for layer in self.layers], -1)
+        if before_fc:
+            features = _normed(features, w["input_norm.weight"])
+        embedding = w.get("embed_tokens.weight", self.target.get_input_embeddings().weight)
+        rope = LlamaRotaryEmbedding(
+            LlamaConfig(**{k: v for k, v in self.config.items() if k not in ("architectures", "dtype")})
+        )
+        keys: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
+        hidden = torch.zeros(self.width)
+        for position in range(len(text) - 1):
+            if position < len(committed) - 1:
+                hidden = w["fc.weight"] @ features[position]
+            normed = _normed(hidden, w["hidden_norm.weight"])
+            residual = normed if before_residual else hidden
+            entered = torch.cat((_normed(embedding[text[position + 1]], w["input_layernorm.weight"]), normed))
+            cos, sin = rope(entered, torch.tensor([[position]]))
+
+            def heads(name: str, *, turn: bool) -> torch.Tensor:
+                x = (w[f"self_attn.{name}_proj.weight"] @ entered).view(-1, self.dim)  # noqa: B023
+                return x * cos[0] + rotate_half(x) * sin[0] if turn else x  # noqa: B023
+
+            keys.append(heads("k", turn=True))
+            values.append(heads("v", turn=False))
+            mixed = []
+            for head, query in enumerate(heads("q", turn=True)):
+                shared = head // (self.heads // self.kv_heads)
+                scores = torch.stack([key[shared] @ query for key in keys]) / math.sqrt(self.dim)
+                mixed.append(scores.softmax(0) @ torch.stack([value[shared] for value in values]))
+            x = residual + w["self_attn.o_proj.weight"] @ torch.cat(mixed)
+            normed = _normed(x, w["post_attention_layernorm.weight"])
+            gated = F.silu(w["mlp.gate_proj.weight"] @ normed) * (w["mlp.up_proj.weight"] @ normed)
+            x = x + w["mlp.down_proj.weight"] @ gated
+            final = _normed(x, w["norm.weight"])
+            hidden = final if output else x
+        head = w.get("lm_head.weight", self.target.get_output_embeddings().weight)
+        found = torch.full((self.target.config.vocab_size,), -math.inf)
+        found[self.tokens] = (head @ final).float()
+        return found
+
+
+def _normed(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * scale

@@ -1,0 +1,246 @@
+"""Drafting with EAGLE-3's layer beside the target, in the step that decides the tokens drafted after.
+
+Of every forward the layer reads the rows that are kept, whoever drafts for their requests: its keys and
+values lie in the target's slots, so that prefixes are shared, requests preempted and moved as ever, and any
+request may be drafted for from one step to the next. For those that asked it then grows a beam, all requests'
+rows together. Nothing in that waits for the device until the beams are done; what is drafted lies in slots of
+its own, which the next step overwrites.
+
+A slot's key depends on the token that came after. Two requests that share a prefix and go on differently
+share the first one's key at its end: a worse draft at worst (vLLM computes the last block anew instead).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.best_tokens import best_on_host, highest_log_probabilities
+from engine.device_rows import DeviceRows
+from engine.devices import Stopwatch, to_device, to_host
+from engine.eagle import EagleLayer, FeatureRunner
+from engine.proposals import Proposals
+from engine.runner import Segment
+from engine.sampling import Row, perturbed_scores
+from engine.sampling_params import RequestSpec, SamplingParams
+from verifier.proposing import Asking, Read
+from verifier.request_state import RequestState
+
+Int32 = NDArray[np.int32]
+
+#: Slots for drafted tokens, of all requests together: beyond, drafts are cut short.
+DRAFT_SLOTS = 4096
+_WARM_ROWS, _WARM_WIDTHS, _WARM_DEPTH = (1, 2, 3, 4), (1, 4), 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Beams:
+    """A layer of all beams, best path first: tensors [requests, width].
+
+    Attributes:
+        token: int64.
+        parent: int64, which of the layer before; 0 in the first.
+        logp: float32, of the token given its parent.
+        path_logp: float64, of the path.
+    """
+
+    token: torch.Tensor
+    parent: torch.Tensor
+    logp: torch.Tensor
+    path_logp: torch.Tensor
+
+
+class EagleDrafts:
+    """Reads and drafts; a `Proposer`.
+
+    Attributes:
+        device: where.
+    """
+
+    reads_rows = True
+
+    def __init__(self, layer: EagleLayer, runner: FeatureRunner, max_tokens: int) -> None:
+        """Draft with `layer` on the target of `runner`, whose sequences have at most `max_tokens`."""
+        self._layer = layer
+        self._runner = runner
+        self.device = runner.device
+        self._last_position = max_tokens - 1
+        self._first_slot = runner.num_slots
+        self._num_slots = layer.attention.num_slots - runner.num_slots
+        self._reads: Sequence[Read] = ()
+        self._hidden = torch.empty(0)
+
+    @torch.inference_mode()
+    def read(self, reads: Sequence[Read]) -> Stopwatch:
+        """See `Proposer`."""
+        watch = Stopwatch(self.device)
+        self._reads = reads
+        if reads:
+            segments = [Segment(one.tokens, one.positions, one.slots, one.past) for one in reads]
+            plan = self._layer.attention.plan(segments)
+            features = self._runner.features(np.concatenate([one.rows for one in reads]))
+            tokens, positions = (
+                self._on_device(np.concatenate(parts))
+                for parts in ([one.tokens for one in reads], [one.positions for one in reads])
+            )
+            self._hidden = self._layer.forward(self._layer.combined(features), tokens, positions, plan)
+        watch.stop()
+        return watch
+
+    @torch.inference_mode()
+    def propose(self, asking: Sequence[Asking]) -> list[Proposals]:
+        """See `Proposer`; `num_heads` are layers of the beam, `num_candidates` its width."""
+        if not asking:
+            return []
+        begun = time.perf_counter()
+        n, width = len(asking), max(one.num_candidates for one in asking)
+        depth = max(one.num_heads or 1 for one in asking)
+        depth = min(depth, 1 + self._num_slots // (n * width))
+        layers = self._grow(asking, depth, width)
+        # Token ids and places are exact in float64.
+        numbers = [
+            torch.stack((one.token.double(), one.parent.double(), one.logp.double())) for one in layers
+        ]
+        token, parent, logp = to_host(torch.stack(numbers, 1)).transpose(1, 2).numpy()
+        share = (time.perf_counter() - begun) / n
+        return [
+            Proposals(
+                position=len(one.state.tokens) + len(one.tokens),
+                token=token[i, : one.num_heads].astype(np.int32),
+                logp=logp[i, : one.num_heads].astype(np.float32),
+                parent=parent[i, : one.num_heads].astype(np.int32),
+                seconds=share,
+            )
+            for i, one in enumerate(asking)
+        ]
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """First drafts of small batches, whose cost no request should pay; before the first request."""
+        greedy = SamplingParams(temperature=0.0, max_tokens=1 << 20)
+        spec = RequestSpec(request_id="warm-up", tokens=[0], prompt_len=1, sampling=greedy)
+        state = RequestState(spec, self._runner.shape)
+        zero = np.zeros(1, dtype=np.int32)
+        for n, width in product(_WARM_ROWS, _WARM_WIDTHS):
+            numbers = np.arange(n, dtype=np.int32)
+            self._runner.forward(
+                [Segment(zero, zero, numbers[i : i + 1], zero[:0]) for i in range(n)], numbers
+            )
+            self.read([Read(numbers[i : i + 1], zero, zero, numbers[i : i + 1], zero[:0]) for i in range(n)])
+            self.propose([Asking(state, [0], i, width, _WARM_DEPTH, i) for i in range(n)])
+
+    def _grow(self, asking: Sequence[Asking], depth: int, width: int) -> list[_Beams]:
+        """The layers of all beams."""
+        rankings = _rankings(asking, depth)
+        ends = np.cumsum([len(one.rows) for one in self._reads]) - 1
+        last = self._on_device(ends[[one.read for one in asking]])
+        hidden = self._hidden.index_select(0, last)
+        logp, token = self._best(hidden, None if rankings is None else rankings[0], width)
+        width = token.shape[1]  # a vocabulary may be smaller
+        layers = [_Beams(token, torch.zeros_like(token), logp, logp.double())]
+        hidden = hidden.repeat_interleave(width, 0)
+        seen: torch.Tensor | None = None
+        for below in range(1, depth):
+            layer = layers[-1]
+            seen = self._seen(seen, layer)
+            hidden = self._forward(asking, below, hidden, layer, seen)
+            ranked = None if rankings is None else [row for row in rankings[below] for _ in range(width)]
+            layers.append(_next(layer, *self._best(hidden, ranked, width)))
+            rows = layers[-1].parent + torch.arange(len(token), device=token.device).unsqueeze(1) * width
+            hidden = hidden.index_select(0, rows.flatten())
+        return layers
+
+    def _seen(self, before: torch.Tensor | None, layer: _Beams) -> torch.Tensor | None:
+        """bool [requests, width, columns], which drafted tokens each of the layer's sees; None for chains."""
+        n, width = layer.token.shape
+        if width == 1:
+            return None
+        own = torch.eye(width, dtype=torch.bool, device=layer.token.device).expand(n, width, width)
+        if before is None:
+            return own
+        above = before.gather(1, layer.parent.unsqueeze(2).expand(n, width, before.shape[2]))
+        return torch.cat((above, own), 2)
+
+    def _forward(
+        self,
+        asking: Sequence[Asking],
+        below: int,
+        hidden: torch.Tensor,
+        layer: _Beams,
+        seen: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """What the layer makes of a layer of the beams, `below` the last row read."""
+        width = layer.token.shape[1]
+        segments, committed = [], []
+        first = self._first_slot
+        size = self._num_slots // len(asking)
+        for number, one in enumerate(asking):
+            read = self._reads[one.read]
+            drafted = np.arange(below * width, dtype=np.int32) + np.int32(first + number * size)
+            position = min(int(read.positions[-1]) + below, self._last_position)
+            segments.append(
+                Segment(
+                    tokens=np.zeros(width, dtype=np.int32),
+                    positions=np.full(width, position, dtype=np.int32),
+                    slots=drafted[-width:],
+                    past=np.concatenate((read.past, read.slots, drafted[:-width])),
+                )
+            )
+            committed.append(len(read.past) + len(read.slots))
+        tokens = layer.token.flatten()
+        attention = self._layer.attention
+        if seen is None:
+            plan = attention.plan(segments)
+        else:
+            rows = DeviceRows(tokens, self._on_device(np.array(committed)), seen)
+            plan = attention.plan_rows(segments, rows)
+        positions = self._on_device(np.concatenate([segment.positions for segment in segments]))
+        return self._layer.forward(hidden, tokens, positions, plan)
+
+    def _best(
+        self, hidden: torch.Tensor, rankings: Sequence[Row] | None, k: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The `k` best next tokens of each row: float32 [rows, k], descending, and int64, the tokens.
+
+        Ranked as the target would rank them there (see `verifier.proposing.propose`), if `rankings` says how.
+        """
+        scores, token_of = self._layer.logits(hidden), self._layer.weights.token_of
+        if rankings is not None:
+            if token_of is not None:
+                logits = scores
+                scores = logits.new_full((len(logits), self._runner.shape.vocab_size), -torch.inf)
+                scores[:, token_of] = logits
+            scores, token_of = perturbed_scores(scores, rankings), None
+        if scores.device.type == "cpu":
+            best, found = best_on_host(scores.log_softmax(-1).numpy(), min(k, scores.shape[1]))
+            values, tokens = torch.from_numpy(best), torch.from_numpy(found)
+        else:
+            values, tokens = highest_log_probabilities(scores, k)
+        return values, tokens if token_of is None else token_of[tokens]
+
+    def _on_device(self, numbers: NDArray[np.integer]) -> torch.Tensor:
+        return to_device(torch.from_numpy(numbers.astype(np.int64)), self.device)
+
+
+def _next(layer: _Beams, values: torch.Tensor, tokens: torch.Tensor) -> _Beams:
+    """The layer after: of all `values` and `tokens` [requests * width, k] the best paths."""
+    n, width = layer.token.shape
+    k = tokens.shape[1]
+    paths = layer.path_logp.unsqueeze(2) + values.view(n, width, k).double()
+    best, index = paths.flatten(1).sort(dim=1, descending=True, stable=True)
+    best, index = best[:, :width], index[:, :width]
+    return _Beams(tokens.view(n, -1).gather(1, index), index // k, values.view(n, -1).gather(1, index), best)
+
+
+def _rankings(asking: Sequence[Asking], depth: int) -> list[list[Row]] | None:
+    """Per layer and request what the target's decision there depends on; None if on its logits alone."""
+    if all(one.state.params.ranks_by_logits for one in asking):
+        return None
+    ahead = [one.state.rows_ahead(one.tokens, depth) for one in asking]
+    return [list(rows) for rows in zip(*ahead, strict=True)]
