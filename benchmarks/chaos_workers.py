@@ -251,6 +251,7 @@ KINDS: dict[str, tuple[float, Capabilities]] = {
             vocab_size=VOCAB,
             max_tokens=MAX_TOKENS,
             num_candidates=2,
+            has_independent_layers=True,
         ),
     ),
 }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from cluster.config import FlotillaConfig
-from cluster.drafter_config import HeadsConfig, ModelDrafterConfig, SuffixAutomatonConfig
+from cluster.drafter_config import EagleConfig, HeadsConfig, ModelDrafterConfig, SuffixAutomatonConfig
 from deployments.demo import demo_config
-from zoo.registry import DRAFTERS, HEADS, OTHER_VOCABULARY, weights_dir
+from zoo.registry import DRAFTERS, EAGLE, HEADS, OTHER_VOCABULARY, weights_dir
 
 # The drafter that peers, which can use only one, are given: the one that is trained on everything.
 GENERAL_DRAFTER = next(name for name in DRAFTERS if "general" in name)
@@ -25,6 +25,12 @@ def every_kind() -> FlotillaConfig:
     return demo.model_copy(
         update={"drafters": (*models, SuffixAutomatonConfig(), HeadsConfig(path=f"zoo:{HEADS}"))}
     )
+
+
+def with_eagle() -> FlotillaConfig:
+    """The demo family with the target's EAGLE layer beside it."""
+    demo = demo_config()
+    return demo.model_copy(update={"drafters": (*demo.drafters, EagleConfig(path=f"zoo:{EAGLE}"))})
 
 
 def other_vocabulary() -> ModelDrafterConfig:

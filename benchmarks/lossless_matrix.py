@@ -26,6 +26,7 @@ CONFIGURATIONS: MappingProxyType[str, dict[str, dict[str, Any]]] = MappingProxyT
         "decomposed attention": {"policy": {"name": "adaserve"}, "target": {"attention": "decomposed"}},
         "weights of eight bits": {"policy": {"name": "adaserve"}, "target": {"quantization": "fp8"}},
         "every kind, each drafter": {"policy": {"name": "adaserve"}},
+        "EAGLE, each drafter": {"policy": {"name": "adaserve"}},
         # Exploration that never ends: every three steps each request draws another drafter.
         "switching every 3 steps": {
             "policy": {"name": "adaserve"},
@@ -41,6 +42,8 @@ def configuration(name: str) -> FlotillaConfig:
     if name.startswith("every kind"):
         config = demo.every_kind()
         config = config.model_copy(update={"drafters": (*config.drafters, demo.other_vocabulary())})
+    elif name.startswith("EAGLE"):
+        config = demo.with_eagle()
     raw = config.model_dump()
     raw["http"]["port"] = 0
     for section, changes in CONFIGURATIONS[name].items():

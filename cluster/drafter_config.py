@@ -135,8 +135,8 @@ class EagleConfig(BesideTargetConfig):
     kind: Literal["eagle"] = Field(default="eagle", description="EAGLE-3.")
     name: DrafterName = Field(default="eagle", description="Name in receipts and metrics.")
     path: str = Field(
-        description="Directory as of the EAGLE repository or the speculators library, or `zoo:NAME`; it fits one "
-        "target only."
+        description="Directory as of the EAGLE repository or the speculators library, or `zoo:NAME`; it fits "
+        "one target only."
     )
     max_depth: int = Field(default=6, ge=1, le=16, description="Deepest draft.")
     max_width: int = Field(default=4, ge=1, le=16, description="Widest beam.")

@@ -74,7 +74,8 @@ def _check_beside(config: FlotillaConfig) -> None:
     """Whether what is to draft beside the target was made for it."""
     assert config.target.heads is not None
     directory, target = model_directory(config.target.heads), model_directory(config.target.path)
-    if is_eagle(directory):
+    kinds = {drafter.kind for drafter in config.drafters if drafter.runs_beside_target}
+    if "eagle" in kinds or (not kinds and is_eagle(directory)):
         check_eagle_target(read_eagle_config(directory), target)
     else:
         check_target(read_description(directory), target)

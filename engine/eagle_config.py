@@ -125,10 +125,10 @@ def _is_eagle(found: object) -> bool:
 def _described(found: Mapping[str, Any], layer: Mapping[str, Any]) -> EagleConfig:
     nested = found.get("eagle_config") or {}
     layers = found.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
-    vocab_size = int(layer["vocab_size"])
+    vocab_size, hidden_size = int(layer["vocab_size"]), int(layer["hidden_size"])
     return EagleConfig(
         layer=dict(layer),
-        target_hidden_size=int(found.get("target_hidden_size") or layer["hidden_size"]),
+        target_hidden_size=int(found.get("target_hidden_size") or hidden_size),
         vocab_size=vocab_size,
         draft_vocab_size=int(found.get("draft_vocab_size") or vocab_size),
         feature_layers=tuple(map(int, layers or ())),

@@ -129,7 +129,7 @@ class _Taker:
             raise self.refused(f"has no weights `{name}`")
         if tuple(weight.shape) != shape:
             raise self.refused(
-                f"has weights `{name}` of shape {list(weight.shape)}, and its configuration says {list(shape)}"
+                f"has weights `{name}` of {list(weight.shape)}, and its configuration says {list(shape)}"
             )
         return weight.to(device=self.device, dtype=self._dtype)
 

@@ -1,4 +1,4 @@
-"""How far EAGLE's draft layer follows the target on the shipped held-out prompts, from teacher-forced passes."""
+"""How far EAGLE's draft layer follows the target on the held-out prompts, from teacher-forced passes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Right = npt.NDArray[np.bool_]
 def follow(
     target: LlamaForCausalLM, eagle: EagleModel, prompt: Sequence[int], answer: Sequence[int]
 ) -> Right:
-    """bool [CHAIN, tokens] for one greedy answer: whether token t + 1 + i is layer i's first choice in a chain
-    drafted after token t, had it been right so far; false where the answer has no such token.
+    """bool [CHAIN, tokens] for one greedy answer: whether token t + 1 + i is layer i's first choice in a
+    chain drafted after token t, had it been right so far; false where the answer has no such token.
     """
     ids = torch.tensor([[*prompt, *answer]])
     read = features(target, ids, feature_layers(target.config.num_hidden_layers))

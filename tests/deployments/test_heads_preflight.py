@@ -1,4 +1,4 @@
-"""Decoding heads are looked at before anything is started."""
+"""Decoding heads, or an EAGLE layer, are looked at before anything is started."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 
 from cluster.config import FlotillaConfig
 from deployments.preflight import StartError, check
-from zoo.registry import HEADS, TARGET
+from zoo.registry import EAGLE, HEADS, TARGET
 
 
-def config(target: str, heads: str) -> FlotillaConfig:
+def config(target: str, heads: str, kind: str = "heads") -> FlotillaConfig:
     return FlotillaConfig.model_validate(
         {
             "target": {"path": f"zoo:{target}"},
-            "drafters": [{"kind": "heads", "path": heads}],
+            "drafters": [{"kind": kind, "path": heads}],
             "http": {"port": 0},
         }
     )
@@ -32,11 +32,21 @@ def test_heads_of_another_target_or_of_none_are_refused_with_the_reason() -> Non
         check(config(TARGET, "zoo:nonesuch"))
 
 
+def test_an_eagle_layer_is_served_for_its_target_only() -> None:
+    assert check(config(TARGET, f"zoo:{EAGLE}", "eagle")) == []
+    with pytest.raises(StartError, match="made for a target with hidden_size 384"):
+        check(config("drafter-general-2x192", f"zoo:{EAGLE}", "eagle"))
+    with pytest.raises(StartError, match="no EAGLE-3 drafter in"):
+        check(config(TARGET, f"zoo:{HEADS}", "eagle"))
+    with pytest.raises(StartError, match="no decoding heads in"):
+        check(config(TARGET, f"zoo:{EAGLE}"))
+
+
 @pytest.mark.parametrize("placement", [{"num_gpus": 1}, {"collocate": "target"}, {"labels": {"role": "a"}}])
 def test_a_place_of_their_own_is_refused(placement: dict[str, object]) -> None:
     """Configurations without one, as those written by the program itself, are taken."""
     raw = config(TARGET, f"zoo:{HEADS}").model_dump()
     assert FlotillaConfig.model_validate(raw).drafters[0].kind == "heads"
     raw["drafters"][0]["placement"] |= placement
-    with pytest.raises(ValueError, match="`heads`\\) cannot be chosen: they run in the target's process"):
+    with pytest.raises(ValueError, match="`heads` cannot be chosen: it runs in the target's process"):
         FlotillaConfig.model_validate(raw)

@@ -138,3 +138,53 @@ def test_an_unknown_request_is_reported_and_items_survive_the_wire() -> None:
     result = drafter().draft(sent)
     assert result.unknown == ["r"]
     assert not result.drafts
+
+
+def beam_of(position: int) -> Proposals:
+    """Two layers of three: 10 (children 20, 21), 11 (child 22), 12 (none)."""
+    return Proposals(
+        position=position,
+        token=np.array([[10, 11, 12], [20, 22, 21]], np.int32),
+        logp=np.array([[-0.4, -1.2, -3.0], [-0.5, -0.1, -2.0]], np.float32),
+        parent=np.array([[0, 0, 0], [0, 1, 0]], np.int32),
+    )
+
+
+def of_beams() -> HeadsDrafter:
+    return HeadsDrafter(
+        num_heads=5, vocab_size=VOCAB, max_tokens=64, num_candidates=3, max_width=3, kind="eagle"
+    )
+
+
+def test_of_a_beam_the_plan_takes_its_width_with_the_parents_as_proposed() -> None:
+    proposed = beam_of(len(PROMPT))
+    whole = tree_of(of_beams().draft(call(opening(DraftPlan(depth=4, width=3), proposed))))
+    assert paths(whole, 1) == pytest.approx({(10,): -0.4, (11,): -1.2, (12,): -3.0})
+    assert paths(whole, 2) == pytest.approx({(10, 20): -0.9, (11, 22): -1.3, (10, 21): -2.4})
+    chain = tree_of(of_beams().draft(call(opening(DraftPlan(depth=4, width=1), proposed))))
+    assert paths(chain, 2) == pytest.approx({(10, 20): -0.9})
+    stopped = tree_of(
+        of_beams().draft(call(opening(DraftPlan(depth=4, width=2), proposed, stop_token_ids=(10,))))
+    )
+    assert paths(stopped, 2) == pytest.approx({(11, 22): -1.3})
+    assert not of_beams().capabilities.has_independent_layers
+
+
+@pytest.mark.parametrize(
+    ("tokens", "scored", "agreed"),
+    [
+        ([10, 20], 2, 2),
+        ([10, 21, 5], 2, 1),
+        ([11, 22], 2, 1),
+        ([12, 22], 1, 0),
+        ([13, 20], 1, 0),
+        ([10], 1, 1),
+    ],
+)
+def test_the_first_choice_after_each_token_of_a_beam_is_scored(
+    tokens: list[int], scored: int, agreed: int
+) -> None:
+    one, plan = of_beams(), DraftPlan(depth=2, width=3)
+    one.draft(call(opening(plan, beam_of(len(PROMPT)))))
+    draft = one.draft(call(following(len(PROMPT), tokens, plan, None))).drafts[0]
+    assert (draft.num_scored, draft.num_agreed) == (scored, agreed)

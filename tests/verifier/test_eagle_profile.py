@@ -1,0 +1,75 @@
+"""What EAGLE's layer is measured to cost: in shapes that fit, of reads like those of service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.eagle_loading import EagleFiles
+from engine.llama_runner import LlamaRunner
+from engine.runner import Segment
+from tests.eagle_reference import EagleReference
+from tests.verifier.target import MAX_TOKENS, Target
+from verifier.eagle_drafts import EagleDrafts
+from verifier.eagle_profile import KEPT_ROWS, measure_eagle_costs, read_after
+from verifier.profile import measure_step_costs
+from verifier.proposing import Read
+
+TARGET = Target()
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> tuple[LlamaRunner, EagleDrafts]:
+    TARGET.plain.config.save_pretrained(tmp_path / "target")
+    files = EagleFiles.of(EagleReference(TARGET.plain).write(tmp_path / "eagle"), tmp_path / "target")
+    runner = TARGET.runner(300)
+    assert isinstance(runner, LlamaRunner)
+    runner.keep_features(files.layers)
+    layer, reading = files.load(runner, 64)
+    return runner, EagleDrafts(layer, reading, MAX_TOKENS)
+
+
+def test_drafts_are_measured_in_the_shapes_that_fit(beside: tuple[LlamaRunner, EagleDrafts]) -> None:
+    runner, drafts = beside
+    points = measure_eagle_costs(runner, drafts, (1, 4), (1, 3), (20, 70, 200), repeats=2)
+    # 4 requests of 70 tokens and the root of each fill the pool; no request has 200 tokens.
+    assert [point[:3] for point in points] == [
+        (1, 1, 20),
+        (1, 1, 70),
+        (1, 3, 20),
+        (1, 3, 70),
+        (4, 4, 80),
+        (4, 4, 280),
+        (4, 12, 80),
+        (4, 12, 280),
+    ]
+    assert all(seconds > 0 for *_, seconds in points)
+
+
+class Noted(EagleDrafts):
+    """Notes what it reads."""
+
+    noted: Sequence[Read] = ()
+
+    def read(self, reads: Sequence[Read]):  # type: ignore[no-untyped-def]
+        self.noted = reads
+        return super().read(reads)
+
+
+def test_of_a_prompt_all_rows_are_read_and_of_a_tree_a_few(beside: tuple[LlamaRunner, EagleDrafts]) -> None:
+    runner, drafts = beside
+    noted = Noted(drafts._layer, runner, MAX_TOKENS)
+    seen = []
+    for rows, visible in ((20, None), (8, np.tri(8, dtype=np.bool_)), (1, None)):
+        numbers = np.arange(rows, dtype=np.int32)
+        segment = Segment(numbers, numbers, numbers, numbers[:0], visible)
+        runner.forward([segment, segment], np.arange(2 * rows, dtype=np.int32))
+        read_after(noted, [segment, segment])
+        seen.append([(len(one.rows), int(one.rows[0])) for one in noted.noted])
+    assert seen == [[(20, 0), (20, 20)], [(KEPT_ROWS, 0), (KEPT_ROWS, 8)], [(1, 0), (1, 1)]]
+    followed: list[Sequence[Segment]] = []
+    measure_step_costs(runner, (8,), (0,), 2, then=followed.append)
+    assert [[len(one.tokens) for one in segments] for segments in followed] == [[8]] * 3
