@@ -53,7 +53,7 @@ for kernels in b12x cake_vsa_sm90_cute sm110_xqa cake_mla_varq_dcp_decode; do
     rm -rf "site/flashinfer/experimental/$kernels"
 done
 find site/flashinfer -path "$data" -prune -o -type f ! -name '*.py' ! -name '*.json' -exec rm {} +
-tar --exclude=__pycache__ -C site -cf - . | xz -6 > "$out/flashinfer.tar.xz"
+tar --exclude=__pycache__ -C site -cf - . | xz -9e > "$out/flashinfer.tar.xz"
 
 cd "$root"
 du -sh "$out"

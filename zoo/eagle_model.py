@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
@@ -12,6 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+
+#: Feed-forward units: half the target's, for the layer is computed once a drafted token and shipped.
+UNITS = 512
 
 
 class _Attention(nn.Module):
@@ -53,10 +58,11 @@ class _Layer(nn.Module):
 class EagleModel(nn.Module):
     """The draft layer of a target of this configuration, whose embeddings and output projection it shares."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, target: LlamaConfig) -> None:
         """Random weights, but for features that begin as the last of the target's three."""
         super().__init__()
-        self.config = config
+        self.config = config = copy.deepcopy(target)
+        config.intermediate_size = UNITS
         width = config.hidden_size
         self.fc = nn.Linear(3 * width, width, bias=False)
         self.midlayer = _Layer(config)
