@@ -27,7 +27,7 @@ from engine.devices import Stopwatch, to_device, to_host
 from engine.eagle import EagleLayer, FeatureRunner
 from engine.proposals import Proposals
 from engine.runner import Segment
-from engine.sampling import Row, perturbed_scores
+from engine.sampling import Row, processed_logits
 from engine.sampling_params import RequestSpec, SamplingParams
 from verifier.proposing import Asking, Read
 from verifier.request_state import RequestState
@@ -216,7 +216,9 @@ class EagleDrafts:
                 logits = scores
                 scores = logits.new_full((len(logits), self._runner.shape.vocab_size), -torch.inf)
                 scores[:, token_of] = logits
-            scores, token_of = perturbed_scores(scores, rankings), None
+            # A constant per row makes no difference to a log-softmax.
+            scores = processed_logits(scores, rankings, perturbed=True, may_wait=False)
+            token_of = None
         if scores.device.type == "cpu":
             best, found = best_on_host(scores.log_softmax(-1).numpy(), min(k, scores.shape[1]))
             values, tokens = torch.from_numpy(best), torch.from_numpy(found)

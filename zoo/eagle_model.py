@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-
 #: Feed-forward units: half the target's, for the layer is computed once a drafted token and shipped.
 UNITS = 512
 
@@ -91,8 +90,9 @@ class EagleModel(nn.Module):
         layer = self.midlayer
         positions = torch.arange(count, device=features.device)[None]
         rotation = self._rotary[0](features, positions)
-        entered = layer.input_layernorm(embeds)
-        hidden = self.fc(features)
+        # Sums and norms are in float32, whatever matrices are multiplied in.
+        entered = layer.input_layernorm(embeds.float())
+        hidden = self.fc(features).float()
         known: list[tuple[Tensor, Tensor]] = []
         out = []
         for step in range(steps):

@@ -1,4 +1,4 @@
-"""Directories of EAGLE-3 drafters: both published layouts are read, and what does not fit is refused by name."""
+"""Directories of EAGLE-3 drafters: both published layouts are read, what does not fit is refused by name."""
 
 from __future__ import annotations
 

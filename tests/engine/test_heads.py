@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from engine.eagle import FeatureRunner
 from engine.heads import DecodingHeads, load_heads, save_heads
 from engine.heads_config import KIND, HeadsDescription, UnsuitableHeads, weights_digest
 from engine.hf_runner import HFRunner
@@ -140,21 +142,36 @@ def test_heads_of_another_width_or_behind_another_runner_are_refused() -> None:
         DecodingHeads(Opaque(), head_weights(12))  # type: ignore[arg-type]
 
 
-def _evaluations(rank: int, directories: list[str]) -> list[np.ndarray]:
-    found = []
-    for directory, kind in zip(directories, ("lean", "hf"), strict=True):
-        runner = load_runner(directory, num_slots=64, runner=kind, tensor_parallel=(rank, 2), self_test=False)
-        weight = head_weights(len(runner.hidden_scale))
-        found.append(evaluate(runner, weight)[0].numpy())
-    return found
+def _evaluations(rank: int, directories: list[str]) -> list[list[np.ndarray]]:
+    return [
+        _seen(directory, kind, tensor_parallel=(rank, 2))
+        for directory, kind in zip(directories, ("lean", "hf"), strict=True)
+    ]
 
 
-def test_two_ranks_evaluate_the_heads_of_one_process(tmp_path: Path) -> None:
+def _seen(
+    directory: str, kind: Literal["lean", "hf"], tensor_parallel: tuple[int, int] | None = None
+) -> list[np.ndarray]:
+    """What heads make of the hidden states, and those that EAGLE reads."""
+    runner = load_runner(
+        directory,
+        num_slots=64,
+        runner=kind,
+        tensor_parallel=tensor_parallel,
+        self_test=False,
+        feature_layers=(0, 1),
+    )
+    assert isinstance(runner, FeatureRunner)
+    logits, _ = evaluate(runner, head_weights(len(runner.hidden_scale)))
+    return [logits.numpy(), runner.features(np.arange(sum(LENGTHS), dtype=np.int32)).numpy()]
+
+
+def test_two_ranks_evaluate_the_hidden_states_of_one_process(tmp_path: Path) -> None:
     names = ("llama_bias", "qwen3")
     directories = [str(tiny_models.write(name, tmp_path / name)) for name in names]
     by_rank = on_two_ranks(_evaluations, directories)
     for index, (directory, kind) in enumerate(zip(directories, ("lean", "hf"), strict=True)):
-        alone = load_runner(directory, num_slots=64, runner=kind, self_test=False)
-        expected, _ = evaluate(alone, head_weights(len(alone.hidden_scale)))
-        np.testing.assert_array_equal(by_rank[0][index], by_rank[1][index])
-        np.testing.assert_allclose(by_rank[0][index], expected.numpy(), atol=1e-4)
+        expected = _seen(directory, kind)
+        for part in range(2):
+            np.testing.assert_array_equal(by_rank[0][index][part], by_rank[1][index][part])
+            np.testing.assert_allclose(by_rank[0][index][part], expected[part], atol=1e-4)
