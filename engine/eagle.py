@@ -82,22 +82,21 @@ class EagleLayer:
         """[rows, hidden], what is read at the positions after, before the final norm.
 
         Args:
-            hidden: [rows, hidden], `combined` features or this method's own output.
+            hidden: [rows, hidden], `combined` features or this method's own output; may be overwritten.
             tokens: int64 [rows], the token after each position.
             positions: int64 [rows].
             plan: of the rows, by `attention`.
         """
         weights, attention, shape = self.weights, self.attention, (self.weights.hidden_size,)
         embedded = self._runner.embed_ids(tokens) if weights.embedding is None else weights.embedding[tokens]
-        normalised = F.rms_norm(hidden, shape, None, weights.eps)
-        entered = torch.cat((F.rms_norm(embedded, shape, None, weights.eps), normalised), 1)
-        residual = hidden if weights.residual_scale is None else normalised * weights.residual_scale
-        qkv = weights.qkv(entered)
+        both = F.rms_norm(torch.stack((embedded, hidden), 1), shape, None, weights.eps)
+        residual = hidden if weights.residual_scale is None else both[:, 1] * weights.residual_scale
+        qkv = weights.qkv(both.flatten(1))
         attention.store_rotated(plan, 0, qkv, weights.rotation.index_select(0, positions), weights.heads)
         queries = qkv[:, : weights.heads * weights.head_dim].view(len(qkv), weights.heads, weights.head_dim)
-        mixed = weights.out(attention.attend(plan, 0, queries, weights.head_dim**-0.5))
-        x = residual + mixed
-        x = x + weights.down(self._gated(weights.gate_up(F.rms_norm(x, shape, None, weights.eps))))
+        x = weights.out.add_to(residual, attention.attend(plan, 0, queries, weights.head_dim**-0.5))
+        gates = weights.gate_up(F.rms_norm(x, shape, None, weights.eps))
+        x = weights.down.add_to(x, self._gated(gates))
         if weights.norm_output:
             return F.rms_norm(x, shape, weights.output_scale, weights.eps)
         return x

@@ -44,10 +44,8 @@ class _Beams:
     """A layer of all beams, best path first: tensors [requests, width].
 
     Attributes:
-        token: int64.
-        parent: int64, which of the layer before; 0 in the first.
-        logp: float32, of the token given its parent.
-        path_logp: float64, of the path.
+        token, parent: int64; which of the layer before is the parent, 0 in the first.
+        logp, path_logp: float32, of the token given its parent, and of the path.
     """
 
     token: torch.Tensor
@@ -103,11 +101,16 @@ class EagleDrafts:
         depth = max(one.num_heads or 1 for one in asking)
         depth = min(depth, 1 + self._num_slots // (n * width))
         layers = self._grow(asking, depth, width)
-        # Token ids and places are exact in float64.
-        numbers = [
-            torch.stack((one.token.double(), one.parent.double(), one.logp.double())) for one in layers
+        of_layers = [
+            torch.stack(parts, 1)
+            for parts in (
+                [one.token for one in layers],
+                [one.parent for one in layers],
+                [one.logp for one in layers],
+            )
         ]
-        token, parent, logp = to_host(torch.stack(numbers, 1)).transpose(1, 2).numpy()
+        # Token ids and places are exact in float64.
+        token, parent, logp = to_host(torch.stack([part.double() for part in of_layers])).numpy()
         share = (time.perf_counter() - begun) / n
         return [
             Proposals(
@@ -143,17 +146,21 @@ class EagleDrafts:
         hidden = self._hidden.index_select(0, last)
         logp, token = self._best(hidden, None if rankings is None else rankings[0], width)
         width = token.shape[1]  # a vocabulary may be smaller
-        layers = [_Beams(token, torch.zeros_like(token), logp, logp.double())]
-        hidden = hidden.repeat_interleave(width, 0)
+        layers = [_Beams(token, torch.zeros_like(token), logp, logp)]
+        first_rows = torch.arange(len(token), device=token.device).unsqueeze(1) * width
+        hidden = hidden.repeat_interleave(width, 0) if width > 1 else hidden
         seen: torch.Tensor | None = None
         for below in range(1, depth):
             layer = layers[-1]
             seen = self._seen(seen, layer)
             hidden = self._forward(asking, below, hidden, layer, seen)
             ranked = None if rankings is None else [row for row in rankings[below] for _ in range(width)]
-            layers.append(_next(layer, *self._best(hidden, ranked, width)))
-            rows = layers[-1].parent + torch.arange(len(token), device=token.device).unsqueeze(1) * width
-            hidden = hidden.index_select(0, rows.flatten())
+            logp, token = self._best(hidden, ranked, width)
+            if width == 1:
+                layers.append(_Beams(token, layer.parent, logp, logp))
+                continue
+            layers.append(_next(layer, logp, token))
+            hidden = hidden.index_select(0, (layers[-1].parent + first_rows).flatten())
         return layers
 
     def _seen(self, before: torch.Tensor | None, layer: _Beams) -> torch.Tensor | None:
@@ -234,7 +241,7 @@ def _next(layer: _Beams, values: torch.Tensor, tokens: torch.Tensor) -> _Beams:
     """The layer after: of all `values` and `tokens` [requests * width, k] the best paths."""
     n, width = layer.token.shape
     k = tokens.shape[1]
-    paths = layer.path_logp.unsqueeze(2) + values.view(n, width, k).double()
+    paths = layer.path_logp.unsqueeze(2) + values.view(n, width, k)
     best, index = paths.flatten(1).sort(dim=1, descending=True, stable=True)
     best, index = best[:, :width], index[:, :width]
     return _Beams(tokens.view(n, -1).gather(1, index), index // k, values.view(n, -1).gather(1, index), best)
