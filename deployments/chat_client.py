@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 from rich.console import Console
+from rich.text import Text
 
 from deployments.api_keys import client_headers
 
@@ -73,7 +74,7 @@ async def _chat(options: ChatOptions, console: Console) -> int:
             try:
                 answer = await _turn(session, options, messages, console)
             except (ServerError, aiohttp.ClientError) as error:
-                console.print(f"[red]{error}[/]")
+                console.print(Text(str(error), style="red"))
                 messages.pop()
                 continue
             messages.append({"role": "assistant", "content": answer})
@@ -98,7 +99,7 @@ async def _turn(
             console.out(text, end="", highlight=False)
     console.print()
     if receipt is not None:
-        console.print(f"[dim]{describe_receipt(receipt)}[/]")
+        console.print(Text(describe_receipt(receipt), style="dim"))
     return "".join(pieces)
 
 

@@ -297,7 +297,7 @@ def _checked(items: list[Any]) -> Sequence[InputMessage | InputCall | InputCallO
 def _tool_choice(choice: Any) -> Any:
     if isinstance(choice, dict) and choice.get("type") == "function" and set(choice) == {"type", "name"}:
         return {"type": "function", "function": {"name": choice["name"]}}
-    if not isinstance(choice, str):
+    if choice not in ("none", "auto", "required"):
         raise bad_request(
             '`tool_choice` must be "none", "auto", "required" or {"type": "function", "name": ...}.',
             "tool_choice",

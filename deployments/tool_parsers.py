@@ -228,6 +228,9 @@ class JsonCalls:
             if not self._began:
                 self._is_list = False  # looked at again, with its bracket, when more has come
             return False
+        except RecursionError:  # nested as no call is
+            self._turned_out = "text"
+            return False
         call = _call(value, self._names, ("parameters", "arguments"), any_type=not self.has_text)
         if call is None:
             self._turned_out = "text"

@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.config import FlotillaConfig
-from deployments import cli
+from deployments import chat_client, cli
 from deployments.chat_client import ChatOptions, ServerError, describe_receipt, run_chat, stream_chat
 from deployments.demo import demo_config
 from tests.fakes.cell_stand_in import CellStandIn
@@ -109,6 +109,20 @@ async def test_chat_in_the_terminal(url: str, cell: CellStandIn, monkeypatch: py
     lengths = [len(submit.prompt) for submit in cell.submissions]
     assert lengths[0] < lengths[1]
     assert lengths[2] < lengths[1]
+
+
+async def test_chat_shows_a_server_s_error_as_it_is(
+    url: str, cell: CellStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*arguments: object) -> str:
+        raise ServerError("no [/closing] of what was [red]not opened[/]")
+
+    lines = iter(["hello", "/quit"])
+    console = Console(record=True, width=200, highlight=False)
+    monkeypatch.setattr(console, "input", lambda _: next(lines))
+    monkeypatch.setattr(chat_client, "_turn", failing)
+    assert await asyncio.to_thread(run_chat, ChatOptions(url=url), console) == 0
+    assert "no [/closing] of what was [red]not opened[/]" in console.export_text()
 
 
 async def test_chat_sends_what_a_terminal_of_another_encoding_types(

@@ -284,6 +284,7 @@ async def test_what_this_server_does_not_have(http: httpx.AsyncClient, name: str
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": 7}, "tool_choice"),
+        ({"tool_choice": "any"}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"verbosity": "high"}}, "text.verbosity"),

@@ -142,6 +142,11 @@ def test_a_forced_answer_that_is_cut_off_is_calls_and_no_text(
     assert all(delta.call_id for delta in deltas)
 
 
+def test_json_nested_beyond_reading_is_text() -> None:
+    text = '{"name": "add", "parameters": ' + '{"a": ' * 100_000
+    assert parse(JsonCalls(NAMES), text, [30]) == (text, [])
+
+
 def test_arguments_of_a_forced_call_may_be_of_any_type() -> None:
     text = '[{"name": "add", "parameters": [1, 2]}]'
     assert parse(JsonCalls(NAMES, has_text=False), text, [5, 9]) == ("", [("add", [1, 2])])
