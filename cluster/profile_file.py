@@ -15,7 +15,7 @@ import msgspec
 
 from cluster.config import FlotillaConfig, TargetConfig
 from cluster.cost_model import CostProfile, LinearCost, StepPoint
-from cluster.drafter_config import DrafterConfig
+from cluster.drafter_config import BesideTargetConfig, DrafterConfig
 from cluster.model_paths import model_directory
 
 # Raised whenever the meaning of a field changes; no other version is read.
@@ -253,6 +253,8 @@ def identify_drafter(config: DrafterConfig) -> ModelIdentity:
             runner=config.runner,
             quantization=config.quantization,
         )
+    if isinstance(config, BesideTargetConfig):
+        return ModelIdentity(kind=config.kind, path=config.path, config_hash=_model_hash(config.path))
     settings = config.model_dump(exclude={"name", "max_requests", "replicas", "placement"})
     return ModelIdentity(kind=config.kind, path="", config_hash=_hash(settings))
 
