@@ -39,6 +39,12 @@ class TargetConfig(DeviceConfig):
     num_slots: NumSlots = Field(
         default=32768, description="Tokens the KV pool holds; `auto` is as many as fit on the GPU."
     )
+    max_model_len: int | None = Field(
+        default=None,
+        ge=2,
+        description="Longest sequence, prompt and output; the model's own if unset. Needed for models that "
+        "attend to a sliding window, whose length is then the most.",
+    )
     runner: Literal["auto", "hf", "lean"] = Field(
         default="auto", description="`hf` runs any architecture, `lean` the Llama family faster."
     )

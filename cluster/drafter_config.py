@@ -63,6 +63,9 @@ class ModelDrafterConfig(PooledConfig, DeviceConfig):
     num_slots: NumSlots = Field(
         default=32768, description="Tokens its KV pool holds; `auto` as for the target."
     )
+    max_model_len: int | None = Field(
+        default=None, ge=2, description="As for the target; longer requests get no drafts from it."
+    )
     runner: Literal["auto", "hf", "lean"] = Field(default="auto", description="As for the target.")
     attention: Literal["padded", "decomposed", "flashinfer", "triton", "auto"] | None = Field(
         default=None, description="As for the target, but on CUDA `auto` is `triton`."

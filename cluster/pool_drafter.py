@@ -99,6 +99,7 @@ def _build_model(config: ModelDrafterConfig, vocab_size: int, target: Path) -> D
         path=str(directory),
         dtype=config.dtype,
         num_slots=config.num_slots,
+        max_tokens=config.max_model_len,
         runner=config.runner,
         attention=config.attention,
         device=config.device,

@@ -87,6 +87,7 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
         model_directory(config.path),
         dtype=config.dtype,
         num_slots=config.num_slots,
+        max_tokens=config.max_model_len,
         runner=config.runner,
         attention=config.attention,
         tensor_parallel=(rank.rank, rank.world_size) if rank is not None and sharded else None,

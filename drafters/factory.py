@@ -46,7 +46,8 @@ def build_drafter(
         prefix_sharing: model: whether requests share KV of equal prefixes.
         max_ngram, min_ngram: prompt lookup: lengths of the suffixes looked up.
         max_match, min_match, scope, capacity: suffix automaton: see `SuffixAutomatonDrafter`.
-        vocab_size, max_tokens: drafters without a model: vocabulary and context length of the target.
+        vocab_size: drafters without a model: vocabulary of the target.
+        max_tokens: longest sequence: of the target for those, of a model as for `load_runner`.
         max_depth, max_width: bounds of every plan.
 
     Raises:
@@ -66,6 +67,7 @@ def build_drafter(
             path,
             dtype=dtype,
             num_slots=num_slots,
+            max_tokens=max_tokens,
             runner=runner,
             attention=attention_of_drafter(attention, resolve_device(device)),
             device=device,

@@ -88,7 +88,7 @@ def _tree_attention(
     if window is not None and window < running.max_tokens:
         raise UnsupportedModel(
             f"the model attends to a sliding window of {window} tokens, shorter than its longest sequence of "
-            f"{running.max_tokens}; load it with max_tokens={window}"
+            f"{running.max_tokens}: set max_model_len to {window} at most"
         )
     if kwargs.pop("is_causal", None) is False:
         raise UnsupportedModel("the model has an attention layer that is not causal")

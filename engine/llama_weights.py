@@ -85,7 +85,7 @@ def why_not_lean(config: Any, *, max_tokens: int | None = None) -> str | None:
     windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
     longest = min(config.max_position_embeddings, max_tokens or config.max_position_embeddings)
     if window is not None and windowed and window < longest:
-        return f"sliding window of {window} tokens"
+        return f"sliding window of {window} tokens (set max_model_len to that at most)"
     return None
 
 

@@ -76,7 +76,7 @@ def load_runner(
         runner: "lean" for the Llama family's own runner, "hf" for any other, "auto" to choose.
         attention: how keys of segments of different lengths are attended to: see `engine.attention_kinds`.
         tensor_parallel: this process' rank and the number of ranks; None for a single process.
-        max_tokens: longest sequence, at most the configuration's, which is the default.
+        max_tokens: longest sequence, at most the configuration's, which is the default (`max_model_len`).
         device: where the model runs: see `engine.devices.resolve_device`.
         memory_fraction, device_share: see `engine.kv_budget.KVBudget`; what "auto" goes by.
         graphs: replay captured forwards on a GPU (see `engine.cuda_graphs`); the lean runner only.
@@ -110,6 +110,11 @@ def load_runner(
         )
     except (ValueError, KeyError) as error:
         raise UnsupportedModel(f"cannot read the configuration in {directory}: {error}") from error
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if max_tokens is not None and longest is not None and max_tokens > longest:
+        raise UnsupportedModel(
+            f"max_model_len {max_tokens} is more than the model in {directory} takes: {longest}"
+        )
     rank, world_size = tensor_parallel or (0, 1)
     if world_size > 1:
         check_divisible(config, world_size)

@@ -100,6 +100,13 @@ def test_other_architectures_go_through_transformers(tmp_path: Path) -> None:
     assert isinstance(load_runner(tiny_models.write("gpt_neox", tmp_path), num_slots=64), HFRunner)
 
 
+def test_a_longest_sequence_beyond_the_model_s_is_refused(tmp_path: Path) -> None:
+    directory = tiny_models.write("llama", tmp_path)
+    assert load_runner(directory, num_slots=64, max_tokens=128).shape.max_tokens == 128
+    with pytest.raises(UnsupportedModel, match="max_model_len 129 is more than .* takes: 128"):
+        load_runner(directory, num_slots=64, max_tokens=129)
+
+
 def test_a_window_no_shorter_than_the_longest_sequence_is_fine(tmp_path: Path) -> None:
     directory = tiny_models.write("mistral_window", tmp_path)
     assert load_runner(directory, num_slots=64, max_tokens=64).shape.max_tokens == 64
@@ -109,7 +116,7 @@ def test_a_window_no_shorter_than_the_longest_sequence_is_fine(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("mistral_window", "sliding window of 64 tokens"),
+        ("mistral_window", "sliding window of 64 tokens.*max_model_len"),
         ("gemma2", "softcap"),
         ("gpt_oss", "s_aux|sliding window"),
         ("bloom", "attention interface|position_ids"),
