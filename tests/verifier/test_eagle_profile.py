@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import eagle_cost
 from engine.eagle_loading import EagleFiles
 from engine.llama_runner import LlamaRunner
 from engine.runner import Segment
@@ -73,3 +75,13 @@ def test_of_a_prompt_all_rows_are_read_and_of_a_tree_a_few(beside: tuple[LlamaRu
     followed: list[Sequence[Segment]] = []
     measure_step_costs(runner, (8,), (0,), 2, then=followed.append)
     assert [[len(one.tokens) for one in segments] for segments in followed] == [[8]] * 3
+
+
+def test_the_cost_of_a_layer_is_measured_without_a_target(tmp_path: Path) -> None:
+    file = tmp_path / "cost.json"
+    eagle_cost.main(
+        f"--requests 2 --width 1 3 --depth 3 --context 16 --calls 2 --dtype bfloat16 --json {file}".split()
+    )
+    costs = json.loads(file.read_text())["costs"]
+    assert [(cost["requests"], cost["width"], cost["depth"]) for cost in costs] == [(2, 1, 3), (2, 3, 3)]
+    assert all(cost["read_ms"] > 0 and cost["draft_ms"] > 0 for cost in costs)
