@@ -103,7 +103,7 @@ def test_other_architectures_go_through_transformers(tmp_path: Path) -> None:
 def test_a_longest_sequence_beyond_the_model_s_is_refused(tmp_path: Path) -> None:
     directory = tiny_models.write("llama", tmp_path)
     assert load_runner(directory, num_slots=64, max_tokens=128).shape.max_tokens == 128
-    with pytest.raises(UnsupportedModel, match="max_model_len 129 is more than .* takes: 128"):
+    with pytest.raises(UnsupportedModel, match=r"max_model_len 129 is more than .* takes: 128"):
         load_runner(directory, num_slots=64, max_tokens=129)
 
 
