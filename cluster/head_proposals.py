@@ -1,4 +1,4 @@
-"""For which requests the target evaluates its decoding heads: those that will be drafted for from them."""
+"""For which requests something is proposed beside the target: those that will be drafted for from it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FEWER_SHARE = 0.8
 
 
 class Wanted(NamedTuple):
-    """What is asked of the heads for one request.
+    """What is asked of the heads, or of EAGLE, for one request.
 
     Attributes:
-        num_heads: heads evaluated, from the first.
-        num_candidates: best tokens of each; 0 leaves the heads out.
+        num_heads: heads evaluated, from the first, or layers of a beam.
+        num_candidates: best tokens of each; 0 leaves the request out.
     """
 
     num_heads: int = 0
@@ -41,12 +41,14 @@ class LastPlan(NamedTuple):
         step: when.
         num_requests: planned for together.
         depth, width: of the plan, or of the largest where it stands for all of them.
+        is_bound: whether it is as deep as what was proposed, and so might have been deeper.
     """
 
     step: int
     num_requests: int
     depth: int
     width: int
+    is_bound: bool = False
 
 
 @dataclass(slots=True)
@@ -88,8 +90,11 @@ class HeadProposals:
         step = self.num_steps() + num_outstanding + 1  # of the plan they would be for
         if most < 1 or (self.rests is not None and self.rests.rests(num_requests, step)):
             return NOTHING_WANTED
-        all_of_them = Wanted(most, drafter.capabilities.num_candidates)
         last = self._plans.get(request.request_id)
+        if not drafter.capabilities.has_independent_layers:
+            last = last or self._of_batch
+            return _of_beam(most, drafter.capabilities.num_candidates, last, step, num_requests)
+        all_of_them = Wanted(most, drafter.capabilities.num_candidates)
         if last is None and (self._of_batch is None or self._of_batch.depth > 0):
             return all_of_them
         last = last or self._of_batch
@@ -114,11 +119,15 @@ class HeadProposals:
             if self.num_proposed(request) > 0
         ]
         for request, plan in with_proposals:
-            self._plans[request.request_id] = LastPlan(step, n, plan.depth, plan.width)
-        if with_proposals:
-            depth = max(plan.depth for _, plan in with_proposals)
-            width = max(plan.width for _, plan in with_proposals)
-            self._of_batch = LastPlan(step, n, depth, width)
+            is_bound = plan.depth >= self.num_proposed(request)
+            self._plans[request.request_id] = LastPlan(step, n, plan.depth, plan.width, is_bound)
+        # A request that is about to end is drafted for as its end allows, which says nothing of others.
+        telling = [(request, plan) for request, plan in with_proposals if not self._is_ending(request)]
+        if telling:
+            depth = max(plan.depth for _, plan in telling)
+            width = max(plan.width for _, plan in telling)
+            is_bound = depth >= max(self.num_proposed(request) for request, _ in telling)
+            self._of_batch = LastPlan(step, n, depth, width, is_bound)
 
     def rested(self, requests: Sequence[Request]) -> None:
         """The policy was not asked, and would have drafted nothing for these requests."""
@@ -135,6 +144,10 @@ class HeadProposals:
         if drafter is None or drafter.capabilities.num_candidates == 0 or proposals is None:
             return 0
         return len(proposals.token) if proposals.position == request.num_tokens else 0
+
+    def _is_ending(self, request: Request) -> bool:
+        """Whether the request's own end bounds what its drafter may draft."""
+        return request.num_remaining - 1 < self.drafters[request.drafter].capabilities.max_depth
 
     def waited_s(self, drafter: str, result: DraftResult) -> float:
         """Seconds of a draft call that its step waited for: what heads took was spent in the step before."""
@@ -159,8 +172,23 @@ def _most_heads(request: Request, drafter: DrafterState) -> int:
     )
 
 
+def _of_beam(most: int, widest: int, last: LastPlan | None, step: int, num_requests: int) -> Wanted:
+    """What is asked of EAGLE for a request, of which every layer and row costs.
+
+    As wide as planned last: that goes by how many run, and not by what was proposed. As deep as planned last,
+    and where the plan took all that was proposed, one layer deeper.
+    """
+    if last is None:
+        return Wanted(most, 1)
+    width = min(widest, last.width)
+    if last.depth > 0:
+        return Wanted(min(most, last.depth + last.is_bound), width)
+    is_due = step // PROBE_STEPS != last.step // PROBE_STEPS or num_requests < FEWER_SHARE * last.num_requests
+    return Wanted(most, width) if is_due else NOTHING_WANTED
+
+
 def evaluating_s(result: VerifyResult) -> float:
-    """Seconds that the target spent on its heads in one call."""
+    """Seconds that were spent beside the target in one call on what was proposed."""
     verdicts = [*result.verdicts, *(prefill.verdict for prefill in result.prefills)]
     proposals = [verdict.proposals for verdict in verdicts if verdict is not None]
     return sum([one.seconds for one in proposals if one is not None], 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -35,7 +35,7 @@ from engine.sampling_params import SamplingParams
 from tests.cluster.simulated import VOCAB, SimulatedTarget, next_token
 from verifier.messages import PrefillItem, Verdict, VerifyCall, VerifyItem
 
-HEADS, CANDIDATES = 3, 4
+HEADS, CANDIDATES, LAYERS = 3, 4, 6
 HEAD = LinearCost(delta=2e-4, rho=1e-4)
 CHEAP = CostProfile(target=LinearCost(delta=1e-2, gamma=1e-5), drafters={"heads": HEAD}, overhead_s=1e-3)
 # Every row costs as much as a forward: nothing drafted is worth verifying.
@@ -47,7 +47,14 @@ DRAFT_S = 1e-4
 class HeadsWorld:
     """The core, a simulated target whose heads are right with a given probability, and the heads drafter."""
 
-    def __init__(self, policy: str, profile: CostProfile, accuracy: float, **options: object) -> None:
+    def __init__(
+        self,
+        policy: str,
+        profile: CostProfile,
+        accuracy: float,
+        kind: Literal["heads", "eagle"] = "heads",
+        **options: object,
+    ) -> None:
         raw = {
             "target": {"path": "simulated"},
             "policy": {"name": policy, **options},
@@ -57,8 +64,13 @@ class HeadsWorld:
         self.profile, self.accuracy, self.rng = profile, accuracy, random.Random(0)
         self.core = SchedulerCore(config, make_policy(config.policy), CostModel(profile))
         self.target = SimulatedTarget(num_slots=8000, max_tokens=2000)
+        self.kind = kind
         self.drafter = HeadsDrafter(
-            num_heads=HEADS, vocab_size=VOCAB, max_tokens=2000, num_candidates=CANDIDATES
+            num_heads=HEADS if kind == "heads" else LAYERS,
+            vocab_size=VOCAB,
+            max_tokens=2000,
+            num_candidates=CANDIDATES,
+            kind=kind,
         )
         self.now, self.calls, self.evaluated_s = 0.0, list[VerifyCall](), 0.0
         self.plans: list[int] = []
@@ -122,10 +134,12 @@ class HeadsWorld:
             first = tokens[-1] if self.rng.random() < self.accuracy else (tokens[-1] + 9) % VOCAB
             rows.append([(first + i) % VOCAB for i in range(item.num_candidates)])
         logp = np.log(np.linspace(0.9, 0.01, item.num_candidates, dtype=np.float32))
+        token = np.array(rows, dtype=np.int32)
         return Proposals(
             position=position,
-            token=np.array(rows, dtype=np.int32),
+            token=token,
             logp=np.tile(logp, (len(rows), 1)).astype(np.float32),
+            parent=None if self.kind == "heads" else np.zeros_like(token),
             seconds=seconds,
         )
 
@@ -265,3 +279,63 @@ def test_a_shallow_draft_from_many_heads_does_not_make_them_look_dear() -> None:
         world.submit(number, 400)
     world.run()
     assert world.core.cost.correction("heads") == pytest.approx(1.0, rel=0.35)
+
+
+def test_of_eagle_a_beam_of_the_planned_shape_is_asked_and_a_layer_more_where_all_is_used() -> None:
+    world = HeadsWorld("fixed", CHEAP, 0.95, kind="eagle", fixed_depth=3, max_width=1)
+    world.submit(0, 200)
+    world.run(30)
+    wanted = [found["r0"] for found in map(asked, world.calls) if found]
+    assert wanted[0] == (LAYERS, 1)  # how wide is for the policy to say
+    # Three of six were used, and then three of three: a fourth is offered, and not taken.
+    assert wanted[1:5] == [(3, 1), (4, 1), (3, 1), (4, 1)]
+    for number in (1, 2):  # beside it, and after it
+        world.submit(number, 60)
+        world.run(60)
+        newcomer = next(found[f"r{number}"] for found in map(asked, world.calls) if f"r{number}" in found)
+        assert newcomer in {(3, 1), (4, 1)}  # as the others, not all there is
+        (first,) = [
+            call for call in world.calls if f"r{number}" in {item.request_id for item in call.prefill}
+        ]
+        assert f"r{number}" in asked(first)
+
+
+def test_eagle_is_asked_for_as_wide_a_beam_as_the_policy_takes_for_so_many() -> None:
+    world = HeadsWorld("adaserve", CHEAP, 0.9, kind="eagle", max_width=3, draft_budget=6)
+    world.submit(0, 300)
+    world.run(20)
+    assert asked(world.calls[-1])["r0"][1] == 3
+    for number in range(1, 4):
+        world.submit(number, 60)
+    world.run(8)
+    assert {width for _, width in asked(world.calls[-1]).values()} == {1}
+    world.run(60)
+    assert asked(world.calls[-1])["r0"][1] == 3
+
+
+def test_while_drafting_does_not_pay_eagle_is_asked_once_in_many_steps() -> None:
+    world = HeadsWorld("smartspec", DEAR, 0.3, kind="eagle")
+    for number in range(8):
+        world.submit(number, 400)
+    world.run()
+    later = world.calls[PROBE_STEPS:]
+    asking = [call for call in later if asked(call)]
+    assert len(later) / PROBE_STEPS / 2 <= len(asking) <= 2 * len(later) / PROBE_STEPS + 1
+    assert all(len(asked(call)) == 8 for call in asking)
+
+
+@pytest.mark.parametrize("kind", ["heads", "eagle"])
+def test_a_request_that_comes_when_another_has_ended_is_drafted_for_at_once(
+    kind: Literal["heads", "eagle"],
+) -> None:
+    world = HeadsWorld("flotilla", CHEAP, 0.95, kind=kind)
+    for number in range(3):
+        world.submit(number, 40)
+        world.run()
+    for number in range(1, 3):
+        (first,) = [
+            call for call in world.calls if f"r{number}" in {item.request_id for item in call.prefill}
+        ]
+        assert f"r{number}" in asked(first)
+        verified = [call for call in world.calls if call.verify and call.verify[0].request_id == f"r{number}"]
+        assert drafted(verified[0])
