@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -25,10 +26,12 @@ class Wanted(NamedTuple):
     Attributes:
         num_heads: heads evaluated, from the first, or layers of a beam.
         num_candidates: best tokens of each; 0 leaves the request out.
+        least_logp: of the best path of a beam, for another layer to be worth its forward.
     """
 
     num_heads: int = 0
     num_candidates: int = 0
+    least_logp: float = -math.inf
 
 
 NOTHING_WANTED = Wanted()
@@ -41,14 +44,16 @@ class LastPlan(NamedTuple):
         step: when.
         num_requests: planned for together.
         depth, width: of the plan, or of the largest where it stands for all of them.
-        is_bound: whether it is as deep as what was proposed, and so might have been deeper.
+        ask: layers to ask EAGLE for next.
+        least_logp: its `least_forward_logp`.
     """
 
     step: int
     num_requests: int
     depth: int
     width: int
-    is_bound: bool = False
+    ask: int = 0
+    least_logp: float = -math.inf
 
 
 @dataclass(slots=True)
@@ -67,6 +72,8 @@ class HeadProposals:
     rests: Rests | None
     num_steps: Callable[[], int]
     _plans: dict[str, LastPlan] = field(default_factory=dict)
+    # Layers that EAGLE was asked for last, by request.
+    _asked: dict[str, int] = field(default_factory=dict)
     # Of the requests planned for last, those that had proposals; for requests that have had no plan.
     _of_batch: LastPlan | None = None
 
@@ -93,7 +100,9 @@ class HeadProposals:
         last = self._plans.get(request.request_id)
         if not drafter.capabilities.has_independent_layers:
             last = last or self._of_batch
-            return _of_beam(most, drafter.capabilities.num_candidates, last, step, num_requests)
+            wanted = _of_beam(most, drafter.capabilities.num_candidates, last, step, num_requests)
+            self._asked[request.request_id] = wanted.num_heads
+            return wanted
         all_of_them = Wanted(most, drafter.capabilities.num_candidates)
         if last is None and (self._of_batch is None or self._of_batch.depth > 0):
             return all_of_them
@@ -119,15 +128,17 @@ class HeadProposals:
             if self.num_proposed(request) > 0
         ]
         for request, plan in with_proposals:
-            is_bound = plan.depth >= self.num_proposed(request)
-            self._plans[request.request_id] = LastPlan(step, n, plan.depth, plan.width, is_bound)
+            self._plans[request.request_id] = LastPlan(
+                step, n, plan.depth, plan.width, self._next_depth(request, plan), plan.least_forward_logp
+            )
         # A request that is about to end is drafted for as its end allows, which says nothing of others.
         telling = [(request, plan) for request, plan in with_proposals if not self._is_ending(request)]
         if telling:
             depth = max(plan.depth for _, plan in telling)
             width = max(plan.width for _, plan in telling)
-            is_bound = depth >= max(self.num_proposed(request) for request, _ in telling)
-            self._of_batch = LastPlan(step, n, depth, width, is_bound)
+            ask = max(self._next_depth(request, plan) for request, plan in telling)
+            least = min(plan.least_forward_logp for _, plan in telling)
+            self._of_batch = LastPlan(step, n, depth, width, ask, least)
 
     def rested(self, requests: Sequence[Request]) -> None:
         """The policy was not asked, and would have drafted nothing for these requests."""
@@ -145,6 +156,17 @@ class HeadProposals:
             return 0
         return len(proposals.token) if proposals.position == request.num_tokens else 0
 
+    def _next_depth(self, request: Request, plan: DraftPlan) -> int:
+        """Layers to ask EAGLE for after this plan.
+
+        Where the plan took all that was proposed it might have taken more: a layer more is asked for, or as
+        many as before if they were not all drafted, because no path was likely enough.
+        """
+        proposed, asked = self.num_proposed(request), self._asked.get(request.request_id, 0)
+        if plan.depth < proposed:
+            return plan.depth
+        return asked if proposed < asked else plan.depth + 1
+
     def _is_ending(self, request: Request) -> bool:
         """Whether the request's own end bounds what its drafter may draft."""
         return request.num_remaining - 1 < self.drafters[request.drafter].capabilities.max_depth
@@ -158,6 +180,7 @@ class HeadProposals:
     def forget(self, request: Request) -> None:
         """The request ended."""
         self._plans.pop(request.request_id, None)
+        self._asked.pop(request.request_id, None)
 
 
 def _most_heads(request: Request, drafter: DrafterState) -> int:
@@ -175,16 +198,15 @@ def _most_heads(request: Request, drafter: DrafterState) -> int:
 def _of_beam(most: int, widest: int, last: LastPlan | None, step: int, num_requests: int) -> Wanted:
     """What is asked of EAGLE for a request, of which every layer and row costs.
 
-    As wide as planned last: that goes by how many run, and not by what was proposed. As deep as planned last,
-    and where the plan took all that was proposed, one layer deeper.
+    As wide as planned last: that goes by how many run, and not by what was proposed.
     """
     if last is None:
         return Wanted(most, 1)
     width = min(widest, last.width)
     if last.depth > 0:
-        return Wanted(min(most, last.depth + last.is_bound), width)
+        return Wanted(min(most, last.ask), width, last.least_logp)
     is_due = step // PROBE_STEPS != last.step // PROBE_STEPS or num_requests < FEWER_SHARE * last.num_requests
-    return Wanted(most, width) if is_due else NOTHING_WANTED
+    return Wanted(most, width, last.least_logp) if is_due else NOTHING_WANTED
 
 
 def evaluating_s(result: VerifyResult) -> float:

@@ -117,6 +117,7 @@ class VerifyCalls:
                     tree=tree,
                     num_candidates=wanted.num_candidates,
                     num_heads=wanted.num_heads,
+                    least_logp=wanted.least_logp,
                     max_forced=max_forced,
                 )
             )
@@ -180,4 +181,5 @@ def _chunk(request: Request, num_tokens: int, wanted: Wanted, now: float) -> Pre
         spec=spec,
         num_candidates=wanted.num_candidates,
         num_heads=wanted.num_heads,
+        least_logp=wanted.least_logp,
     )

@@ -13,6 +13,7 @@ share the first one's key at its end: a worse draft at worst (vLLM computes the 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from engine.best_tokens import best_on_host, highest_log_probabilities
 from engine.device_rows import DeviceRows
-from engine.devices import Stopwatch, to_device, to_host
+from engine.devices import Stopwatch, Transfer, to_device, to_host
 from engine.eagle import EagleLayer, FeatureRunner
 from engine.proposals import Proposals
 from engine.runner import Segment
@@ -147,17 +148,20 @@ class EagleDrafts:
         logp, token = self._best(hidden, None if rankings is None else rankings[0], width)
         width = token.shape[1]  # a vocabulary may be smaller
         layers = [_Beams(token, torch.zeros_like(token), logp, logp)]
+        worth = _Worth(asking, self.device)
         first_rows = torch.arange(len(token), device=token.device).unsqueeze(1) * width
         hidden = hidden.repeat_interleave(width, 0) if width > 1 else hidden
         seen: torch.Tensor | None = None
         for below in range(1, depth):
             layer = layers[-1]
+            if not worth.another(layer):
+                break
             seen = self._seen(seen, layer)
             hidden = self._forward(asking, below, hidden, layer, seen)
             ranked = None if rankings is None else [row for row in rankings[below] for _ in range(width)]
             logp, token = self._best(hidden, ranked, width)
             if width == 1:
-                layers.append(_Beams(token, layer.parent, logp, logp))
+                layers.append(_Beams(token, layer.parent, logp, layer.path_logp + logp))
                 continue
             layers.append(_next(layer, logp, token))
             hidden = hidden.index_select(0, (layers[-1].parent + first_rows).flatten())
@@ -235,6 +239,29 @@ class EagleDrafts:
 
     def _on_device(self, numbers: NDArray[np.integer]) -> torch.Tensor:
         return to_device(torch.from_numpy(numbers.astype(np.int64)), self.device)
+
+
+class _Worth:
+    """Whether another layer is worth its forward: while some request's best path is likely enough.
+
+    A device is asked about the layer before the last one, so that it has a layer to compute while the host
+    hears of that: at most one is computed for nothing (docs/decisions/0051).
+    """
+
+    def __init__(self, asking: Sequence[Asking], device: torch.device) -> None:
+        self._least = torch.tensor([one.least_logp for one in asking])
+        self._is_bounded = bool((self._least > -torch.inf).all())
+        self._ahead = 0 if device.type == "cpu" else 1
+        self._best: deque[Transfer] = deque()
+
+    def another(self, layer: _Beams) -> bool:
+        """Whether to forward `layer`, which is the last one and was not asked about before."""
+        if not self._is_bounded:
+            return True
+        self._best.append(Transfer(layer.path_logp.amax(1)))
+        if len(self._best) <= self._ahead:
+            return True
+        return bool((self._best.popleft().wait() >= self._least).any())
 
 
 def _next(layer: _Beams, values: torch.Tensor, tokens: torch.Tensor) -> _Beams:

@@ -15,8 +15,11 @@ class VerifyItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     Attributes:
         request_id: the request.
         tree: what is verified.
-        num_candidates: best tokens of each decoding head wanted with the verdict; 0 leaves the heads out.
-        num_heads: how many heads, from the first, they are wanted of; None for all.
+        num_candidates: best tokens wanted with the verdict of each decoding head, or layer of EAGLE's beam; 0
+            leaves them out.
+        num_heads: how many heads, from the first, or layers they are wanted of; None for all heads.
+        least_logp: EAGLE drafts another layer only while the best path of some request's beam has at least
+            this log-probability; heads do not ask.
         max_forced: most tokens that the request's grammar may add to the tree where it allows only one.
     """
 
@@ -24,6 +27,7 @@ class VerifyItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     tree: TokenTree
     num_candidates: int = 0
     num_heads: int | None = None
+    least_logp: float = float("-inf")
     max_forced: int = 0
 
 
@@ -37,7 +41,7 @@ class PrefillItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
         request_id: the request.
         num_tokens: most prompt tokens to compute in this step (at least 1).
         spec: opens the request; sent with its first chunk, also after a preemption.
-        num_candidates, num_heads: as of `VerifyItem`, if this step completes the sequence.
+        num_candidates, num_heads, least_logp: as of `VerifyItem`, if this step completes the sequence.
     """
 
     request_id: str
@@ -45,6 +49,7 @@ class PrefillItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     spec: RequestSpec | None = None
     num_candidates: int = 0
     num_heads: int | None = None
+    least_logp: float = float("-inf")
 
 
 class VerifyCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="verify"):

@@ -49,6 +49,7 @@ class Asking:
         num_candidates: best tokens wanted of each head, or layer.
         num_heads: how many heads, from the first, they are wanted of, or layers; None for all heads.
         read: place of its rows among what was read.
+        least_logp: of the best path of its beam, for another layer to be worth its forward.
     """
 
     state: RequestState
@@ -57,6 +58,7 @@ class Asking:
     num_candidates: int
     num_heads: int | None = None
     read: int = -1
+    least_logp: float = float("-inf")
 
     def heads_of(self, num_heads: int) -> int:
         """How many of `num_heads` heads it asks for, at least one."""

@@ -271,7 +271,11 @@ class Verifier:
             verdict = one.verdict
             if p.num_candidates < 1 or verdict is None or not p.state.goes_on_after(verdict.tokens):
                 continue
-            asking.append(Asking(p.state, verdict.tokens, one.row, p.num_candidates, p.num_heads, reads[i]))
+            asking.append(
+                Asking(
+                    p.state, verdict.tokens, one.row, p.num_candidates, p.num_heads, reads[i], p.least_logp
+                )
+            )
             asked.append((i, verdict))
         for (i, verdict), proposals in zip(asked, self._proposer.propose(asking), strict=True):
             verdict = msgspec.structs.replace(verdict, proposals=proposals)

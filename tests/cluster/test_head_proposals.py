@@ -53,6 +53,7 @@ class HeadsWorld:
         profile: CostProfile,
         accuracy: float,
         kind: Literal["heads", "eagle"] = "heads",
+        ends_at: int = 99,
         **options: object,
     ) -> None:
         raw = {
@@ -64,7 +65,7 @@ class HeadsWorld:
         self.profile, self.accuracy, self.rng = profile, accuracy, random.Random(0)
         self.core = SchedulerCore(config, make_policy(config.policy), CostModel(profile))
         self.target = SimulatedTarget(num_slots=8000, max_tokens=2000)
-        self.kind = kind
+        self.kind, self.ends_at = kind, ends_at
         self.drafter = HeadsDrafter(
             num_heads=HEADS if kind == "heads" else LAYERS,
             vocab_size=VOCAB,
@@ -129,7 +130,7 @@ class HeadsWorld:
     def _proposals(self, item: VerifyItem | PrefillItem, seconds: float) -> Proposals:
         tokens = list(self.target.held[item.request_id][1])
         position, rows = len(tokens), []
-        for _ in range(item.num_heads or HEADS):
+        for _ in range(min(item.num_heads or HEADS, self.ends_at)):
             tokens.append(next_token(tokens))
             first = tokens[-1] if self.rng.random() < self.accuracy else (tokens[-1] + 9) % VOCAB
             rows.append([(first + i) % VOCAB for i in range(item.num_candidates)])
@@ -298,6 +299,15 @@ def test_of_eagle_a_beam_of_the_planned_shape_is_asked_and_a_layer_more_where_al
             call for call in world.calls if f"r{number}" in {item.request_id for item in call.prefill}
         ]
         assert f"r{number}" in asked(first)
+
+
+def test_a_beam_that_ended_for_want_of_likely_paths_is_asked_for_as_deep_again() -> None:
+    world = HeadsWorld("flotilla", CHEAP, 0.95, kind="eagle", ends_at=2)
+    world.submit(0, 200)
+    world.run(30)
+    items = [*world.calls[-1].verify, *world.calls[-1].prefill]
+    assert asked(world.calls[-1])["r0"][0] == LAYERS
+    assert -20 < items[0].least_logp < 0  # what the policy finds worth a forward
 
 
 def test_eagle_is_asked_for_as_wide_a_beam_as_the_policy_takes_for_so_many() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from engine.loading import load_runner
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
 from tests.eagle_reference import EagleReference
-from tests.emulated_cuda import IS_NEEDED
 from tests.gpu.waiting import waiting_once
 from tests.verifier.target import spec_of
 from verifier import eagle_drafts
@@ -88,5 +88,7 @@ def test_drafts_are_those_of_a_cpu_and_wait_once(
     drafts.propose(asking)
     found = waiting_once(monkeypatch, eagle_drafts, partial(drafts.propose, asking))
     assert [one.token.shape for one in found] == [(DEPTH, WIDTH)] * 2
-    if IS_NEEDED:
-        assert drafts.device == cuda
+    # A rule that ends drafts is asked a layer late, and waits for events only.
+    certain = [dataclasses.replace(one, least_logp=0.0) for one in asking]
+    found = waiting_once(monkeypatch, eagle_drafts, partial(drafts.propose, certain))
+    assert [one.token.shape for one in found] == [(2, WIDTH)] * 2

@@ -262,6 +262,36 @@ def test_drafts_end_where_slots_or_the_context_do(tmp_path: Path) -> None:
     assert prefill(verifier(reference, tmp_path), spec_of("b", text, GREEDY)).proposals is not None
 
 
+def test_drafts_end_when_no_request_has_a_likely_path(tmp_path: Path) -> None:
+    serving = verifier(EagleReference(TARGET.plain), tmp_path)
+    specs = [spec_of(f"r{i}", PROMPT[i:], GREEDY) for i in range(2)]
+    outputs = [list(prefill(serving, spec).tokens) for spec in specs]
+
+    def depths(*least_logp: float) -> list[int]:
+        items = [
+            VerifyItem(
+                request_id=spec.request_id,
+                tree=TokenTree.root_only(output[-1]),
+                num_candidates=WIDTH,
+                num_heads=DEPTH,
+                least_logp=least,
+            )
+            for spec, output, least in zip(specs, outputs, least_logp, strict=True)
+        ]
+        found = []
+        for output, verdict in zip(
+            outputs, serving.step(VerifyCall(call_id=5, verify=items)).verdicts, strict=True
+        ):
+            output += verdict.tokens
+            assert verdict.proposals is not None
+            found.append(len(verdict.proposals.token))
+        return found
+
+    assert depths(0.0, 0.0) == [1, 1]  # nothing is certain
+    assert depths(0.0, float("-inf")) == [DEPTH, DEPTH]  # one of them wants it all
+    assert depths(-50.0, 0.0) == [DEPTH, DEPTH]  # and nothing is that unlikely
+
+
 def test_drafts_change_no_token(tmp_path: Path) -> None:
     serving = verifier(EagleReference(TARGET.plain), tmp_path)
     for params in (GREEDY, SAMPLED):
