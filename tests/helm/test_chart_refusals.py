@@ -53,7 +53,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("/config/target/tensor_parallel",),
     ),
     "a dtype that there is not": ({"config": {"target": {"dtype": "int4"}}}, ("/config/target/dtype",)),
-    "a drafter of no kind": ({"config": {"drafters": [{"kind": "eagle"}]}}, ("/config/drafters/0",)),
+    "a drafter of no kind": ({"config": {"drafters": [{"kind": "oracle"}]}}, ("/config/drafters/0",)),
     "a lookup that Ray may start on the head": (
         {"config": {"drafters": [{"kind": "prompt_lookup"}]}},
         ("config.drafters[0]", "prompt_lookup", "placement"),
@@ -355,6 +355,8 @@ def test_a_release_that_makes_no_name_is_refused(release: str) -> None:
 
 def test_what_is_refused_is_refused_for_that_alone() -> None:
     assert files(GPU_GROUP)
+    for kind in ("heads", "eagle"):  # in the target's process: they reserve nothing of their own
+        assert files({"config": {"drafters": [{"kind": kind, "path": "zoo:a"}]}})
     one_gpu = group(gpu={"count": 1}, maxReplicas=1)
     for shares in ((0.8, 0.2), (0.7, 0.3), (0.9, 0.1)):
         assert files(merged(one_gpu, {"config": shared_gpu(*shares)}))

@@ -42,7 +42,7 @@
 {{- $placement := default (dict) .placement -}}
 {{- $besideTarget := eq (default "anywhere" $placement.collocate) "target" -}}
 {{- $reserves := or $placement.num_cpus $placement.num_gpus $placement.resources $placement.labels $besideTarget -}}
-{{- if and (ne .kind "heads") (not $reserves) -}}
+{{- if and (not (has .kind (list "heads" "eagle"))) (not $reserves) -}}
 {{- fail (printf "config.drafters[%d] (%s) reserves nothing, so Ray may start it on the head: set its placement, such as {collocate: target}" $index (default .kind .name)) -}}
 {{- end -}}
 {{- $onGpu := and (gt $perRank 0.0) (ne (default "auto" $target.device) "cpu") (ne (default "auto" .device) "cpu") -}}
