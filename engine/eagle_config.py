@@ -80,14 +80,16 @@ def read_eagle_config(directory: Path) -> EagleConfig:
     if not _is_eagle(found):
         raise UnsuitableEagle(
             f"no EAGLE-3 drafter in {directory}: its {CONFIG} names neither an Eagle3 architecture nor the "
-            "speculators type `eagle3` (EAGLE-1 and EAGLE-2 are not supported)"
+            "speculators type `eagle3`, nor a Llama with a `draft_vocab_size` (EAGLE-1 and EAGLE-2 are not "
+            "supported)"
         )
     layer = found.get("transformer_layer_config", found)
     try:
         described = _described(found, layer)
+        obstacle = _obstacle(found, layer, described)
     except (KeyError, TypeError, ValueError) as error:
         raise UnsuitableEagle(f"cannot read {directory / CONFIG}: {error!r}") from error
-    if (obstacle := _obstacle(found, layer, described)) is not None:
+    if obstacle is not None:
         raise UnsuitableEagle(f"the EAGLE-3 drafter in {directory} is of a kind not implemented: {obstacle}")
     return described
 
@@ -118,23 +120,38 @@ def check_eagle_target(described: EagleConfig, target: Path) -> None:
 def _is_eagle(found: object) -> bool:
     if not isinstance(found, Mapping):
         return False
-    named = "".join(map(str, found.get("architectures") or ())).lower()
-    return "eagle3" in named or found.get("speculators_model_type") == "eagle3"
+    if found.get("speculators_model_type") is not None:
+        return bool(found["speculators_model_type"] == "eagle3")
+    return _names_eagle(found) or (
+        # The EAGLE repository's own checkpoints keep the target's architecture.
+        found.get("draft_vocab_size") is not None
+        and "LlamaForCausalLM" in map(str, found.get("architectures") or ())
+    )
+
+
+def _names_eagle(found: Mapping[str, Any]) -> bool:
+    return "eagle3" in "".join(map(str, found.get("architectures") or ())).lower()
 
 
 def _described(found: Mapping[str, Any], layer: Mapping[str, Any]) -> EagleConfig:
-    nested = found.get("eagle_config") or {}
-    layers = found.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
+    nested = dict(found.get("eagle_config") or {})
+    named = found.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
+    layers = tuple(map(int, named or ()))
+    if layers[:1] == (1,):
+        # Two conventions are published: layers whose inputs are read, from 2, and layers whose outputs are,
+        # from 1 (SpecForge's and ModelOpt's). Told apart as SGLang does.
+        layers = tuple(layer + 1 for layer in layers)
     vocab_size, hidden_size = int(layer["vocab_size"]), int(layer["hidden_size"])
     return EagleConfig(
         layer=dict(layer),
         target_hidden_size=int(found.get("target_hidden_size") or hidden_size),
         vocab_size=vocab_size,
         draft_vocab_size=int(found.get("draft_vocab_size") or vocab_size),
-        feature_layers=tuple(map(int, layers or ())),
+        feature_layers=layers,
         # The speculators library has it on where it is not named, the EAGLE repository knows nothing of it.
         norm_before_residual=bool(found.get("norm_before_residual", "transformer_layer_config" in found)),
-        norm_before_fc=bool(found.get("norm_before_fc")),
+        # NVIDIA's checkpoints have it inside.
+        norm_before_fc=bool(nested.get("norm_before_fc", found.get("norm_before_fc"))),
         norm_output=bool(found.get("norm_output")),
         target=str(found.get("target") or ""),
         target_sha256=str(found.get("target_sha256") or ""),
@@ -142,7 +159,9 @@ def _described(found: Mapping[str, Any], layer: Mapping[str, Any]) -> EagleConfi
 
 
 def _obstacle(found: Mapping[str, Any], layer: Mapping[str, Any], described: EagleConfig) -> str | None:
-    if int(layer.get("num_hidden_layers", 1)) != 1:
+    is_named = "transformer_layer_config" in found or _names_eagle(found)
+    # Else it is the target's number: the EAGLE repository has one layer, whatever its configuration says.
+    if is_named and int(layer.get("num_hidden_layers", 1)) != 1:
         return f"{layer['num_hidden_layers']} layers"
     if layer.get("model_type", "llama") != "llama":
         return f"a layer of type {layer['model_type']}"

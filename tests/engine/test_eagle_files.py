@@ -97,6 +97,39 @@ def test_both_layouts_and_pickled_tensors_hold_the_same_drafter(tmp_path: Path) 
     assert not read_eagle_config(rewrite(flat, norm_before_residual=None)).norm_before_residual
 
 
+@pytest.mark.parametrize("num_layers", [1, 40])
+def test_checkpoints_of_the_eagle_repository_have_their_target_s_architecture(
+    tmp_path: Path, num_layers: int
+) -> None:
+    """As EAGLE3-LLaMA3.1-Instruct-8B, and EAGLE3-Vicuna1.3-13B, which has its target's number of layers too."""
+    directory = EagleReference(TARGET, draft_tokens=range(5, 40)).write(tmp_path)
+    rewrite(directory, architectures=["LlamaForCausalLM"], num_hidden_layers=num_layers)
+    assert is_eagle(directory)
+    assert load(directory).token_of is not None
+
+
+@pytest.mark.parametrize(
+    ("named", "inputs"),
+    [((2, 18, 33), (2, 18, 33)), ((1, 17, 32), (2, 18, 33)), ((24, 30, 35), (24, 30, 35))],
+)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_layers_are_named_by_their_inputs_or_their_outputs(
+    tmp_path: Path, named: tuple[int, ...], inputs: tuple[int, ...], is_nested: bool
+) -> None:
+    """Of a target of 36 layers, whose usual ones are the first: as vLLM names them, and as SpecForge does."""
+    ids = {"eagle_aux_hidden_state_layer_ids": list(named)}
+    directory = EagleReference(TARGET).write(tmp_path)
+    rewrite(directory, **({"eagle_config": ids} if is_nested else ids))
+    assert read_eagle_config(directory).feature_layers == inputs
+    assert feature_layers(36) == (2, 18, 33)
+
+
+def test_the_norm_before_the_features_are_combined_may_be_named_inside(tmp_path: Path) -> None:
+    directory = EagleReference(TARGET, norm_before_fc=True).write(tmp_path)
+    rewrite(directory, norm_before_fc=None, eagle_config={"norm_before_fc": True})
+    assert load(directory).feature_norm is not None
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -122,7 +155,9 @@ def test_weights_that_do_not_fit_are_named(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, "names neither"),
+        ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": None}, "names neither"),
+        ({"architectures": ["LlamaForCausalLM"], "speculators_model_type": "dflash"}, "names neither"),
+        ({"num_hidden_layers": "one"}, "cannot read"),
         ({"num_hidden_layers": 3}, "3 layers"),
         ({"fc_norm": True}, "`fc_norm`"),
         ({"model_type": "qwen3"}, "a layer of type qwen3"),
