@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -16,7 +18,9 @@ from engine.rotary import paired, rotation_table
 
 _LAYER = "layers.0."
 # Of a flat configuration, what would be taken for a whole model's.
-_NOT_OF_LAYER = frozenset({"architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"})
+_NOT_OF_LAYER = frozenset(
+    {"architectures", "auto_map", "dtype", "layer_types", "torch_dtype", "transformers_version"}
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,8 +79,12 @@ def load_eagle_weights(
         UnsuitableEagle: if weights are missing, of another shape, or not understood.
     """
     take = _Taker(directory, dtype, device)
-    layer = LlamaConfig(**{name: x for name, x in config.layer.items() if name not in _NOT_OF_LAYER})
-    layer.max_position_embeddings = max(layer.max_position_embeddings, max_tokens)
+    try:
+        layer = LlamaConfig(**{name: x for name, x in config.layer.items() if name not in _NOT_OF_LAYER})
+        layer.max_position_embeddings = max(layer.max_position_embeddings, max_tokens)
+        rotary = LlamaRotaryEmbedding(layer)
+    except Exception as error:  # Transformers raises more than one kind, some of its own
+        raise take.refused(f"has a configuration of no Llama layer: {error!r}") from error
     width, units = layer.hidden_size, layer.intermediate_size
     heads, kv_heads = layer.num_attention_heads, layer.num_key_value_heads
     dim = int(layer.head_dim or width // heads)
@@ -98,7 +106,7 @@ def load_eagle_weights(
         norm_output=config.norm_output,
         embedding=_embedding(take, config, width),
         token_of=_token_of(take, config),
-        rotation=rotation_table(LlamaRotaryEmbedding(layer), max_tokens, torch.device("cpu")).to(device),
+        rotation=rotation_table(rotary, max_tokens, torch.device("cpu")).to(device),
         eps=float(layer.rms_norm_eps),
         heads=heads,
         kv_heads=kv_heads,
@@ -178,8 +186,10 @@ def _read(directory: Path) -> dict[str, torch.Tensor]:
             found |= load_file(path)
         pickled = directory / "pytorch_model.bin"
         if not found and pickled.is_file():
-            found = torch.load(pickled, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError) as error:
+            found = dict(torch.load(pickled, map_location="cpu", weights_only=True))
+    except pickle.UnpicklingError as error:  # what torch says of it advises to trust the file
+        raise UnsuitableEagle(f"{pickled} holds other things than tensors") from error
+    except (EOFError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
         raise UnsuitableEagle(f"cannot read the weights in {directory}: {error}") from error
     if not found:
         raise UnsuitableEagle(f"no weights in {directory}: neither *.safetensors nor pytorch_model.bin")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_both_layouts_and_pickled_tensors_hold_the_same_drafter(tmp_path: Path) 
 def test_checkpoints_of_the_eagle_repository_have_their_target_s_architecture(
     tmp_path: Path, num_layers: int
 ) -> None:
-    """As EAGLE3-LLaMA3.1-Instruct-8B, and EAGLE3-Vicuna1.3-13B, which has its target's number of layers too."""
+    """As EAGLE3-LLaMA3.1-Instruct-8B; EAGLE3-Vicuna1.3-13B has its target's number of layers, too."""
     directory = EagleReference(TARGET, draft_tokens=range(5, 40)).write(tmp_path)
     rewrite(directory, architectures=["LlamaForCausalLM"], num_hidden_layers=num_layers)
     assert is_eagle(directory)
@@ -171,6 +172,35 @@ def test_drafters_of_other_kinds_are_refused(tmp_path: Path, changes: dict[str, 
     directory = rewrite(EagleReference(TARGET).write(tmp_path), **changes)
     with pytest.raises(UnsuitableEagle, match=message):
         read_eagle_config(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1", "cannot read the weights in"),
+        ("pytorch_model.bin", b"version https://git-lfs.github.com/spec/v1", "other things than tensors"),
+        ("pytorch_model.bin", pickle.dumps([1, 2], protocol=2), "cannot read the weights in"),
+        ("pytorch_model.bin", b"", "cannot read the weights in"),
+    ],
+)
+def test_files_that_hold_no_weights_are_named(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    """Such as those that a clone without its large files leaves."""
+    directory = EagleReference(TARGET).write(tmp_path)
+    (directory / "model.safetensors").unlink()
+    (directory / name).write_bytes(content)
+    with pytest.raises(UnsuitableEagle, match=message):
+        load(directory)
+
+
+def test_a_layer_that_transformers_refuses_is_refused_with_its_directory(tmp_path: Path) -> None:
+    directory = EagleReference(TARGET).write(tmp_path)
+    load(rewrite(directory, layer_types=["full_attention"] * 36))  # the target's
+    for changes in ({"rope_scaling": {"rope_type": "mrope"}}, {"rms_norm_eps": "small"}):
+        EagleReference(TARGET).write(directory)
+        with pytest.raises(UnsuitableEagle, match=f"{directory} has a configuration of no Llama layer"):
+            load(rewrite(directory, **changes))
 
 
 def test_drafters_of_other_targets_are_refused(tmp_path: Path, target: Path) -> None:
