@@ -16,6 +16,7 @@ from transformers import AutoConfig, PreTrainedModel
 from engine.attention_kinds import AttentionKind
 from engine.cuda_graphs import GraphedRunner
 from engine.devices import DeviceUnavailable, memory_of, resolve_device
+from engine.eagle_config import is_eagle
 from engine.fp8_linear import UnsuitableBlocks
 from engine.fp8_module import widen_linears, widened
 from engine.gpu_sharing import why_by_turns
@@ -96,6 +97,11 @@ def load_runner(
     directory = Path(path)
     if not (directory / "config.json").is_file():
         raise FileNotFoundError(f"no model in {directory}: config.json is missing")
+    if is_eagle(directory):  # Transformers would take it for a Llama, whose weights it makes up
+        raise UnsupportedModel(
+            f"{directory} holds an EAGLE-3 drafter, which is no model by itself: use it with `kind: eagle`, "
+            "beside the target it was made for"
+        )
     if dtype not in _DTYPES:
         raise UnsupportedModel(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype!r}")
     where = resolve_device(device)

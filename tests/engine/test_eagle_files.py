@@ -24,6 +24,7 @@ from engine.eagle_weights import EagleWeights, load_eagle_weights
 from engine.kv_budget import KVBudget, NotEnoughMemory
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights
+from engine.loading import UnsupportedModel, load_runner
 from tests.eagle_reference import EagleReference
 from tests.random_llama import random_llama
 
@@ -220,6 +221,15 @@ def test_drafters_of_other_targets_are_refused(tmp_path: Path, target: Path) -> 
     assert not is_eagle(directory)
     with pytest.raises(UnsuitableEagle, match="no EAGLE-3 drafter"):
         read_eagle_config(directory)
+
+
+def test_a_drafter_that_is_named_as_a_model_is_refused(tmp_path: Path) -> None:
+    """Transformers loads one as a Llama of random weights, which would draft nonsense."""
+    directory = EagleReference(TARGET).write(tmp_path)
+    for architecture in ("LlamaForCausalLMEagle3", "LlamaForCausalLM"):
+        rewrite(directory, architectures=[architecture])
+        with pytest.raises(UnsupportedModel, match="use it with `kind: eagle`"):
+            load_runner(directory, num_slots=64)
 
 
 def test_a_runner_that_keeps_no_features_is_refused(tmp_path: Path, target: Path) -> None:
