@@ -60,7 +60,7 @@ def measure_eagle_costs(
         drafts: on it.
         request_counts: requests drafted for together.
         widths: of the beams.
-        contexts: tokens of each request.
+        contexts: tokens of each request; fewer where the pool or the longest sequence holds no more.
         repeats: timed drafts per shape, after one that is not timed.
         cpu_time: as of `verifier.profile.measure_step_costs`.
 
@@ -73,8 +73,14 @@ def measure_eagle_costs(
         RequestSpec(request_id="profile", tokens=[0], prompt_len=1, sampling=greedy), runner.shape
     )
     costs = []
-    for n, width, context in product(request_counts, widths, contexts):
-        if n * (context + 1) > runner.num_slots or context + _DEPTH >= runner.shape.max_tokens:
+    longest = runner.shape.max_tokens - _DEPTH - 1
+    # Shortened and not left out: else a small pool leaves fewer points than a cost has coefficients.
+    shapes = dict.fromkeys(
+        (n, width, min(context, longest, runner.num_slots // n - 1))
+        for n, width, context in product(request_counts, widths, contexts)
+    )
+    for n, width, context in shapes:
+        if context < 1:
             continue
         slots = np.arange(n * (context + 1), dtype=np.int32).reshape(n, -1)
         zero = np.zeros(1, dtype=np.int32)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks import eagle_cost
+from cluster.cost_model import StepPoint
+from cluster.profile_fit import NUM_COEFFICIENTS, fit_cost
 from engine.eagle_loading import EagleFiles
 from engine.llama_runner import LlamaRunner
 from engine.runner import Segment
@@ -23,32 +25,43 @@ from verifier.proposing import Read
 TARGET = Target()
 
 
-@pytest.fixture
-def beside(tmp_path: Path) -> tuple[LlamaRunner, EagleDrafts]:
+def made(tmp_path: Path, num_slots: int) -> tuple[LlamaRunner, EagleDrafts]:
     TARGET.plain.config.save_pretrained(tmp_path / "target")
     files = EagleFiles.of(EagleReference(TARGET.plain).write(tmp_path / "eagle"), tmp_path / "target")
-    runner = TARGET.runner(300)
+    runner = TARGET.runner(num_slots)
     assert isinstance(runner, LlamaRunner)
     runner.keep_features(files.layers)
     layer, reading = files.load(runner, 64)
     return runner, EagleDrafts(layer, reading, MAX_TOKENS)
 
 
+@pytest.fixture
+def beside(tmp_path: Path) -> tuple[LlamaRunner, EagleDrafts]:
+    return made(tmp_path, 300)
+
+
 def test_drafts_are_measured_in_the_shapes_that_fit(beside: tuple[LlamaRunner, EagleDrafts]) -> None:
     runner, drafts = beside
-    points = measure_eagle_costs(runner, drafts, (1, 4), (1, 3), (20, 70, 200), repeats=2)
-    # 4 requests of 70 tokens and the root of each fill the pool; no request has 200 tokens.
+    points = measure_eagle_costs(runner, drafts, (1, 4), (1, 3), (20, 200), repeats=2)
+    # Nobody has 200 tokens: a request has 96 at most, and 4 share 300 slots with the root of each.
     assert [point[:3] for point in points] == [
         (1, 1, 20),
-        (1, 1, 70),
+        (1, 1, 91),
         (1, 3, 20),
-        (1, 3, 70),
+        (1, 3, 91),
         (4, 4, 80),
-        (4, 4, 280),
+        (4, 4, 296),
         (4, 12, 80),
-        (4, 12, 280),
+        (4, 12, 296),
     ]
     assert all(seconds > 0 for *_, seconds in points)
+
+
+@pytest.mark.parametrize("num_slots", [64, 128])
+def test_the_smallest_pools_show_enough_for_a_cost(tmp_path: Path, num_slots: int) -> None:
+    points = measure_eagle_costs(*made(tmp_path, num_slots), repeats=1)
+    assert len(points) >= NUM_COEFFICIENTS
+    fit_cost([StepPoint(*point) for point in points])
 
 
 class Noted(EagleDrafts):
