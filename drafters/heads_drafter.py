@@ -148,9 +148,10 @@ class _Drafting:
             return bool(beam.layer)
         found = [candidates(proposals, layer, self.places[node]) for node in frontier]
         beam.grow([[one.logp for one in row] for row in found], [[one.token for one in row] for row in found])
-        place = {
-            (node, one.token): one.place for node, row in zip(frontier, found, strict=True) for one in row
-        }
+        place: dict[tuple[int, int], int] = {}
+        for node, row in zip(frontier, found, strict=True):
+            for one in row:  # the best first: tokens that are ruled out may repeat it
+                place.setdefault((node, one.token), one.place)
         self.places += [place[beam.parent[node], beam.token[node]] for node in beam.layer]
         return bool(beam.layer)
 

@@ -188,3 +188,17 @@ def test_the_first_choice_after_each_token_of_a_beam_is_scored(
     one.draft(call(opening(plan, beam_of(len(PROMPT)))))
     draft = one.draft(call(following(len(PROMPT), tokens, plan, None))).drafts[0]
     assert (draft.num_scored, draft.num_agreed) == (scored, agreed)
+
+
+def test_tokens_that_are_ruled_out_do_not_hide_what_follows_the_same_token() -> None:
+    """Where fewer are left than were asked for, a CPU's best tokens go on with token 0, at minus infinity."""
+    out = -np.inf
+    proposed = Proposals(
+        position=3,
+        token=np.array([[0, 0, 0], [7, 0, 0]], np.int32),
+        parent=np.zeros((2, 3), np.int32),
+        logp=np.array([[-0.1, out, out], [-0.2, out, out]], np.float32),
+    )
+    eagle = HeadsDrafter(num_heads=2, vocab_size=VOCAB, max_tokens=64, num_candidates=3, kind="eagle")
+    tree = tree_of(eagle.draft(call(opening(DraftPlan(depth=2, width=3), proposed))))
+    assert tree.token.tolist() == [3, 0, 7]
