@@ -75,10 +75,11 @@ def _check_beside(config: FlotillaConfig) -> None:
     assert config.target.heads is not None
     directory, target = model_directory(config.target.heads), model_directory(config.target.path)
     kinds = {drafter.kind for drafter in config.drafters if drafter.runs_beside_target}
-    if "eagle" in kinds or (not kinds and is_eagle(directory)):
-        check_eagle_target(read_eagle_config(directory), target)
-    else:
-        check_target(read_description(directory), target)
+    for kind in kinds or {"eagle" if is_eagle(directory) else "heads"}:
+        if kind == "eagle":
+            check_eagle_target(read_eagle_config(directory), target)
+        else:
+            check_target(read_description(directory), target)
 
 
 def _is_trusted(config: FlotillaConfig, path: str) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from cluster.config import FlotillaConfig
@@ -40,6 +43,19 @@ def test_an_eagle_layer_is_served_for_its_target_only() -> None:
         check(config(TARGET, f"zoo:{HEADS}", "eagle"))
     with pytest.raises(StartError, match="no decoding heads in"):
         check(config(TARGET, f"zoo:{EAGLE}"))
+
+
+def test_an_eagle_layer_named_as_both_kinds_is_no_heads(tmp_path: Path) -> None:
+    described = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "hidden_size": 384,
+        "vocab_size": 4096,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    raw = config(TARGET, str(tmp_path), "eagle").model_dump()
+    raw["drafters"] = [{"kind": kind, "path": str(tmp_path)} for kind in ("eagle", "heads")]
+    with pytest.raises(StartError, match="no decoding heads in"):
+        check(FlotillaConfig.model_validate(raw))
 
 
 @pytest.mark.parametrize("placement", [{"num_gpus": 1}, {"collocate": "target"}, {"labels": {"role": "a"}}])
