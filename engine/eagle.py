@@ -63,8 +63,10 @@ class EagleLayer:
         self._runner = runner
         self._gated = gate_by_triton if isinstance(attention, TritonAttention) else gate
         dtype = weights.output_scale.dtype
-        # The target's own projection has the scales of the target's norm in it.
-        unscale = 1.0 / runner.hidden_scale.float() if weights.head is None else None
+        # The target's own projection has the scales of the target's norm in it; what one of zero took from it
+        # is lost, and infinity would take all the rest.
+        inverse = 1.0 / runner.hidden_scale.float()
+        unscale = inverse.masked_fill(inverse.isinf(), 0.0) if weights.head is None else None
         self._unscale = None if unscale is None else unscale.to(dtype)
         scale = weights.output_scale.float()
         self._output_scale = (scale if unscale is None else scale * unscale).to(dtype)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from engine.cuda_graphs import GraphedRunner
 from engine.eagle_loading import EagleFiles
 from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
+from engine.llama_weights import load_llama_weights
 from engine.proposals import Proposals
 from engine.sampling import Row, TokenHistory, perturbed_scores
 from engine.sampling_params import RequestSpec, SamplingParams
@@ -300,3 +302,18 @@ def test_drafts_change_no_token(tmp_path: Path) -> None:
         while len(output) < params.max_tokens:
             output += verify(serving, spec, TokenTree.root_only(output[-1])).tokens
         assert output == TARGET.decode(spec)[0]
+
+
+def test_a_target_whose_final_norm_drops_a_unit_is_drafted_for(tmp_path: Path) -> None:
+    target = Target()
+    with torch.no_grad():
+        target.plain.model.norm.weight[3] = 0.0
+    target.plain.config.save_pretrained(tmp_path / "target")
+    files = EagleFiles.of(EagleReference(target.plain).write(tmp_path / "eagle"), tmp_path / "target")
+    runner = LlamaRunner(load_llama_weights(target.plain), 200)
+    runner.keep_features(files.layers)
+    layer, reading = files.load(runner, 64)
+    serving = Verifier(runner, proposer=EagleDrafts(layer, reading, MAX_TOKENS))
+    proposals = prefill(serving, spec_of("a", PROMPT, GREEDY)).proposals
+    assert proposals is not None
+    assert np.isfinite(proposals.logp).all()
