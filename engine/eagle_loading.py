@@ -20,7 +20,7 @@ from engine.eagle_config import (
     read_eagle_config,
 )
 from engine.eagle_weights import load_eagle_weights
-from engine.kv_budget import Beside
+from engine.kv_budget import Beside, NotEnoughMemory
 from engine.runner import ModelRunner
 
 
@@ -72,7 +72,17 @@ class EagleFiles:
 
         Raises:
             UnsuitableEagle: if its weights are not what it says, or the runner keeps no such features.
+            NotEnoughMemory: if it does not fit on the device.
         """
+        try:
+            return self._loaded(runner, num_draft_slots)
+        except torch.cuda.OutOfMemoryError as error:
+            raise NotEnoughMemory(
+                f"the EAGLE-3 drafter in {self.directory} does not fit beside the target: use fewer num_slots"
+                f" ({str(error).splitlines()[0]})"
+            ) from error
+
+    def _loaded(self, runner: ModelRunner, num_draft_slots: int) -> tuple[EagleLayer, FeatureRunner]:
         if not isinstance(runner, FeatureRunner) or runner.feature_layers != self.layers:
             raise UnsuitableEagle(
                 f"{type(runner).__name__} does not keep the hidden states that EAGLE-3 reads"

@@ -12,7 +12,6 @@ share the first one's key at its end: a worse draft at worst (vLLM computes the 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,7 +96,7 @@ class EagleDrafts:
         """See `Proposer`; `num_heads` are layers of the beam, `num_candidates` its width."""
         if not asking:
             return []
-        begun = time.perf_counter()
+        watch = Stopwatch(self.device)  # behind what was read, which is not the drafts' time
         n, width = len(asking), max(one.num_candidates for one in asking)
         depth = max(one.num_heads or 1 for one in asking)
         depth = min(depth, 1 + self._num_slots // (n * width))
@@ -111,8 +110,10 @@ class EagleDrafts:
             )
         ]
         # Token ids and places are exact in float64.
-        token, parent, logp = to_host(torch.stack([part.double() for part in of_layers])).numpy()
-        share = (time.perf_counter() - begun) / n
+        numbers = torch.stack([part.double() for part in of_layers])
+        watch.stop()
+        token, parent, logp = to_host(numbers).numpy()
+        share = watch.seconds() / n
         return [
             Proposals(
                 position=len(one.state.tokens) + len(one.tokens),

@@ -78,7 +78,7 @@ def test_text_is_that_of_plain_decoding(
     assert set(totals.accepted_by_drafter) <= {"eagle"}
     if policy == "fixed":
         # Of four tokens drafted one after the other a good share is the target's own.
-        assert totals.accepted_tokens > 0.35 * len(requests) * NUM_TOKENS
+        assert totals.accepted_tokens > 0.45 * totals.committed_tokens
 
 
 def test_requests_move_between_eagle_and_a_model(
@@ -116,13 +116,15 @@ def test_text_survives_chunked_prefill_and_the_loss_of_all_keys_and_values(
     assert engine.core.totals.accepted_tokens > 0
 
 
-def test_what_drafting_and_reading_take_is_measured_apart(engine: LocalEngine) -> None:
+def test_what_drafting_and_reading_take_is_measured_apart(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     per_layer = profile_heads(engine.target)
     one = min(point.seconds for point in per_layer if point.num_requests == 1)
     many = min(point.seconds for point in per_layer if point.num_requests == 32)
     assert 0 < one < many
-    target = engine.target
+    assert engine.target.eagle is not None
     reads = []
-    target.read_rows = lambda segments: reads.append(len(segments))  # type: ignore[method-assign]
-    points = profile_target(target, repeats=1)
+    monkeypatch.setattr(engine.target.eagle, "read", lambda found: reads.append(len(found)))
+    points = profile_target(engine.target, repeats=1)
     assert len(reads) == 2 * len(points)

@@ -238,6 +238,20 @@ def test_a_runner_that_keeps_no_features_is_refused(tmp_path: Path, target: Path
         files.load(LlamaRunner(load_llama_weights(TARGET), 64), 16)
 
 
+def test_a_layer_that_does_not_fit_beside_the_target_says_so(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object, **named: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    files = EagleFiles.of(EagleReference(TARGET).write(tmp_path / "eagle"), target)
+    runner = LlamaRunner(load_llama_weights(TARGET), 64)
+    runner.keep_features(files.layers)
+    monkeypatch.setattr("engine.eagle_loading.load_eagle_weights", full)
+    with pytest.raises(NotEnoughMemory, match=r"eagle does not fit .* fewer num_slots \(CUDA out of memory"):
+        files.load(runner, 16)
+
+
 def test_the_pool_leaves_room_for_what_drafts_beside_the_target(tmp_path: Path, target: Path) -> None:
     files = EagleFiles.of(EagleReference(TARGET).write(tmp_path / "eagle"), target)
     beside = files.beside("float32", 100)
