@@ -165,7 +165,7 @@ def measure(
     lines = np.arange(requests * (context + 3), dtype=np.int32).reshape(requests, -1)
     rows = np.arange(3, dtype=np.int32)
     reads = [
-        Read(rows + np.int32(3 * i), rows, rows + np.int32(context), line[-3:], line[:-3])
+        Read(str(i), rows + np.int32(3 * i), rows, rows + np.int32(context), line[-3:], line[:-3])
         for i, line in enumerate(lines)
     ]
 
@@ -174,7 +174,7 @@ def measure(
 
     whole, first = asking(depth), asking(1)
     runs: list[Callable[[], object]] = [
-        lambda: drafts.read(reads),
+        lambda: drafts.read(reads, is_asked=True),
         lambda: drafts.propose(whole),
         lambda: drafts.propose(first),
     ]

@@ -1,10 +1,10 @@
 """Drafting with EAGLE-3's layer beside the target, in the step that decides the tokens drafted after.
 
-Of every forward the layer reads the rows that are kept, whoever drafts for their requests: its keys and
-values lie in the target's slots, so that prefixes are shared, requests preempted and moved as ever, and any
-request may be drafted for from one step to the next. For those that asked it then grows a beam, all requests'
-rows together. Nothing in that waits for the device until the beams are done; what is drafted lies in slots of
-its own, which the next step overwrites.
+Of every forward the layer reads the rows that are kept, whoever drafts for their requests
+(`verifier.eagle_reading`): its keys and values lie in the target's slots, so that prefixes are shared,
+requests preempted and moved as ever, and any request may be drafted for from one step to the next. For those
+that asked it then grows a beam, all requests' rows together. Nothing in that waits for the device until the
+beams are done; what is drafted lies in slots of its own, which the next step overwrites.
 
 A slot's key depends on the token that came after. Two requests that share a prefix and go on differently
 share the first one's key at its end: a worse draft at worst (vLLM computes the last block anew instead).
@@ -29,6 +29,7 @@ from engine.proposals import Proposals
 from engine.runner import Segment
 from engine.sampling import Row, processed_logits
 from engine.sampling_params import RequestSpec, SamplingParams
+from verifier.eagle_reading import EagleReading
 from verifier.proposing import Asking, Read
 from verifier.request_state import RequestState
 
@@ -71,25 +72,30 @@ class EagleDrafts:
         self._last_position = max_tokens - 1
         self._first_slot = runner.num_slots
         self._num_slots = layer.attention.num_slots - runner.num_slots
+        self._reading = EagleReading(layer, runner)
+        # What was read last, and what the layer made of it.
         self._reads: Sequence[Read] = ()
         self._hidden = torch.empty(0)
 
     @torch.inference_mode()
-    def read(self, reads: Sequence[Read]) -> Stopwatch:
+    def read(self, reads: Sequence[Read], *, is_asked: bool) -> Stopwatch:
         """See `Proposer`."""
         watch = Stopwatch(self.device)
-        self._reads = reads
-        if reads:
-            segments = [Segment(one.tokens, one.positions, one.slots, one.past) for one in reads]
-            plan = self._layer.attention.plan(segments)
-            features = self._runner.features(np.concatenate([one.rows for one in reads]))
-            tokens, positions = (
-                self._on_device(np.concatenate(parts))
-                for parts in ([one.tokens for one in reads], [one.positions for one in reads])
-            )
-            self._hidden = self._layer.forward(self._layer.combined(features), tokens, positions, plan)
+        if is_asked:
+            self._reads, self._hidden = self._reading.read(reads)
+        else:
+            self._reading.put_off(reads)
         watch.stop()
         return watch
+
+    @torch.inference_mode()
+    def release(self, request_ids: Sequence[str]) -> None:
+        """See `Proposer`."""
+        self._reading.release(request_ids)
+
+    def forget_all(self) -> None:
+        """See `Proposer`."""
+        self._reading.forget_all()
 
     @torch.inference_mode()
     def propose(self, asking: Sequence[Asking]) -> list[Proposals]:
@@ -137,13 +143,16 @@ class EagleDrafts:
             self._runner.forward(
                 [Segment(zero, zero, numbers[i : i + 1], zero[:0]) for i in range(n)], numbers
             )
-            self.read([Read(numbers[i : i + 1], zero, zero, numbers[i : i + 1], zero[:0]) for i in range(n)])
+            slots = [numbers[i : i + 1] for i in range(n)]
+            self.read(
+                [Read(str(i), one, zero, zero, one, zero[:0]) for i, one in enumerate(slots)], is_asked=True
+            )
             self.propose([Asking(state, [0], i, width, _WARM_DEPTH, i) for i in range(n)])
 
     def _grow(self, asking: Sequence[Asking], depth: int, width: int) -> list[_Beams]:
         """The layers of all beams."""
         rankings = _rankings(asking, depth)
-        ends = np.cumsum([len(one.rows) for one in self._reads]) - 1
+        ends = np.cumsum([len(one.tokens) for one in self._reads]) - 1
         last = self._on_device(ends[[one.read for one in asking]])
         hidden = self._hidden.index_select(0, last)
         logp, token = self._best(hidden, None if rankings is None else rankings[0], width)

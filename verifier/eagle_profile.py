@@ -24,12 +24,14 @@ _DEPTH = 4
 
 def read_after(drafts: EagleDrafts, segments: Sequence[Segment]) -> None:
     """Read what would be kept of a forward of these segments: all of a prompt's rows, a few of a tree's."""
-    reads, first = [], 0
+    reads: list[Read] = []
+    first = 0
     for segment in segments:
         kept = len(segment.tokens) if segment.visible is None else min(KEPT_ROWS, len(segment.tokens))
         rows = np.arange(kept, dtype=np.int32)
         reads.append(
             Read(
+                request_id=str(len(reads)),
                 rows=rows + np.int32(first),
                 tokens=segment.tokens[:kept],
                 positions=segment.positions[:1] + rows,
@@ -38,7 +40,7 @@ def read_after(drafts: EagleDrafts, segments: Sequence[Segment]) -> None:
             )
         )
         first += len(segment.tokens)
-    drafts.read(reads)
+    drafts.read(reads, is_asked=True)
 
 
 def measure_eagle_costs(

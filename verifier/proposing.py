@@ -25,17 +25,21 @@ class Read:
     """Rows of one request in the latest forward whose keys and values are kept.
 
     Attributes:
+        request_id: of the request.
         rows: int32 [n], at least one, which of the forward's rows they are.
         tokens: int32 [n], the token after each.
         positions, slots: int32 [n], as of its segment.
-        past: int32 [keys], slots of the tokens before.
+        past: int32 [keys], slots of the tokens before; a view, valid in this step.
+        is_prompt: whether they are of a prompt that is being prefilled.
     """
 
+    request_id: str
     rows: Int32
     tokens: Int32
     positions: Int32
     slots: Int32
     past: Int32
+    is_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,16 @@ class Proposer(Protocol):
         """Whether it is to `read` every forward."""
         ...
 
-    def read(self, reads: Sequence[Read]) -> Stopwatch:
-        """Read rows of the latest forward, before anything is proposed; the time that takes."""
+    def read(self, reads: Sequence[Read], *, is_asked: bool) -> Stopwatch:
+        """Hear of the rows of the latest forward, and whether it `is_asked` to propose; the time taken."""
+        ...
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """These requests, some of which it may not know, are released."""
+        ...
+
+    def forget_all(self) -> None:
+        """All requests are forgotten."""
         ...
 
     def propose(self, asking: Sequence[Asking]) -> list[Proposals]:
@@ -90,9 +102,15 @@ class HeadProposer:
     def __init__(self, heads: DecodingHeads) -> None:
         self._heads = heads
 
-    def read(self, reads: Sequence[Read]) -> Stopwatch:
+    def read(self, reads: Sequence[Read], *, is_asked: bool) -> Stopwatch:
         """See `Proposer`."""
         raise NotImplementedError("decoding heads keep nothing of a forward")
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """Nothing is kept."""
+
+    def forget_all(self) -> None:
+        """Nothing is kept."""
 
     def propose(self, asking: Sequence[Asking]) -> list[Proposals]:
         """See `Proposer`."""

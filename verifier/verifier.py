@@ -78,6 +78,8 @@ class Verifier:
     def forget_all(self, *, with_prefixes: bool) -> None:
         """Drop all requests, and if asked to also the KV that prompts to come could share."""
         self._table.forget_all(with_prefixes=with_prefixes)
+        if self._proposer is not None:
+            self._proposer.forget_all()
 
     def step(self, call: VerifyCall) -> VerifyResult:
         """Serve one call (see `verifier.messages`).
@@ -92,6 +94,8 @@ class Verifier:
             Exception: whatever the model's forward raises; requests are then as before their items.
         """
         start = time.perf_counter()
+        if self._proposer is not None and call.release:
+            self._proposer.release(call.release)
         for request_id in call.release:
             self._table.forget(request_id)
         planned: list[Planned] = []
@@ -133,8 +137,7 @@ class Verifier:
                 logits, prompt_logits, forward = self._forward(planned)
                 prompt_logprobs = _prompt_logprobs(planned, prompt_logits)
                 decided = self._decide(planned, logits)
-                reads, read = self._read(planned, decided)
-                decided = self._with_proposals(planned, decided, reads)
+                decided, read = self._with_proposals(planned, decided)
                 forward_seconds = forward.seconds() + (read.seconds() if read is not None else 0.0)
             except BaseException:
                 for p in planned:
@@ -243,44 +246,34 @@ class Verifier:
         p.masks = masked.masks if masked is not None else None
         return None
 
-    def _read(
-        self, planned: Sequence[Planned], decided: Sequence[_Decided]
-    ) -> tuple[list[int], Stopwatch | None]:
-        """Let the rows that are kept be read, if what proposes reads; each item's place among them, or -1."""
-        if self._proposer is None or not self._proposer.reads_rows:
-            return [-1] * len(planned), None
-        reads: list[Read] = []
-        places = []
-        first = 0
-        for p, one in zip(planned, decided, strict=True):
-            places.append(len(reads) if len(one.kept) else -1)
-            if len(one.kept):
-                reads.append(_rows_read(p, one, first))
-            first += len(p.segment.tokens)
-        return places, self._proposer.read(reads)
-
     def _with_proposals(
-        self, planned: Sequence[Planned], decided: list[_Decided], reads: Sequence[int]
-    ) -> list[_Decided]:
-        """The same, with what is proposed in the verdicts of those that asked."""
-        if self._proposer is None:
-            return decided
+        self, planned: Sequence[Planned], decided: list[_Decided]
+    ) -> tuple[list[_Decided], Stopwatch | None]:
+        """The same, with what is proposed in the verdicts of those that asked; what reading for it took."""
+        proposer = self._proposer
+        if proposer is None:
+            return decided, None
+        reads: list[Read] = []
         asking: list[Asking] = []
         asked: list[tuple[int, Verdict]] = []
+        first = 0
         for i, (p, one) in enumerate(zip(planned, decided, strict=True)):
+            if proposer.reads_rows and len(one.kept):
+                reads.append(_rows_read(p, one, first))
+            first += len(p.segment.tokens)
             verdict = one.verdict
             if p.num_candidates < 1 or verdict is None or not p.state.goes_on_after(verdict.tokens):
                 continue
+            read = len(reads) - 1
             asking.append(
-                Asking(
-                    p.state, verdict.tokens, one.row, p.num_candidates, p.num_heads, reads[i], p.least_logp
-                )
+                Asking(p.state, verdict.tokens, one.row, p.num_candidates, p.num_heads, read, p.least_logp)
             )
             asked.append((i, verdict))
-        for (i, verdict), proposals in zip(asked, self._proposer.propose(asking), strict=True):
+        watch = proposer.read(reads, is_asked=bool(asking)) if reads else None
+        for (i, verdict), proposals in zip(asked, proposer.propose(asking), strict=True):
             verdict = msgspec.structs.replace(verdict, proposals=proposals)
             decided[i] = dataclasses.replace(decided[i], verdict=verdict)
-        return decided
+        return decided, watch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -306,11 +299,13 @@ def _rows_read(planned: Planned, decided: _Decided, first: int) -> Read:
     else:  # nothing was decided: what is known of the prompt goes on
         last = planned.state.tokens[int(segment.positions[kept[-1]]) + 1]
     return Read(
+        request_id=planned.state.request_id,
         rows=kept + np.int32(first),
         tokens=np.append(segment.tokens[kept[1:]], np.int32(last)),
         positions=segment.positions[kept],
         slots=segment.slots[kept],
         past=segment.past,
+        is_prompt=planned.is_prefill,
     )
 
 

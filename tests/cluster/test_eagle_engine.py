@@ -125,6 +125,6 @@ def test_what_drafting_and_reading_take_is_measured_apart(
     assert 0 < one < many
     assert engine.target.eagle is not None
     reads = []
-    monkeypatch.setattr(engine.target.eagle, "read", lambda found: reads.append(len(found)))
+    monkeypatch.setattr(engine.target.eagle, "read", lambda found, is_asked: reads.append(len(found)))
     points = profile_target(engine.target, repeats=1)
     assert len(reads) == 2 * len(points)

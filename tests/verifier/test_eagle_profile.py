@@ -12,6 +12,7 @@ import pytest
 from benchmarks import eagle_cost
 from cluster.cost_model import StepPoint
 from cluster.profile_fit import NUM_COEFFICIENTS, fit_cost
+from engine.devices import Stopwatch
 from engine.eagle_loading import EagleFiles
 from engine.llama_runner import LlamaRunner
 from engine.runner import Segment
@@ -69,9 +70,9 @@ class Noted(EagleDrafts):
 
     noted: Sequence[Read] = ()
 
-    def read(self, reads: Sequence[Read]):  # type: ignore[no-untyped-def]
+    def read(self, reads: Sequence[Read], *, is_asked: bool) -> Stopwatch:
         self.noted = reads
-        return super().read(reads)
+        return super().read(reads, is_asked=is_asked)
 
 
 def test_of_a_prompt_all_rows_are_read_and_of_a_tree_a_few(beside: tuple[LlamaRunner, EagleDrafts]) -> None:

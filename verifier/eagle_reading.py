@@ -1,0 +1,155 @@
+"""What EAGLE's layer reads of the target's forwards: at once where drafts follow, else many steps together.
+
+Reading a few rows costs what reading the layer's weights costs. So while nobody is drafted for, rows that
+were decoded are put off, with the hidden states they are to be read with, until somebody is, until there are
+many, or until their request goes and leaves its prefix to others. Prompts are many rows, and read at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.devices import to_device
+from engine.eagle import EagleLayer, FeatureRunner
+from engine.runner import Segment
+from verifier.proposing import Read
+
+#: Rows put off, of all requests together: with more, all are read.
+MOST_UNREAD = 256
+
+
+@dataclass(slots=True, eq=False)
+class _Unread:
+    """Rows of one request that were put off, the oldest first, and the features of each part."""
+
+    reads: list[Read] = field(default_factory=list)
+    features: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(one.tokens) for one in self.reads)
+
+    def goes_on_with(self, read: Read) -> bool:
+        """Whether `read` begins where these end; else the request was prefilled anew since."""
+        return bool(self.reads) and int(self.reads[-1].positions[-1]) + 1 == int(read.positions[0])
+
+
+class EagleReading:
+    """The layer's keys and values of every request, and what is still to be read.
+
+    Attributes:
+        num_unread: rows put off.
+    """
+
+    def __init__(self, layer: EagleLayer, runner: FeatureRunner) -> None:
+        """Of `layer` on the target of `runner`."""
+        self._layer, self._runner = layer, runner
+        self._unread: dict[str, _Unread] = {}
+        self.num_unread = 0
+
+    def read(self, reads: Sequence[Read]) -> tuple[list[Read], torch.Tensor]:
+        """Read rows of the latest forward, each request's after those of it that were put off.
+
+        Returns:
+            what was read of each request, and what the layer made of all those rows, [rows, hidden].
+        """
+        features = self._features(reads)
+        merged, parts = [], []
+        for one, own in zip(reads, features, strict=True):
+            before = self._taken(one.request_id)
+            if not before.goes_on_with(one):
+                before = _Unread()
+            merged.append(_joined([*before.reads, one]))
+            parts += [*before.features, own]
+        return merged, self._forward(merged, parts)
+
+    def put_off(self, reads: Sequence[Read]) -> None:
+        """Read prompts' rows of the latest forward, and put the others off."""
+        prompts = [one for one in reads if one.is_prompt]
+        if prompts:
+            self.read(prompts)
+        decoded = [one for one in reads if not one.is_prompt]
+        for one, own in zip(decoded, self._features(decoded), strict=True):
+            unread = self._unread.get(one.request_id)
+            if unread is None or not unread.goes_on_with(one):
+                self._taken(one.request_id)
+                unread = self._unread[one.request_id] = _Unread()
+                one = _kept(one)
+            unread.reads.append(one)
+            unread.features.append(own)
+            self.num_unread += len(one.tokens)
+        if self.num_unread > MOST_UNREAD:
+            self._read_all()
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """These requests end; their slots hold what they are to hold afterwards."""
+        if any(request_id in self._unread for request_id in request_ids):
+            self._read_all()
+
+    def forget_all(self) -> None:
+        """Whatever was put off is not read any more."""
+        self._unread.clear()
+        self.num_unread = 0
+
+    def _taken(self, request_id: str) -> _Unread:
+        unread = self._unread.pop(request_id, None) or _Unread()
+        self.num_unread -= unread.num_rows
+        return unread
+
+    def _read_all(self) -> None:
+        every = [self._taken(request_id) for request_id in list(self._unread)]
+        self._forward(
+            [_joined(unread.reads) for unread in every],
+            [part for unread in every for part in unread.features],
+        )
+
+    def _features(self, reads: Sequence[Read]) -> Sequence[torch.Tensor]:
+        """Of the rows of each."""
+        if not reads:
+            return []
+        features = self._runner.features(np.concatenate([one.rows for one in reads]))
+        return torch.split(features, [len(one.rows) for one in reads])
+
+    def _forward(self, reads: Sequence[Read], features: Sequence[torch.Tensor]) -> torch.Tensor:
+        segments = [Segment(one.tokens, one.positions, one.slots, one.past) for one in reads]
+        plan = self._layer.attention.plan(segments)
+        tokens, positions = (
+            self._on_device(np.concatenate(parts))
+            for parts in ([one.tokens for one in reads], [one.positions for one in reads])
+        )
+        hidden = self._layer.combined(torch.cat(list(features)))
+        return self._layer.forward(hidden, tokens, positions, plan)
+
+    def _on_device(self, numbers: NDArray[np.int32]) -> torch.Tensor:
+        return to_device(torch.from_numpy(numbers.astype(np.int64)), self._runner.device)
+
+
+def _kept(read: Read) -> Read:
+    """The same for longer than a step: slots of the tokens before are a view of what changes."""
+    return Read(
+        request_id=read.request_id,
+        rows=read.rows,
+        tokens=read.tokens,
+        positions=read.positions,
+        slots=read.slots,
+        past=read.past.copy(),
+    )
+
+
+def _joined(reads: Sequence[Read]) -> Read:
+    """Rows of one request, one part after the other; `rows` means nothing where there are several."""
+    if len(reads) == 1:
+        return reads[0]
+    return Read(
+        request_id=reads[0].request_id,
+        rows=reads[-1].rows,
+        tokens=np.concatenate([one.tokens for one in reads]),
+        positions=np.concatenate([one.positions for one in reads]),
+        slots=np.concatenate([one.slots for one in reads]),
+        past=reads[0].past,
+    )
