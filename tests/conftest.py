@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.quick_interpreter import make_quick
 
 ROOT = Path(__file__).resolve().parents[1]
 SYSTEM = "tests/system"
@@ -25,6 +28,19 @@ os.environ.update(
 # Before anything imports Triton: without a GPU its kernels run in its interpreter.
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Modules are imported to collect the tests, and stay: the collector would walk them again and again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+    make_quick()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.hookimpl(optionalhook=True)
