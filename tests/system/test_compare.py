@@ -19,7 +19,7 @@ pytestmark = pytest.mark.system
 
 def test_policies_are_compared_on_one_warm_cell_and_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     raw = demo_config().model_dump(mode="json")
-    raw["drafters"] = [raw["drafters"][0], raw["drafters"][-1]]  # a model, and prompt lookup: a quick start
+    raw["drafters"] = raw["drafters"][-1:]  # prompt lookup: a quick start
     config, path = tmp_path / "cell.yaml", tmp_path / "compare.json"
     config.write_text(yaml.safe_dump(raw))
 
