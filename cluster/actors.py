@@ -28,6 +28,7 @@ from cluster.cost_model import StepPoint
 from cluster.draft_service import DraftService
 from cluster.drafter_config import DrafterConfig
 from cluster.events import VerifierReady
+from cluster.model_paths import model_directory
 from cluster.rank import Rank
 from cluster.step_server import StepServer
 from cluster.worker_lease import Lease
@@ -185,6 +186,7 @@ class DrafterWorker(_Worker):
     def load(self, config: DrafterConfig, vocab_size: int, max_tokens: int, target_path: str) -> Capabilities:
         """Build the drafter."""
         if config.kind == "model":
+            model_directory(config.path)  # who named none is told so at once
             _import(_DRAFTER_MODULES)
         from cluster.pool_drafter import build_pool_drafter
 

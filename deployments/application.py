@@ -62,6 +62,7 @@ def build_app(args: FlotillaConfig) -> serve.Application:
             ray_actor_options=_actor(ReplicaPlacementConfig(resources=token)),
             health_check_period_s=2,
             health_check_timeout_s=_CHECK_TIMEOUT_S,
+            graceful_shutdown_wait_loop_s=0.1,
             graceful_shutdown_timeout_s=1,
             # It is called several times a second.
             logging_config={"log_level": "WARNING", "enable_access_log": False},

@@ -1,10 +1,11 @@
-"""What processes of workers see of their node."""
+"""What processes of workers see of their node, and what they do before they import torch."""
 
 from __future__ import annotations
 
 import pytest
 
-from cluster.actors import WORKER_ENV, worker_environment
+from cluster.actors import WORKER_ENV, DrafterWorker, worker_environment
+from cluster.drafter_config import ModelDrafterConfig
 
 
 @pytest.mark.parametrize("num_gpus", [0.25, 1.0])
@@ -14,3 +15,13 @@ def test_ray_says_which_gpus_are_seen_by_who_reserves_some(num_gpus: float) -> N
 
 def test_who_reserves_no_gpu_sees_none() -> None:
     assert worker_environment(0) == {**WORKER_ENV, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_who_names_no_model_is_told_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("imported first")
+
+    monkeypatch.setattr("cluster.actors._import", never)
+    config = ModelDrafterConfig(name="absent", path="/no/such/model")
+    with pytest.raises(FileNotFoundError, match="/no/such/model"):
+        DrafterWorker().load(config, vocab_size=50, max_tokens=64, target_path="zoo:target-8x384")
