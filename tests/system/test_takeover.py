@@ -11,17 +11,13 @@ import numpy as np
 import psutil
 import pytest
 import ray
-from ray import serve
 from ray.exceptions import RayActorError
-from ray.util import get_placement_group, placement_group
 
 from cluster.actors import DrafterWorker, end, spawn
 from cluster.drafter_config import PromptLookupConfig
-from cluster.members import Member
 from cluster.step_client import StepClient
-from cluster.takeover import Takeover, group_prefix
+from cluster.takeover import Takeover
 from deployments.demo import demo_config
-from deployments.directory import Directory, ask
 from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
 from engine.sampling_params import RequestSpec, SamplingParams
 from engine.wire import Decoder, encode
@@ -37,7 +33,6 @@ def cluster() -> Iterator[None]:
     ray.shutdown()  # benchmarks leave theirs to the end of the process
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     yield
-    serve.shutdown()
     ray.shutdown()
 
 
@@ -165,34 +160,3 @@ async def test_a_worker_that_nobody_takes_over_ends() -> None:
     await until(lambda: not psutil.pid_exists(pid))
     with pytest.raises(RayActorError):
         await worker.take_over.remote()
-
-
-@pytest.mark.usefixtures("cluster")
-def test_what_a_cell_reserved_is_freed_when_no_cell_names_it_any_more() -> None:
-    deployed = serve.deployment(Directory).options(ray_actor_options={"num_cpus": 0})
-    names = {lineage: f"{group_prefix('takeover')}{lineage}:1" for lineage in ("named", "abandoned")}
-
-    @ray.remote(num_cpus=0)
-    def reserve(name: str) -> None:
-        placement_group([{"CPU": 0.01}], name=name, lifetime="detached").wait(10)
-
-    def exists(lineage: str) -> bool:
-        try:
-            get_placement_group(names[lineage])
-        except ValueError:
-            return False
-        return True
-
-    ray.shutdown()
-    # Names of groups are those of a namespace: Ray Serve's, in which cells and directory are.
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, namespace="serve")
-    serve.start(proxy_location="Disabled")
-    directory = serve.run(deployed.bind(free_after_s=2.0), name="takeover", route_prefix=None)
-    ray.get([reserve.remote(name) for name in names.values()])
-    member = Member(kind="cell", id="1", node="n", details={"lineage": "named"})
-    deadline = time.monotonic() + 30
-    while exists("abandoned"):
-        assert time.monotonic() < deadline, "nobody freed it"
-        asyncio.run(ask(directory, "report", member))
-        assert exists("named")
-        time.sleep(0.1)

@@ -36,7 +36,7 @@ def server() -> Iterator[Server]:
     config = small_demo(
         drafters=("general-2x192", "prompt-lookup"),
         target__tensor_parallel=2,
-        target__num_slots=400,
+        target__num_slots=320,
         policy__name="adaserve",
         policy__max_width=1,
         scheduler__micro_batches=2,
@@ -49,7 +49,7 @@ def server() -> Iterator[Server]:
 
 def ask(server: Server, prompt: str) -> tuple[str, int]:
     """The text of a long answer, and how often it was preempted."""
-    answer = server.complete(prompt, max_tokens=130, ignore_eos=True)
+    answer = server.complete(prompt, max_tokens=100, ignore_eos=True)
     return answer["choices"][0]["text"], answer["metrics"]["num_preemptions"]
 
 
