@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
 
 from cluster.config import FlotillaConfig
 from deployments.demo import demo_config
+from tests.cluster.test_profile_file import profile_of
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,12 @@ def small_demo(drafters: Collection[str] | None = None, **changes: object) -> Fl
         section, _, field = path.partition("__")
         raw[section][field] = value
     return FlotillaConfig.model_validate(raw)
+
+
+def with_profile(config: FlotillaConfig, path: Path) -> FlotillaConfig:
+    """With costs in this file, for who tests nothing of them: measuring takes each cell two seconds."""
+    profile_of(config).save(path)
+    return config.model_copy(update={"profile": str(path)})
 
 
 def free_port() -> int:

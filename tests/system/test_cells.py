@@ -17,7 +17,7 @@ from cluster.config import FlotillaConfig
 from cluster.members import Member
 from deployments.application import APP_NAME
 from deployments.directory import DIRECTORY_NAME, ask
-from tests.system.conftest import Server, start
+from tests.system.conftest import Server, start, with_profile
 from tests.system.front_end_loss import check_a_stream_goes_on
 from tests.system.rolling_out import check_a_rollout
 
@@ -25,7 +25,7 @@ NUM_REQUESTS, NUM_TOKENS = 10, 320
 
 
 @pytest.fixture(scope="module")
-def two_cells() -> Iterator[Server]:
+def two_cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     config = {
         "target": {"path": "zoo:target-8x384", "num_slots": 8192},
         "drafters": [{"kind": "prompt_lookup", "name": "lookup"}],
@@ -35,7 +35,8 @@ def two_cells() -> Iterator[Server]:
         "scaling": {"cells": {"min": 2, "max": 3, "upscale_delay_s": 3600, "drain_timeout_s": 1}},
         "health": {"silent_s": 2.0, "member_silent_s": 5.0},
     }
-    yield from start(FlotillaConfig.model_validate(config))
+    costs = tmp_path_factory.mktemp("cells") / "costs.json"
+    yield from start(with_profile(FlotillaConfig.model_validate(config), costs))
 
 
 def cells() -> list[Member]:

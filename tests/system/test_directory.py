@@ -1,4 +1,4 @@
-"""The directory of a running system: it answers while one who reports is stopped, and frees what is abandoned."""
+"""The directory of a system: it answers while one who reports is stopped, and frees what is abandoned."""
 
 from __future__ import annotations
 

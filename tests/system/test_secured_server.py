@@ -19,7 +19,7 @@ from deployments.api_keys import new_key
 from deployments.demo import demo_config
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.proto.flotilla.v1 import generation_pb2_grpc as pb_grpc
-from tests.system.conftest import free_port
+from tests.system.conftest import free_port, with_profile
 
 pytestmark = pytest.mark.system
 
@@ -65,7 +65,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     raw["debug"] |= {"decisions_file": directory / "records" / "decisions.jsonl", "timeline": 1000}
     raw["log"] |= {"file": directory / "records" / "log.jsonl", "format": "json", "level": "debug"}
     (directory / "records").mkdir()
-    config = FlotillaConfig.model_validate(raw)
+    config = with_profile(FlotillaConfig.model_validate(raw), directory / "costs.json")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLOTILLA_API_KEY", keys["environment"])
         with running(config) as url:
