@@ -24,6 +24,7 @@ from tests.gpu.waiting import never_waiting
 
 # Emulated, less of it: Triton's interpreter is slow.
 DEPTH, CALLS = (2, 3) if IS_NEEDED else (5, 4)
+LENGTHS = [6, 19, 34] if IS_NEEDED else [20, 45, 70]
 MOST_LAUNCHES = 11  # of a layer
 only_on_gpus = pytest.mark.skipif(IS_NEEDED, reason="emulated, wider drafts from captured forwards do")
 SAMPLINGS = [
@@ -53,7 +54,7 @@ def calls(drafter: ModelDrafter, width: int, number: int = CALLS, new: int = 2) 
     """Calls one after the other for three requests; all but the first are of the same shapes."""
     rng = np.random.default_rng(0)
     vocab = drafter.capabilities.vocab_size
-    lengths = [20, 45, 70]
+    lengths = list(LENGTHS)
     plans = [DraftPlan(DEPTH, max(1, width - i)) for i in range(3)]
     found = [
         [
