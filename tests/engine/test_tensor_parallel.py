@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,20 +28,35 @@ def _logits(rank: int, directories: list[str]) -> list[tuple[list[np.ndarray], i
     return outputs
 
 
-def test_two_ranks_equal_one_process(tmp_path: Path) -> None:
-    directories = [str(tiny_models.write(name, tmp_path / name)) for name, _ in CASES[:2]]
-    directories.append(str(fp8_models.write("qwen3", "fine-grained", tmp_path / "fp8")))
-    by_rank = on_two_ranks(_logits, directories)
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    parent = tmp_path_factory.mktemp("models")
+    found = [str(tiny_models.write(name, parent / name)) for name, _ in CASES[:2]]
+    return [*found, str(fp8_models.write("qwen3", "fine-grained", parent / "fp8"))]
+
+
+@pytest.fixture(scope="module")
+def by_rank(directories: list[str]) -> tuple[Any, Any]:
+    """What both ranks compute, and then how they wait: starting them takes longer than either."""
+    return on_two_ranks(_logits_and_waiting, directories)
+
+
+def test_two_ranks_equal_one_process(directories: list[str], by_rank: tuple[Any, Any]) -> None:
+    (of_first, _), (of_second, _) = by_rank
     for index, (directory, (_, runner)) in enumerate(zip(directories, CASES, strict=True)):
         alone = load_runner(directory, num_slots=128, runner=runner)
-        (first, first_bytes), (second, _) = by_rank[0][index], by_rank[1][index]
+        (first, first_bytes), (second, _) = of_first[index], of_second[index]
         assert first_bytes * 2 == alone.shape.kv_bytes_per_token
         for zero, one, expected in zip(first, second, logits_of(alone, 1), strict=True):
             assert np.array_equal(zero, one)
             torch.testing.assert_close(torch.from_numpy(zero), expected, atol=1e-4, rtol=0)
 
 
-def _alone(rank: int, directories: list[str]) -> tuple[float, str]:
+def _logits_and_waiting(rank: int, directories: list[str]) -> tuple[Any, tuple[float, str]]:
+    return _logits(rank, directories), _alone(rank)
+
+
+def _alone(rank: int) -> tuple[float, str]:
     group = torch.distributed.group.WORLD
     assert group is not None
     patience_s = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
@@ -55,8 +71,10 @@ def _alone(rank: int, directories: list[str]) -> tuple[float, str]:
     return patience_s, "not alone"
 
 
-def test_ranks_wait_long_for_each_other_while_they_load_and_not_after() -> None:
-    (first_s, failure), (second_s, _) = on_two_ranks(_alone, [])
+def test_ranks_wait_long_for_each_other_while_they_load_and_not_after(
+    by_rank: tuple[Any, Any],
+) -> None:
+    (_, (first_s, failure)), (_, (second_s, _)) = by_rank
     assert first_s == second_s == 1800
     assert "Timed out" in failure
 
