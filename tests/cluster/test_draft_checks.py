@@ -52,7 +52,7 @@ def is_sound(tree: TokenTree) -> bool:
     return not np.isnan(steps).any() and all(0 <= token < VOCAB_SIZE for token in tree.token.tolist())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(answers(), min_size=1, max_size=4))
 def test_a_batch_is_taken_if_all_of_it_are_trees_of_the_vocabulary(batch: list[TokenTree]) -> None:
     with np.errstate(invalid="ignore"):

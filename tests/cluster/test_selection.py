@@ -49,7 +49,7 @@ def assert_connected(forest: Forest, chosen: np.ndarray) -> None:
     assert chosen[forest.parent[drafted]].all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(trees(), min_size=1, max_size=3), st.data())
 def test_both_phases_are_optimal_connected_and_within_budget(
     batch: list[TokenTree], data: st.DataObject
@@ -84,7 +84,7 @@ def test_both_phases_are_optimal_connected_and_within_budget(
         assert first.sum() == fewest
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(trees(), min_size=1, max_size=3), st.floats(0.5, 20.0), st.floats(0.01, 2.0))
 def test_marginal_goodput_equals_enumeration(batch: list[TokenTree], base_s: float, token_s: float) -> None:
     forest = Forest.of(batch)
@@ -101,7 +101,7 @@ def test_marginal_goodput_equals_enumeration(batch: list[TokenTree], base_s: flo
     assert goodput(chosen) == pytest.approx(max(goodput(subset) for subset in connected_subsets(forest)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(trees(), min_size=1, max_size=3),
     st.floats(0.5, 20.0),
@@ -146,7 +146,7 @@ def in_turn(
     return chosen
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(trees(9), min_size=1, max_size=6), st.integers(0, 12), st.integers(0, 40), st.data())
 def test_both_phases_choose_the_very_nodes_that_going_one_by_one_chooses(
     batch: list[TokenTree], max_nodes: int, budget: int, data: st.DataObject
@@ -165,7 +165,7 @@ def test_both_phases_choose_the_very_nodes_that_going_one_by_one_chooses(
     assert np.flatnonzero(both & ~first).tolist() == sorted(added)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(trees(9), min_size=1, max_size=6), st.integers(0, 12), st.integers(0, 40), st.data())
 def test_urgency_beyond_what_a_tree_can_yield_counts_for_the_order_alone(
     batch: list[TokenTree], max_nodes: int, budget: int, data: st.DataObject
