@@ -21,7 +21,7 @@ from benchmarks.lossless import LosslessOptions, run
 from cluster.placement import rank_name
 from deployments import cli
 from tests.own_processes import own_processes
-from tests.system.conftest import Server, small_demo, start
+from tests.system.conftest import Server, small_demo, start, with_profile
 
 pytestmark = pytest.mark.system
 
@@ -31,7 +31,7 @@ PROMPTS = [f"def function_{number}(value, other):\n    " for number in range(4)]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     # Each further drafter is a process to start; none of these tests is about which drafter drafts.
     config = small_demo(
         drafters=("general-2x192", "prompt-lookup"),
@@ -44,7 +44,7 @@ def server() -> Iterator[Server]:
         health__silent_s=2.0,
         health__orphan_s=240.0,  # a new cell may take a minute where tests run beside
     )
-    yield from start(config)
+    yield from start(with_profile(config, tmp_path_factory.mktemp("ranks") / "costs.json"))
 
 
 def ask(server: Server, prompt: str) -> tuple[str, int]:
