@@ -23,6 +23,7 @@ from deployments.application import WORKER_ENVIRONMENT
 from deployments.cell_client import CellClient
 from deployments.demo import demo_config
 from engine.sampling_params import SamplingParams
+from tests.system.conftest import with_profile
 
 pytestmark = pytest.mark.system
 
@@ -99,10 +100,11 @@ def machines() -> Iterator[Machines]:
 
 
 @pytest.fixture(scope="module")
-def cell(machines: Machines) -> Iterator[Any]:
+def cell(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     at_head = NodeAffinitySchedulingStrategy(machines.id_of("head"), soft=False)
     actor: Any = ray.remote(Cell)
-    made = actor.options(num_cpus=0, max_restarts=0, scheduling_strategy=at_head).remote(two_zones())
+    config = with_profile(two_zones(), tmp_path_factory.mktemp("nodes") / "costs.json")
+    made = actor.options(num_cpus=0, max_restarts=0, scheduling_strategy=at_head).remote(config)
     deadline = time.monotonic() + 90
     while not (state := ray.get(made.describe.remote(), timeout=30))["ready"]:
         assert not state["failure"], state
