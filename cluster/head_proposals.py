@@ -150,22 +150,21 @@ class HeadProposals:
                 self._plans[request.request_id] = LastPlan(self.num_steps(), len(requests), 0, 1)
 
     def num_proposed(self, request: Request) -> int:
-        """Heads whose proposals the request's drafter could draft from now; 0 if it is none of the heads."""
+        """Layers that were proposed for the request's drafter to draft from now; 0 if there are none.
+
+        Of a beam as many as were asked for: where it ended before, no path was likely enough there, which says
+        nothing of what is worth planning, as of any draft that its drafter ends.
+        """
         drafter, proposals = self.drafters.get(request.drafter), request.proposals
         if drafter is None or drafter.capabilities.num_candidates == 0 or proposals is None:
             return 0
-        return len(proposals.token) if proposals.position == request.num_tokens else 0
+        if proposals.position != request.num_tokens:
+            return 0
+        return max(len(proposals.token), self._asked.get(request.request_id, 0))
 
     def _next_depth(self, request: Request, plan: DraftPlan) -> int:
-        """Layers to ask EAGLE for after this plan.
-
-        Where the plan took all that was proposed it might have taken more: a layer more is asked for, or as
-        many as before if they were not all drafted, because no path was likely enough.
-        """
-        proposed, asked = self.num_proposed(request), self._asked.get(request.request_id, 0)
-        if plan.depth < proposed:
-            return plan.depth
-        return asked if proposed < asked else plan.depth + 1
+        """Layers to ask EAGLE for after this plan; where it took all there were, it might have taken more."""
+        return plan.depth + (plan.depth >= self.num_proposed(request))
 
     def _is_ending(self, request: Request) -> bool:
         """Whether the request's own end bounds what its drafter may draft."""

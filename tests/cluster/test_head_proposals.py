@@ -307,6 +307,7 @@ def test_a_beam_that_ended_for_want_of_likely_paths_is_asked_for_as_deep_again()
     world.run(30)
     items = [*world.calls[-1].verify, *world.calls[-1].prefill]
     assert asked(world.calls[-1])["r0"][0] == LAYERS
+    assert all(map(drafted, world.calls[5:]))
     assert -20 < items[0].least_logp < 0  # what the policy finds worth a forward
 
 
