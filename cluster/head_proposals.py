@@ -152,8 +152,8 @@ class HeadProposals:
     def num_proposed(self, request: Request) -> int:
         """Layers that were proposed for the request's drafter to draft from now; 0 if there are none.
 
-        Of a beam as many as were asked for: where it ended before, no path was likely enough there, which says
-        nothing of what is worth planning, as of any draft that its drafter ends.
+        Of a beam as many as were asked for: where it ended before, no path was likely enough there, which
+        says nothing of what is worth planning, as of any draft that its drafter ends.
         """
         drafter, proposals = self.drafters.get(request.drafter), request.proposals
         if drafter is None or drafter.capabilities.num_candidates == 0 or proposals is None:

@@ -13,6 +13,7 @@ import pytest
 from cluster.config import FlotillaConfig
 from deployments.demo import demo_config
 from tests.cluster.test_profile_file import profile_of
+from zoo.registry import EAGLE
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,13 @@ class Server:
 
 
 def small_demo(drafters: Collection[str] | None = None, **changes: object) -> FlotillaConfig:
-    """The demo family on any free port, with the changes given; `drafters` names those to keep."""
+    """The demo family on any free port; `drafters` are those to keep, `eagle` is added."""
     raw = demo_config().model_dump()
     raw["http"]["port"] = 0
     if drafters is not None:
         raw["drafters"] = [one for one in raw["drafters"] if one["name"] in drafters]
+        if "eagle" in drafters:
+            raw["drafters"].append({"kind": "eagle", "path": f"zoo:{EAGLE}"})
     for path, value in changes.items():
         section, _, field = path.partition("__")
         raw[section][field] = value
@@ -78,4 +81,4 @@ def server() -> Iterator[Server]:
     changes |= {"policy__name": "adaserve", "grpc__enabled": True, "grpc__port": free_port()}
     # The other models of the family would be more of the same, and each is a process to start; that any of
     # them drafts without a change of the text is shown in tests/cluster/test_local_engine.py.
-    yield from start(small_demo(("general-2x192", "code-2x128", "prompt-lookup"), **changes))
+    yield from start(small_demo(("general-2x192", "eagle", "prompt-lookup"), **changes))
