@@ -75,7 +75,7 @@ class EagleDrafts:
         self._reading = EagleReading(layer, runner)
         # What was read last, and what the layer made of it.
         self._reads: Sequence[Read] = ()
-        self._hidden = torch.empty(0)
+        self._hidden = torch.empty(0, device=self.device)
 
     @torch.inference_mode()
     def read(self, reads: Sequence[Read], *, is_asked: bool) -> Stopwatch:
@@ -242,7 +242,7 @@ class EagleDrafts:
             token_of = None
         if scores.device.type == "cpu":
             best, found = best_on_host(scores.log_softmax(-1).numpy(), min(k, scores.shape[1]))
-            values, tokens = torch.from_numpy(best), torch.from_numpy(found)
+            values, tokens = (torch.from_numpy(one).to(scores.device) for one in (best, found))
         else:
             values, tokens = highest_log_probabilities(scores, k)
         return values, tokens if token_of is None else token_of[tokens]
@@ -259,8 +259,8 @@ class _Worth:
     """
 
     def __init__(self, asking: Sequence[Asking], device: torch.device) -> None:
-        self._least = torch.tensor([one.least_logp for one in asking])
-        self._is_bounded = bool((self._least > -torch.inf).all())
+        self._least = np.array([one.least_logp for one in asking])
+        self._is_bounded = bool(np.isfinite(self._least).all())
         self._ahead = 0 if device.type == "cpu" else 1
         self._best: deque[Transfer] = deque()
 
@@ -271,7 +271,7 @@ class _Worth:
         self._best.append(Transfer(layer.path_logp.amax(1)))
         if len(self._best) <= self._ahead:
             return True
-        return bool((self._best.popleft().wait() >= self._least).any())
+        return bool((self._best.popleft().wait().numpy() >= self._least).any())
 
 
 def _next(layer: _Beams, values: torch.Tensor, tokens: torch.Tensor) -> _Beams:
