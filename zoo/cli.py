@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from zoo.registry import DRAFTERS, EAGLE, HEADS, MODELS, OTHER_VOCABULARY, TARGET, WEIGHTS
+
+if TYPE_CHECKING:
+    from zoo.evaluate import Reading
 
 app = typer.Typer(
     help="The embedded demo family: train, distil, evaluate, write the model card.", no_args_is_help=True
@@ -25,6 +29,7 @@ REPLAY = Path(__file__).parents[1] / "docs" / "results" / "draft-replay.json"
 
 OutOption = Annotated[Path, typer.Option("--out", help="Folder of the run: data, checkpoints, logs.")]
 WeightsOption = Annotated[Path, typer.Option("--weights", help="Folder the finished models are written to.")]
+FiguresOption = Annotated[Path, typer.Option("--json", help="Figures to which its own are added.")]
 DEFAULT_WEIGHTS = BUILD / "weights"
 
 
@@ -79,17 +84,10 @@ def distill(
 ) -> None:
     """Distil the drafters on the trained target under ``--out``. Minutes are of processor time."""
     from zoo import distill as distillation
-    from zoo import prepare, publish
+    from zoo import publish
     from zoo.progress import watching
 
-    if shipped:
-        with console.status("reading the corpus"):
-            prepare.prepare(out, WEIGHTS / TARGET)
-        shutil.copytree(WEIGHTS / TARGET, out / TARGET / "model", dirs_exist_ok=True)
-    if not (out / TARGET / "model").exists():
-        raise typer.BadParameter(
-            f"no trained target in {out}; run `flotilla zoo train` first", param_hint="--out"
-        )
+    _find_target(out, shipped=shipped)
     every = (*DRAFTERS, *OTHER_VOCABULARY)
     names = tuple(drafter) if drafter else every
     unknown = sorted(set(names) - set(every))
@@ -113,27 +111,21 @@ def heads(
     ] = 2.0,
     out: OutOption = BUILD,
     weights: WeightsOption = DEFAULT_WEIGHTS,
-    json_file: Annotated[
-        Path, typer.Option("--json", help="Figures to which the heads' are added.")
-    ] = EVALUATION,
+    json_file: FiguresOption = EVALUATION,
     evaluate_only: Annotated[
         bool, typer.Option("--evaluate-only", help="Measure the heads there are.")
     ] = False,
 ) -> None:
     """Train and measure the target's decoding heads, on answers `distill` had it write. Processor time."""
     from zoo import card, heads_evaluate
-    from zoo import evaluate as evaluation
     from zoo import heads as training
 
     if not evaluate_only:
         with console.status("training the heads"):
             trained = training.run(out, out / TARGET / "model", out, minutes, read_minutes)
         shutil.copytree(trained, weights / HEADS, dirs_exist_ok=True)
-    with console.status("measuring the heads"):
-        result = json.loads(json_file.read_text(encoding="utf-8"))
-        result["heads"] = heads_evaluate.measure(evaluation.read(weights, samples=0), weights)
-    evaluation.write(result, json_file)
-    console.print(card.heads_tables(result["heads"]), markup=False, highlight=False)
+    found = _measured("heads", heads_evaluate.measure, weights, json_file)
+    console.print(card.heads_tables(found), markup=False, highlight=False)
 
 
 @app.command()
@@ -145,36 +137,22 @@ def eagle(
     ] = 7.0,
     out: OutOption = BUILD,
     weights: WeightsOption = DEFAULT_WEIGHTS,
-    json_file: Annotated[
-        Path, typer.Option("--json", help="Figures to which its own are added.")
-    ] = EVALUATION,
+    json_file: FiguresOption = EVALUATION,
     shipped: Annotated[bool, typer.Option("--shipped", help="For the shipped target.")] = False,
     evaluate_only: Annotated[bool, typer.Option("--evaluate-only", help="Measure the one there is.")] = False,
 ) -> None:
     """Train and measure the target's EAGLE-3 layer, on answers that it writes. Processor time."""
-    from zoo import card, eagle_evaluate, prepare
+    from zoo import card, eagle_evaluate
     from zoo import eagle as training
-    from zoo import evaluate as evaluation
     from zoo.progress import watching
 
     if not evaluate_only:
-        if shipped:
-            with console.status("reading the corpus"):
-                prepare.prepare(out, WEIGHTS / TARGET)
-            shutil.copytree(WEIGHTS / TARGET, out / TARGET / "model", dirs_exist_ok=True)
-        if not (out / TARGET / "model").exists():
-            raise typer.BadParameter(
-                f"no trained target in {out}; run `flotilla zoo train` first, or say --shipped",
-                param_hint="--out",
-            )
+        _find_target(out, shipped=shipped)
         with watching(out, {EAGLE: minutes}):
             trained = training.run(out, out / TARGET / "model", out, minutes, write_minutes)
         shutil.copytree(trained, weights / EAGLE, dirs_exist_ok=True)
-    with console.status("measuring it"):
-        result = json.loads(json_file.read_text(encoding="utf-8"))
-        result["eagle"] = eagle_evaluate.measure(evaluation.read(weights, samples=0), weights)
-    evaluation.write(result, json_file)
-    console.print(card.eagle_table(result["eagle"]), markup=False, highlight=False)
+    found = _measured("eagle", eagle_evaluate.measure, weights, json_file)
+    console.print(card.eagle_table(found), markup=False, highlight=False)
 
 
 @app.command()
@@ -213,6 +191,35 @@ def write_card(
     replay = json.loads(replay_file.read_text(encoding="utf-8")) if replay_file.is_file() else None
     card_file.write_text(card.fill(card_file.read_text(encoding="utf-8"), result, replay), encoding="utf-8")
     console.print(f"wrote {card_file}")
+
+
+def _find_target(out: Path, *, shipped: bool) -> None:
+    """Make sure that the run in ``out`` has a trained target; if asked to, the shipped one and the corpus."""
+    if shipped:
+        from zoo import prepare
+
+        with console.status("reading the corpus"):
+            prepare.prepare(out, WEIGHTS / TARGET)
+        shutil.copytree(WEIGHTS / TARGET, out / TARGET / "model", dirs_exist_ok=True)
+    if not (out / TARGET / "model").exists():
+        raise typer.BadParameter(
+            f"no trained target in {out}; run `flotilla zoo train` first, or say --shipped",
+            param_hint="--out",
+        )
+
+
+def _measured(
+    part: str, measure: Callable[[Reading, Path], dict[str, Any]], weights: Path, json_file: Path
+) -> dict[str, Any]:
+    """What ``measure`` finds on the held-out prompts, added to the figures in the file as ``part``."""
+    from zoo import evaluate as evaluation
+
+    with console.status(f"measuring: {part}"):
+        result = json.loads(json_file.read_text(encoding="utf-8"))
+        result[part] = measure(evaluation.read(weights, samples=0), weights)
+    evaluation.write(result, json_file)
+    found: dict[str, Any] = result[part]
+    return found
 
 
 if __name__ == "__main__":

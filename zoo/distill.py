@@ -4,7 +4,6 @@ minutes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,13 @@ from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 from transformers import LlamaForCausalLM
 
-from zoo import clock, generate, models, retokenized, score
+from zoo import generate, models, retokenized, score
 from zoo.dataset import Tokens
+from zoo.learning import learn
 from zoo.optimizer import SharedOptimizer
 from zoo.registry import DRAFTERS, OTHER_VOCABULARY, TARGET, Domain
 from zoo.scored import Batch, Scored, batches
 from zoo.tokenizer import load as load_tokenizer
-from zoo.train import schedule
 
 #: What each drafter learns: shares of the response tokens. Specialists see a little of the rest.
 DIETS: dict[str, dict[Domain, float]] = {
@@ -63,7 +62,9 @@ def divergence(logits: Tensor, top_ids: Tensor, top_logp: Tensor) -> Tensor:
     return ((p * (top_logp - logq)).sum(-1) + rest_p * (rest_p.log() - rest_q.log())).mean()
 
 
-def distillation_loss(model: LlamaForCausalLM, batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
+def distillation_loss(
+    model: LlamaForCausalLM, batch: Batch, device: torch.device
+) -> tuple[Tensor, list[float]]:
     """Training loss, and the share of positions where drafter and target have the same most probable
     token.
     """
@@ -79,7 +80,7 @@ def distillation_loss(model: LlamaForCausalLM, batch: Batch, device: torch.devic
     loss = divergence(logits, top_ids, top_logp) + ARGMAX_WEIGHT * torch.nn.functional.cross_entropy(
         logits, best
     )
-    return loss, (logits.argmax(-1) == best).float().mean()
+    return loss, [float((logits.argmax(-1) == best).float().mean())]
 
 
 def _mixed(own: Scored, corpus: Scored, name: str, rows: int) -> Iterator[Batch]:
@@ -99,7 +100,6 @@ def distil(name: str, data: Path, out: Path, minutes: float, start: Path | None 
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder = out / name
-    folder.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(data / "tokenizer")
     if start is None:
         model, rate = models.build(name, tokenizer), LEARNING_RATE
@@ -112,35 +112,24 @@ def distil(name: str, data: Path, out: Path, minutes: float, start: Path | None 
     optimizer = SharedOptimizer(model, rate, rate)
     own = Scored.load(sorted(data.glob("generated-*.npz")))
     corpus = Scored.load(sorted(data.glob("scored-*.npz")))
-    begun = clock.seconds()
-    loss_mean, same_mean = 0.0, 0.0
     stream = _mixed(own, corpus, name, ROWS * (16 if device.type == "cuda" else 1))
-    for step, batch in enumerate(stream, 1):
-        loss, same = distillation_loss(model, batch, device)
-        loss.backward()
-        progress = min((clock.seconds() - begun) / (minutes * 60.0), 1.0)
-        optimizer.step(schedule(progress))
-        fade = 0.98 if step > 1 else 0.0
-        loss_mean = fade * loss_mean + (1 - fade) * float(loss.detach())
-        same_mean = fade * same_mean + (1 - fade) * float(same)
-        if step % 25 == 0 or progress >= 1.0:
-            record = {"step": step, "seconds": round(clock.seconds() - begun), "loss": round(loss_mean, 4)}
-            with (folder / "log.jsonl").open("a") as file:
-                file.write(json.dumps({**record, "agreement": round(same_mean, 4)}) + "\n")
-        if progress >= 1.0:
-            break
+    learn(
+        stream,
+        lambda batch: distillation_loss(model, batch, device),
+        optimizer,
+        folder,
+        minutes,
+        window=50,
+    )
     models.export(model, tokenizer, folder / "model")
 
 
 def _teach(part: int, parts: int, data: Path, out: Path, minutes: Minutes) -> None:
     torch.set_num_threads(1)
-    tokens = Tokens.load(data / "train.npz")
-    target = out / TARGET / "model"
-    generated, scored = data / f"generated-{part}.npz", data / f"scored-{part}.npz"
-    if not generated.exists():
-        generate.generate(target, tokens, minutes.generate, seed=100 + part).save(generated)
+    target, scored = out / TARGET / "model", data / f"scored-{part}.npz"
+    generate.write_answers(part, target, data, minutes.generate)
     if not scored.exists():
-        score.score(target, tokens, minutes.score, part, parts).save(scored)
+        score.score(target, Tokens.load(data / "train.npz"), minutes.score, part, parts).save(scored)
 
 
 def _queue(

@@ -16,6 +16,7 @@ from zoo import eagle_save, models
 from zoo.eagle_data import features
 from zoo.eagle_model import EagleModel
 from zoo.evaluate import ALL, CHAIN, Reading
+from zoo.heads_evaluate import accepted_by_layers
 from zoo.registry import DOMAINS, EAGLE, TARGET
 
 Right = npt.NDArray[np.bool_]
@@ -40,16 +41,6 @@ def follow(
             drafted = target.lm_head(states[0, first : first + known]).argmax(-1)
             right[i, :known] = (drafted == text[i + 1 :]).numpy()
     return right
-
-
-def accepted(right: Right) -> list[int]:
-    """Accepted tokens of each verify step with chains; the first token comes alone."""
-    steps, at = [], 0
-    while at < right.shape[1] - 1:
-        run = int(np.cumprod(right[:, at]).sum())
-        steps.append(run)
-        at += run + 1
-    return steps
 
 
 def measure(reading: Reading, weights: Path) -> dict[str, Any]:
@@ -78,5 +69,5 @@ def _accuracy(group: Sequence[Right]) -> list[float]:
 
 
 def _tokens_per_step(group: Iterable[Right]) -> float:
-    steps = [step for right in group for step in accepted(right)]
+    steps = [step for right in group for step in accepted_by_layers(right)]
     return round(float(np.mean(steps)) + 1.0, 3)

@@ -66,7 +66,7 @@ class EagleModel(nn.Module):
         self.fc = nn.Linear(3 * width, width, bias=False)
         self.midlayer = _Layer(config)
         self.norm = nn.RMSNorm(width, config.rms_norm_eps)
-        self._rotary = [LlamaRotaryEmbedding(config)]  # in a list: it is no parameter of the layer
+        self._rotary = LlamaRotaryEmbedding(config)  # it has no weights
         for linear in self.modules():
             if isinstance(linear, nn.Linear):
                 nn.init.normal_(linear.weight, std=0.02)
@@ -89,7 +89,7 @@ class EagleModel(nn.Module):
         count = features.shape[1]
         layer = self.midlayer
         positions = torch.arange(count, device=features.device)[None]
-        rotation = self._rotary[0](features, positions)
+        rotation = self._rotary(features, positions)
         # Sums and norms are in float32, whatever matrices are multiplied in.
         entered = layer.input_layernorm(embeds.float())
         hidden = self.fc(features).float()

@@ -132,3 +132,11 @@ def generate(model_dir: Path, tokens: Tokens, minutes: float, seed: int, batch: 
             builder.add(DOMAINS.index(domain), prompt, answer, top_ids, top_logp)
         spent[domain] += clock.seconds() - at
     return builder.build()
+
+
+def write_answers(part: int, model_dir: Path, data: Path, minutes: float) -> None:
+    """One process's answers to the training prompts in ``data``, in a file there; kept if it exists."""
+    torch.set_num_threads(1)
+    written = data / f"generated-{part}.npz"
+    if not written.exists():
+        generate(model_dir, Tokens.load(data / "train.npz"), minutes, seed=100 + part).save(written)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
@@ -11,13 +10,13 @@ from torch.multiprocessing.spawn import start_processes
 
 from engine.heads import save_heads
 from engine.heads_config import KIND, HeadsDescription, weights_digest
-from zoo import clock, heads_data, models
+from zoo import heads_data, models
 from zoo.distill import ARGMAX_WEIGHT, divergence
 from zoo.heads_data import HeadBatch, HiddenRows
+from zoo.learning import learn
 from zoo.optimizer import SharedOptimizer
 from zoo.registry import HEADS, TARGET
 from zoo.scored import Scored
-from zoo.train import schedule
 
 NUM_HEADS = 3
 #: What the last token's embedding counts for beside the hidden state, whose entries are 19 times as large.
@@ -73,25 +72,11 @@ def train(target: Path, data: HiddenRows, folder: Path, minutes: float) -> Path:
     torch.set_num_threads(1)
     torch.manual_seed(3)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    folder.mkdir(parents=True, exist_ok=True)
     embedding = models.load(target).model.embed_tokens.weight.detach().to(device)
     heads = Heads(embedding).to(device)
     optimizer = SharedOptimizer(heads, LEARNING_RATE, LEARNING_RATE)
-    begun = clock.seconds()
-    means: list[float] = []
-    for step, batch in enumerate(heads_data.batches(data, NUM_HEADS, ROWS, seed=12), 1):
-        loss, agreement = heads_loss(heads, batch, device)
-        loss.backward()
-        progress = min((clock.seconds() - begun) / (minutes * 60.0), 1.0)
-        optimizer.step(schedule(progress))
-        now = [float(loss.detach()), *agreement]
-        means = now if not means else [0.99 * mean + 0.01 * new for mean, new in zip(means, now, strict=True)]
-        if step % 50 == 0 or progress >= 1.0:
-            record = {"step": step, "seconds": round(clock.seconds() - begun), "loss": round(means[0], 4)}
-            with (folder / "log.jsonl").open("a") as file:
-                file.write(json.dumps({**record, "agreement": [round(a, 4) for a in means[1:]]}) + "\n")
-        if progress >= 1.0:
-            break
+    batches = heads_data.batches(data, NUM_HEADS, ROWS, seed=12)
+    learn(batches, lambda batch: heads_loss(heads, batch, device), optimizer, folder, minutes, window=100)
     described = HeadsDescription(
         kind=KIND,
         num_heads=NUM_HEADS,

@@ -64,13 +64,18 @@ def follow(target: LlamaForCausalLM, heads: Heads, prompt: Sequence[int], answer
 
 
 def accepted_by_tree(ranks: Ranks, widths: Sequence[int]) -> list[int]:
-    """Accepted tokens in each verify step with the full tree of ``widths``; the first token comes alone.
+    """Accepted tokens in each verify step with the full tree of ``widths``; the first token comes alone."""
+    return accepted_by_layers(ranks < np.asarray(widths)[:, None])
 
-    The step after token t accepts tokens t + 1, t + 2, ... while each is among its head's candidates.
+
+def accepted_by_layers(right: npt.NDArray[np.bool_]) -> list[int]:
+    """Accepted tokens in each verify step; the first token comes alone.
+
+    The step after token t accepts tokens t + 1, t + 2, ... while column t of ``right`` [layers, tokens] says
+    that layer 1, 2, ... of the draft made then has them.
     """
-    right = ranks < np.asarray(widths)[:, None]
     accepted, at = [], 0
-    while at < ranks.shape[1] - 1:
+    while at < right.shape[1] - 1:
         run = int(np.cumprod(right[:, at]).sum())
         accepted.append(run)
         at += run + 1

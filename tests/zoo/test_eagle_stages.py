@@ -12,6 +12,7 @@ from zoo import eagle, eagle_data, eagle_evaluate, eagle_save, models
 from zoo.agreement import prompt_ids
 from zoo.eagle_model import EagleModel
 from zoo.generate import continue_batch
+from zoo.heads_evaluate import accepted_by_layers
 from zoo.registry import TARGET, load_prompts, weights_dir
 from zoo.scored import Scored, ScoredBuilder
 from zoo.tokenizer import load
@@ -46,7 +47,7 @@ def test_a_layer_is_trained_on_what_the_target_wrote(tmp_path: Path) -> None:
     right = eagle_evaluate.follow(target, found, ids, answer)
     assert right.shape == (eagle_evaluate.CHAIN, len(answer))
     assert not right[:, -1].any()
-    assert sum(eagle_evaluate.accepted(right)) <= len(answer) - 1
+    assert sum(accepted_by_layers(right)) <= len(answer) - 1
 
 
 def test_a_layer_reads_its_own_output_where_a_draft_goes_on() -> None:
