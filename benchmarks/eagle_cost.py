@@ -82,17 +82,9 @@ class RandomTarget:
         """Of random embeddings."""
         return self._embedding.index_select(0, tokens)
 
-    def embed(self, tokens: Int32) -> torch.Tensor:
-        """Of random embeddings."""
-        return self.embed_ids(torch.from_numpy(tokens.astype(np.int64)).to(self.device))
-
-    def last_hidden(self, rows: Int32) -> torch.Tensor:
-        """Not asked for."""
-        raise NotImplementedError
-
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Not asked for: the layer has a projection of its own."""
-        raise NotImplementedError
+        """By the embeddings, as of a tied target."""
+        return hidden @ self._embedding.T
 
 
 def random_weights(

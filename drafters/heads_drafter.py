@@ -132,9 +132,8 @@ class _Drafting:
     proposals: Proposals | None
     num_scored: int
     num_agreed: int
-    places: list[int] = field(
-        default_factory=lambda: [0]
-    )  # per node of the beam, among its layer's candidates
+    # Per node of the beam, its place among its layer's candidates.
+    places: list[int] = field(default_factory=lambda: [0])
 
     def grow(self) -> bool:
         """Add a layer, if there is one to add."""

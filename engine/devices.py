@@ -144,6 +144,11 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device)
 
 
+def index_on(numbers: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Integers of the host as int64 on `device`, as indices are."""
+    return to_device(torch.from_numpy(numbers.astype(np.int64)), device)
+
+
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of any device on the host, which waits until all that was queued before it is done."""
     return tensor.cpu()

@@ -18,19 +18,28 @@ from numpy.typing import NDArray
 from engine.attention import PaddedAttention, PaddedPlan
 from engine.eagle_weights import EagleWeights
 from engine.gated import gate, gate_by_triton
-from engine.heads import HiddenStateRunner
+from engine.runner import ModelRunner
 from engine.triton_attention import TritonAttention
 
 Int32 = NDArray[np.int32]
 
 
 @runtime_checkable
-class FeatureRunner(HiddenStateRunner, Protocol):
-    """A runner that also keeps hidden states of layers within it."""
+class FeatureRunner(ModelRunner, Protocol):
+    """A runner that keeps hidden states of layers within it, and lends its embeddings and projection."""
 
     @property
     def device(self) -> torch.device:
         """Where it runs."""
+        ...
+
+    @property
+    def hidden_scale(self) -> torch.Tensor:
+        """See `HiddenStateRunner`."""
+        ...
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `HiddenStateRunner`."""
         ...
 
     @property

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import torch
 
 from engine.attention_kinds import attention_of_drafter, make_attention
@@ -92,7 +91,7 @@ class EagleFiles:
             self.directory,
             self.config,
             max_tokens=runner.shape.max_tokens,
-            dtype=runner.embed(np.zeros(1, dtype=np.int32)).dtype,
+            dtype=runner.embed_ids(torch.zeros(1, dtype=torch.int64, device=device)).dtype,
             device=device,
         )
         kind = attention_of_drafter(None, device)

@@ -16,6 +16,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from engine.attention import PaddedAttention, PaddedPlan
 from engine.attention_kinds import AttentionKind, make_attention
+from engine.devices import index_on
 from engine.runner import KeyTokens, ModelShape, Segment
 
 Int32 = NDArray[np.int32]
@@ -200,14 +201,12 @@ class HFRunner:
     @torch.inference_mode()
     def last_hidden(self, rows: Int32) -> torch.Tensor:
         """See `HiddenStateRunner`."""
-        return self._final.index_select(0, torch.from_numpy(rows.astype(np.int64)).to(self._device))
+        return self._final.index_select(0, index_on(rows, self._device))
 
     @torch.inference_mode()
     def embed(self, tokens: Int32) -> torch.Tensor:
         """See `HiddenStateRunner`."""
-        ids = torch.from_numpy(tokens.astype(np.int64)).to(self._device)
-        embedded: torch.Tensor = self._model.get_input_embeddings()(ids[None])
-        return embedded[0]
+        return self.embed_ids(index_on(tokens, self._device))
 
     @torch.inference_mode()
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -258,7 +257,7 @@ class HFRunner:
     @torch.inference_mode()
     def features(self, rows: Int32) -> torch.Tensor:
         """See `FeatureRunner`."""
-        index = torch.from_numpy(rows.astype(np.int64)).to(self._device)
+        index = index_on(rows, self._device)
         return torch.cat([self._features[layer].index_select(0, index) for layer in self._feature_layers], 1)
 
     @torch.inference_mode()
@@ -295,7 +294,7 @@ class HFRunner:
         """
         tokens = np.concatenate([segment.tokens for segment in segments]).astype(np.int64)
         positions = np.concatenate([segment.positions for segment in segments]).astype(np.int64)
-        kept = torch.from_numpy(keep.astype(np.int64)).to(self._device)
+        kept = index_on(keep, self._device)
         arguments: dict[str, Any] = {"use_cache": False}
         if self._keeps_logits:
             arguments["logits_to_keep"] = kept

@@ -135,14 +135,14 @@ class EagleReference:
             entered = torch.cat((_normed(embedding[text[position + 1]], w["input_layernorm.weight"]), normed))
             cos, sin = rope(entered, torch.tensor([[position]]))
 
-            def heads(name: str, *, turn: bool) -> torch.Tensor:
-                x = (w[f"self_attn.{name}_proj.weight"] @ entered).view(-1, self.dim)  # noqa: B023
-                return x * cos[0] + rotate_half(x) * sin[0] if turn else x  # noqa: B023
-
-            keys.append(heads("k", turn=True))
-            values.append(heads("v", turn=False))
+            queries, key, value = (
+                (w[f"self_attn.{name}_proj.weight"] @ entered).view(-1, self.dim) for name in "qkv"
+            )
+            queries, key = (x * cos[0] + rotate_half(x) * sin[0] for x in (queries, key))
+            keys.append(key)
+            values.append(value)
             mixed = []
-            for head, query in enumerate(heads("q", turn=True)):
+            for head, query in enumerate(queries):
                 shared = head // (self.heads // self.kv_heads)
                 scores = torch.stack([key[shared] @ query for key in keys]) / math.sqrt(self.dim)
                 mixed.append(scores.softmax(0) @ torch.stack([value[shared] for value in values]))

@@ -19,13 +19,6 @@ def make_quick() -> None:
     language, patch = interpreter.tl, interpreter._patch_lang
     patched: set[int] = set()
 
-    class Scope(interpreter._LangPatchScope):  # type: ignore[misc]
-        """Of a launch; those of its device functions are never restored."""
-
-        def restore(self) -> None:
-            patched.clear()
-            super().restore()
-
     @functools.cache
     def modules_of(function: Any) -> frozenset[int]:
         seen = map(id, function.__globals__.values())
@@ -34,9 +27,15 @@ def make_quick() -> None:
     def patch_once(function: Any) -> Any:
         modules = modules_of(function)
         if modules and modules <= patched:
-            return Scope()
-        scope = Scope()
-        scope._changes = patch(function)._changes
+            return interpreter._LangPatchScope()  # of a device function: nothing to restore
+        scope = patch(function)
+        restore = scope.restore
+
+        def restore_all() -> None:
+            patched.clear()
+            restore()
+
+        scope.restore = restore_all
         patched.update(modules)
         return scope
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from engine.best_tokens import best_on_host, highest_log_probabilities
 from engine.device_rows import DeviceRows
-from engine.devices import Stopwatch, Transfer, to_device, to_host
+from engine.devices import Stopwatch, Transfer, index_on, to_host
 from engine.eagle import EagleLayer, FeatureRunner
 from engine.proposals import Proposals
 from engine.runner import Segment
@@ -56,13 +56,11 @@ class _Beams:
 
 
 class EagleDrafts:
-    """Reads and drafts; a `Proposer`.
+    """Reads and drafts; a `ReadingProposer`.
 
     Attributes:
         device: where.
     """
-
-    reads_rows = True
 
     def __init__(self, layer: EagleLayer, runner: FeatureRunner, max_tokens: int) -> None:
         """Draft with `layer` on the target of `runner`, whose sequences have at most `max_tokens`."""
@@ -79,7 +77,7 @@ class EagleDrafts:
 
     @torch.inference_mode()
     def read(self, reads: Sequence[Read], *, is_asked: bool) -> Stopwatch:
-        """See `Proposer`."""
+        """See `ReadingProposer`."""
         watch = Stopwatch(self.device)
         if is_asked:
             self._reads, self._hidden = self._reading.read(reads)
@@ -90,11 +88,11 @@ class EagleDrafts:
 
     @torch.inference_mode()
     def release(self, request_ids: Sequence[str]) -> None:
-        """See `Proposer`."""
+        """See `ReadingProposer`."""
         self._reading.release(request_ids)
 
     def forget_all(self) -> None:
-        """See `Proposer`."""
+        """See `ReadingProposer`."""
         self._reading.forget_all()
 
     @torch.inference_mode()
@@ -153,7 +151,7 @@ class EagleDrafts:
         """The layers of all beams."""
         rankings = _rankings(asking, depth)
         ends = np.cumsum([len(one.tokens) for one in self._reads]) - 1
-        last = self._on_device(ends[[one.read for one in asking]])
+        last = index_on(ends[[one.read for one in asking]], self.device)
         hidden = self._hidden.index_select(0, last)
         logp, token = self._best(hidden, None if rankings is None else rankings[0], width)
         width = token.shape[1]  # a vocabulary may be smaller
@@ -219,9 +217,9 @@ class EagleDrafts:
         if seen is None:
             plan = attention.plan(segments)
         else:
-            rows = DeviceRows(tokens, self._on_device(np.array(committed)), seen)
+            rows = DeviceRows(tokens, index_on(np.array(committed), self.device), seen)
             plan = attention.plan_rows(segments, rows)
-        positions = self._on_device(np.concatenate([segment.positions for segment in segments]))
+        positions = index_on(np.concatenate([segment.positions for segment in segments]), self.device)
         return self._layer.forward(hidden, tokens, positions, plan)
 
     def _best(
@@ -246,9 +244,6 @@ class EagleDrafts:
         else:
             values, tokens = highest_log_probabilities(scores, k)
         return values, tokens if token_of is None else token_of[tokens]
-
-    def _on_device(self, numbers: NDArray[np.integer]) -> torch.Tensor:
-        return to_device(torch.from_numpy(numbers.astype(np.int64)), self.device)
 
 
 class _Worth:

@@ -8,13 +8,12 @@ many, or until their request goes and leaves its prefix to others. Prompts are m
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from engine.devices import to_device
+from engine.devices import index_on
 from engine.eagle import EagleLayer, FeatureRunner
 from engine.runner import Segment
 from verifier.proposing import Read
@@ -79,7 +78,7 @@ class EagleReading:
             if unread is None or not unread.goes_on_with(one):
                 self._taken(one.request_id)
                 unread = self._unread[one.request_id] = _Unread()
-                one = _kept(one)
+                one = replace(one, past=one.past.copy())  # it is a view of what changes
             unread.reads.append(one)
             unread.features.append(own)
             self.num_unread += len(one.tokens)
@@ -119,37 +118,20 @@ class EagleReading:
         segments = [Segment(one.tokens, one.positions, one.slots, one.past) for one in reads]
         plan = self._layer.attention.plan(segments)
         tokens, positions = (
-            self._on_device(np.concatenate(parts))
+            index_on(np.concatenate(parts), self._runner.device)
             for parts in ([one.tokens for one in reads], [one.positions for one in reads])
         )
         hidden = self._layer.combined(torch.cat(list(features)))
         return self._layer.forward(hidden, tokens, positions, plan)
-
-    def _on_device(self, numbers: NDArray[np.int32]) -> torch.Tensor:
-        return to_device(torch.from_numpy(numbers.astype(np.int64)), self._runner.device)
-
-
-def _kept(read: Read) -> Read:
-    """The same for longer than a step: slots of the tokens before are a view of what changes."""
-    return Read(
-        request_id=read.request_id,
-        rows=read.rows,
-        tokens=read.tokens,
-        positions=read.positions,
-        slots=read.slots,
-        past=read.past.copy(),
-    )
 
 
 def _joined(reads: Sequence[Read]) -> Read:
     """Rows of one request, one part after the other; `rows` means nothing where there are several."""
     if len(reads) == 1:
         return reads[0]
-    return Read(
-        request_id=reads[0].request_id,
-        rows=reads[-1].rows,
+    return replace(
+        reads[0],
         tokens=np.concatenate([one.tokens for one in reads]),
         positions=np.concatenate([one.positions for one in reads]),
         slots=np.concatenate([one.slots for one in reads]),
-        past=reads[0].past,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,10 +72,14 @@ class Asking:
 class Proposer(Protocol):
     """What proposes beside the target: decoding heads, or EAGLE's layer."""
 
-    @property
-    def reads_rows(self) -> bool:
-        """Whether it is to `read` every forward."""
+    def propose(self, asking: Sequence[Asking]) -> list[Proposals]:
+        """What comes after the tokens decided in the latest forward, in order."""
         ...
+
+
+@runtime_checkable
+class ReadingProposer(Proposer, Protocol):
+    """A proposer that keeps something of every row the target keeps."""
 
     def read(self, reads: Sequence[Read], *, is_asked: bool) -> Stopwatch:
         """Hear of the rows of the latest forward, and whether it `is_asked` to propose; the time taken."""
@@ -89,28 +93,12 @@ class Proposer(Protocol):
         """All requests are forgotten."""
         ...
 
-    def propose(self, asking: Sequence[Asking]) -> list[Proposals]:
-        """What comes after the tokens decided in the latest forward, in order."""
-        ...
-
 
 class HeadProposer:
-    """Decoding heads as a `Proposer`; they need not read what they are not asked about."""
-
-    reads_rows = False
+    """Decoding heads as a `Proposer`."""
 
     def __init__(self, heads: DecodingHeads) -> None:
         self._heads = heads
-
-    def read(self, reads: Sequence[Read], *, is_asked: bool) -> Stopwatch:
-        """See `Proposer`."""
-        raise NotImplementedError("decoding heads keep nothing of a forward")
-
-    def release(self, request_ids: Sequence[str]) -> None:
-        """Nothing is kept."""
-
-    def forget_all(self) -> None:
-        """Nothing is kept."""
 
     def propose(self, asking: Sequence[Asking]) -> list[Proposals]:
         """See `Proposer`."""

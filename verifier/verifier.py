@@ -31,7 +31,7 @@ from verifier.messages import (
     VerifyResult,
 )
 from verifier.planning import Planned, RequestTable
-from verifier.proposing import Asking, Proposer, Read
+from verifier.proposing import Asking, Proposer, Read, ReadingProposer
 from verifier.tree_walk import walk
 
 Int32 = NDArray[np.int32]
@@ -63,6 +63,7 @@ class Verifier:
         self._runner = runner
         self._device = device
         self._proposer = proposer
+        self._reader = proposer if isinstance(proposer, ReadingProposer) else None
         self._table = RequestTable(
             runner.shape, runner.num_slots, prefix_sharing=prefix_sharing, grammars=grammars
         )
@@ -78,8 +79,8 @@ class Verifier:
     def forget_all(self, *, with_prefixes: bool) -> None:
         """Drop all requests, and if asked to also the KV that prompts to come could share."""
         self._table.forget_all(with_prefixes=with_prefixes)
-        if self._proposer is not None:
-            self._proposer.forget_all()
+        if self._reader is not None:
+            self._reader.forget_all()
 
     def step(self, call: VerifyCall) -> VerifyResult:
         """Serve one call (see `verifier.messages`).
@@ -94,8 +95,8 @@ class Verifier:
             Exception: whatever the model's forward raises; requests are then as before their items.
         """
         start = time.perf_counter()
-        if self._proposer is not None and call.release:
-            self._proposer.release(call.release)
+        if self._reader is not None:
+            self._reader.release(call.release)
         for request_id in call.release:
             self._table.forget(request_id)
         planned: list[Planned] = []
@@ -250,15 +251,14 @@ class Verifier:
         self, planned: Sequence[Planned], decided: list[_Decided]
     ) -> tuple[list[_Decided], Stopwatch | None]:
         """The same, with what is proposed in the verdicts of those that asked; what reading for it took."""
-        proposer = self._proposer
-        if proposer is None:
+        if self._proposer is None:
             return decided, None
         reads: list[Read] = []
         asking: list[Asking] = []
         asked: list[tuple[int, Verdict]] = []
         first = 0
         for i, (p, one) in enumerate(zip(planned, decided, strict=True)):
-            if proposer.reads_rows and len(one.kept):
+            if self._reader is not None and len(one.kept):
                 reads.append(_rows_read(p, one, first))
             first += len(p.segment.tokens)
             verdict = one.verdict
@@ -269,8 +269,10 @@ class Verifier:
                 Asking(p.state, verdict.tokens, one.row, p.num_candidates, p.num_heads, read, p.least_logp)
             )
             asked.append((i, verdict))
-        watch = proposer.read(reads, is_asked=bool(asking)) if reads else None
-        for (i, verdict), proposals in zip(asked, proposer.propose(asking), strict=True):
+        watch = None
+        if self._reader is not None and reads:
+            watch = self._reader.read(reads, is_asked=bool(asking))
+        for (i, verdict), proposals in zip(asked, self._proposer.propose(asking), strict=True):
             verdict = msgspec.structs.replace(verdict, proposals=proposals)
             decided[i] = dataclasses.replace(decided[i], verdict=verdict)
         return decided, watch

@@ -9,14 +9,10 @@ from cluster.events import RequestArrived, Verify, WorkerLost
 from cluster.local import Completion, LocalEngine
 from cluster.stream_messages import Submit
 from engine.heads_config import UnsuitableHeads
-from engine.sampling_params import SamplingParams
+from tests.cluster.demo_requests import of_every_domain
 from verifier.proposing import HeadProposer
 from verifier.verifier import Verifier
-from zoo.agreement import prompt_ids
-from zoo.registry import DOMAINS, HEADS, TARGET, load_prompts, weights_dir
-from zoo.tokenizer import load
-
-NUM_TOKENS = 40
+from zoo.registry import HEADS, TARGET
 
 
 def config(policy: str = "fixed", **changes: dict[str, object]) -> FlotillaConfig:
@@ -32,27 +28,7 @@ def config(policy: str = "fixed", **changes: dict[str, object]) -> FlotillaConfi
 
 @pytest.fixture(scope="module")
 def requests() -> list[Submit]:
-    """Held-out prompts of every domain: greedy, sampled, and sampled with penalties."""
-    tokenizer = load(weights_dir(TARGET))
-    modes: tuple[dict[str, object], ...] = (
-        {"temperature": 0.0},
-        {"temperature": 0.8, "top_p": 0.95, "logprobs": 1},
-        {
-            "temperature": 1.0,
-            "top_k": 50,
-            "presence_penalty": 0.4,
-            "repetition_penalty": 1.1,
-            "min_tokens": 3,
-        },
-    )
-    made = []
-    for domain in DOMAINS:
-        for number, prompt in enumerate(load_prompts(domain)[:3]):
-            mode = {**modes[number], "max_tokens": NUM_TOKENS, "seed": number, "stop_token_ids": (2,)}
-            sampling = SamplingParams(**mode)  # type: ignore[arg-type]
-            ids = prompt_ids(tokenizer, prompt)
-            made.append(Submit(request_id=f"{domain}{number}", prompt=ids, sampling=sampling))
-    return made
+    return of_every_domain()
 
 
 @pytest.fixture(scope="module")

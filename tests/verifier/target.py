@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,10 +49,21 @@ class Target:
         self._weights = load_llama_weights(self.plain)
         self._cache: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def runner(self, num_slots: int = 400, *, lean: bool = True, captured: bool = False) -> ModelRunner:
+    def runner(
+        self,
+        num_slots: int = 400,
+        *,
+        lean: bool = True,
+        captured: bool = False,
+        feature_layers: Sequence[int] = (),
+    ) -> ModelRunner:
         if captured:
-            return GraphedRunner(LlamaRunner(self._weights, num_slots + 1), capture_at=1)
-        return LlamaRunner(self._weights, num_slots) if lean else HFRunner(self._model, num_slots)
+            whole = LlamaRunner(self._weights, num_slots + 1)
+            whole.keep_features(feature_layers)
+            return GraphedRunner(whole, capture_at=1)
+        made = LlamaRunner(self._weights, num_slots) if lean else HFRunner(self._model, num_slots)
+        made.keep_features(feature_layers)
+        return made
 
     @torch.no_grad()
     def logits(self, tokens: list[int]) -> torch.Tensor:

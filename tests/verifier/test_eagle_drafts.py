@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.cuda_graphs import GraphedRunner
 from engine.eagle_loading import EagleFiles
-from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights
 from engine.proposals import Proposals
@@ -47,9 +45,9 @@ def verifier(
     target = directory / "target"
     reference.target.config.save_pretrained(target)
     files = EagleFiles.of(reference.write(directory / "eagle"), target)
-    runner = TARGET.runner(num_slots, lean=kind != "hf", captured=kind == "captured")
-    (runner._runner if isinstance(runner, GraphedRunner) else runner).keep_features(files.layers)  # type: ignore[attr-defined,union-attr]
-    assert isinstance(runner, LlamaRunner | HFRunner | GraphedRunner)
+    runner = TARGET.runner(
+        num_slots, lean=kind != "hf", captured=kind == "captured", feature_layers=files.layers
+    )
     layer, reading = files.load(runner, draft_slots)
     return Verifier(runner, proposer=EagleDrafts(layer, reading, MAX_TOKENS))
 

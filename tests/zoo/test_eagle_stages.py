@@ -8,30 +8,18 @@ import numpy as np
 import torch
 
 from engine.eagle_config import check_eagle_target, feature_layers, read_eagle_config
+from tests.zoo import written_answers
 from zoo import eagle, eagle_data, eagle_evaluate, eagle_save, models
-from zoo.agreement import prompt_ids
 from zoo.eagle_model import EagleModel
-from zoo.generate import continue_batch
 from zoo.heads_evaluate import accepted_by_layers
-from zoo.registry import TARGET, load_prompts, weights_dir
-from zoo.scored import Scored, ScoredBuilder
-from zoo.tokenizer import load
+from zoo.registry import TARGET, weights_dir
+from zoo.scored import Scored
 
 
 def test_a_layer_is_trained_on_what_the_target_wrote(tmp_path: Path) -> None:
     directory = weights_dir(TARGET)
-    target, tokenizer = models.load(directory), load(directory)
-    built = ScoredBuilder()
-    answers = []
-    for prompt in load_prompts("code")[:3]:
-        ids = prompt_ids(tokenizer, prompt)
-        end = int(target.config.eos_token_id)
-        answer, top_ids, top_logp = continue_batch(target, torch.tensor([ids]), torch.tensor([0.0]), end, 12)[
-            0
-        ]
-        built.add(0, ids, answer, top_ids, top_logp)
-        answers.append((ids, answer))
-    built.build().save(tmp_path / "generated-0.npz")
+    target = models.load(directory)
+    answers = written_answers.write(target, tmp_path)
 
     batch = next(eagle_data.batches(Scored.load([tmp_path / "generated-0.npz"]), 3, seed=0))
     drafted = batch.ids.flatten()[batch.where + 2]

@@ -4,31 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from engine.heads_config import check_target, read_description
+from tests.zoo import written_answers
 from zoo import heads, heads_data, heads_evaluate, models
-from zoo.agreement import prompt_ids
-from zoo.generate import continue_batch
-from zoo.registry import TARGET, load_prompts, weights_dir
-from zoo.scored import Scored, ScoredBuilder
-from zoo.tokenizer import load
+from zoo.registry import TARGET, weights_dir
+from zoo.scored import Scored
 
 
 def test_heads_are_trained_on_what_the_target_wrote_and_read(tmp_path: Path) -> None:
     directory = weights_dir(TARGET)
-    target, tokenizer = models.load(directory), load(directory)
-    built = ScoredBuilder()
-    answers = []
-    for prompt in load_prompts("code")[:3]:
-        ids = prompt_ids(tokenizer, prompt)
-        end = int(target.config.eos_token_id)
-        answer, top_ids, top_logp = continue_batch(target, torch.tensor([ids]), torch.tensor([0.0]), end, 12)[
-            0
-        ]
-        built.add(0, ids, answer, top_ids, top_logp)
-        answers.append((ids, answer))
-    built.build().save(tmp_path / "generated-0.npz")
+    target = models.load(directory)
+    answers = written_answers.write(target, tmp_path)
 
     scored = Scored.load([tmp_path / "generated-0.npz"])
     heads_data.collect(directory, scored, minutes=1.0).save(tmp_path / "hidden-0.npz")
