@@ -21,7 +21,7 @@ class UnsuitableEagle(UnsuitableHeads):
     """The EAGLE drafter cannot be used, or not with this target."""
 
 
-class EagleConfig(msgspec.Struct, frozen=True, kw_only=True):
+class EagleDescription(msgspec.Struct, frozen=True, kw_only=True):
     """The `config.json` of an EAGLE-3 directory.
 
     Attributes:
@@ -67,7 +67,7 @@ def is_eagle(directory: Path) -> bool:
         return False
 
 
-def read_eagle_config(directory: Path) -> EagleConfig:
+def read_eagle_config(directory: Path) -> EagleDescription:
     """Read `config.json`.
 
     Raises:
@@ -94,7 +94,7 @@ def read_eagle_config(directory: Path) -> EagleConfig:
     return described
 
 
-def check_eagle_target(described: EagleConfig, target: Path) -> None:
+def check_eagle_target(described: EagleDescription, target: Path) -> None:
     """Refuse a drafter that was trained for another target than the one in the directory `target`.
 
     Raises:
@@ -133,7 +133,7 @@ def _names_eagle(found: Mapping[str, Any]) -> bool:
     return "eagle3" in "".join(map(str, found.get("architectures") or ())).lower()
 
 
-def _described(found: Mapping[str, Any], layer: Mapping[str, Any]) -> EagleConfig:
+def _described(found: Mapping[str, Any], layer: Mapping[str, Any]) -> EagleDescription:
     nested = dict(found.get("eagle_config") or {})
     named = found.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
     layers = tuple(map(int, named or ()))
@@ -142,7 +142,7 @@ def _described(found: Mapping[str, Any], layer: Mapping[str, Any]) -> EagleConfi
         # from 1 (SpecForge's and ModelOpt's). Told apart as SGLang does.
         layers = tuple(layer + 1 for layer in layers)
     vocab_size, hidden_size = int(layer["vocab_size"]), int(layer["hidden_size"])
-    return EagleConfig(
+    return EagleDescription(
         layer=dict(layer),
         target_hidden_size=int(found.get("target_hidden_size") or hidden_size),
         vocab_size=vocab_size,
@@ -158,7 +158,7 @@ def _described(found: Mapping[str, Any], layer: Mapping[str, Any]) -> EagleConfi
     )
 
 
-def _obstacle(found: Mapping[str, Any], layer: Mapping[str, Any], described: EagleConfig) -> str | None:
+def _obstacle(found: Mapping[str, Any], layer: Mapping[str, Any], described: EagleDescription) -> str | None:
     is_named = "transformer_layer_config" in found or _names_eagle(found)
     # Else it is the target's number: the EAGLE repository has one layer, whatever its configuration says.
     if is_named and int(layer.get("num_hidden_layers", 1)) != 1:

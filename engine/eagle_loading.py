@@ -12,7 +12,7 @@ from engine.attention_kinds import attention_of_drafter, make_attention
 from engine.eagle import EagleLayer, FeatureRunner
 from engine.eagle_config import (
     CONFIG,
-    EagleConfig,
+    EagleDescription,
     UnsuitableEagle,
     check_eagle_target,
     feature_layers,
@@ -34,7 +34,7 @@ class EagleFiles:
     """
 
     directory: Path
-    config: EagleConfig
+    config: EagleDescription
     layers: tuple[int, ...]
 
     @classmethod

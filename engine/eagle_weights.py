@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from engine.eagle_config import EagleConfig, UnsuitableEagle
+from engine.eagle_config import EagleDescription, UnsuitableEagle
 from engine.linear import Linear
 from engine.rotary import paired, rotation_table
 
@@ -64,7 +64,7 @@ class EagleWeights:
 
 
 def load_eagle_weights(
-    directory: Path, config: EagleConfig, *, max_tokens: int, dtype: torch.dtype, device: torch.device
+    directory: Path, config: EagleDescription, *, max_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> EagleWeights:
     """Read `*.safetensors`, or `pytorch_model.bin` where there are none (tensors only, no code).
 
@@ -146,7 +146,7 @@ class _Taker:
         return UnsuitableEagle(f"the EAGLE-3 drafter in {self._directory} {why}")
 
 
-def _head(take: _Taker, config: EagleConfig, width: int) -> Linear | None:
+def _head(take: _Taker, config: EagleDescription, width: int) -> Linear | None:
     """Its own output projection, if it has one."""
     if "lm_head.weight" in take.found:
         return Linear(take("lm_head.weight", config.draft_vocab_size, width))
@@ -155,7 +155,7 @@ def _head(take: _Taker, config: EagleConfig, width: int) -> Linear | None:
     return None
 
 
-def _embedding(take: _Taker, config: EagleConfig, width: int) -> torch.Tensor | None:
+def _embedding(take: _Taker, config: EagleDescription, width: int) -> torch.Tensor | None:
     """Its own embeddings, if it has some."""
     if "embed_tokens.weight" in take.found:
         return take("embed_tokens.weight", config.vocab_size, width)
@@ -164,7 +164,7 @@ def _embedding(take: _Taker, config: EagleConfig, width: int) -> torch.Tensor | 
     return None
 
 
-def _token_of(take: _Taker, config: EagleConfig) -> torch.Tensor | None:
+def _token_of(take: _Taker, config: EagleDescription) -> torch.Tensor | None:
     """int64 [drafted tokens], from `d2t`, which says how far each is from the target's token."""
     offsets = take.found.pop("d2t", None)
     take.found.pop("t2d", None)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from cluster.config import FlotillaConfig
-from cluster.events import RequestArrived, Verify, WorkerLost
-from cluster.local import Completion, LocalEngine
+from cluster.local import LocalEngine
 from cluster.stream_messages import Submit
 from cluster.target import profile_heads, profile_target
+from tests.cluster import lost_target
 from tests.cluster.demo_requests import of_every_domain
-from verifier.verifier import Verifier
 from zoo.registry import EAGLE, TARGET
 
 EAGLE_ALONE = ({"kind": "eagle", "path": f"zoo:{EAGLE}"},)
@@ -80,21 +79,8 @@ def test_text_survives_chunked_prefill_and_the_loss_of_all_keys_and_values(
     engine: LocalEngine, requests: list[Submit], expected: dict[str, list[int]]
 ) -> None:
     engine.use_policy(config("adaserve", BOTH, scheduler={"prefill_chunk": 16}))
-    completions = {request.request_id: Completion() for request in requests}
-    for request in requests:
-        engine._handle(RequestArrived(request, "local"))
-    num_verified = 0
-    while engine._actions:
-        action = engine._actions.popleft()
-        if isinstance(action, Verify):
-            num_verified += 1
-            if num_verified % 12 == 0:  # the target dies with the call, and another comes up
-                engine._handle(WorkerLost("verifier"))
-                engine.target.verifier = Verifier(engine.target.runner, proposer=engine.target.eagle)
-                engine._handle(engine.target.ready())
-                continue
-        engine._perform(action, completions)
-    assert {name: done.tokens for name, done in completions.items()} == expected
+    assert engine.target.eagle is not None
+    assert lost_target.generate(engine, requests, engine.target.eagle) == expected
     assert engine.core.totals.preemptions > 3
     assert engine.core.totals.accepted_tokens > 0
 

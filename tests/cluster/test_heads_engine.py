@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from cluster.config import FlotillaConfig
-from cluster.events import RequestArrived, Verify, WorkerLost
-from cluster.local import Completion, LocalEngine
+from cluster.local import LocalEngine
 from cluster.stream_messages import Submit
 from engine.heads_config import UnsuitableHeads
+from tests.cluster import lost_target
 from tests.cluster.demo_requests import of_every_domain
 from verifier.proposing import HeadProposer
-from verifier.verifier import Verifier
 from zoo.registry import HEADS, TARGET
 
 
@@ -60,25 +59,8 @@ def test_text_survives_chunked_prefill_and_the_loss_of_all_keys_and_values(
     engine: LocalEngine, requests: list[Submit], expected: dict[str, list[int]]
 ) -> None:
     engine.use_policy(config(scheduler={"prefill_chunk": 16}))
-    completions = {request.request_id: Completion() for request in requests}
-    for request in requests:
-        engine._handle(RequestArrived(request, "local"))
-    num_verified = 0
-    while engine._actions:
-        action = engine._actions.popleft()
-        if isinstance(action, Verify):
-            num_verified += 1
-            if num_verified % 12 == 0:  # the target dies with the call, and another comes up
-                engine._handle(WorkerLost("verifier"))
-                running = [r for r in engine.core.requests.values() if r.output]
-                assert all(request.proposals is None for request in running)
-                assert engine.target.heads is not None
-                proposer = HeadProposer(engine.target.heads)
-                engine.target.verifier = Verifier(engine.target.runner, proposer=proposer)
-                engine._handle(engine.target.ready())
-                continue
-        engine._perform(action, completions)
-    assert {name: done.tokens for name, done in completions.items()} == expected
+    assert engine.target.heads is not None
+    assert lost_target.generate(engine, requests, HeadProposer(engine.target.heads)) == expected
     assert engine.core.totals.preemptions > 3
     assert engine.core.totals.accepted_tokens > 0
 
