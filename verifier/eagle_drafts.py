@@ -87,9 +87,9 @@ class EagleDrafts:
         return watch
 
     @torch.inference_mode()
-    def release(self, request_ids: Sequence[str]) -> None:
+    def release(self, request_id: str) -> None:
         """See `ReadingProposer`."""
-        self._reading.release(request_ids)
+        self._reading.release(request_id)
 
     def forget_all(self) -> None:
         """See `ReadingProposer`."""

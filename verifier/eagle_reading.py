@@ -7,7 +7,7 @@ many, or until their request goes and leaves its prefix to others. Prompts are m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -85,9 +85,9 @@ class EagleReading:
         if self.num_unread > MOST_UNREAD:
             self._read_all()
 
-    def release(self, request_ids: Iterable[str]) -> None:
-        """These requests end; their slots hold what they are to hold afterwards."""
-        if any(request_id in self._unread for request_id in request_ids):
+    def release(self, request_id: str) -> None:
+        """The request goes; its slots, which others may share, hold what they are to hold afterwards."""
+        if request_id in self._unread:
             self._read_all()
 
     def forget_all(self) -> None:

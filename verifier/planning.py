@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,8 +69,11 @@ class RequestTable:
         *,
         prefix_sharing: bool,
         grammars: Grammars | None = None,
+        leaving: Callable[[str], None] | None = None,
     ) -> None:
+        """No requests yet; `leaving` hears of those that are dropped while they still have their slots."""
         self._shape = shape
+        self._leaving = leaving
         self._grammars = grammars
         self._prefix_sharing = prefix_sharing
         self._cache = KVCache(num_slots, prefix_sharing=prefix_sharing)
@@ -96,6 +100,8 @@ class RequestTable:
         """Drop a request if it is held; its KV stays findable as a shared prefix until evicted."""
         state = self._requests.pop(request_id, None)
         if state is not None:
+            if self._leaving is not None:
+                self._leaving(request_id)
             self._cache.discard(request_id)
             self._cache.publish(request_id, state.tokens)
             self._cache.release(request_id)

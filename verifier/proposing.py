@@ -85,12 +85,12 @@ class ReadingProposer(Proposer, Protocol):
         """Hear of the rows of the latest forward, and whether it `is_asked` to propose; the time taken."""
         ...
 
-    def release(self, request_ids: Sequence[str]) -> None:
-        """These requests, some of which it may not know, are released."""
+    def release(self, request_id: str) -> None:
+        """This request, which it may not know, is about to give its slots up."""
         ...
 
     def forget_all(self) -> None:
-        """All requests are forgotten."""
+        """All requests are forgotten, and so are their prefixes."""
         ...
 
 

@@ -65,7 +65,11 @@ class Verifier:
         self._proposer = proposer
         self._reader = proposer if isinstance(proposer, ReadingProposer) else None
         self._table = RequestTable(
-            runner.shape, runner.num_slots, prefix_sharing=prefix_sharing, grammars=grammars
+            runner.shape,
+            runner.num_slots,
+            prefix_sharing=prefix_sharing,
+            grammars=grammars,
+            leaving=None if self._reader is None else self._reader.release,
         )
 
     def __contains__(self, request_id: object) -> bool:
@@ -78,9 +82,9 @@ class Verifier:
 
     def forget_all(self, *, with_prefixes: bool) -> None:
         """Drop all requests, and if asked to also the KV that prompts to come could share."""
-        self._table.forget_all(with_prefixes=with_prefixes)
-        if self._reader is not None:
+        if with_prefixes and self._reader is not None:
             self._reader.forget_all()
+        self._table.forget_all(with_prefixes=with_prefixes)
 
     def step(self, call: VerifyCall) -> VerifyResult:
         """Serve one call (see `verifier.messages`).
@@ -95,8 +99,6 @@ class Verifier:
             Exception: whatever the model's forward raises; requests are then as before their items.
         """
         start = time.perf_counter()
-        if self._reader is not None:
-            self._reader.release(call.release)
         for request_id in call.release:
             self._table.forget(request_id)
         planned: list[Planned] = []

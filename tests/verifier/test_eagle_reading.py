@@ -110,9 +110,44 @@ def test_a_request_that_goes_leaves_a_prefix_that_was_read(tmp_path: Path, forwa
     assert forwards[num_before + 1] < 20  # most of it was shared
     check(verdict, turn, verdict.tokens)
     assert check.num_clear == 1
-    # What a scheduler that is gone asked for is neither kept nor read.
+    # Where prefixes are dropped too, nothing of them is read.
     silent(serving, ["b"], [TokenTree.root_only(verdict.tokens[-1])])
     num_before = len(forwards)
     serving.forget_all(with_prefixes=True)
     serving.step(VerifyCall(call_id=5, release=["b"]))
     assert len(forwards) == num_before
+
+
+def test_requests_of_a_scheduler_that_is_gone_leave_prefixes_that_were_read(tmp_path: Path) -> None:
+    reference = EagleReference(TARGET.plain, seed=4)
+    serving, check = verifier(reference, tmp_path), Checker(reference)
+    first = [(5 * i + 1) % VOCAB for i in range(29)]
+    output = opened(serving, "a", first)
+    for _ in range(6):
+        output += silent(serving, ["a"], [TokenTree.root_only(output[-1])])[0]
+    serving.forget_all(with_prefixes=False)
+    turn = spec_of("b", [*first, *output, 3, 9], GREEDY)
+    item = PrefillItem(request_id="b", num_tokens=99, spec=turn, num_candidates=3, num_heads=3)
+    (progress,) = serving.step(VerifyCall(call_id=6, prefill=[item])).prefills
+    assert progress.num_cached == 32
+    assert progress.verdict is not None
+    check(progress.verdict, turn, progress.verdict.tokens)
+    assert check.num_clear == 1
+
+
+def test_what_was_put_off_of_a_dropped_request_is_not_written_over_who_has_its_slots(tmp_path: Path) -> None:
+    reference = EagleReference(TARGET.plain)
+    serving, check = verifier(reference, tmp_path), Checker(reference)
+    texts = {name: opened(serving, name, PROMPT[i:]) for i, name in enumerate(("a", "b"))}
+    for _ in range(4):
+        roots = [TokenTree.root_only(text[-1]) for text in texts.values()]
+        for name, new in zip(texts, silent(serving, list(texts), roots), strict=True):
+            texts[name] += new
+    wrong = VerifyItem(request_id="a", tree=TokenTree.root_only((texts["a"][-1] + 1) % VOCAB))
+    assert serving.step(VerifyCall(call_id=4, verify=[wrong])).unknown == ["a"]
+    spec = spec_of("c", PROMPT[::-1] * 2, GREEDY)
+    output = list(prefill(serving, spec).tokens)
+    serving.step(VerifyCall(call_id=5, release=["b"]))  # all that was put off is read now
+    verdict = verify(serving, spec, TokenTree.root_only(output[-1]))
+    check(verdict, spec, [*output, *verdict.tokens])
+    assert check.num_clear == 1
