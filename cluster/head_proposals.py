@@ -27,11 +27,13 @@ class Wanted(NamedTuple):
         num_heads: heads evaluated, from the first, or layers of a beam.
         num_candidates: best tokens of each; 0 leaves the request out.
         least_logp: of the best path of a beam, for another layer to be worth its forward.
+        stop_token_logp: of a token of a beam given its parent, for the token to be drafted after.
     """
 
     num_heads: int = 0
     num_candidates: int = 0
     least_logp: float = -math.inf
+    stop_token_logp: float = -math.inf
 
 
 NOTHING_WANTED = Wanted()
@@ -45,7 +47,8 @@ class LastPlan(NamedTuple):
         num_requests: planned for together.
         depth, width: of the plan, or of the largest where it stands for all of them.
         ask: layers to ask EAGLE for next.
-        least_logp: its `least_forward_logp`.
+        least_logp: log-probability that its best path must have for another layer.
+        stop_token_logp: its own.
     """
 
     step: int
@@ -54,6 +57,11 @@ class LastPlan(NamedTuple):
     width: int
     ask: int = 0
     least_logp: float = -math.inf
+    stop_token_logp: float = -math.inf
+
+    def beam(self, num_heads: int, widest: int) -> Wanted:
+        """What is asked of EAGLE after it: so many layers, no wider than it was."""
+        return Wanted(num_heads, min(widest, self.width), self.least_logp, self.stop_token_logp)
 
 
 @dataclass(slots=True)
@@ -129,7 +137,13 @@ class HeadProposals:
         ]
         for request, plan in with_proposals:
             self._plans[request.request_id] = LastPlan(
-                step, n, plan.depth, plan.width, self._next_depth(request, plan), plan.least_forward_logp
+                step,
+                n,
+                plan.depth,
+                plan.width,
+                self._next_depth(request, plan),
+                _least_logp(plan),
+                plan.stop_token_logp,
             )
         # A request that is about to end is drafted for as its end allows, which says nothing of others.
         telling = [(request, plan) for request, plan in with_proposals if not self._is_ending(request)]
@@ -137,8 +151,9 @@ class HeadProposals:
             depth = max(plan.depth for _, plan in telling)
             width = max(plan.width for _, plan in telling)
             ask = max(self._next_depth(request, plan) for request, plan in telling)
-            least = min(plan.least_forward_logp for _, plan in telling)
-            self._of_batch = LastPlan(step, n, depth, width, ask, least)
+            least = min(_least_logp(plan) for _, plan in telling)
+            stop_token = min(plan.stop_token_logp for _, plan in telling)
+            self._of_batch = LastPlan(step, n, depth, width, ask, least, stop_token)
 
     def rested(self, requests: Sequence[Request]) -> None:
         """The policy was not asked, and would have drafted nothing for these requests."""
@@ -201,11 +216,15 @@ def _of_beam(most: int, widest: int, last: LastPlan | None, step: int, num_reque
     """
     if last is None:
         return Wanted(most, 1)
-    width = min(widest, last.width)
     if last.depth > 0:
-        return Wanted(min(most, last.ask), width, last.least_logp)
+        return last.beam(min(most, last.ask), widest)
     is_due = step // PROBE_STEPS != last.step // PROBE_STEPS or num_requests < FEWER_SHARE * last.num_requests
-    return Wanted(most, width, last.least_logp) if is_due else NOTHING_WANTED
+    return last.beam(most, widest) if is_due else NOTHING_WANTED
+
+
+def _least_logp(plan: DraftPlan) -> float:
+    """What the best path of a layer must have for another: the draft would end there, or lack a forward."""
+    return max(plan.stop_logp, plan.least_forward_logp)
 
 
 def evaluating_s(result: VerifyResult) -> float:

@@ -118,6 +118,7 @@ class VerifyCalls:
                     num_candidates=wanted.num_candidates,
                     num_heads=wanted.num_heads,
                     least_logp=wanted.least_logp,
+                    stop_token_logp=wanted.stop_token_logp,
                     max_forced=max_forced,
                 )
             )
@@ -182,4 +183,5 @@ def _chunk(request: Request, num_tokens: int, wanted: Wanted, now: float) -> Pre
         num_candidates=wanted.num_candidates,
         num_heads=wanted.num_heads,
         least_logp=wanted.least_logp,
+        stop_token_logp=wanted.stop_token_logp,
     )

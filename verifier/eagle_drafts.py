@@ -12,9 +12,7 @@ share the first one's key at its end: a worse draft at worst (vLLM computes the 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -23,12 +21,14 @@ from numpy.typing import NDArray
 
 from engine.best_tokens import best_on_host, highest_log_probabilities
 from engine.device_rows import DeviceRows
-from engine.devices import Stopwatch, Transfer, index_on, to_host
+from engine.devices import Stopwatch, index_on, to_host
 from engine.eagle import EagleLayer, FeatureRunner
 from engine.proposals import Proposals
 from engine.runner import Segment
 from engine.sampling import Row, processed_logits
 from engine.sampling_params import RequestSpec, SamplingParams
+from verifier.eagle_beams import Beams, Growth
+from verifier.eagle_ending import Ending
 from verifier.eagle_reading import EagleReading
 from verifier.proposing import Asking, Read
 from verifier.request_state import RequestState
@@ -38,21 +38,6 @@ Int32 = NDArray[np.int32]
 #: Slots for drafted tokens, of all requests together: beyond, drafts are cut short.
 DRAFT_SLOTS = 4096
 _WARM_ROWS, _WARM_WIDTHS, _WARM_DEPTH = (1, 2, 3, 4), (1, 4), 3
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Beams:
-    """A layer of all beams, best path first: tensors [requests, width].
-
-    Attributes:
-        token, parent: int64; which of the layer before is the parent, 0 in the first.
-        logp, path_logp: float32, of the token given its parent, and of the path.
-    """
-
-    token: torch.Tensor
-    parent: torch.Tensor
-    logp: torch.Tensor
-    path_logp: torch.Tensor
 
 
 class EagleDrafts:
@@ -147,7 +132,7 @@ class EagleDrafts:
             )
             self.propose([Asking(state, [0], i, width, _WARM_DEPTH, i) for i in range(n)])
 
-    def _grow(self, asking: Sequence[Asking], depth: int, width: int) -> list[_Beams]:
+    def _grow(self, asking: Sequence[Asking], depth: int, width: int) -> list[Beams]:
         """The layers of all beams."""
         rankings = _rankings(asking, depth)
         ends = np.cumsum([len(one.tokens) for one in self._reads]) - 1
@@ -155,27 +140,25 @@ class EagleDrafts:
         hidden = self._hidden.index_select(0, last)
         logp, token = self._best(hidden, None if rankings is None else rankings[0], width)
         width = token.shape[1]  # a vocabulary may be smaller
-        layers = [_Beams(token, torch.zeros_like(token), logp, logp)]
-        worth = _Worth(asking, self.device)
+        growth, ending = Growth(asking, self.device), Ending(asking, depth, self.device)
+        layers = [growth.first(logp, token)]
         first_rows = torch.arange(len(token), device=token.device).unsqueeze(1) * width
         hidden = hidden.repeat_interleave(width, 0) if width > 1 else hidden
         seen: torch.Tensor | None = None
         for below in range(1, depth):
             layer = layers[-1]
-            if not worth.another(layer):
+            if not ending.another(layer):
                 break
             seen = self._seen(seen, layer)
             hidden = self._forward(asking, below, hidden, layer, seen)
             ranked = None if rankings is None else [row for row in rankings[below] for _ in range(width)]
             logp, token = self._best(hidden, ranked, width)
-            if width == 1:
-                layers.append(_Beams(token, layer.parent, logp, layer.path_logp + logp))
-                continue
-            layers.append(_next(layer, logp, token))
-            hidden = hidden.index_select(0, (layers[-1].parent + first_rows).flatten())
+            layers.append(growth.next(layer, logp, token))
+            if width > 1:
+                hidden = hidden.index_select(0, (layers[-1].parent + first_rows).flatten())
         return layers
 
-    def _seen(self, before: torch.Tensor | None, layer: _Beams) -> torch.Tensor | None:
+    def _seen(self, before: torch.Tensor | None, layer: Beams) -> torch.Tensor | None:
         """bool [requests, width, columns], which drafted tokens each of the layer's sees; None for chains."""
         n, width = layer.token.shape
         if width == 1:
@@ -191,7 +174,7 @@ class EagleDrafts:
         asking: Sequence[Asking],
         below: int,
         hidden: torch.Tensor,
-        layer: _Beams,
+        layer: Beams,
         seen: torch.Tensor | None,
     ) -> torch.Tensor:
         """What the layer makes of a layer of the beams, `below` the last row read."""
@@ -244,39 +227,6 @@ class EagleDrafts:
         else:
             values, tokens = highest_log_probabilities(scores, k)
         return values, tokens if token_of is None else token_of[tokens]
-
-
-class _Worth:
-    """Whether another layer is worth its forward: while some request's best path is likely enough.
-
-    A device is asked about the layer before the last one, so that it has a layer to compute while the host
-    hears of that: at most one is computed for nothing (docs/decisions/0051).
-    """
-
-    def __init__(self, asking: Sequence[Asking], device: torch.device) -> None:
-        self._least = np.array([one.least_logp for one in asking])
-        self._is_bounded = bool(np.isfinite(self._least).all())
-        self._ahead = 0 if device.type == "cpu" else 1
-        self._best: deque[Transfer] = deque()
-
-    def another(self, layer: _Beams) -> bool:
-        """Whether to forward `layer`, which is the last one and was not asked about before."""
-        if not self._is_bounded:
-            return True
-        self._best.append(Transfer(layer.path_logp.amax(1)))
-        if len(self._best) <= self._ahead:
-            return True
-        return bool((self._best.popleft().wait().numpy() >= self._least).any())
-
-
-def _next(layer: _Beams, values: torch.Tensor, tokens: torch.Tensor) -> _Beams:
-    """The layer after: of all `values` and `tokens` [requests * width, k] the best paths."""
-    n, width = layer.token.shape
-    k = tokens.shape[1]
-    paths = layer.path_logp.unsqueeze(2) + values.view(n, width, k)
-    best, index = paths.flatten(1).sort(dim=1, descending=True, stable=True)
-    best, index = best[:, :width], index[:, :width]
-    return _Beams(tokens.view(n, -1).gather(1, index), index // k, values.view(n, -1).gather(1, index), best)
 
 
 def _rankings(asking: Sequence[Asking], depth: int) -> list[list[Row]] | None:

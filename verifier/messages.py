@@ -20,6 +20,7 @@ class VerifyItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         num_heads: how many heads, from the first, or layers they are wanted of; None for all heads.
         least_logp: EAGLE drafts another layer only while the best path of some request's beam has at least
             this log-probability; heads do not ask.
+        stop_token_logp: nor after a token that has less than this itself, given its parent.
         max_forced: most tokens that the request's grammar may add to the tree where it allows only one.
     """
 
@@ -28,6 +29,7 @@ class VerifyItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     num_candidates: int = 0
     num_heads: int | None = None
     least_logp: float = float("-inf")
+    stop_token_logp: float = float("-inf")
     max_forced: int = 0
 
 
@@ -41,7 +43,8 @@ class PrefillItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
         request_id: the request.
         num_tokens: most prompt tokens to compute in this step (at least 1).
         spec: opens the request; sent with its first chunk, also after a preemption.
-        num_candidates, num_heads, least_logp: as of `VerifyItem`, if this step completes the sequence.
+        num_candidates, num_heads, least_logp, stop_token_logp: as of `VerifyItem`, if this step completes the
+            sequence.
     """
 
     request_id: str
@@ -50,6 +53,7 @@ class PrefillItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     num_candidates: int = 0
     num_heads: int | None = None
     least_logp: float = float("-inf")
+    stop_token_logp: float = float("-inf")
 
 
 class VerifyCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="verify"):

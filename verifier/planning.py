@@ -37,7 +37,8 @@ class Planned:
         nodes: int32 [len(tree)], their indices in the tree that was sent; -1 for those the grammar added.
         is_prefill: whether the item asked for prefill.
         num_cached: tokens found in the cache when this item opened the request, None if it did not.
-        num_candidates, num_heads, least_logp: what was asked of heads or EAGLE, as of `VerifyItem`.
+        num_candidates, num_heads, least_logp, stop_token_logp: what was asked of heads or EAGLE, as of
+            `VerifyItem`.
         masks: per node of `tree`, what the grammar of a request with a constraint allows after it; None until
             they are needed.
     """
@@ -52,6 +53,7 @@ class Planned:
     num_candidates: int = 0
     num_heads: int | None = None
     least_logp: float = float("-inf")
+    stop_token_logp: float = float("-inf")
     masks: list[TokenMask] | None = None
 
 
@@ -164,6 +166,7 @@ class RequestTable:
             num_candidates=item.num_candidates,
             num_heads=item.num_heads,
             least_logp=item.least_logp,
+            stop_token_logp=item.stop_token_logp,
             masks=masks,
         )
 
@@ -215,6 +218,7 @@ class RequestTable:
             num_candidates=item.num_candidates,
             num_heads=item.num_heads,
             least_logp=item.least_logp,
+            stop_token_logp=item.stop_token_logp,
         )
 
     def _reserve_chunk(self, request_id: str, n: int) -> Int32:

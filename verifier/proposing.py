@@ -54,6 +54,7 @@ class Asking:
         num_heads: how many heads, from the first, they are wanted of, or layers; None for all heads.
         read: place of its rows among what was read.
         least_logp: of the best path of its beam, for another layer to be worth its forward.
+        stop_token_logp: of a token of its beam given its parent, for the token to be drafted after.
     """
 
     state: RequestState
@@ -63,6 +64,7 @@ class Asking:
     num_heads: int | None = None
     read: int = -1
     least_logp: float = float("-inf")
+    stop_token_logp: float = float("-inf")
 
     def heads_of(self, num_heads: int) -> int:
         """How many of `num_heads` heads it asks for, at least one."""

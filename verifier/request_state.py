@@ -71,6 +71,11 @@ class RequestState:
         )
 
     @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Tokens after which it ends."""
+        return self._stop
+
+    @property
     def num_output(self) -> int:
         """Output tokens committed so far; also the output position of the next one."""
         return len(self.tokens) - self.prompt_len

@@ -268,7 +268,16 @@ class Verifier:
                 continue
             read = len(reads) - 1
             asking.append(
-                Asking(p.state, verdict.tokens, one.row, p.num_candidates, p.num_heads, read, p.least_logp)
+                Asking(
+                    p.state,
+                    verdict.tokens,
+                    one.row,
+                    p.num_candidates,
+                    p.num_heads,
+                    read,
+                    p.least_logp,
+                    p.stop_token_logp,
+                )
             )
             asked.append((i, verdict))
         watch = None

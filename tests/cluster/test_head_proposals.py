@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from cluster.policies.probing import LEAST_INTERVAL, PROBE_RUN
 from cluster.policies.registry import make_policy
 from cluster.stream_messages import Speculation, Submit
 from drafters.heads_drafter import HeadsDrafter
+from drafters.messages import DraftPlan
 from engine.proposals import Proposals
 from engine.sampling_params import SamplingParams
 from tests.cluster.simulated import VOCAB, SimulatedTarget, next_token
@@ -74,7 +76,7 @@ class HeadsWorld:
             kind=kind,
         )
         self.now, self.calls, self.evaluated_s = 0.0, list[VerifyCall](), 0.0
-        self.plans: list[int] = []
+        self.plans: list[list[DraftPlan]] = []
         self._events: deque[Event] = deque(
             [VerifierReady(8000, 2000, VOCAB), DrafterReady("heads", self.drafter.capabilities, 64)]
         )
@@ -93,7 +95,7 @@ class HeadsWorld:
             event = self._events.popleft()
             for action in [*self.core.handle(event, self.now), *self.core.reflect()]:
                 if isinstance(action, Draft):
-                    self.plans.append(max(item.plan.depth for item in action.call.items))
+                    self.plans.append([item.plan for item in action.call.items])
                     result = self.drafter.draft(action.call)
                     seconds = result.forward_seconds + DRAFT_S
                     self.now += DRAFT_S
@@ -305,10 +307,26 @@ def test_a_beam_that_ended_for_want_of_likely_paths_is_asked_for_as_deep_again()
     world = HeadsWorld("flotilla", CHEAP, 0.95, kind="eagle", ends_at=2)
     world.submit(0, 200)
     world.run(30)
-    items = [*world.calls[-1].verify, *world.calls[-1].prefill]
     assert asked(world.calls[-1])["r0"][0] == LAYERS
     assert all(map(drafted, world.calls[5:]))
-    assert -20 < items[0].least_logp < 0  # what the policy finds worth a forward
+
+
+def test_a_beam_ends_by_what_the_last_plan_said_of_likely_paths_and_tokens() -> None:
+    world = HeadsWorld("flotilla", CHEAP, 0.95, kind="eagle")
+    world.submit(0, 200)
+    world.run(30)
+    (plan,), (item,) = world.plans[-1], world.calls[-1].verify
+    assert -20 < plan.stop_logp < 0
+    assert -20 < plan.least_forward_logp < 0
+    assert item.least_logp == max(plan.stop_logp, plan.least_forward_logp)
+    world = HeadsWorld("threshold", CHEAP, 0.95, kind="eagle", confidence_threshold=0.4)
+    world.submit(0, 200)
+    world.run(30)
+    assert world.calls[-1].verify[0].stop_token_logp == math.log(0.4)
+    world.submit(1, 200)
+    world.run(4)
+    (first,) = [item for call in world.calls for item in call.prefill if item.request_id == "r1"]
+    assert (first.num_candidates, first.stop_token_logp) == (1, math.log(0.4))
 
 
 def test_eagle_is_asked_for_as_wide_a_beam_as_the_policy_takes_for_so_many() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -53,27 +54,38 @@ def verifier(
 
 
 def beam(
-    reference: EagleReference, spec: RequestSpec, output: Sequence[int], depth: int, width: int
+    reference: EagleReference,
+    spec: RequestSpec,
+    output: Sequence[int],
+    depth: int,
+    width: int,
+    least: float = -math.inf,
 ) -> tuple[list[dict[tuple[int, ...], float]], bool]:
-    """Per layer the paths of the beam after prompt and `output`, and whether no choice in it was near."""
+    """Per layer the paths of the beam after prompt and `output`, and whether no choice in it was near.
+
+    Stop tokens, and tokens of less than `least` given their parents, are leaves.
+    """
     committed = [*spec.tokens[: spec.prompt_len], *output]
     history = TokenHistory(committed[: spec.prompt_len], output)
     layers: list[dict[tuple[int, ...], float]] = []
     above: dict[tuple[int, ...], float] = {(): 0.0}
-    is_clear = True
+    is_clear, leaves = True, set[tuple[int, ...]]()
     for layer in range(depth):
         row = Row(spec.sampling, len(output) + layer, history)
         paths: dict[tuple[int, ...], float] = {}
         for path, logp in above.items():
+            if path in leaves:
+                continue
             scores = perturbed_scores(reference.logits(committed, path)[None], [row])[0].log_softmax(-1)
             best = scores.topk(width + 1)
             is_clear = is_clear and float(best.values[-2] - best.values[-1]) > NEAR
-            paths |= {
-                (*path, int(token)): logp + float(value)
-                for value, token in list(zip(best.values, best.indices, strict=True))[:width]
-            }
+            for value, token in list(zip(best.values.tolist(), best.indices.tolist(), strict=True))[:width]:
+                paths[*path, token] = logp + value
+                is_clear = is_clear and abs(value - least) > NEAR
+                if token in spec.sampling.stop_token_ids or value < least:
+                    leaves.add((*path, token))
         ranked = sorted(paths.items(), key=lambda item: -item[1])
-        is_clear = is_clear and (len(ranked) == width or ranked[width - 1][1] - ranked[width][1] > NEAR)
+        is_clear = is_clear and (len(ranked) <= width or ranked[width - 1][1] - ranked[width][1] > NEAR)
         above = dict(ranked[:width])
         layers.append(above)
     return layers, is_clear
@@ -109,12 +121,13 @@ class Checker:
         output: Sequence[int],
         depth: int = DEPTH,
         width: int = WIDTH,
+        least: float = -math.inf,
     ) -> None:
         proposals = verdict.proposals
         assert proposals is not None
         assert proposals.position == spec.prompt_len + len(output)
         assert proposals.token.shape == proposals.logp.shape == (depth, width)
-        expected, is_clear = beam(self.reference, spec, output, depth, width)
+        expected, is_clear = beam(self.reference, spec, output, depth, width, least)
         if is_clear:
             self.num_clear += 1
             for mine, theirs in zip(paths_of(proposals), expected, strict=True):
@@ -260,36 +273,6 @@ def test_drafts_end_where_slots_or_the_context_do(tmp_path: Path) -> None:
     assert proposals.token.shape == (2, WIDTH)  # a layer that was read, and one in the slots there are
     text = [(11 * i) % VOCAB for i in range(MAX_TOKENS - 1)]
     assert prefill(verifier(reference, tmp_path), spec_of("b", text, GREEDY)).proposals is not None
-
-
-def test_drafts_end_when_no_request_has_a_likely_path(tmp_path: Path) -> None:
-    serving = verifier(EagleReference(TARGET.plain), tmp_path)
-    specs = [spec_of(f"r{i}", PROMPT[i:], GREEDY) for i in range(2)]
-    outputs = [list(prefill(serving, spec).tokens) for spec in specs]
-
-    def depths(*least_logp: float) -> list[int]:
-        items = [
-            VerifyItem(
-                request_id=spec.request_id,
-                tree=TokenTree.root_only(output[-1]),
-                num_candidates=WIDTH,
-                num_heads=DEPTH,
-                least_logp=least,
-            )
-            for spec, output, least in zip(specs, outputs, least_logp, strict=True)
-        ]
-        found = []
-        for output, verdict in zip(
-            outputs, serving.step(VerifyCall(call_id=5, verify=items)).verdicts, strict=True
-        ):
-            output += verdict.tokens
-            assert verdict.proposals is not None
-            found.append(len(verdict.proposals.token))
-        return found
-
-    assert depths(0.0, 0.0) == [1, 1]  # nothing is certain
-    assert depths(0.0, float("-inf")) == [DEPTH, DEPTH]  # one of them wants it all
-    assert depths(-50.0, 0.0) == [DEPTH, DEPTH]  # and nothing is that unlikely
 
 
 def test_drafts_change_no_token(tmp_path: Path) -> None:
