@@ -23,8 +23,8 @@ from benchmarks.tables import console, progress
 from drafters.factory import build_drafter
 from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
 from drafters.protocol import Drafter
-from drafters.stop_rules import StopRule
 from engine.sampling_params import RequestSpec, SamplingParams
+from engine.stop_rules import StopRule
 
 # Beside it no layer is dear, so that nothing but the objective ends a draft.
 _WHOLE_STEP_S = 1e9

@@ -29,7 +29,7 @@ from cluster.phase_trace import SelectionTrace, chosen_by_phase
 from cluster.policies.base import DecodeRequest, Int32, StepContext
 from cluster.recorded_context import calibration_state, context_values
 from drafters.messages import DraftPlan, DraftResult
-from drafters.stop_rules import StopRule
+from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 from verifier.messages import VerifyCall, VerifyResult
 

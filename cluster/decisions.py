@@ -12,7 +12,7 @@ import numpy as np
 from cluster.cost_model import CostProfile
 from cluster.policies.base import DecodeRequest
 from drafters.messages import DraftPlan
-from drafters.stop_rules import StopRule
+from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 
 FORMAT_VERSION = 1

@@ -16,7 +16,7 @@ from cluster.requests import Request, State
 from cluster.switching import Switching
 from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
 from drafters.protocol import Capabilities
-from drafters.stop_rules import StopRule
+from engine.stop_rules import StopRule
 from engine.tree_batch import TreeBatch
 from selector.acceptance import AcceptanceEstimates
 from selector.protocol import Outcome, PoolView, RequestView, Selector

@@ -21,7 +21,7 @@ from cluster.phase_trace import tracing
 from cluster.policies.base import DecodeRequest, Int32, Policy, Rests, StepContext, StopsDrafting
 from cluster.policies.registry import make_policy
 from drafters.messages import DraftPlan
-from drafters.stop_rules import StopRule
+from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 
 _log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from cluster.policies.base import Policy, StepContext, StopsDrafting
 from cluster.policies.registry import make_policy
 from cluster.recorded_context import restored_context
 from drafters.messages import DraftPlan
-from drafters.stop_rules import StopRule
+from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 
 # A step is written when it is over, so calls may be this far from their order; beyond, one is missing.

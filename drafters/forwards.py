@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from drafters.computed_tree import ROOT
 from drafters.job import Job
 from drafters.next_tokens import NextTokens, Ranking, Tokens, Values
-from drafters.stop_rules import AdaptiveDrafter, StopRule
 from engine.kv_cache import KVCache
 from engine.runner import Segment
+from engine.stop_rules import AdaptiveDrafter, StopRule
 
 Int32 = NDArray[np.int32]
 Missing = Sequence[tuple[Job, list[int]]]

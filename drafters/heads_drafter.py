@@ -18,9 +18,9 @@ from drafters.heard import Heard
 from drafters.messages import Draft, DraftCall, DraftItem, DraftPlan
 from drafters.modelless import ModellessDrafter
 from drafters.protocol import Capabilities
-from drafters.stop_rules import AdaptiveDrafter, StopRule
 from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec
+from engine.stop_rules import AdaptiveDrafter, StopRule
 from engine.tree import TokenTree
 
 

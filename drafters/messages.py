@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.stop_rules import StopRule
 from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec
+from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 
 

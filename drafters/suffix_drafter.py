@@ -25,11 +25,11 @@ from drafters.heard import Heard
 from drafters.messages import Draft, DraftCall, DraftItem, DraftPlan
 from drafters.modelless import ModellessDrafter
 from drafters.protocol import Capabilities
-from drafters.stop_rules import AdaptiveDrafter, StopRule
 from drafters.suffix_automaton import Context, SuffixAutomaton
 from drafters.suffix_escapes import EscapeRecord, Source
 from drafters.suffix_store import RecentOutputs
 from engine.sampling_params import RequestSpec
+from engine.stop_rules import AdaptiveDrafter, StopRule
 from engine.tree import TokenTree
 
 # Contexts asked for one distribution, longest first: each further one is a suffix of those before.

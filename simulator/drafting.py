@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafters.messages import DraftPlan
-from drafters.stop_rules import AdaptiveDrafter, StopRule
+from engine.stop_rules import AdaptiveDrafter, StopRule
 from engine.tree import TokenTree
 from simulator.scripts import DrafterTable
 

@@ -15,7 +15,7 @@ from cluster.config import PolicyConfig
 from cluster.cost_model import CostModel
 from cluster.phase_trace import noted_budget
 from drafters.messages import DraftPlan
-from drafters.stop_rules import StopRule
+from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 
 Int32 = NDArray[np.int32]

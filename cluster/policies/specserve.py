@@ -12,7 +12,7 @@ from cluster.forest import Forest
 from cluster.policies.base import DecodeRequest, Int32, StepContext
 from cluster.policies.goodput import Float64, Int64, chain_limits
 from drafters.messages import DraftPlan
-from drafters.stop_rules import BEYOND_OBJECTIVE, AdaptiveDrafter, StopRule, slo_aware_estimate
+from engine.stop_rules import BEYOND_OBJECTIVE, AdaptiveDrafter, StopRule, slo_aware_estimate
 from engine.tree import TokenTree
 
 # Estimated efficiency of a step, from its expected tokens and the draft tokens verified.

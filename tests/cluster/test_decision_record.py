@@ -34,7 +34,7 @@ from cluster.decisions import (
 from cluster.policies.base import DecodeRequest
 from cluster.recorded_context import restored_context
 from drafters.messages import DraftPlan
-from drafters.stop_rules import StopRule
+from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 
 NAMES = st.text(max_size=6)

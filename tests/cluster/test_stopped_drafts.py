@@ -13,8 +13,8 @@ from cluster.stream_messages import Submit
 from deployments.demo import demo_config
 from drafters.messages import DraftCall, DraftResult
 from drafters.protocol import Capabilities, Drafter
-from drafters.stop_rules import AdaptiveDrafter
 from engine.sampling_params import SamplingParams
+from engine.stop_rules import AdaptiveDrafter
 
 NUM_REQUESTS = 6
 

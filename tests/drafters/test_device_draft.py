@@ -16,12 +16,12 @@ from drafters.device_beam import DeviceBeams, Layer
 from drafters.messages import DraftCall, DraftItem, DraftPlan
 from drafters.model_drafter import ModelDrafter
 from drafters.next_tokens import OnDevice
-from drafters.stop_rules import StopRule
 from engine import truncation
 from engine.cuda_graphs import GraphedRunner
 from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
 from engine.loading import load_runner
+from engine.stop_rules import StopRule
 from tests.drafters.both_ways import SAMPLINGS, SLOTS, WEIGHTS, WITH_PENALTIES, assert_same, graphed, plain
 from tests.drafters.no_waiting import Waits, no_waiting
 from tests.drafters.test_model_drafter_state import random_commit

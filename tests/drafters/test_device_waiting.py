@@ -12,9 +12,9 @@ import torch
 from drafters.messages import DraftCall, DraftPlan
 from drafters.model_drafter import ModelDrafter
 from drafters.next_tokens import NextTokens, Sent
-from drafters.stop_rules import StopRule
 from engine.cuda_graphs import GraphedRunner
 from engine.llama_runner import LlamaRunner
+from engine.stop_rules import StopRule
 from tests.drafters.both_ways import SAMPLINGS, assert_same, graphed, plain
 from tests.drafters.no_waiting import Waits, no_waiting
 from tests.drafters.tiny import (

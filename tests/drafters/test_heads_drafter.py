@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from drafters.heads_drafter import HeadsDrafter
 from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
-from drafters.stop_rules import StopRule
 from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec, SamplingParams
+from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 from engine.wire import Decoder, encode
 

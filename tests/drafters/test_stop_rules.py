@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from drafters.messages import DraftCall, DraftPlan
 from drafters.prompt_lookup import PromptLookupDrafter
-from drafters.stop_rules import BEYOND_OBJECTIVE, StopRule
 from engine.sampling_params import SamplingParams
+from engine.stop_rules import BEYOND_OBJECTIVE, StopRule
 from engine.tree import TokenTree
 from tests.drafters.tiny import GREEDY, assert_same_tree, call, drafter, llama, opening, prompt, trees
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.messages import DraftCall, DraftPlan
-from drafters.stop_rules import StopRule
 from drafters.suffix_drafter import SuffixAutomatonDrafter
 from drafters.suffix_escapes import EscapeRecord, Source
 from engine.sampling_params import SamplingParams
+from engine.stop_rules import StopRule
 from tests.drafters.tiny import call, following, opening, trees
 
 STOP = 3

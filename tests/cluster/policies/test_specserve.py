@@ -15,7 +15,7 @@ from cluster.cost_model import CostModel, CostProfile, LinearCost
 from cluster.policies.base import DecodeRequest, StepContext, StopsDrafting
 from cluster.policies.registry import POLICIES, make_policy
 from cluster.policies.specserve import Estimator, SpecServe, confidence_prior, strictest
-from drafters.stop_rules import BEYOND_OBJECTIVE, AdaptiveDrafter, StopRule, slo_aware_estimate
+from engine.stop_rules import BEYOND_OBJECTIVE, AdaptiveDrafter, StopRule, slo_aware_estimate
 from engine.tree import TokenTree
 from tests.cluster.policies.batches import context, contexts, request, requests
 
