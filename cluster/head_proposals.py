@@ -11,6 +11,7 @@ from cluster.drafter_state import DrafterState
 from cluster.policies.base import Rests
 from cluster.requests import Request
 from drafters.messages import DraftPlan, DraftResult
+from engine.stop_rules import StopRule
 from verifier.messages import VerifyResult
 
 # All heads are asked for once in so many steps, whatever was planned last: nothing is planned without
@@ -28,12 +29,14 @@ class Wanted(NamedTuple):
         num_candidates: best tokens of each; 0 leaves the request out.
         least_logp: of the best path of a beam, for another layer to be worth its forward.
         stop_token_logp: of a token of a beam given its parent, for the token to be drafted after.
+        stop_rule: where all beams of the call end, if the policy has such rules.
     """
 
     num_heads: int = 0
     num_candidates: int = 0
     least_logp: float = -math.inf
     stop_token_logp: float = -math.inf
+    stop_rule: StopRule | None = None
 
 
 NOTHING_WANTED = Wanted()
@@ -49,6 +52,7 @@ class LastPlan(NamedTuple):
         ask: layers to ask EAGLE for next.
         least_logp: log-probability that its best path must have for another layer.
         stop_token_logp: its own.
+        stop_rule: of the draft call that was made by it.
     """
 
     step: int
@@ -58,10 +62,17 @@ class LastPlan(NamedTuple):
     ask: int = 0
     least_logp: float = -math.inf
     stop_token_logp: float = -math.inf
+    stop_rule: StopRule | None = None
 
-    def beam(self, num_heads: int, widest: int) -> Wanted:
+    def is_of_many_more(self, num_requests: int) -> bool:
+        """Whether it was made for so many more requests that it says nothing of these."""
+        return num_requests < FEWER_SHARE * self.num_requests
+
+    def beam(self, num_heads: int, widest: int, num_requests: int) -> Wanted:
         """What is asked of EAGLE after it: so many layers, no wider than it was."""
-        return Wanted(num_heads, min(widest, self.width), self.least_logp, self.stop_token_logp)
+        rule = None if self.is_of_many_more(num_requests) else self.stop_rule
+        width = min(widest, self.width)
+        return Wanted(num_heads, width, self.least_logp, self.stop_token_logp, rule)
 
 
 @dataclass(slots=True)
@@ -119,7 +130,7 @@ class HeadProposals:
         # policy that saw proposals for a few at a time would find that so few do not pay.
         if last is None or step // PROBE_STEPS != last.step // PROBE_STEPS:
             return all_of_them
-        if num_requests < FEWER_SHARE * last.num_requests:
+        if last.is_of_many_more(num_requests):
             return all_of_them
         if last.depth == 0:
             return NOTHING_WANTED
@@ -154,6 +165,18 @@ class HeadProposals:
             least = min(_least_logp(plan) for _, plan in telling)
             stop_token = min(plan.stop_token_logp for _, plan in telling)
             self._of_batch = LastPlan(step, n, depth, width, ask, least, stop_token)
+
+    def ruled(self, requests: Sequence[Request], rule: StopRule) -> None:
+        """The policy has drafts of these requests, just planned and of one drafter, end by this rule.
+
+        Beams that are grown next end by it, too: a step late, as they are as deep as was planned.
+        """
+        plans = self._plans
+        for request in requests:
+            if (last := plans.get(request.request_id)) is not None:
+                plans[request.request_id] = last._replace(stop_rule=rule)
+        if self._of_batch is not None and any(request.request_id in plans for request in requests):
+            self._of_batch = self._of_batch._replace(stop_rule=rule)
 
     def rested(self, requests: Sequence[Request]) -> None:
         """The policy was not asked, and would have drafted nothing for these requests."""
@@ -217,9 +240,9 @@ def _of_beam(most: int, widest: int, last: LastPlan | None, step: int, num_reque
     if last is None:
         return Wanted(most, 1)
     if last.depth > 0:
-        return last.beam(min(most, last.ask), widest)
-    is_due = step // PROBE_STEPS != last.step // PROBE_STEPS or num_requests < FEWER_SHARE * last.num_requests
-    return last.beam(most, widest) if is_due else NOTHING_WANTED
+        return last.beam(min(most, last.ask), widest, num_requests)
+    is_due = step // PROBE_STEPS != last.step // PROBE_STEPS or last.is_of_many_more(num_requests)
+    return last.beam(most, widest, num_requests) if is_due else NOTHING_WANTED
 
 
 def _least_logp(plan: DraftPlan) -> float:

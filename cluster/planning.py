@@ -174,6 +174,8 @@ class StepPlanner:
             rule = None
             if self._stops_drafting is not None:
                 rule = self._stops_drafting.stop_rule(name, len(items), batch, context)
+                if self.pool.drafters[name].capabilities.num_candidates:
+                    self.heads.ruled(requests, rule)
             call = self.pool.call(name, items, now, predicted_s, rule, name in ahead, num_context)
             for request in requests:
                 request.draft_call = call.call_id

@@ -10,6 +10,7 @@ from cluster.cost_model import CostModel
 from cluster.forced_tokens import most_forced
 from cluster.head_proposals import NOTHING_WANTED, HeadProposals, Wanted
 from cluster.requests import Request, State, Trigger, advance_all
+from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem
 
@@ -101,6 +102,7 @@ class VerifyCalls:
         if not requests and not chunks:
             return None
         verify = []
+        stop_rule: StopRule | None = None
         wanted_for = self._wanted(len(requests) + len(chunks))
         num_tokens = num_context = num_attended = num_forced = 0
         advance_all(requests, Trigger.VERIFY_SENT)
@@ -108,6 +110,7 @@ class VerifyCalls:
             request.tree = tree = trees[request.request_id]
             request.last_served_at = now
             wanted = NOTHING_WANTED if wanted_for is None else wanted_for(request)
+            stop_rule = stop_rule or wanted.stop_rule
             submit = request.submit
             max_forced = 0 if submit.sampling.constraint is None else most_forced(submit, tree)
             num_forced += max_forced
@@ -126,10 +129,11 @@ class VerifyCalls:
             num_tokens += num_rows
             num_context += context
             num_attended += num_rows * context
-        prefill = [
-            _chunk(request, most, NOTHING_WANTED if wanted_for is None else wanted_for(request), now)
-            for request, most in chunks
-        ]
+        prefill = []
+        for request, most in chunks:
+            wanted = NOTHING_WANTED if wanted_for is None else wanted_for(request)
+            stop_rule = stop_rule or wanted.stop_rule
+            prefill.append(_chunk(request, most, wanted, now))
         self._last_id += 1
         drafted = num_tokens > len(verify)
         decoding = Rows(len(verify), num_tokens, num_context, num_attended)
@@ -146,7 +150,9 @@ class VerifyCalls:
             sent_at=now,
         )
         release, self._release = self._release, []
-        return VerifyCall(call_id=self._last_id, verify=verify, prefill=prefill, release=release)
+        return VerifyCall(
+            call_id=self._last_id, verify=verify, prefill=prefill, release=release, stop_rule=stop_rule
+        )
 
     def _wanted(self, num_requests: int) -> Callable[[Request], Wanted] | None:
         """What a call of so many requests asks of the heads for each of them; None without heads."""

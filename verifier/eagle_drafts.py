@@ -27,6 +27,7 @@ from engine.proposals import Proposals
 from engine.runner import Segment
 from engine.sampling import Row, processed_logits
 from engine.sampling_params import RequestSpec, SamplingParams
+from engine.stop_rules import StopRule
 from verifier.eagle_beams import Beams, Growth
 from verifier.eagle_ending import Ending
 from verifier.eagle_reading import EagleReading
@@ -81,7 +82,7 @@ class EagleDrafts:
         self._reading.forget_all()
 
     @torch.inference_mode()
-    def propose(self, asking: Sequence[Asking]) -> list[Proposals]:
+    def propose(self, asking: Sequence[Asking], rule: StopRule | None = None) -> list[Proposals]:
         """See `Proposer`; `num_heads` are layers of the beam, `num_candidates` its width."""
         if not asking:
             return []
@@ -89,7 +90,7 @@ class EagleDrafts:
         n, width = len(asking), max(one.num_candidates for one in asking)
         depth = max(one.num_heads or 1 for one in asking)
         depth = min(depth, 1 + self._num_slots // (n * width))
-        layers = self._grow(asking, depth, width)
+        layers = self._grow(asking, depth, width, rule)
         of_layers = [
             torch.stack(parts, 1)
             for parts in (
@@ -132,7 +133,7 @@ class EagleDrafts:
             )
             self.propose([Asking(state, [0], i, width, _WARM_DEPTH, i) for i in range(n)])
 
-    def _grow(self, asking: Sequence[Asking], depth: int, width: int) -> list[Beams]:
+    def _grow(self, asking: Sequence[Asking], depth: int, width: int, rule: StopRule | None) -> list[Beams]:
         """The layers of all beams."""
         rankings = _rankings(asking, depth)
         ends = np.cumsum([len(one.tokens) for one in self._reads]) - 1
@@ -140,7 +141,7 @@ class EagleDrafts:
         hidden = self._hidden.index_select(0, last)
         logp, token = self._best(hidden, None if rankings is None else rankings[0], width)
         width = token.shape[1]  # a vocabulary may be smaller
-        growth, ending = Growth(asking, self.device), Ending(asking, depth, self.device)
+        growth, ending = Growth(asking, self.device), Ending(asking, depth, self.device, rule)
         layers = [growth.first(logp, token)]
         first_rows = torch.arange(len(token), device=token.device).unsqueeze(1) * width
         hidden = hidden.repeat_interleave(width, 0) if width > 1 else hidden

@@ -6,6 +6,7 @@ import msgspec
 
 from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec
+from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 
 
@@ -57,12 +58,21 @@ class PrefillItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
 
 
 class VerifyCall(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="verify"):
-    """One step of the target: `release` frees requests first, then all items share one forward."""
+    """One step of the target: `release` frees requests first, then all items share one forward.
+
+    Attributes:
+        call_id: of this call.
+        verify, prefill: one item per request.
+        release: requests to forget before that.
+        stop_rule: EAGLE asks it after every layer; where it says so, all beams end. It does not ask whether
+            to draft at all: the first layer is drafted. Heads do not ask.
+    """
 
     call_id: int
     verify: list[VerifyItem] = []
     prefill: list[PrefillItem] = []
     release: list[str] = []
+    stop_rule: StopRule | None = None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):

@@ -15,6 +15,7 @@ from engine.devices import Stopwatch
 from engine.heads import DecodingHeads
 from engine.proposals import Proposals
 from engine.sampling import perturbed_scores
+from engine.stop_rules import StopRule
 from verifier.request_state import RequestState
 
 Int32 = NDArray[np.int32]
@@ -74,8 +75,11 @@ class Asking:
 class Proposer(Protocol):
     """What proposes beside the target: decoding heads, or EAGLE's layer."""
 
-    def propose(self, asking: Sequence[Asking]) -> list[Proposals]:
-        """What comes after the tokens decided in the latest forward, in order."""
+    def propose(self, asking: Sequence[Asking], rule: StopRule | None = None) -> list[Proposals]:
+        """What comes after the tokens decided in the latest forward, in order.
+
+        `rule` is asked after each layer of what is drafted layer by layer.
+        """
         ...
 
 
@@ -102,8 +106,8 @@ class HeadProposer:
     def __init__(self, heads: DecodingHeads) -> None:
         self._heads = heads
 
-    def propose(self, asking: Sequence[Asking]) -> list[Proposals]:
-        """See `Proposer`."""
+    def propose(self, asking: Sequence[Asking], rule: StopRule | None = None) -> list[Proposals]:
+        """See `Proposer`; all heads are evaluated at once, and no `rule` is asked."""
         return propose(self._heads, asking)
 
 

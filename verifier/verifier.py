@@ -20,6 +20,7 @@ from engine.logprobs import raw_logprobs
 from engine.runner import KeyTokens, ModelRunner
 from engine.sampling import Row, decide
 from engine.slots import OutOfSlots
+from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 from verifier.messages import (
     PrefillItem,
@@ -140,7 +141,7 @@ class Verifier:
                 logits, prompt_logits, forward = self._forward(planned)
                 prompt_logprobs = _prompt_logprobs(planned, prompt_logits)
                 decided = self._decide(planned, logits)
-                decided, read = self._with_proposals(planned, decided)
+                decided, read = self._with_proposals(planned, decided, call.stop_rule)
                 forward_seconds = forward.seconds() + (read.seconds() if read is not None else 0.0)
             except BaseException:
                 for p in planned:
@@ -250,7 +251,7 @@ class Verifier:
         return None
 
     def _with_proposals(
-        self, planned: Sequence[Planned], decided: list[_Decided]
+        self, planned: Sequence[Planned], decided: list[_Decided], rule: StopRule | None
     ) -> tuple[list[_Decided], Stopwatch | None]:
         """The same, with what is proposed in the verdicts of those that asked; what reading for it took."""
         if self._proposer is None:
@@ -283,7 +284,7 @@ class Verifier:
         watch = None
         if self._reader is not None and reads:
             watch = self._reader.read(reads, is_asked=bool(asking))
-        for (i, verdict), proposals in zip(asked, self._proposer.propose(asking), strict=True):
+        for (i, verdict), proposals in zip(asked, self._proposer.propose(asking, rule), strict=True):
             verdict = msgspec.structs.replace(verdict, proposals=proposals)
             decided[i] = dataclasses.replace(decided[i], verdict=verdict)
         return decided, watch

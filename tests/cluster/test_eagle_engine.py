@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 
 from cluster.config import FlotillaConfig
 from cluster.local import LocalEngine
 from cluster.stream_messages import Submit
 from cluster.target import profile_heads, profile_target
+from engine.proposals import Proposals
+from engine.stop_rules import StopRule
 from tests.cluster import lost_target
 from tests.cluster.demo_requests import of_every_domain
+from tests.verifier.test_eagle_endings import depth_by_rule
+from verifier.proposing import Asking
 from zoo.registry import EAGLE, TARGET
 
 EAGLE_ALONE = ({"kind": "eagle", "path": f"zoo:{EAGLE}"},)
@@ -83,6 +91,46 @@ def test_text_survives_chunked_prefill_and_the_loss_of_all_keys_and_values(
     assert lost_target.generate(engine, requests, engine.target.eagle) == expected
     assert engine.core.totals.preemptions > 3
     assert engine.core.totals.accepted_tokens > 0
+
+
+@pytest.mark.parametrize("policy", ["specserve", "threshold"])
+def test_no_layer_is_computed_that_the_policy_would_have_a_drafter_leave_out(
+    requests: list[Submit], expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    engine = LocalEngine(config(policy))
+    least = math.log(engine.config.policy.confidence_threshold)
+    assert engine.target.eagle is not None
+    propose = engine.target.eagle.propose
+    found: list[tuple[Sequence[Asking], StopRule | None, list[Proposals]]] = []
+
+    def noted(asking: Sequence[Asking], rule: StopRule | None = None) -> list[Proposals]:
+        found.append((asking, rule, propose(asking, rule)))
+        return found[-1][2]
+
+    monkeypatch.setattr(engine.target.eagle, "propose", noted)
+    assert {name: done.tokens for name, done in engine.generate(requests).items()} == expected
+    ended = 0
+    for asking, rule, proposals in found:
+        if not asking or (rule is None and policy == "specserve"):
+            continue
+        deepest = max(len(one.token) for one in proposals)
+        ended += deepest < max(one.num_heads or 0 for one in asking)
+        chains = [one.logp[:, 0].astype(np.float64) for one in proposals]
+        if rule is not None:
+            beams = []
+            for chain, one, asked in zip(chains, proposals, asking, strict=True):
+                is_stop = np.isin(one.token[:, 0], asked.state.params.stop_token_ids)
+                nodes = int(is_stop.argmax()) + 1 if is_stop.any() else len(chain)
+                beams.append([[p] for p in np.exp(chain.cumsum())[:nodes].tolist()])
+            assert depth_by_rule(rule, beams) == deepest
+        else:
+            # Who has not been planned for yet drafts on.
+            assert all(one.stop_token_logp in (-math.inf, least) for one in asking)
+            assert any(
+                len(chain) == deepest and (chain[:-1] >= one.stop_token_logp).all()
+                for chain, one in zip(chains, asking, strict=True)
+            )
+    assert ended > len(found) / 4
 
 
 def test_what_drafting_and_reading_take_is_measured_apart(

@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 from engine.eagle_loading import EagleFiles
 from engine.loading import load_runner
 from engine.sampling_params import SamplingParams
+from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 from tests.eagle_reference import EagleReference
 from tests.gpu.waiting import waiting_once
@@ -22,6 +23,7 @@ from verifier import eagle_drafts
 from verifier.eagle_drafts import EagleDrafts
 from verifier.messages import PrefillItem, Verdict, VerifyCall, VerifyItem
 from verifier.proposing import Asking
+from verifier.request_state import RequestState
 from verifier.verifier import Verifier
 
 DEPTH, WIDTH = 3, 2
@@ -49,7 +51,7 @@ def serving(files: EagleFiles, target: Path, device: str) -> Verifier:
 def steps(verifier: Verifier) -> list[list[Verdict]]:
     """A prefill of two requests, and verify calls of one shape, which are captured on the way."""
     specs = [spec_of(f"r{i}", [3, 14, 15, 9, 2, 6][i:], params) for i, params in enumerate(SAMPLINGS)]
-    asked = {"num_candidates": WIDTH, "num_heads": DEPTH}
+    asked = {"num_candidates": WIDTH, "num_heads": DEPTH, "stop_token_logp": -4.0}
     prefill = [PrefillItem(request_id=one.request_id, num_tokens=10, spec=one, **asked) for one in specs]
     done = [one.verdict for one in verifier.step(VerifyCall(call_id=0, prefill=prefill)).prefills]
     found = [[verdict for verdict in done if verdict is not None]]
@@ -88,7 +90,18 @@ def test_drafts_are_those_of_a_cpu_and_wait_once(
     drafts.propose(asking)
     found = waiting_once(monkeypatch, eagle_drafts, partial(drafts.propose, asking))
     assert [one.token.shape for one in found] == [(DEPTH, WIDTH)] * 2
-    # A rule that ends drafts is asked a layer late, and waits for events only.
+    # What ends drafts is asked a layer late, and waits for events only.
     certain = [dataclasses.replace(one, least_logp=0.0) for one in asking]
     found = waiting_once(monkeypatch, eagle_drafts, partial(drafts.propose, certain))
     assert [one.token.shape for one in found] == [(2, WIDTH)] * 2
+    dear = StopRule(
+        num_requests=2, base_s=1.0, first_layer_s=0.1, layer_s=50.0, token_s=0.0, mean_confidence=0.5
+    )
+    found = waiting_once(monkeypatch, eagle_drafts, partial(drafts.propose, asking, dear))
+    assert [one.token.shape for one in found] == [(2, WIDTH)] * 2
+    stops = found[0].token[0].tolist()  # nothing goes on
+    spec = spec_of("s", [3], SamplingParams(temperature=0.0, max_tokens=99, stop_token_ids=tuple(stops)))
+    states[0] = RequestState(spec, there._runner.shape)
+    asking = [Asking(states[0], [7], 0, WIDTH, DEPTH, 0, least_logp=-50.0)]
+    found = waiting_once(monkeypatch, eagle_drafts, partial(drafts.propose, asking))
+    assert [one.token.shape for one in found] == [(2, WIDTH)]

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec
+from engine.stop_rules import AdaptiveDrafter, StopRule
 from engine.tree import TokenTree
+from tests.drafters.test_stop_rules import depth_by_algorithm_1, rules
 from tests.eagle_reference import EagleReference
 from tests.verifier.target import spec_of
 from tests.verifier.test_eagle_drafts import (
@@ -24,6 +29,7 @@ from tests.verifier.test_eagle_drafts import (
     WIDTH,
     Checker,
     beam,
+    paths_of,
     verifier,
 )
 from verifier.messages import PrefillItem, Verdict, VerifyCall, VerifyItem
@@ -85,6 +91,56 @@ class Pair:
             assert verdict.proposals is not None
             found.append(verdict.proposals)
         return found
+
+
+def asked_by_rule(
+    serving: Verifier,
+    prompts: Sequence[Sequence[int]],
+    asks: Sequence[Ask],
+    rule: StopRule | None,
+    stops: tuple[int, ...] = (),
+) -> list[Proposals]:
+    """What is proposed with the first token of each, in one call that has the rule."""
+    names = [f"r{i}" for i in range(len(prompts))]
+    params = msgspec.structs.replace(GREEDY, stop_token_ids=stops)
+    items = [
+        PrefillItem(
+            request_id=name,
+            num_tokens=99,
+            spec=spec_of(name, list(prompt), params),
+            num_candidates=ask.width,
+            num_heads=ask.depth,
+        )
+        for name, prompt, ask in zip(names, prompts, asks, strict=True)
+    ]
+    call = VerifyCall(call_id=1, prefill=items, release=names, stop_rule=rule)
+    verdicts = [one.verdict for one in serving.step(call).prefills]
+    return [one.proposals for one in verdicts if one is not None and one.proposals is not None]
+
+
+def depth_by_rule(rule: StopRule, beams: Sequence[Sequence[Sequence[float]]]) -> int:
+    """Layers after which no further one is predicted to raise the estimate (SpecServe, Algorithms 1 and 3).
+
+    Args:
+        rule: the coefficients.
+        beams: of each request, to its limit, per layer the probability of each path.
+    """
+    tokens, num_drafted, best = float(rule.num_requests), 0, -math.inf
+
+    def estimate(expected: float, depth: int, drafted: int) -> float:
+        step_s = rule.base_s + rule.token_s * drafted + rule.first_layer_s + (depth - 1) * rule.layer_s
+        return -1.0 if rule.tpot_s is not None and step_s > rule.tpot_s else expected / step_s
+
+    deepest = max(map(len, beams))
+    for depth in range(1, deepest + 1):
+        parents = [p for beam in beams if len(beam) >= depth > 1 for p in beam[depth - 2]]
+        predicted = tokens + rule.mean_confidence * sum(parents)
+        if depth > 1 and estimate(predicted, depth, num_drafted + len(parents)) <= best:
+            return depth - 1
+        layer = [p for beam in beams if len(beam) >= depth for p in beam[depth - 1]]
+        tokens, num_drafted = tokens + sum(layer), num_drafted + len(layer)
+        best = estimate(tokens, depth, num_drafted)
+    return deepest
 
 
 def depths(proposals: Sequence[Proposals]) -> list[int]:
@@ -156,3 +212,78 @@ def test_nothing_is_drafted_after_a_token_that_is_not_sure_enough(tmp_path: Path
                 check(verdict, spec, verdict.tokens, depth, width, least)
     assert ended > 2
     assert check.num_clear > 2
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Verifier:
+    return verifier(EagleReference(TARGET.plain), tmp_path_factory.mktemp("plain"))
+
+
+@settings(max_examples=80, deadline=None)
+@given(rules, st.lists(st.integers(1, 6), min_size=1, max_size=3), st.sampled_from([1, WIDTH]))
+def test_all_beams_end_where_the_rule_evaluated_outside_says(
+    plain: Verifier, rule: StopRule, limits: list[int], width: int
+) -> None:
+    prompts = [PROMPT[i:] for i in range(len(limits))]
+    asks = [Ask(depth=limit, width=width) for limit in limits]
+    whole = asked_by_rule(plain, prompts, asks, None)
+    assert depths(whole) == limits
+    beams = [[list(map(math.exp, layer.values())) for layer in paths_of(proposals)] for proposals in whole]
+    depth = depth_by_rule(rule, beams)
+    if width == 1:
+        assert depth == depth_by_algorithm_1(rule, [np.exp(one.logp[:, 0]).tolist() for one in whole])
+    for one, ended in zip(whole, asked_by_rule(plain, prompts, asks, rule), strict=True):
+        assert ended.token.tolist() == one.token[:depth].tolist()
+
+
+def test_the_rule_is_told_of_nodes_and_of_those_that_go_on(
+    plain: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of what fills a layer up after a stop token, nor of layers that a request did not ask for."""
+    prompts, asks = [PROMPT, PROMPT[1:], PROMPT[2:]], [Ask(depth=2), Ask(depth=4), Ask(depth=1)]
+    (first,) = asked_by_rule(plain, prompts[:1], asks[:1], None)
+    stops = tuple(first.token[0, :2].tolist())
+    likely = StopRule(
+        num_requests=3, base_s=1.0, first_layer_s=0.1, layer_s=0.0, token_s=0.0, mean_confidence=1.0
+    )
+    told: list[list[float]] = []
+    correct, pays = AdaptiveDrafter.correct, AdaptiveDrafter.pays
+
+    def corrected(one: AdaptiveDrafter, layer: Sequence[float]) -> None:
+        told.append(list(layer))
+        correct(one, layer)
+
+    def asked(one: AdaptiveDrafter, parents: Sequence[float]) -> bool:
+        told.append(list(parents))
+        return pays(one, parents)
+
+    monkeypatch.setattr(AdaptiveDrafter, "correct", corrected)
+    monkeypatch.setattr(AdaptiveDrafter, "pays", asked)
+    found = asked_by_rule(plain, prompts, asks, likely, stops)
+    assert depths(found) == [2, 4, 1]
+    a, b, c = (
+        [
+            {path: math.exp(p) for path, p in layer.items() if not stops_before(path, stops)}
+            for layer in paths_of(one)
+        ]
+        for one in found
+    )
+    assert len(a[0]) == WIDTH
+    going_on = [
+        [[p for path, p in layer.items() if path[-1] not in stops] for layer in beam] for beam in (a, b)
+    ]
+    expected = [
+        [*a[0].values(), *b[0].values(), *c[0].values()],
+        [*going_on[0][0], *going_on[1][0]],
+        [*a[1].values(), *b[1].values()],
+        going_on[1][1],
+        [*b[2].values()],
+        going_on[1][2],
+    ]
+    for mine, theirs in zip(told, expected, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-5)
+
+
+def stops_before(path: Sequence[int], stops: Sequence[int]) -> bool:
+    """Whether a path goes on after its end."""
+    return any(token in stops for token in path[:-1])

@@ -1,0 +1,154 @@
+"""The scheduler core beside a simulated target whose decoding heads, or EAGLE layer, propose."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from cluster.config import FlotillaConfig
+from cluster.core import SchedulerCore
+from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.events import (
+    Draft,
+    DraftDone,
+    DrafterReady,
+    Event,
+    RequestArrived,
+    VerifierReady,
+    Verify,
+    VerifyDone,
+)
+from cluster.policies.registry import make_policy
+from cluster.stream_messages import Submit
+from drafters.heads_drafter import HeadsDrafter
+from drafters.messages import DraftPlan
+from engine.proposals import Proposals
+from engine.sampling_params import SamplingParams
+from engine.stop_rules import StopRule
+from tests.cluster.simulated import VOCAB, SimulatedTarget, next_token
+from verifier.messages import PrefillItem, Verdict, VerifyCall, VerifyItem
+
+HEADS, CANDIDATES, LAYERS = 3, 4, 6
+HEAD = LinearCost(delta=2e-4, rho=1e-4)
+CHEAP = CostProfile(target=LinearCost(delta=1e-2, gamma=1e-5), drafters={"heads": HEAD}, overhead_s=1e-3)
+# Every row costs as much as a forward: nothing drafted is worth verifying.
+DEAR = msgspec.structs.replace(CHEAP, target=LinearCost(delta=1e-3, gamma=1e-2))
+OVERHEAD_S = 1e-3
+DRAFT_S = 1e-4
+
+
+class HeadsWorld:
+    """The core, a simulated target whose heads are right with a given probability, and the heads drafter."""
+
+    def __init__(
+        self,
+        policy: str,
+        profile: CostProfile,
+        accuracy: float,
+        kind: Literal["heads", "eagle"] = "heads",
+        ends_at: int = 99,
+        **options: object,
+    ) -> None:
+        raw = {
+            "target": {"path": "simulated"},
+            "policy": {"name": policy, **options},
+            "selector": {"name": "fixed"},
+        }
+        config = FlotillaConfig.model_validate(raw)
+        self.profile, self.accuracy, self.rng = profile, accuracy, random.Random(0)
+        self.core = SchedulerCore(config, make_policy(config.policy), CostModel(profile))
+        self.target = SimulatedTarget(num_slots=8000, max_tokens=2000)
+        self.kind, self.ends_at = kind, ends_at
+        self.drafter = HeadsDrafter(
+            num_heads=HEADS if kind == "heads" else LAYERS,
+            vocab_size=VOCAB,
+            max_tokens=2000,
+            num_candidates=CANDIDATES,
+            kind=kind,
+        )
+        self.now, self.calls, self.evaluated_s = 0.0, list[VerifyCall](), 0.0
+        self.plans: list[list[DraftPlan]] = []
+        self.rules: list[StopRule | None] = []  # of the draft calls
+        self._events: deque[Event] = deque(
+            [VerifierReady(8000, 2000, VOCAB), DrafterReady("heads", self.drafter.capabilities, 64)]
+        )
+        self.submit(-1, 1)  # while it is served, all others arrive: they are prefilled together
+
+    def submit(self, number: int, max_tokens: int, **changes: Any) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        prompt = [number + 1, 3, 5]
+        submit = Submit(request_id=f"r{number}", prompt=prompt, sampling=sampling, **changes)
+        self._events.append(RequestArrived(submit, "client"))
+
+    def run(self, num_steps: int = 1 << 20) -> None:
+        """Until so many more verify calls are served, or nothing is left to do."""
+        until = len(self.calls) + num_steps
+        while self._events and len(self.calls) < until:
+            event = self._events.popleft()
+            for action in [*self.core.handle(event, self.now), *self.core.reflect()]:
+                if isinstance(action, Draft):
+                    self.plans.append([item.plan for item in action.call.items])
+                    self.rules.append(action.call.stop_rule)
+                    result = self.drafter.draft(action.call)
+                    seconds = result.forward_seconds + DRAFT_S
+                    self.now += DRAFT_S
+                    self._events.append(DraftDone("heads", msgspec.structs.replace(result, seconds=seconds)))
+                elif isinstance(action, Verify):
+                    self._verify(action.call)
+
+    def _verify(self, call: VerifyCall) -> None:
+        self.calls.append(call)
+        tokens = sum(len(item.tree) for item in call.verify) + sum(item.num_tokens for item in call.prefill)
+        forward_s = self.profile.target.seconds(len(call.verify) + len(call.prefill), tokens, 0)
+        result = self.target.step(call)
+        items: list[VerifyItem | PrefillItem] = [*call.verify, *call.prefill]
+        asking = {item.request_id: item for item in items if item.num_candidates}
+        most = max((item.num_heads or HEADS for item in asking.values()), default=0)
+        heads_s = most * HEAD.seconds(len(asking), len(asking), 0) if asking else 0.0
+        self.evaluated_s += heads_s
+
+        def proposing(verdict: Verdict | None) -> Verdict | None:
+            item = asking.get(verdict.request_id) if verdict is not None else None
+            if verdict is None or item is None:
+                return verdict
+            return msgspec.structs.replace(verdict, proposals=self._proposals(item, heads_s / len(asking)))
+
+        self.now += forward_s + heads_s + OVERHEAD_S
+        result = msgspec.structs.replace(
+            result,
+            forward_seconds=forward_s,
+            verdicts=[proposing(verdict) for verdict in result.verdicts],
+            prefills=[msgspec.structs.replace(p, verdict=proposing(p.verdict)) for p in result.prefills],
+        )
+        self._events.append(VerifyDone(result))
+
+    def _proposals(self, item: VerifyItem | PrefillItem, seconds: float) -> Proposals:
+        tokens = list(self.target.held[item.request_id][1])
+        position, rows = len(tokens), []
+        for _ in range(min(item.num_heads or HEADS, self.ends_at)):
+            tokens.append(next_token(tokens))
+            first = tokens[-1] if self.rng.random() < self.accuracy else (tokens[-1] + 9) % VOCAB
+            rows.append([(first + i) % VOCAB for i in range(item.num_candidates)])
+        logp = np.log(np.linspace(0.9, 0.01, item.num_candidates, dtype=np.float32))
+        token = np.array(rows, dtype=np.int32)
+        return Proposals(
+            position=position,
+            token=token,
+            logp=np.tile(logp, (len(rows), 1)).astype(np.float32),
+            parent=None if self.kind == "heads" else np.zeros_like(token),
+            seconds=seconds,
+        )
+
+
+def asked(call: VerifyCall) -> dict[str, tuple[int, int]]:
+    """Heads and candidates wanted, by request."""
+    items: list[VerifyItem | PrefillItem] = [*call.verify, *call.prefill]
+    return {i.request_id: (i.num_heads or 0, i.num_candidates) for i in items if i.num_candidates}
+
+
+def drafted(call: VerifyCall) -> bool:
+    return any(len(item.tree) > 1 for item in call.verify)

@@ -1,0 +1,116 @@
+"""What EAGLE is asked for: beams as the last plan was, which end where that would have ended drafts."""
+
+from __future__ import annotations
+
+import math
+
+from cluster.head_proposals import PROBE_STEPS
+from tests.cluster.heads_world import (
+    CHEAP,
+    DEAR,
+    LAYERS,
+    HeadsWorld,
+    asked,
+    drafted,
+)
+
+
+def test_of_eagle_a_beam_of_the_planned_shape_is_asked_and_a_layer_more_where_all_is_used() -> None:
+    world = HeadsWorld("fixed", CHEAP, 0.95, kind="eagle", fixed_depth=3, max_width=1)
+    world.submit(0, 200)
+    world.run(30)
+    wanted = [found["r0"] for found in map(asked, world.calls) if found]
+    assert wanted[0] == (LAYERS, 1)  # how wide is for the policy to say
+    # Three of six were used, and then three of three: a fourth is offered, and not taken.
+    assert wanted[1:5] == [(3, 1), (4, 1), (3, 1), (4, 1)]
+    for number in (1, 2):  # beside it, and after it
+        world.submit(number, 60)
+        world.run(60)
+        newcomer = next(found[f"r{number}"] for found in map(asked, world.calls) if f"r{number}" in found)
+        assert newcomer in {(3, 1), (4, 1)}  # as the others, not all there is
+        (first,) = [
+            call for call in world.calls if f"r{number}" in {item.request_id for item in call.prefill}
+        ]
+        assert f"r{number}" in asked(first)
+
+
+def test_a_beam_that_ended_for_want_of_likely_paths_is_asked_for_as_deep_again() -> None:
+    world = HeadsWorld("flotilla", CHEAP, 0.95, kind="eagle", ends_at=2)
+    world.submit(0, 200)
+    world.run(30)
+    assert asked(world.calls[-1])["r0"][0] == LAYERS
+    assert all(map(drafted, world.calls[5:]))
+
+
+def test_a_beam_ends_by_what_the_last_plan_said_of_likely_paths_and_tokens() -> None:
+    world = HeadsWorld("flotilla", CHEAP, 0.95, kind="eagle")
+    world.submit(0, 200)
+    world.run(30)
+    (plan,), (item,) = world.plans[-1], world.calls[-1].verify
+    assert -20 < plan.stop_logp < 0
+    assert -20 < plan.least_forward_logp < 0
+    assert item.least_logp == max(plan.stop_logp, plan.least_forward_logp)
+    world = HeadsWorld("threshold", CHEAP, 0.95, kind="eagle", confidence_threshold=0.4)
+    world.submit(0, 200)
+    world.run(30)
+    assert world.calls[-1].verify[0].stop_token_logp == math.log(0.4)
+    world.submit(1, 200)
+    world.run(4)
+    (first,) = [item for call in world.calls for item in call.prefill if item.request_id == "r1"]
+    assert (first.num_candidates, first.stop_token_logp) == (1, math.log(0.4))
+
+
+def test_beams_end_by_the_rule_of_the_draft_call_before() -> None:
+    world = HeadsWorld("specserve", CHEAP, 0.95, kind="eagle")
+    for number in range(4):
+        world.submit(number, 200)
+    world.run(2)
+    assert world.calls[1].stop_rule is None  # nothing was planned for yet
+    for _ in range(10):
+        world.run(1)
+        rule = world.calls[-1].stop_rule
+        assert rule is not None
+        assert rule == world.rules[-1]
+        assert rule.num_requests == 4
+    world.submit(4, 60)  # who comes is drafted for together with the others
+    world.run(3)
+    (first,) = [call for call in world.calls if "r4" in {item.request_id for item in call.prefill}]
+    assert asked(first)["r4"]
+    assert first.stop_rule in world.rules
+    world = HeadsWorld("specserve", CHEAP, 0.95, kind="eagle")
+    for number in range(4):
+        world.submit(number, 60)
+    world.run()
+    world.submit(5, 60)
+    world.run(1)  # alone: what paid beside three others says nothing of it
+    assert asked(world.calls[-1])["r5"]
+    assert world.calls[-1].stop_rule is None
+    heads = HeadsWorld("specserve", CHEAP, 0.95)
+    heads.submit(0, 60)
+    heads.run(20)
+    assert heads.rules[-1] is not None
+    assert not any(call.stop_rule for call in heads.calls)
+
+
+def test_eagle_is_asked_for_as_wide_a_beam_as_the_policy_takes_for_so_many() -> None:
+    world = HeadsWorld("adaserve", CHEAP, 0.9, kind="eagle", max_width=3, draft_budget=6)
+    world.submit(0, 300)
+    world.run(20)
+    assert asked(world.calls[-1])["r0"][1] == 3
+    for number in range(1, 4):
+        world.submit(number, 60)
+    world.run(8)
+    assert {width for _, width in asked(world.calls[-1]).values()} == {1}
+    world.run(60)
+    assert asked(world.calls[-1])["r0"][1] == 3
+
+
+def test_while_drafting_does_not_pay_eagle_is_asked_once_in_many_steps() -> None:
+    world = HeadsWorld("smartspec", DEAR, 0.3, kind="eagle")
+    for number in range(8):
+        world.submit(number, 400)
+    world.run()
+    later = world.calls[PROBE_STEPS:]
+    asking = [call for call in later if asked(call)]
+    assert len(later) / PROBE_STEPS / 2 <= len(asking) <= 2 * len(later) / PROBE_STEPS + 1
+    assert all(len(asked(call)) == 8 for call in asking)
