@@ -13,13 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drafters.heads_drafter import HeadsDrafter
+from drafters.messages import DraftCall, DraftItem, DraftPlan
 from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec
 from engine.stop_rules import AdaptiveDrafter, StopRule
 from engine.tree import TokenTree
+from engine.wire import Decoder, encode
 from tests.drafters.test_stop_rules import depth_by_algorithm_1, rules
 from tests.eagle_reference import EagleReference
-from tests.verifier.target import spec_of
+from tests.verifier.target import VOCAB, spec_of
 from tests.verifier.test_eagle_drafts import (
     DEPTH,
     GREEDY,
@@ -110,10 +113,13 @@ def asked_by_rule(
             spec=spec_of(name, list(prompt), params),
             num_candidates=ask.width,
             num_heads=ask.depth,
+            least_logp=ask.least,
+            stop_token_logp=ask.stop_token,
         )
         for name, prompt, ask in zip(names, prompts, asks, strict=True)
     ]
     call = VerifyCall(call_id=1, prefill=items, release=names, stop_rule=rule)
+    call = Decoder[VerifyCall](VerifyCall).decode(encode(call))
     verdicts = [one.verdict for one in serving.step(call).prefills]
     return [one.proposals for one in verdicts if one is not None and one.proposals is not None]
 
@@ -219,7 +225,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Verifier:
     return verifier(EagleReference(TARGET.plain), tmp_path_factory.mktemp("plain"))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(rules, st.lists(st.integers(1, 6), min_size=1, max_size=3), st.sampled_from([1, WIDTH]))
 def test_all_beams_end_where_the_rule_evaluated_outside_says(
     plain: Verifier, rule: StopRule, limits: list[int], width: int
@@ -234,6 +240,51 @@ def test_all_beams_end_where_the_rule_evaluated_outside_says(
         assert depth == depth_by_algorithm_1(rule, [np.exp(one.logp[:, 0]).tolist() for one in whole])
     for one, ended in zip(whole, asked_by_rule(plain, prompts, asks, rule), strict=True):
         assert ended.token.tolist() == one.token[:depth].tolist()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.integers(0, 50),
+    st.one_of(st.none(), rules),
+    st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    st.sampled_from([INFINITE, -0.5, -1.0, -2.0, -3.0]),
+    st.sampled_from([INFINITE, -0.7, -1.5]),
+    st.sampled_from([(), (2,), (6, 10, 38)]),
+)
+def test_what_is_left_out_is_what_the_drafter_in_the_cell_cuts(
+    plain: Verifier,
+    seed: int,
+    rule: StopRule | None,
+    depths: list[int],
+    stop: float,
+    stop_token: float,
+    stops: tuple[int, ...],
+) -> None:
+    """By the same plans and rule; in service they are those of the next step."""
+    prompts = [[(7 * seed + 11 * i) % VOCAB, 5, 9] for i in range(len(depths))]
+    plans = [DraftPlan(depth=n, stop_logp=stop, stop_token_logp=stop_token) for n in depths]
+    whole = asked_by_rule(plain, prompts, [Ask(depth=n, width=1) for n in depths], None, stops)
+    ended = asked_by_rule(plain, prompts, [Ask(n, 1, stop, stop_token) for n in depths], rule, stops)
+    params = msgspec.structs.replace(GREEDY, stop_token_ids=stops)
+
+    def trees(proposals: Sequence[Proposals]) -> list[list[int]]:
+        items = [
+            DraftItem(
+                request_id=str(number),
+                start=0,
+                tokens=np.zeros(0, np.int32),
+                plan=plan,
+                spec=spec_of(str(number), [0] * one.position, params),
+                proposals=one,
+            )
+            for number, (plan, one) in enumerate(zip(plans, proposals, strict=True))
+        ]
+        drafter = HeadsDrafter(num_heads=6, vocab_size=VOCAB, max_tokens=96, kind="eagle")
+        drafts = drafter.draft(DraftCall(call_id=1, items=items, stop_rule=rule)).drafts
+        return [one.tree.token.tolist() for one in drafts]
+
+    if len(whole) == len(ended) == len(depths):  # nobody ended with its first token
+        assert trees(ended) == trees(whole)
 
 
 def test_the_rule_is_told_of_nodes_and_of_those_that_go_on(
