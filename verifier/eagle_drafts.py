@@ -220,7 +220,8 @@ class EagleDrafts:
                 scores = logits.new_full((len(logits), self._runner.shape.vocab_size), -torch.inf)
                 scores[:, token_of] = logits
             # A constant per row makes no difference to a log-softmax.
-            scores = processed_logits(scores, rankings, perturbed=True, may_wait=False)
+            may_wait = self.device.type == "cpu"
+            scores = processed_logits(scores, rankings, perturbed=True, may_wait=may_wait)
             token_of = None
         if scores.device.type == "cpu":
             best, found = best_on_host(scores.log_softmax(-1).numpy(), min(k, scores.shape[1]))

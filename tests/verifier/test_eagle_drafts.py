@@ -275,6 +275,22 @@ def test_drafts_end_where_slots_or_the_context_do(tmp_path: Path) -> None:
     assert prefill(verifier(reference, tmp_path), spec_of("b", text, GREEDY)).proposals is not None
 
 
+def test_where_the_host_may_wait_no_vocabulary_is_sorted_for_a_nucleus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = EagleReference(TARGET.plain)
+    serving, check = verifier(reference, tmp_path), Checker(reference)
+    monkeypatch.setattr(torch.Tensor, "sort", None)
+    spec = spec_of("a", PROMPT, SamplingParams(temperature=0.9, top_p=0.9, seed=7, max_tokens=12))
+    opened = PrefillItem(request_id="a", num_tokens=99, spec=spec)
+    (progress,) = serving.step(VerifyCall(call_id=1, prefill=[opened])).prefills
+    assert progress.verdict is not None
+    output = list(progress.verdict.tokens)
+    verdict = verify(serving, spec, TokenTree.root_only(output[-1]), width=1)
+    monkeypatch.undo()
+    check(verdict, spec, [*output, *verdict.tokens], width=1)
+
+
 def test_drafts_change_no_token(tmp_path: Path) -> None:
     serving = verifier(EagleReference(TARGET.plain), tmp_path)
     for params in (GREEDY, SAMPLED):
