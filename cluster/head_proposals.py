@@ -68,11 +68,9 @@ class LastPlan(NamedTuple):
         """Whether it was made for so many more requests that it says nothing of these."""
         return num_requests < FEWER_SHARE * self.num_requests
 
-    def beam(self, num_heads: int, widest: int, num_requests: int) -> Wanted:
+    def beam(self, num_heads: int, widest: int) -> Wanted:
         """What is asked of EAGLE after it: so many layers, no wider than it was."""
-        rule = None if self.is_of_many_more(num_requests) else self.stop_rule
-        width = min(widest, self.width)
-        return Wanted(num_heads, width, self.least_logp, self.stop_token_logp, rule)
+        return Wanted(num_heads, min(widest, self.width), self.least_logp, self.stop_token_logp)
 
 
 @dataclass(slots=True)
@@ -121,7 +119,8 @@ class HeadProposals:
             last = last or self._of_batch
             wanted = _of_beam(most, drafter.capabilities.num_candidates, last, step, num_requests)
             self._asked[request.request_id] = wanted.num_heads
-            return wanted
+            rule = self._newest_rule(request, num_requests) if wanted.num_candidates else None
+            return wanted if rule is None else wanted._replace(stop_rule=rule)
         all_of_them = Wanted(most, drafter.capabilities.num_candidates)
         if last is None and (self._of_batch is None or self._of_batch.depth > 0):
             return all_of_them
@@ -135,6 +134,12 @@ class HeadProposals:
         if last.depth == 0:
             return NOTHING_WANTED
         return Wanted(min(most, last.depth), min(all_of_them.num_candidates, last.width))
+
+    def _newest_rule(self, request: Request, num_requests: int) -> StopRule | None:
+        """That of the request's last plan; of the batch's, if the request was not planned for since."""
+        plans = [plan for plan in (self._plans.get(request.request_id), self._of_batch) if plan is not None]
+        newest = max(plans, key=lambda plan: plan.step, default=None)
+        return None if newest is None or newest.is_of_many_more(num_requests) else newest.stop_rule
 
     def planned(self, requests: Sequence[Request], plans: Sequence[DraftPlan]) -> None:
         """The policy made these plans for these requests."""
@@ -240,9 +245,9 @@ def _of_beam(most: int, widest: int, last: LastPlan | None, step: int, num_reque
     if last is None:
         return Wanted(most, 1)
     if last.depth > 0:
-        return last.beam(min(most, last.ask), widest, num_requests)
+        return last.beam(min(most, last.ask), widest)
     is_due = step // PROBE_STEPS != last.step // PROBE_STEPS or last.is_of_many_more(num_requests)
-    return last.beam(most, widest, num_requests) if is_due else NOTHING_WANTED
+    return last.beam(most, widest) if is_due else NOTHING_WANTED
 
 
 def _least_logp(plan: DraftPlan) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from cluster.head_proposals import PROBE_STEPS
 from tests.cluster.heads_world import (
     CHEAP,
@@ -114,3 +116,16 @@ def test_while_drafting_does_not_pay_eagle_is_asked_once_in_many_steps() -> None
     asking = [call for call in later if asked(call)]
     assert len(later) / PROBE_STEPS / 2 <= len(asking) <= 2 * len(later) / PROBE_STEPS + 1
     assert all(len(asked(call)) == 8 for call in asking)
+
+
+def test_who_comes_back_to_eagle_brings_no_rule_of_old() -> None:
+    world = HeadsWorld("specserve", CHEAP, 0.95, kind="eagle")
+    for number in range(2):
+        world.submit(number, 400)
+    world.run(10)
+    heads, request = world.core.planner.heads, world.core.requests["r0"]
+    rule, last = world.calls[-1].stop_rule, heads._plans["r0"]
+    assert rule is not None
+    old = msgspec.structs.replace(rule, base_s=9.0)
+    heads._plans["r0"] = last._replace(step=last.step - 100, stop_rule=old)
+    assert heads.wanted(request, 2, 0).stop_rule == rule
