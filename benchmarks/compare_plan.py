@@ -13,6 +13,7 @@ import yaml
 
 from cluster.config import FlotillaConfig, PolicyConfig, SchedulerConfig
 from cluster.policies.registry import POLICIES
+from selector.own_classes import is_own
 
 OURS = "flotilla"
 PLAIN = "autoregressive"
@@ -54,6 +55,8 @@ class Entrant:
 def parse_entrant(text: str, config: FlotillaConfig) -> Entrant:
     """A policy from `NAME` or `NAME:FIELD=VALUE,FIELD=VALUE`, over the settings of a configuration.
 
+    `NAME` may be the import path of one's own.
+
     Fields are those of the policy and of the scheduler, as in `fixed:fixed_depth=2` or
     `autoregressive:batching=priority`; values are YAML. Our batching rule belongs to our policy: the others
     have plain chunked prefill unless told otherwise.
@@ -62,7 +65,7 @@ def parse_entrant(text: str, config: FlotillaConfig) -> Entrant:
         ValueError: for an unknown policy, field or value.
     """
     name, _, settings = text.partition(":")
-    if name not in POLICIES:
+    if name not in POLICIES and not is_own(name):
         raise ValueError(f"unknown policy `{name}`; known: {', '.join(sorted(POLICIES))}")
     raw = config.model_dump()
     raw["policy"]["name"] = name

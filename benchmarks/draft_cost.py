@@ -24,7 +24,7 @@ from drafters.factory import build_drafter
 from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
 from drafters.protocol import Drafter
 from engine.sampling_params import RequestSpec, SamplingParams
-from engine.stop_rules import StopRule
+from engine.stop_rules import EstimateRule
 
 # Beside it no layer is dear, so that nothing but the objective ends a draft.
 _WHOLE_STEP_S = 1e9
@@ -122,7 +122,7 @@ def measure(drafter: Drafter, shape: Shape, context: int, calls: int, used: int 
     """
     rule = None
     if used is not None:
-        rule = StopRule(
+        rule = EstimateRule(
             num_requests=shape.requests,
             base_s=_WHOLE_STEP_S,
             first_layer_s=1.0,

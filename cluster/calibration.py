@@ -17,7 +17,10 @@ from engine.tree import TokenTree
 NUM_BINS = 20
 # Weight, in observations, of the prior that a draft probability is what it says.
 PRIOR_WEIGHT = 8.0
-PRIOR = PRIOR_WEIGHT * ((np.arange(NUM_BINS) + 0.5) / NUM_BINS)
+MIDDLES = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
+PRIOR = PRIOR_WEIGHT * MIDDLES
+# Drafters are believed to be at most so much surer, or less sure, than they say.
+LEAST_EXPONENT, MOST_EXPONENT = 0.25, 4.0
 # Observations are halved once a bin holds this many, so that the estimate follows drifting traffic.
 WINDOW = 2000.0
 
@@ -34,6 +37,7 @@ class DrafterCalibration:
     accepted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_BINS))
     _table: NDArray[np.float64] | None = None
     _plain_table: list[float] | None = None
+    _exponent: float | None = None
     # Of the predictions since the start: how many, their sum, how many came true, squared errors.
     predictions: NDArray[np.float64] = field(default_factory=lambda: np.zeros(4))
 
@@ -49,7 +53,7 @@ class DrafterCalibration:
         if np.count_nonzero(full):
             self.tried[full] /= 2
             self.accepted[full] /= 2
-        self._table = self._plain_table = None
+        self._table = self._plain_table = self._exponent = None
 
     def _judge(self, tried: NDArray[np.intp], came_true: NDArray[Any]) -> None:
         """Keep account of how good the table was, before it learns: counts by bin [NUM_BINS]."""
@@ -73,6 +77,19 @@ class DrafterCalibration:
         if self._plain_table is None:
             self._plain_table = self.table.tolist()
         return self._plain_table
+
+    @property
+    def exponent(self) -> float:
+        """The power of a draft probability that comes nearest to the table, by least squares of logarithms.
+
+        The power of a product is the product of powers: with this one number, whoever has but the
+        probability of a path knows its chance.
+        """
+        if self._exponent is None:
+            said, weight = np.log(MIDDLES), self.tried + PRIOR_WEIGHT
+            slope = (weight * said) @ np.log(self.table) / ((weight * said) @ said)
+            self._exponent = min(max(float(slope), LEAST_EXPONENT), MOST_EXPONENT)
+        return self._exponent
 
     def apply(self, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
         """Acceptance probabilities [n] of nodes with these conditional draft probabilities [n]."""

@@ -86,7 +86,7 @@ class DecisionLog:
         num_drafting: int,
         batch: Sequence[DecodeRequest],
         context: StepContext,
-        rule: StopRule,
+        rule: StopRule | None,
     ) -> None:
         """`StopsDrafting.stop_rule` answered, for the step planned last."""
         step = self._step_of.get(batch[0].request_id) or self._begin(context)

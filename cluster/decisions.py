@@ -93,7 +93,7 @@ class StopRuleCall(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         order, requests, context: as of `PolicyCall`.
         drafter, num_drafting: its arguments.
-        rule: the rule it made.
+        rule: the rule it made, if it made one.
     """
 
     order: int
@@ -101,7 +101,7 @@ class StopRuleCall(msgspec.Struct, frozen=True, kw_only=True):
     context: CallContext
     drafter: str
     num_drafting: int
-    rule: StopRule
+    rule: StopRule | None
 
 
 class Seconds(msgspec.Struct, kw_only=True):

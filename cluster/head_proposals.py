@@ -171,8 +171,8 @@ class HeadProposals:
             stop_token = min(plan.stop_token_logp for _, plan in telling)
             self._of_batch = LastPlan(step, n, depth, width, ask, least, stop_token)
 
-    def ruled(self, requests: Sequence[Request], rule: StopRule) -> None:
-        """The policy has drafts of these requests, just planned and of one drafter, end by this rule.
+    def ruled(self, requests: Sequence[Request], rule: StopRule | None) -> None:
+        """The policy has drafts of these requests, just planned and of one drafter, end by this rule, if any.
 
         Beams that are grown next end by it, too: a step late, as they are as deep as was planned.
         """

@@ -168,7 +168,7 @@ class RecordedStoppingPolicy(RecordedPolicy):
 
     def stop_rule(
         self, drafter: str, num_drafting: int, batch: Sequence[DecodeRequest], context: StepContext
-    ) -> StopRule:
+    ) -> StopRule | None:
         """As the policy's."""
         rule = self._stopping.stop_rule(drafter, num_drafting, batch, context)
         self._log.ruled(drafter, num_drafting, batch, context, rule)

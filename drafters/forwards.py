@@ -12,7 +12,7 @@ from drafters.job import Job
 from drafters.next_tokens import NextTokens, Ranking, Tokens, Values
 from engine.kv_cache import KVCache
 from engine.runner import Segment
-from engine.stop_rules import AdaptiveDrafter, StopRule
+from engine.stop_rules import Stopping, StopRule
 
 Int32 = NDArray[np.int32]
 Missing = Sequence[tuple[Job, list[int]]]
@@ -157,7 +157,7 @@ def grow(jobs: Sequence[Job], forward: Forward, stop_rule: StopRule | None = Non
         forward: makes nodes computed.
         stop_rule: ends all trees at the layer after which another is predicted not to pay.
     """
-    adaptive = AdaptiveDrafter(stop_rule) if stop_rule is not None else None
+    stopping = stop_rule.begin() if stop_rule is not None else None
     for job in jobs:
         job.extend()
     while True:
@@ -171,7 +171,7 @@ def grow(jobs: Sequence[Job], forward: Forward, stop_rule: StopRule | None = Non
         active = [job for job in jobs if job.beam.frontier]
         if not active:
             return
-        if adaptive is not None and not _pays(adaptive, jobs, active):
+        if stopping is not None and not _pays(stopping, jobs, active):
             for job in active:
                 job.beam.stop()
             return
@@ -206,7 +206,7 @@ def compute(missing: Missing, model: NextTokens, kv: KVCache) -> None:
             row += 1
 
 
-def _pays(adaptive: AdaptiveDrafter, grown: Sequence[Job], active: Sequence[Job]) -> bool:
+def _pays(stopping: Stopping, grown: Sequence[Job], active: Sequence[Job]) -> bool:
     """Put the layer just `grown` into the estimate, and ask whether one more for those `active` raises it."""
-    adaptive.correct([p for job in grown for p in job.beam.acceptance(job.beam.layer)])
-    return adaptive.pays([p for job in active for p in job.beam.acceptance(job.beam.frontier)])
+    stopping.correct([p for job in grown for p in job.beam.acceptance(job.beam.layer)])
+    return stopping.pays([p for job in active for p in job.beam.acceptance(job.beam.frontier)])

@@ -20,7 +20,7 @@ from drafters.modelless import ModellessDrafter
 from drafters.protocol import Capabilities
 from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec
-from engine.stop_rules import AdaptiveDrafter, StopRule
+from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 
 
@@ -186,12 +186,12 @@ def candidates(proposals: Proposals, layer: int, parent: int) -> list[Candidate]
 
 def _grow(drafting: Sequence[_Drafting], stop_rule: StopRule | None) -> None:
     """Grow all trees layer by layer, up to the layer after which `stop_rule` predicts no gain."""
-    adaptive = AdaptiveDrafter(stop_rule) if stop_rule is not None else None
+    stopping = stop_rule.begin() if stop_rule is not None else None
     growing: Sequence[_Drafting] = drafting
     while growing:
         growing = [one for one in growing if one.grow()]
-        if adaptive is None or not growing:
+        if stopping is None or not growing:
             continue
-        adaptive.correct([p for one in growing for p in one.beam.acceptance(one.beam.layer)])
-        if not adaptive.pays([p for one in growing for p in one.beam.acceptance(one.beam.frontier)]):
+        stopping.correct([p for one in growing for p in one.beam.acceptance(one.beam.layer)])
+        if not stopping.pays([p for one in growing for p in one.beam.acceptance(one.beam.frontier)]):
             return

@@ -29,7 +29,7 @@ from drafters.suffix_automaton import Context, SuffixAutomaton
 from drafters.suffix_escapes import EscapeRecord, Source
 from drafters.suffix_store import RecentOutputs
 from engine.sampling_params import RequestSpec
-from engine.stop_rules import AdaptiveDrafter, StopRule
+from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 
 # Contexts asked for one distribution, longest first: each further one is a suffix of those before.
@@ -285,15 +285,15 @@ class _Tree:
 
 
 def _depth_that_pays(rule: StopRule, trees: list[_Tree], most: int) -> int:
-    """The layer after which another is predicted not to pay (SpecServe, Algorithm 1).
+    """The layer after which another is predicted not to pay.
 
     The layers cost nothing to draft here, but those kept are to be verified.
     """
-    adaptive = AdaptiveDrafter(rule)
+    stopping = rule.begin()
     for depth in range(1, most + 1):
         layer = [p for tree in trees for p in tree.acceptance(depth)]
         parents = [p for tree in trees for p in tree.acceptance(depth - 1)]
-        if not layer or (depth > 1 and not adaptive.pays(parents)):
+        if not layer or (depth > 1 and not stopping.pays(parents)):
             return depth - 1
-        adaptive.correct(layer)
+        stopping.correct(layer)
     return most

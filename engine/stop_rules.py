@@ -1,8 +1,10 @@
-"""SpecServe (2025): when to stop drafting a batch, asked after every layer; Algorithms 1 and 3."""
+"""When to stop drafting a batch, asked after every layer: SpecServe's rule (2025) and ours."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -20,7 +22,23 @@ def slo_aware_estimate(tokens: float, step_s: float, tpot_s: float | None) -> fl
     return tokens / step_s
 
 
-class StopRule(msgspec.Struct, frozen=True, kw_only=True):
+class Stopping(Protocol):
+    """A rule at work on one batch. The caller drafts, and asks in between."""
+
+    def pays(self, parents: Sequence[float]) -> bool:
+        """Whether one more layer is worth drafting.
+
+        Args:
+            parents: acceptance of the nodes that would get a child each, as their drafter says.
+        """
+        ...
+
+    def correct(self, layer: Sequence[float]) -> None:
+        """A layer was drafted; `layer` has the acceptance of its nodes."""
+        ...
+
+
+class EstimateRule(msgspec.Struct, frozen=True, kw_only=True, tag="estimate"):
     """What a drafter needs to know to estimate a step: how the estimate of Algorithm 3 depends on its draft.
 
     Attributes:
@@ -53,6 +71,50 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True):
             step_s += self.first_layer_s + (depth - 1) * self.layer_s
         return slo_aware_estimate(tokens, step_s, self.tpot_s)
 
+    def begin(self) -> AdaptiveDrafter:
+        """Nothing is drafted yet."""
+        return AdaptiveDrafter(self)
+
+
+class ForwardRule(msgspec.Struct, frozen=True, kw_only=True, tag="forward"):
+    """Another layer while all requests together gain more by it than its forward is worth.
+
+    A forward takes nearly as long for few rows as for many. Of many requests some are always sure enough to
+    go on by themselves, and drafting would never end before its limit. Everything is counted in tokens that
+    the step's seconds are worth, so that a child of chance `f` gains `f` less what verifying it costs, and
+    none where that is below 0: it would not be verified.
+
+    Attributes:
+        rate: chance that the child of an accepted node is accepted.
+        verify_tokens: what verifying a token costs.
+        row_tokens: what each row of the drafter's forward costs.
+        forward_tokens: what a forward costs besides its rows.
+        exponent: power of a path's probability, as the drafter says it, that is its chance.
+    """
+
+    rate: float
+    verify_tokens: float
+    row_tokens: float
+    forward_tokens: float
+    exponent: float = 1.0
+
+    def begin(self) -> ForwardRule:
+        """Itself: what was drafted before does not matter."""
+        return self
+
+    def pays(self, parents: Sequence[float]) -> bool:
+        """Whether the children of these nodes gain more than their forward costs."""
+        rate, cost, exponent = self.rate, self.verify_tokens, self.exponent
+        children = [math.pow(p, exponent) * rate for p in parents]
+        gain = sum([chance - cost for chance in children if chance > cost])
+        return gain > self.forward_tokens + self.row_tokens * len(parents)
+
+    def correct(self, layer: Sequence[float]) -> None:
+        """Nothing to correct."""
+
+
+StopRule = EstimateRule | ForwardRule
+
 
 class AdaptiveDrafter:
     """Algorithm 1, "predict, execute, correct": another layer while that is predicted to raise the estimate.
@@ -70,7 +132,7 @@ class AdaptiveDrafter:
 
     __slots__ = ("_rule", "best", "depth", "num_drafted", "tokens")
 
-    def __init__(self, rule: StopRule) -> None:
+    def __init__(self, rule: EstimateRule) -> None:
         """Nothing is drafted yet; the first layer is, unless the step would be longer than the objective."""
         self._rule = rule
         self.depth = 0

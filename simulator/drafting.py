@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafters.messages import DraftPlan
-from engine.stop_rules import AdaptiveDrafter, StopRule
+from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 from simulator.scripts import DrafterTable
 
@@ -44,7 +44,7 @@ def grow(
         return _grow_chains(table, roots, tokens, plans, stop_rule, end_token)
     n, deepest = len(plans), max(plan.depth for plan in plans)
     limit, stops_below, token_stops_below = _ends(plans)
-    adaptive = AdaptiveDrafter(stop_rule) if stop_rule is not None else None
+    stopping = stop_rule.begin() if stop_rule is not None else None
 
     token = np.empty((n, 1 + deepest * width), dtype=np.int32)
     parent = np.empty((n, 1 + deepest * width), dtype=np.int32)
@@ -78,9 +78,9 @@ def grow(
         token[:, start : start + width] = chosen
         logp[:, start : start + width] = path
         depth += active
-        if adaptive is not None:
+        if stopping is not None:
             chances = np.exp(path)
-            adaptive.correct(chances[active].ravel().tolist())
+            stopping.correct(chances[active].ravel().tolist())
         active &= limit > layer
         if stops_below is not None:
             active &= path[:, 0] >= stops_below
@@ -94,7 +94,7 @@ def grow(
         if token_stops_below is not None or has_ended:
             active &= path.max(axis=1) > -np.inf
         num_active = int(np.count_nonzero(active))
-        if adaptive is not None and num_active and not adaptive.pays(chances[active].ravel().tolist()):
+        if stopping is not None and num_active and not stopping.pays(chances[active].ravel().tolist()):
             active[:] = False
             num_active = 0
         rows, start = next_rows, start + width
@@ -121,7 +121,7 @@ def _grow_chains(
     """As `grow` for beams of one node, most of all drafts: nothing is sorted, and columns are read alone."""
     n, deepest = len(plans), max([plan.depth for plan in plans])
     limit, stops_below, token_stops_below = _ends(plans)
-    adaptive = AdaptiveDrafter(stop_rule) if stop_rule is not None else None
+    stopping = stop_rule.begin() if stop_rule is not None else None
     first_logp, first_token, first_next = table.logp[:, 0], table.token[:, 0], table.next[:, 0]
 
     # [layers, requests]: a layer is written at once.
@@ -140,8 +140,8 @@ def _grow_chains(
         path = path + own
         logp[layer] = path
         depth += active
-        if adaptive is not None:
-            adaptive.correct(np.exp(path[active]).tolist())
+        if stopping is not None:
+            stopping.correct(np.exp(path[active]).tolist())
         active &= limit > layer
         if stops_below is not None:
             active &= path >= stops_below
@@ -150,7 +150,7 @@ def _grow_chains(
             active &= path > -np.inf
         active &= token[layer] != end_token
         num_active = int(np.count_nonzero(active))
-        if adaptive is not None and num_active and not adaptive.pays(np.exp(path[active]).tolist()):
+        if stopping is not None and num_active and not stopping.pays(np.exp(path[active]).tolist()):
             break
         if layer < deepest and num_active:
             rows = first_next[rows]

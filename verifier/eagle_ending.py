@@ -1,6 +1,6 @@
 """When EAGLE's drafts end before the depth they were asked for: asked after every layer of all beams.
 
-By each request's own bounds, and by the rule of a policy that looks at the whole batch (SpecServe): as
+By each request's own bounds, and by the rule of a policy that looks at the whole batch, as
 `drafters.forwards.grow` asks of a model's drafts.
 """
 
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.devices import Transfer
-from engine.stop_rules import AdaptiveDrafter, StopRule
+from engine.stop_rules import StopRule
 from verifier.eagle_beams import Beams
 from verifier.proposing import Asking
 
@@ -38,7 +38,7 @@ class Ending:
         # A stop token alone ends a draft so seldom that nobody waits for it.
         is_bounded = (self._least > -np.inf) | np.array([one.stop_token_logp > -np.inf for one in asking])
         self._may_end = rule is not None or bool((is_bounded | (self._most < depth)).all())
-        self._adaptive = AdaptiveDrafter(rule) if rule is not None else None
+        self._stopping = rule.begin() if rule is not None else None
         self._ahead = 0 if device.type == "cpu" else 1
         self._sent: deque[Transfer] = deque()
         self._num_layers = 0  # that were asked about
@@ -48,7 +48,7 @@ class Ending:
         if not self._may_end:
             return True
         paths = layer.open_logp.unsqueeze(0)
-        if self._adaptive is not None:
+        if self._stopping is not None:
             paths = torch.stack((layer.open_logp, layer.path_logp))
         self._sent.append(Transfer(paths))
         if len(self._sent) <= self._ahead:
@@ -61,10 +61,10 @@ class Ending:
         open_logp = paths[0]
         best = open_logp.max(axis=1)
         goes_on = (self._most > self._num_layers) & (best > -np.inf) & (best >= self._least)
-        if self._adaptive is None or not goes_on.any():
+        if self._stopping is None or not goes_on.any():
             return bool(goes_on.any())
-        self._adaptive.correct(_acceptance(paths[1, self._most >= self._num_layers]))
-        return self._adaptive.pays(_acceptance(open_logp[goes_on]))
+        self._stopping.correct(_acceptance(paths[1, self._most >= self._num_layers]))
+        return self._stopping.pays(_acceptance(open_logp[goes_on]))
 
 
 def _acceptance(paths: Float32) -> list[float]:

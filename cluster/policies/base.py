@@ -105,8 +105,11 @@ class StopsDrafting(Protocol):
 
     def stop_rule(
         self, drafter: str, num_drafting: int, batch: Sequence[DecodeRequest], context: StepContext
-    ) -> StopRule:
-        """The rule of one call, which drafts for `num_drafting` requests of the batch planned for last."""
+    ) -> StopRule | None:
+        """The rule of one call, which drafts for `num_drafting` requests of the batch planned for last.
+
+        None where each request's own plan says enough.
+        """
         ...
 
 

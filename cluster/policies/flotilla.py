@@ -22,6 +22,7 @@ from cluster.policies.triage import Float64, chain_rows, needs
 from cluster.selection import marginal_goodput, slo_customized
 from cluster.selection_of_few import FEW_NODES, by_tree, paying, urgent
 from drafters.messages import DraftPlan
+from engine.stop_rules import ForwardRule
 from engine.tree import TokenTree
 from engine.tree_batch import TreeBatch
 
@@ -46,7 +47,7 @@ MOST_FORGONE = 0.25
 URGENT_LOGP = math.log(0.2)
 # Weight of the newest step in what is known of steps beside drafts and their verification.
 SMOOTHING = 0.1
-# Up to so many requests, depth is left to the drafter's confidence.
+# Up to so many requests, each draft ends by itself, by the drafter's confidence.
 FEW_REQUESTS = 4
 # However full of prompts the steps are: what a step costs beside them is never quite nothing.
 MOST_ON_PROMPTS = 0.99
@@ -83,6 +84,9 @@ class Flotilla:
         self._try_drafts, self._try_plain = Probing(), Probing(LEAST_INTERVAL)
         self._rest_until = 0
         self._rest_requests = 0
+        # Tokens that a second is worth in the step planned last, and what verifying one costs of them. Both
+        # are 0 while drafts are tried, which then are as deep as they are planned.
+        self._worth = (0.0, 0.0)
         # What a batch needs is worked out once for drafting and selection.
         self._needed: tuple[DecodeBatch, float, Float64] = (DecodeBatch(), 0.0, np.zeros(0))
         # Seconds of a step besides what was predicted of it (prompts, above all), and what was predicted.
@@ -93,10 +97,11 @@ class Flotilla:
         return step < self._rest_until and num_requests >= self._rest_requests
 
     def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
-        """Depth by predicted goodput from acceptance rates and measured costs; width by AdaServe's rule."""
+        """Whether to draft by predicted goodput; how deep the drafter finds out; width by AdaServe's rule."""
         if not batch:
             return []
         config, n, batch = self._config, len(batch), DecodeBatch.of(batch)
+        self._worth = (0.0, 0.0)
         width = clip(config.draft_budget / n + config.width_offset, 1, config.max_width)
         outlook = self._look(batch, 1, context)
         best_depth, drafted, plain = outlook.depth, outlook.drafted, outlook.plain
@@ -126,6 +131,7 @@ class Flotilla:
         # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
         added_s = context.cost.verify_added_seconds(n, n * max(1, depth), batch.num_context / n)
         least = goodput * float(np.add.reduce(added_s)) / len(added_s)
+        self._worth = (goodput, least)
         # A path less likely than this is not worth its token's time: the depth at which that is expected
         # bounds the plan, and drafting stops where the drafter itself finds it so.
         log_least = min(0.0, math.log(least)) if least > 0.0 else -math.inf
@@ -142,21 +148,22 @@ class Flotilla:
         lookups = self._cheap(alone_s, context)
         chains = chain_rows(batch.rates, need).tolist() if is_urgent else [0.0] * n
         log, max_depth = math.log, config.max_depth
-        # With few requests the drafter's own confidence bounds depth as it goes, and knows more than any
-        # mean: a layer must be worth its tokens' time, and its forward's where it was not computed ahead.
-        # With many, some are always sure enough, and a forward for those few costs nearly as much.
-        planned = max_depth if n <= FEW_REQUESTS else depth
+        # The drafter's own confidence bounds depth as it goes, and knows more than any mean: a layer must be
+        # worth its tokens' time, and its forward's where it was not computed ahead. With many requests some
+        # are always sure enough, and a forward for those few costs nearly as much: see `stop_rule`.
+        are_few = n <= FEW_REQUESTS
+        said = {name: 1.0 if are_few else context.calibration.of(name).exponent for name in layer_s}
         plans = []
         for request, required, chain in zip(batch, need.tolist(), chains, strict=True):
-            own, rate, stop_logp, name = planned, request.rate, log_least, request.drafter
-            if name in lookups or (name in cheap and request.tpot_s is not None):
-                # A lookup's rate counts tokens for which it proposes nothing. What a model drafts beyond the
-                # depth that pays gives the SLO phase more to choose from; without objectives it is wasted.
-                own = max_depth
-            elif 0.0 < rate < 1.0 and least > 0.0:
+            own, rate, name = max_depth, request.rate, request.drafter
+            stop_logp = log_least / said.get(name, 1.0)
+            # A lookup's rate counts tokens for which it proposes nothing. What a model drafts beyond the
+            # depth that pays gives the SLO phase more to choose from; without objectives it is wasted.
+            is_free = name in lookups or (name in cheap and request.tpot_s is not None)
+            if are_few and not is_free and 0.0 < rate < 1.0 and least > 0.0:
                 reach = int(log_least / log(rate))
                 own = reach if reach < own else own
-            worth = goodput * layer_s.get(name, 0.0) / (rate if rate > 0.1 else 0.1)
+            worth = goodput * layer_s.get(name, 0.0) / (rate if rate > 0.1 else 0.1) if are_few else 0.0
             least_forward = log(worth if worth < MOST_CERTAIN else MOST_CERTAIN) if worth > 0.0 else -math.inf
             if required > 1.0:
                 # One token a step will not do for its objective: it may need tokens that do not pay.
@@ -176,6 +183,33 @@ class Flotilla:
                 )
             )
         return plans
+
+    def stop_rule(
+        self, drafter: str, num_drafting: int, batch: Sequence[DecodeRequest], context: StepContext
+    ) -> ForwardRule | None:
+        """With many requests, a layer must bring all of them together more than its forward is worth.
+
+        None for few, each of which has a bound of its own, and for drafters whose layers cost nothing.
+        """
+        if len(batch) <= FEW_REQUESTS:
+            return None
+        load = DecodeBatch.of(batch).load
+        count, tokens = load.get(drafter, (0, 0))
+        if not count:
+            return None
+        one_s = context.cost.draft_layer_seconds(drafter, 1, 1, tokens // count)
+        all_s = context.cost.draft_layer_seconds(drafter, count, 1, tokens)
+        if one_s <= 0.0:
+            return None
+        row_s = (all_s - one_s) / (count - 1) if count > 1 else 0.0
+        goodput, verify_tokens = self._worth
+        return ForwardRule(
+            rate=sum([request.rate for request in batch if request.drafter == drafter]) / count,
+            verify_tokens=verify_tokens,
+            row_tokens=goodput * row_s,
+            forward_tokens=goodput * (one_s - row_s),
+            exponent=context.calibration.of(drafter).exponent,
+        )
 
     def select(
         self, batch: Sequence[DecodeRequest], trees: Sequence[TokenTree], context: StepContext
@@ -317,4 +351,4 @@ def _spent_on_prompts(context: StepContext, *, drafted: bool) -> float:
     if drafted:
         beside_s = min(beside_s, context.draft_overhead_s)
     fixed_s = context.cost.verify_fixed_seconds(drafted=drafted) + beside_s
-    return min(context.prompt_share**4, MOST_ON_PROMPTS) * fixed_s
+    return min(context.prompt_share**8, MOST_ON_PROMPTS) * fixed_s

@@ -12,7 +12,7 @@ from cluster.forest import Forest
 from cluster.policies.base import DecodeRequest, Int32, StepContext
 from cluster.policies.goodput import Float64, Int64, chain_limits
 from drafters.messages import DraftPlan
-from engine.stop_rules import BEYOND_OBJECTIVE, AdaptiveDrafter, StopRule, slo_aware_estimate
+from engine.stop_rules import BEYOND_OBJECTIVE, AdaptiveDrafter, EstimateRule, slo_aware_estimate
 from engine.tree import TokenTree
 
 # Estimated efficiency of a step, from its expected tokens and the draft tokens verified.
@@ -57,7 +57,7 @@ class SpecServe:
 
     def stop_rule(
         self, drafter: str, num_drafting: int, batch: Sequence[DecodeRequest], context: StepContext
-    ) -> StopRule:
+    ) -> EstimateRule:
         """What the estimate of Algorithm 3 needs of the cost model, in plain numbers."""
         n, cost, target = len(batch), context.cost, context.cost.profile.target
         mine = [request for request in batch if request.drafter == drafter]
@@ -68,7 +68,7 @@ class SpecServe:
         # Of calls of several layers: those of one are corrected apart.
         two_s, three_s = (cost.draft_seconds(drafter, num_drafting, 1, k, drafting_context) for k in (2, 3))
         correction = cost.correction(VERIFY_DRAFTED)
-        return StopRule(
+        return EstimateRule(
             num_requests=n,
             base_s=context.draft_overhead_s + cost.verify_seconds(n, n, num_context, drafted=True),
             first_layer_s=2 * two_s - three_s,

@@ -34,7 +34,7 @@ from cluster.decisions import (
 from cluster.policies.base import DecodeRequest
 from cluster.recorded_context import restored_context
 from drafters.messages import DraftPlan
-from engine.stop_rules import StopRule
+from engine.stop_rules import EstimateRule, ForwardRule
 from engine.tree import TokenTree
 
 NAMES = st.text(max_size=6)
@@ -94,7 +94,7 @@ CALLS = st.builds(
     PolicyCall, order=COUNTS, requests=PLACES, context=CONTEXTS, budget=st.none() | st.integers(0, 99)
 )
 RULES = st.builds(
-    StopRule,
+    EstimateRule,
     num_requests=COUNTS,
     base_s=FINITE,
     first_layer_s=FINITE,
@@ -102,7 +102,7 @@ RULES = st.builds(
     token_s=FINITE,
     mean_confidence=FINITE,
     tpot_s=st.none() | FINITE,
-)
+) | st.builds(ForwardRule, rate=FINITE, verify_tokens=FINITE, row_tokens=FINITE, forward_tokens=FINITE)
 DECISIONS = st.builds(
     RequestDecision,
     request=VIEWS,

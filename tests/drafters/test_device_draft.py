@@ -21,7 +21,7 @@ from engine.cuda_graphs import GraphedRunner
 from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
 from engine.loading import load_runner
-from engine.stop_rules import StopRule
+from engine.stop_rules import EstimateRule, ForwardRule
 from tests.drafters.both_ways import SAMPLINGS, SLOTS, WEIGHTS, WITH_PENALTIES, assert_same, graphed, plain
 from tests.drafters.no_waiting import Waits, no_waiting
 from tests.drafters.test_model_drafter_state import random_commit
@@ -67,13 +67,20 @@ plans = st.builds(
 rules = st.one_of(
     st.none(),
     st.builds(
-        StopRule,
+        EstimateRule,
         num_requests=st.integers(3, 6),
         base_s=st.sampled_from([0.5, 4.0]),
         first_layer_s=st.just(0.05),
         layer_s=st.sampled_from([0.0, 0.03, 0.11]),
         token_s=st.sampled_from([0.0, 0.013]),
         mean_confidence=st.sampled_from([0.3, 0.9]),
+    ),
+    st.builds(
+        ForwardRule,
+        rate=st.sampled_from([0.4, 0.9]),
+        verify_tokens=st.sampled_from([0.0, 0.1]),
+        row_tokens=st.just(0.01),
+        forward_tokens=st.sampled_from([0.02, 0.2]),
     ),
 )
 

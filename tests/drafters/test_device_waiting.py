@@ -14,7 +14,7 @@ from drafters.model_drafter import ModelDrafter
 from drafters.next_tokens import NextTokens, Sent
 from engine.cuda_graphs import GraphedRunner
 from engine.llama_runner import LlamaRunner
-from engine.stop_rules import StopRule
+from engine.stop_rules import EstimateRule
 from tests.drafters.both_ways import SAMPLINGS, assert_same, graphed, plain
 from tests.drafters.no_waiting import Waits, no_waiting
 from tests.drafters.tiny import (
@@ -42,7 +42,7 @@ def test_what_forwards_found_is_fetched_and_nothing_else_waits(
     drafter = ModelDrafter(runner(), on_device=True, catch_up_rows=40)
     options = dict(CALLS[kind])
     width, sampling = options.pop("width"), options.pop("sampling")
-    rule = StopRule(
+    rule = EstimateRule(
         num_requests=9, base_s=1.0, first_layer_s=0.1, layer_s=0.02, token_s=0.01, mean_confidence=0.7
     )
     is_ended = "stop_logp" in options

@@ -13,7 +13,7 @@ from drafters.heads_drafter import HeadsDrafter
 from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
 from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec, SamplingParams
-from engine.stop_rules import StopRule
+from engine.stop_rules import EstimateRule
 from engine.tree import TokenTree
 from engine.wire import Decoder, encode
 
@@ -47,7 +47,7 @@ def following(start: int, tokens: list[int], plan: DraftPlan, proposed: Proposal
     return DraftItem(request_id="r", start=start, tokens=new, plan=plan, proposals=proposed)
 
 
-def call(item: DraftItem, stop_rule: StopRule | None = None) -> DraftCall:
+def call(item: DraftItem, stop_rule: EstimateRule | None = None) -> DraftCall:
     return DraftCall(call_id=1, items=[item], stop_rule=stop_rule)
 
 
@@ -124,7 +124,7 @@ def test_evaluating_the_heads_counts_as_the_drafter_s_time() -> None:
 
 def test_a_stop_rule_ends_the_tree_where_another_layer_does_not_pay() -> None:
     proposed = proposals(len(PROMPT))
-    rule = StopRule(
+    rule = EstimateRule(
         num_requests=1, base_s=1.0, first_layer_s=0.1, layer_s=50.0, token_s=0.0, mean_confidence=0.5
     )
     tree = tree_of(drafter().draft(call(opening(DraftPlan(depth=3, width=2), proposed), rule)))

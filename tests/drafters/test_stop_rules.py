@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from drafters.messages import DraftCall, DraftPlan
 from drafters.prompt_lookup import PromptLookupDrafter
 from engine.sampling_params import SamplingParams
-from engine.stop_rules import BEYOND_OBJECTIVE, StopRule
+from engine.stop_rules import BEYOND_OBJECTIVE, EstimateRule, ForwardRule, StopRule
 from engine.tree import TokenTree
 from tests.drafters.tiny import GREEDY, assert_same_tree, call, drafter, llama, opening, prompt, trees
 
@@ -23,7 +23,7 @@ DRAFTER = drafter(MODEL, num_slots=4096)
 NAMES = itertools.count()
 
 rules = st.builds(
-    StopRule,
+    EstimateRule,
     num_requests=st.integers(3, 6),
     base_s=st.sampled_from([0.5, 1.0, 4.0]),
     first_layer_s=st.sampled_from([0.05, 0.2]),
@@ -31,6 +31,16 @@ rules = st.builds(
     token_s=st.sampled_from([0.0, 0.011, 0.13]),
     mean_confidence=st.sampled_from([0.05, 0.3, 0.6, 0.9, 1.0]),
     tpot_s=st.sampled_from([None, 0.8, 1.3, 5.0]),
+)
+
+
+forward_rules = st.builds(
+    ForwardRule,
+    rate=st.sampled_from([0.3, 0.7, 1.0]),
+    verify_tokens=st.sampled_from([0.0, 0.05, 0.2, 0.5]),
+    row_tokens=st.sampled_from([0.0, 0.01, 0.1]),
+    forward_tokens=st.sampled_from([0.0, 0.02, 0.1, 0.4]),
+    exponent=st.sampled_from([0.4, 1.0, 1.0, 1.7]),
 )
 
 
@@ -53,7 +63,7 @@ def confidences(tree: TokenTree) -> list[float]:
     return np.exp(np.diff(tree.logp.astype(np.float64))).tolist()
 
 
-def depth_by_algorithm_1(rule: StopRule, real: list[list[float]]) -> int:
+def depth_by_algorithm_1(rule: EstimateRule, real: list[list[float]]) -> int:
     """Layers at which to stop, given the confidences of each chain to its limit; written from the listing.
 
     As drafters are asked, the first layer is drafted in any case.
@@ -85,7 +95,7 @@ def depth_by_algorithm_1(rule: StopRule, real: list[list[float]]) -> int:
 
 @settings(max_examples=120, deadline=None)
 @given(rules, st.lists(st.integers(0, DEPTH), min_size=1, max_size=3))
-def test_the_batch_stops_where_the_rule_evaluated_outside_says(rule: StopRule, limits: list[int]) -> None:
+def test_the_batch_stops_where_the_rule_evaluated_outside_says(rule: EstimateRule, limits: list[int]) -> None:
     plans = [DraftPlan(depth=limit) for limit in limits]
     whole = drafted(plans)
     depth = depth_by_algorithm_1(rule, [confidences(tree) for tree in whole])
@@ -94,8 +104,39 @@ def test_the_batch_stops_where_the_rule_evaluated_outside_says(rule: StopRule, l
         assert_same_tree(stopped, tree.subset(np.arange(len(stopped), dtype=np.int32)))
 
 
+@settings(max_examples=120, deadline=None)
+@given(forward_rules, st.lists(st.integers(0, DEPTH), min_size=1, max_size=3))
+def test_a_layer_is_drafted_if_all_together_gain_more_than_its_forward_costs(
+    rule: ForwardRule, limits: list[int]
+) -> None:
+    plans = [DraftPlan(depth=limit) for limit in limits]
+    whole = drafted(plans)
+    depth = 1  # is drafted in any case
+    while depth < DEPTH:
+        paths = [math.exp(tree.logp[depth]) for tree in whole if tree.depth.max() > depth]
+        children = np.array(paths) ** rule.exponent * rule.rate
+        gained = float(np.maximum(children - rule.verify_tokens, 0.0).sum())
+        if gained - rule.row_tokens * len(paths) <= rule.forward_tokens:
+            break
+        depth += 1
+    for tree, stopped, limit in zip(whole, drafted(plans, rule), limits, strict=True):
+        assert stopped.depth.max() == min(depth, limit)
+        assert_same_tree(stopped, tree.subset(np.arange(len(stopped), dtype=np.int32)))
+
+
+def test_a_forward_that_one_request_is_not_worth_pays_for_several() -> None:
+    (alone,) = drafted([DraftPlan(depth=DEPTH)])
+    worth = math.exp(alone.logp[1])
+    rule = ForwardRule(rate=1.0, verify_tokens=0.0, row_tokens=0.0, forward_tokens=1.5 * worth)
+    assert [len(tree) for tree in drafted([DraftPlan(depth=2)], rule)] == [2]
+    many = [opening(f"r{next(NAMES)}", prompt(50, 9), DraftPlan(depth=2)) for _ in range(2)]
+    of = trees(DRAFTER.draft(DraftCall(call_id=1, items=many, stop_rule=rule)))
+    assert [len(tree) for tree in of.values()] == [3, 3]
+    DRAFTER.draft(call(release=list(of)))
+
+
 def test_an_objective_ends_drafting_before_it_is_missed() -> None:
-    rule = StopRule(
+    rule = EstimateRule(
         num_requests=2, base_s=1.0, first_layer_s=1e-9, layer_s=1e-9, token_s=0.0, mean_confidence=1.0
     )
     plans = [DraftPlan(depth=DEPTH)] * 2
@@ -128,11 +169,13 @@ def test_in_a_beam_a_token_below_the_threshold_is_a_leaf() -> None:
     assert tree.depth.max() > 1
 
 
-def test_both_rules_survive_the_wire_and_calls_without_them_are_understood() -> None:
-    rule = StopRule(
-        num_requests=1, base_s=1.0, first_layer_s=0.1, layer_s=0.1, token_s=0.0, mean_confidence=0.5
-    )
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(rule), type=StopRule) == rule
+@given(rules | forward_rules)
+def test_a_call_brings_the_rule_it_was_sent_with(rule: StopRule) -> None:
+    sent = DraftCall(call_id=1, items=[], stop_rule=rule)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=DraftCall).stop_rule == rule
+
+
+def test_thresholds_survive_the_wire_and_calls_without_them_are_understood() -> None:
     plan = DraftPlan(depth=3, stop_token_logp=-0.5)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=DraftPlan) == plan
     assert msgspec.msgpack.decode(msgspec.msgpack.encode({"depth": 3}), type=DraftPlan) == DraftPlan(depth=3)
@@ -140,7 +183,7 @@ def test_both_rules_survive_the_wire_and_calls_without_them_are_understood() -> 
 
 def test_prompt_lookup_has_no_confidences_and_drafts_on() -> None:
     lookup = PromptLookupDrafter(vocab_size=50, max_tokens=500)
-    rule = StopRule(
+    rule = EstimateRule(
         num_requests=1, base_s=1.0, first_layer_s=9.0, layer_s=9.0, token_s=9.0, mean_confidence=0.0
     )
     plan = DraftPlan(depth=5, stop_token_logp=0.0)

@@ -15,7 +15,7 @@ from drafters.messages import DraftCall, DraftPlan
 from drafters.suffix_drafter import SuffixAutomatonDrafter
 from drafters.suffix_escapes import EscapeRecord, Source
 from engine.sampling_params import SamplingParams
-from engine.stop_rules import StopRule
+from engine.stop_rules import EstimateRule
 from tests.drafters.tiny import call, following, opening, trees
 
 STOP = 3
@@ -155,7 +155,7 @@ def test_thresholds_and_the_stop_rule_end_drafts() -> None:
     assert full.depth.max() == 6
     for plan in (DraftPlan(6, stop_logp=float(full.logp[2]) + 1e-3), DraftPlan(6, stop_token_logp=-1e-3)):
         assert trees(suffix().draft(call(opening("a", text, plan))))["a"].depth.max() < 3
-    rule = StopRule(
+    rule = EstimateRule(
         num_requests=1, base_s=0.01, first_layer_s=0.0, layer_s=0.0, token_s=0.009, mean_confidence=0.5
     )
     item = opening("a", text, DraftPlan(6))

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from engine.eagle_loading import EagleFiles
 from engine.loading import load_runner
 from engine.sampling_params import SamplingParams
-from engine.stop_rules import StopRule
+from engine.stop_rules import EstimateRule
 from engine.tree import TokenTree
 from tests.eagle_reference import EagleReference
 from tests.gpu.waiting import waiting_once
@@ -94,7 +94,7 @@ def test_drafts_are_those_of_a_cpu_and_wait_once(
     certain = [dataclasses.replace(one, least_logp=0.0) for one in asking]
     found = waiting_once(monkeypatch, eagle_drafts, partial(drafts.propose, certain))
     assert [one.token.shape for one in found] == [(2, WIDTH)] * 2
-    dear = StopRule(
+    dear = EstimateRule(
         num_requests=2, base_s=1.0, first_layer_s=0.1, layer_s=50.0, token_s=0.0, mean_confidence=0.5
     )
     found = waiting_once(monkeypatch, eagle_drafts, partial(drafts.propose, asking, dear))

@@ -17,7 +17,7 @@ from drafters.heads_drafter import HeadsDrafter
 from drafters.messages import DraftCall, DraftItem, DraftPlan
 from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec
-from engine.stop_rules import AdaptiveDrafter, StopRule
+from engine.stop_rules import AdaptiveDrafter, EstimateRule
 from engine.tree import TokenTree
 from engine.wire import Decoder, encode
 from tests.drafters.test_stop_rules import depth_by_algorithm_1, rules
@@ -100,7 +100,7 @@ def asked_by_rule(
     serving: Verifier,
     prompts: Sequence[Sequence[int]],
     asks: Sequence[Ask],
-    rule: StopRule | None,
+    rule: EstimateRule | None,
     stops: tuple[int, ...] = (),
 ) -> list[Proposals]:
     """What is proposed with the first token of each, in one call that has the rule."""
@@ -124,7 +124,7 @@ def asked_by_rule(
     return [one.proposals for one in verdicts if one is not None and one.proposals is not None]
 
 
-def depth_by_rule(rule: StopRule, beams: Sequence[Sequence[Sequence[float]]]) -> int:
+def depth_by_rule(rule: EstimateRule, beams: Sequence[Sequence[Sequence[float]]]) -> int:
     """Layers after which no further one is predicted to raise the estimate (SpecServe, Algorithms 1 and 3).
 
     Args:
@@ -228,7 +228,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Verifier:
 @settings(max_examples=50, deadline=None)
 @given(rules, st.lists(st.integers(1, 6), min_size=1, max_size=3), st.sampled_from([1, WIDTH]))
 def test_all_beams_end_where_the_rule_evaluated_outside_says(
-    plain: Verifier, rule: StopRule, limits: list[int], width: int
+    plain: Verifier, rule: EstimateRule, limits: list[int], width: int
 ) -> None:
     prompts = [PROMPT[i:] for i in range(len(limits))]
     asks = [Ask(depth=limit, width=width) for limit in limits]
@@ -254,7 +254,7 @@ def test_all_beams_end_where_the_rule_evaluated_outside_says(
 def test_what_is_left_out_is_what_the_drafter_in_the_cell_cuts(
     plain: Verifier,
     seed: int,
-    rule: StopRule | None,
+    rule: EstimateRule | None,
     depths: list[int],
     stop: float,
     stop_token: float,
@@ -294,7 +294,7 @@ def test_the_rule_is_told_of_nodes_and_of_those_that_go_on(
     prompts, asks = [PROMPT, PROMPT[1:], PROMPT[2:]], [Ask(depth=2), Ask(depth=4), Ask(depth=1)]
     (first,) = asked_by_rule(plain, prompts[:1], asks[:1], None)
     stops = tuple(first.token[0, :2].tolist())
-    likely = StopRule(
+    likely = EstimateRule(
         num_requests=3, base_s=1.0, first_layer_s=0.1, layer_s=0.0, token_s=0.0, mean_confidence=1.0
     )
     told: list[list[float]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -71,10 +72,50 @@ def test_prompts_never_pay_for_a_whole_step(plain_s: float, drafted_s: float, sh
         (expected, outlook.drafted, outlook.drafted_s),
         (len(batch), outlook.plain, outlook.plain_s),
     ):
-        least_s = (1.0 - min(share**4, MOST_ON_PROMPTS)) * whole_s
+        least_s = (1.0 - min(share**8, MOST_ON_PROMPTS)) * whole_s
         assert least_s * (1.0 - 1e-9) <= tokens / rate <= whole_s * (1.0 + 1e-9)
     whole_s, base_s = _drafted_step_s(batch, 8, now)
     assert 0.0 < base_s <= whole_s
+
+
+def test_of_many_requests_a_layer_must_bring_what_its_forward_costs_in_tokens() -> None:
+    """The rule is in tokens; a second is worth what the step planned last yields in it."""
+    policy = Flotilla(PolicyConfig(max_depth=6))
+    policy._try_drafts = policy._try_plain = Probing(1000)
+    many = [request(str(number), rate=0.8) for number in range(12)]
+    now = context(draft_s=1e-3)
+    assert {plan.depth for plan in policy.plan(many, now)} == {6}
+    assert all(plan.least_forward_logp == -math.inf for plan in policy.plan(many, now))
+    rule = policy.stop_rule("small", 12, many, now)
+    assert rule is not None
+    outlook = policy._look(DecodeBatch(many), 1, now)
+    goodput = max(outlook.drafted, outlook.plain)
+    assert rule.rate == pytest.approx(0.8)
+    forward_s = now.cost.draft_layer_seconds("small", 12, 1, 12 * 50)
+    assert rule.forward_tokens + 12 * rule.row_tokens == pytest.approx(goodput * forward_s)
+    (token_s,) = now.cost.verify_added_seconds(12, 1, 50)
+    assert rule.verify_tokens == pytest.approx(goodput * token_s)
+
+
+def test_few_requests_and_drafters_that_cost_nothing_have_no_rule() -> None:
+    policy = Flotilla(PolicyConfig(max_depth=6))
+    many = [request(str(number)) for number in range(12)]
+    policy.plan(many[:4], context())
+    assert policy.stop_rule("small", 4, many[:4], context()) is None
+    looked_up = [request(str(number), drafter="lookup") for number in range(12)]
+    policy.plan(looked_up, context())
+    assert policy.stop_rule("lookup", 12, looked_up, context()) is None
+
+
+def test_nothing_ends_a_probe_that_is_likely_at_all() -> None:
+    """It is there to find out what drafts cost and bring now, at the depth that is usual."""
+    policy = Flotilla(PolicyConfig(max_depth=6))
+    many = [request(str(number), rate=0.1) for number in range(12)]
+    dear = context(draft_s=5e-2)
+    assert {plan.depth for plan in policy.plan(many, dear)} == {PROBE_DEPTH}
+    rule = policy.stop_rule("small", 12, many, dear)
+    assert rule is not None
+    assert rule.pays([1e-6] * 12)
 
 
 @pytest.mark.parametrize("drafter", ["", "small"])

@@ -15,7 +15,7 @@ from cluster.cost_model import CostModel, CostProfile, LinearCost
 from cluster.policies.base import DecodeRequest, StepContext, StopsDrafting
 from cluster.policies.registry import POLICIES, make_policy
 from cluster.policies.specserve import Estimator, SpecServe, confidence_prior, strictest
-from engine.stop_rules import BEYOND_OBJECTIVE, AdaptiveDrafter, StopRule, slo_aware_estimate
+from engine.stop_rules import BEYOND_OBJECTIVE, AdaptiveDrafter, EstimateRule, slo_aware_estimate
 from engine.tree import TokenTree
 from tests.cluster.policies.batches import context, contexts, request, requests
 
@@ -38,9 +38,9 @@ def estimators(draw: st.DrawFn) -> Estimator:
 
 
 @st.composite
-def rules(draw: st.DrawFn, num_requests: int) -> StopRule:
+def rules(draw: st.DrawFn, num_requests: int) -> EstimateRule:
     """Verification with and without a knee; time per step is convex in the layers from the first on."""
-    return StopRule(
+    return EstimateRule(
         num_requests=num_requests,
         base_s=draw(st.sampled_from([0.5, 1.0, 3.0])),
         first_layer_s=draw(st.sampled_from([0.0, 0.05, 0.2])),
@@ -59,14 +59,14 @@ def test_a_step_beyond_the_objective_is_worth_minus_one() -> None:
     assert slo_aware_estimate(9.0, 0.090, None) == pytest.approx(100.0)
 
 
-def curve(confidences: np.ndarray, rule: StopRule) -> list[float]:
+def curve(confidences: np.ndarray, rule: EstimateRule) -> list[float]:
     """The estimate by number of layers; confidences [layers, requests]."""
     n = confidences.shape[1]
     layers = np.cumprod(confidences, axis=0).sum(axis=1)
     return [rule.estimate(n + float(layers[:k].sum()), k, n * k) for k in range(len(confidences) + 1)]
 
 
-def drafted(rule: StopRule, real: np.ndarray) -> int:
+def drafted(rule: EstimateRule, real: np.ndarray) -> int:
     """Layers drafted when the confidences turn out as `real`, [layers, requests]."""
     adaptive = AdaptiveDrafter(rule)
     acceptance = np.ones(real.shape[1])
@@ -163,9 +163,9 @@ def test_of_equal_acceptance_the_last_is_dropped_first() -> None:
     assert confidence_prior(np.full(6, 0.5), 1, three_at_most).tolist() == [0, 1, 2]
 
 
-def test_only_specserve_sends_a_rule_along() -> None:
+def test_only_specserve_and_the_default_send_rules_along() -> None:
     stopping = {name for name in POLICIES if isinstance(make_policy(PolicyConfig(name=name)), StopsDrafting)}
-    assert stopping == {"specserve"}
+    assert stopping == {"specserve", "flotilla"}
 
 
 def test_the_rule_follows_the_confidences_seen() -> None:
