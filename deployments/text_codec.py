@@ -23,6 +23,8 @@ _TEMPLATE_ARGUMENTS = frozenset(
     )
 )  # fmt: skip
 
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+
 
 class TextCodec:
     """Encodes prompts, renders chats, decodes outputs.
@@ -98,6 +100,8 @@ class TextCodec:
             raise bad_request(
                 f"The model's chat template refuses these `messages`: {error}", "messages"
             ) from None
+        # Arguments of calls may hold half a surrogate pair, by its escape in JSON: no tokenizer reads that.
+        text = _HALF_PAIR.sub("\N{REPLACEMENT CHARACTER}", text)
         # The template writes the special tokens itself.
         return self.encode(text, add_special_tokens=add_special_tokens)
 

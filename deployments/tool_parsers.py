@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -196,8 +197,8 @@ class JsonCalls:
         if name not in self._names:
             return []
         try:
-            value, _ = json.JSONDecoder().raw_decode(arguments)
-            arguments = json.dumps(value, ensure_ascii=False)
+            value, _ = _DECODER.raw_decode(arguments)
+            arguments = _json_text(value)
         except (ValueError, RecursionError):
             pass  # not complete
         self.num_calls += 1
@@ -223,7 +224,7 @@ class JsonCalls:
         elif not held or (self._is_list and held[0] == "]"):
             return False
         try:
-            value, end = json.JSONDecoder().raw_decode(held)
+            value, end = _DECODER.raw_decode(held)
         except ValueError:
             if not self._began:
                 self._is_list = False  # looked at again, with its bracket, when more has come
@@ -302,7 +303,7 @@ def _whole(index: int, name: str, arguments: str) -> CallDelta:
 def _calls_in(text: str, names: Collection[str], fields: tuple[str, ...]) -> list[tuple[str, str]] | None:
     """The calls that a text consists of; None if it is anything else."""
     try:
-        value = json.loads(text)
+        value = _DECODER.decode(text)
     except (ValueError, RecursionError):
         return None
     calls = [_call(item, names, fields) for item in (value if isinstance(value, list) else [value])]
@@ -317,12 +318,38 @@ def _call(
 
     Arguments are an object, unless `any_type`, for a schema that asks for something else.
     """
-    if not isinstance(value, dict) or value.get("name") not in names:
+    if not isinstance(value, dict):
         return None
-    arguments: Any = next((value[name] for name in fields if name in value), {})
+    name = value.get("name")
+    if not isinstance(name, str) or name not in names:
+        return None
+    arguments: Any = next((value[one] for one in fields if one in value), {})
     if not isinstance(arguments, dict) and not any_type:
         return None
-    return str(value["name"]), json.dumps(arguments, ensure_ascii=False)
+    return name, _json_text(arguments)
+
+
+def _json_text(value: Any) -> str:
+    """A value that was read from JSON, as JSON again."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: only an escape can say it
+        return json.dumps(value)
+    return text
+
+
+def _finite(text: str) -> float:
+    """A number that JSON can say again: of one beyond all doubles, the largest there is."""
+    return min(max(float(text), -sys.float_info.max), sys.float_info.max)
+
+
+def _no_json(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+# Python's own would take NaN and Infinity for numbers, and 1e999 for infinity.
+_DECODER = json.JSONDecoder(parse_constant=_no_json, parse_float=_finite)
 
 
 def _overlap(text: str, marker: str) -> int:

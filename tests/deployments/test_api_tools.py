@@ -251,6 +251,20 @@ async def test_tools_are_refused_where_no_parser_is_known(cell: CellStandIn) -> 
     await service.close()
 
 
+@pytest.mark.api("chat.completions", "tools")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_odd_calls_fail_no_request(http: httpx.AsyncClient, cell: CellStandIn, stream: bool) -> None:
+    for call, called in (
+        ('{"name": ["get_weather"], "arguments": {}}', False),
+        (r'{"name": "get_weather", "arguments": {"city": "\ud83d"}}', True),
+    ):
+        says(cell, f"<tool_call>{call}</tool_call>")
+        response = await http.post("/v1/chat/completions", json=BODY | {"stream": stream})
+        assert response.status_code == 200, response.text
+        assert not stream or response.text.endswith("data: [DONE]\n\n")
+        assert ('"tool_calls":[' in response.text) == called
+
+
 async def test_a_template_that_knows_tools_is_given_them(cell: CellStandIn) -> None:
     knowing: Any = tokenizer().__class__(
         tokenizer_object=tokenizer().backend_tokenizer, eos_token="<|end|>", bos_token="<|bos|>"
@@ -273,6 +287,11 @@ async def test_a_template_that_knows_tools_is_given_them(cell: CellStandIn) -> N
     async with httpx.AsyncClient(transport=transport, base_url="http://cell") as http:
         response = await http.post("/v1/chat/completions", json=BODY | {"messages": messages})
         assert response.status_code == 200, response.text
+        # As an earlier answer may have had it: half of a surrogate pair.
+        messages[1]["tool_calls"][0]["function"]["arguments"] = r'{"city": "O\ud83d"}'
+        response = await http.post("/v1/chat/completions", json=BODY | {"messages": messages})
+        assert response.status_code == 200, response.text
     await service.close()
-    expected = "get_weather;now;user:Weather in Oslo?|assistant:<tool_call>Oslo|tool:rain|"
-    assert codec().decode(cell.submissions[0].prompt, skip_special_tokens=False) == expected
+    form = "get_weather;now;user:Weather in Oslo?|assistant:<tool_call>{}|tool:rain|"
+    for submission, city in zip(cell.submissions, ("Oslo", "O\ufffd"), strict=True):
+        assert codec().decode(submission.prompt, skip_special_tokens=False) == form.format(city)

@@ -153,6 +153,43 @@ def test_arguments_of_a_forced_call_may_be_of_any_type() -> None:
     assert parse(JsonCalls(NAMES), text, [5, 9]) == (text, [])
 
 
+@pytest.mark.parametrize("name", ["[]", "{}", "1", "null"])
+@pytest.mark.parametrize("kind", ["hermes", "json"])
+def test_a_name_that_is_no_string_names_no_tool(kind: str, name: str) -> None:
+    text = f'{{"name": {name}, "arguments": {{}}}}'
+    text = f"<tool_call>{text}</tool_call>" if kind == "hermes" else text
+    assert parse(make_parser(kind, frozenset(NAMES)), text, [7, 13]) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (r'"\ud83d"', r'"\ud83d"'),  # half of a pair is in no UTF-8
+        (r'"\ud83d\ude42"', '"🙂"'),
+        ("1e999", "1.7976931348623157e+308"),
+        ("-1e999", "-1.7976931348623157e+308"),
+    ],
+)
+def test_arguments_are_told_as_json_that_can_be_sent(written: str, told: str) -> None:
+    body = f'{{"name": "add", "parameters": {{"a": {written}}}}}'
+    for parser, text in (
+        (make_parser("hermes", NAMES), f"<tool_call>{body}</tool_call>"),
+        (make_parser("json", NAMES), body),
+        (JsonCalls(NAMES, has_text=False), f"[{body}]"),
+        (JsonCalls(NAMES, has_text=False), f"[{body[:-1]}"),  # cut off
+    ):
+        (call,) = [delta for parsed in (parser.feed(text), parser.finish()) for delta in parsed.calls]
+        assert call.arguments == f'{{"a": {told}}}'
+        assert call.arguments.encode()
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_what_only_python_takes_for_json_stays_text(number: str) -> None:
+    body = f'{{"name": "add", "arguments": {{"a": {number}}}}}'
+    for kind, text in (("hermes", f"<tool_call>{body}</tool_call>"), ("json", body)):
+        assert parse(make_parser(kind, NAMES), text, [20]) == (text, [])
+
+
 def test_kind_of_known_templates() -> None:
     assert kind_for_template("{% for tool in tools %}...<tool_call>{% endfor %}") == "hermes"
     assert kind_for_template('{% if tools %}{"name": ..., "parameters": ...}{% endif %}') == "json"
