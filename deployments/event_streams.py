@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
+from deployments.errors import ApiError, internal
+
+_log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -18,7 +23,10 @@ _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 async def event_stream(
     request: Request, events: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The response that streams server-sent events; raises what comes before the first."""
+    """The response that streams server-sent events.
+
+    Raises what fails before the first; what fails later is the last event.
+    """
 
     async def first_event() -> bytes:
         return await anext(events, b"")
@@ -26,7 +34,9 @@ async def event_stream(
     # The status line waits for the first event, so that a rejection is a status and not a broken stream.
     first = await unless_disconnected(request, first_event())
     return StreamingResponse(
-        _chain(first, events), media_type="text/event-stream", headers={**_STREAM_HEADERS, **(headers or {})}
+        _chain(first, events, str(request.state.request_id)),
+        media_type="text/event-stream",
+        headers={**_STREAM_HEADERS, **(headers or {})},
     )
 
 
@@ -51,8 +61,19 @@ async def unless_disconnected(request: Request, work: Awaitable[_Result]) -> _Re
         await asyncio.gather(working, watching, return_exceptions=True)
 
 
-async def _chain(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+def error_event(error: ApiError) -> bytes:
+    """How a failure in the midst of a stream is told."""
+    return b"event: error\ndata: " + json.dumps(error.body()).encode() + b"\n\n"
+
+
+async def _chain(
+    first: bytes, rest: AsyncGenerator[bytes, None], request_id: str
+) -> AsyncGenerator[bytes, None]:
     async with contextlib.aclosing(rest):
         yield first
-        async for event in rest:
-            yield event
+        try:
+            async for event in rest:
+                yield event
+        except Exception:  # a bug; a connection that just breaks off would look like the network's fault
+            _log.exception("request %s failed in the midst of its answer", request_id)
+            yield error_event(internal(request_id))

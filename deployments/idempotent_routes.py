@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, nullcontext
 
@@ -27,11 +26,6 @@ def key_of(request: Request, config: IdempotencyConfig, body: bytes, grant: Gran
         return None  # most requests; they are not parsed again
     owner = "" if grant is None or grant.key is None else grant.key.name
     return find_key(config, request.headers, request.url.path, lambda: json_object(body), owner)
-
-
-def error_event(error: ApiError) -> bytes:
-    """How a failure in the midst of a stream is told."""
-    return b"event: error\ndata: " + json.dumps(error.body()).encode() + b"\n\n"
 
 
 async def answer_once(

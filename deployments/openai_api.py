@@ -27,11 +27,11 @@ from deployments.call_ids import clean_request_id, new_call_id
 from deployments.console import ConsoleState, add_console_routes
 from deployments.debug_api import add_debug_routes
 from deployments.errors import ApiError, bad_request, body_too_large, body_too_slow, internal, model_not_found
-from deployments.event_streams import event_stream, unless_disconnected
+from deployments.event_streams import error_event, event_stream, unless_disconnected
 from deployments.front_end_metrics import FrontEndMetrics, RequestObserver
 from deployments.http_limits import RequestTimeout
 from deployments.idempotency import Answers, seeded
-from deployments.idempotent_routes import answer_once, error_event, key_of
+from deployments.idempotent_routes import answer_once, key_of
 from deployments.key_gate import KeyGate, grant_of
 from deployments.metric_gathering import Gatherer, add_metric_routes
 from deployments.objectives import Asked, ObjectiveError, asked_by_headers
