@@ -21,7 +21,7 @@ from engine.barring import allow_only_, bar_, ends_of_bad_words
 from engine.best_tokens import highest_by_triton
 from engine.devices import to_device, to_host
 from engine.noise import gumbel_noise
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import LEAST_DIVISOR, SamplingParams
 from engine.token_masks import mask_out_
 from engine.triton_sampling import shape_by_triton
 from engine.triton_support import runs_triton
@@ -274,7 +274,7 @@ def _penalize(work: torch.Tensor, rows: Sequence[Row], which: list[int]) -> None
         values = np.array([value(rows[i].params) for i in which], dtype=np.float32)
         return to_device(torch.from_numpy(np.repeat(values, lengths)), work.device)
 
-    repetition = per_entry(lambda params: params.repetition_penalty)
+    repetition = per_entry(lambda params: max(params.repetition_penalty, LEAST_DIVISOR))
     frequency = per_entry(lambda params: params.frequency_penalty)
     presence = per_entry(lambda params: params.presence_penalty)
     value = work[row, token]
@@ -292,7 +292,7 @@ def _truncate(work: torch.Tensor, rows: Sequence[Row], sampled: list[int], *, ma
     part = work if which is None else work.index_select(0, which)
     # Subtracting the maximum first keeps tiny temperatures from overflowing to inf - inf.
     part -= part.amax(dim=-1, keepdim=True)
-    part /= _column([p.temperature for p in params], work).unsqueeze(1)
+    part /= _column([max(p.temperature, LEAST_DIVISOR) for p in params], work).unsqueeze(1)
     _apply(part, min_p_, [p.min_p for p in params], [p.min_p > 0.0 for p in params])
     _apply(part, top_k_, [p.top_k for p in params], [0 < p.top_k < vocab for p in params])
     _apply(

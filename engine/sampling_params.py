@@ -6,6 +6,10 @@ import msgspec
 
 from engine.constraint import Constraint
 
+#: Temperatures and repetition penalties below are taken for this one. It decides no less than they, and what
+#: logits are divided by has to stay a number above 0 in float32.
+LEAST_DIVISOR = 1e-30
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the tokens of one request are chosen. Field names and meanings follow vLLM and OpenAI.

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from engine.devices import to_device
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import LEAST_DIVISOR, SamplingParams
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def _described(
     table.view(np.uint32)[:, 2] = positions
     table[:, 3] = [one.top_k if 0 < one.top_k < vocab else 0 for one in params]
     numbers = table.view(np.float32)
-    numbers[:, 4] = [0.0 if one.is_greedy else one.temperature for one in params]
+    numbers[:, 4] = [0.0 if one.is_greedy else max(one.temperature, LEAST_DIVISOR) for one in params]
     numbers[:, 5] = [abs(math.log(one.min_p)) if one.min_p > 0.0 else math.inf for one in params]
     numbers[:, 6] = [one.top_p for one in params]
     return table

@@ -195,13 +195,31 @@ def test_greedy_fast_path_and_gap() -> None:
 
 def test_extreme_settings_stay_finite() -> None:
     logits = torch.tensor([[-3e4, 3e4, 1.0, 2.0]])
-    for temperature in (1e-30, 1e-6, 1e6):
+    for temperature in (5e-324, 1e-46, 1e-40, 1e-30, 1e-6, 1e6):
         params = SamplingParams(temperature=temperature, top_p=0.9, min_p=0.1, top_k=3)
         decision = decide(logits, [Row(params, 0)])
         assert not decision.gap.isnan().any()
         assert temperature > 1 or decision.tokens.tolist() == [1]
     only = SamplingParams(temperature=1.0, top_k=1)
     assert decide(logits, [Row(only, 0)]).gap.tolist() == [math.inf]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("penalty", [5e-324, 1e-46, 1e-40, 1e-37, 1e-30])
+def test_the_smallest_repetition_penalty_lets_in_nothing_that_is_ruled_out(
+    penalty: float, temperature: float
+) -> None:
+    """In float32 it is 0, by which to divide is infinite, and minus infinity times it is no number."""
+    logits = torch.tensor([[9.0, 4.0, 3.0, 5.0, -1.0, 8.0]])
+    for ruled_out in (
+        {"bad_words": ((0,),)},
+        {"allowed_token_ids": (1, 2, 4)},
+        {"min_tokens": 1, "stop_token_ids": (0,)},
+    ):
+        params = SamplingParams(temperature=temperature, repetition_penalty=penalty, **ruled_out)  # type: ignore[arg-type]
+        decision = decide(logits, [Row(params, 0, TokenHistory([0, 1, 2, 4]))])
+        assert decision.tokens.tolist() == [1]  # the likeliest of those that are to be repeated
+        assert 0 < float(decision.gap[0]) < math.inf
 
 
 any_params = st.builds(
