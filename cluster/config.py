@@ -43,7 +43,8 @@ class TargetConfig(DeviceConfig):
         default=None,
         ge=2,
         description="Longest sequence, prompt and output; the model's own if unset. Needed for models that "
-        "attend to a sliding window, whose length is then the most.",
+        "attend to a sliding window, whose length is then the most, and for those with LongRoPE, where their "
+        "`original_max_position_embeddings` is.",
     )
     runner: Literal["auto", "hf", "lean"] = Field(
         default="auto", description="`hf` runs any architecture, `lean` the Llama family faster."

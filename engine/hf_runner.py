@@ -159,6 +159,12 @@ class HFRunner:
         self._num_slots = num_slots
         limit = getattr(config, "max_position_embeddings", None) or num_slots
         self._max_tokens = int(min(limit, max_tokens or limit))
+        fixed = _longest_with_fixed_rotations(config)
+        if fixed is not None and fixed < self._max_tokens:
+            raise UnsupportedModel(
+                f"the model's rotary embeddings change for sequences of more than {fixed} tokens, and with "
+                f"them those of all requests computed beside one: set max_model_len to {fixed} at most"
+            )
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._attention = make_attention(
             attention, num_slots, dtype=model.dtype, device=self._device, head_dim=int(size)
@@ -321,3 +327,18 @@ class HFRunner:
             logits = logits.index_select(0, kept)
             self._final = self._final.index_select(0, kept)
         return logits.float()
+
+
+def _longest_with_fixed_rotations(config: Any) -> int | None:
+    """The longest sequence up to which rotary embeddings depend on the position alone; None for any.
+
+    LongRoPE (arXiv 2402.13753) has two sets of frequencies, and Transformers gives all rows of a forward the
+    set of its longest sequence. "dynamic" ones change beyond `max_position_embeddings`, which none exceeds.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    # Of all layers, or by the kind of layer.
+    parts = [part for part in (parameters, *parameters.values()) if isinstance(part, dict)]
+    lengths = [
+        int(part["original_max_position_embeddings"]) for part in parts if part.get("rope_type") == "longrope"
+    ]
+    return min(lengths, default=None)

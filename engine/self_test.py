@@ -28,6 +28,8 @@ _TREE_PARENTS = np.array([-1, 0, 0, 1, 1, 2, 5], dtype=np.int32)
 def check_runner(runner: ModelRunner, reference: Reference, dtype: torch.dtype) -> None:
     """Compare `runner` with `reference`: ragged prefill, trees beside a prompt chunk, decode after commit.
 
+    And with itself: a row is to be the same beside one at the end of the longest sequence.
+
     Writes over the KV slots of the runner, which must hold nothing yet. Both are float models of `dtype`.
 
     Raises:
@@ -88,8 +90,16 @@ def check_runner(runner: ModelRunner, reference: Reference, dtype: torch.dtype) 
     accepted = np.concatenate([sequences[0], trees[0][branch]])
     token = rng.integers(0, shape.vocab_size, 1).astype(np.int32)
     segment = _reserve(cache, "0", token, np.array([len(accepted)], dtype=np.int32), None)
-    logits = runner.forward([segment], np.zeros(1, dtype=np.int32))
+    first = np.zeros(1, dtype=np.int32)
+    logits = runner.forward([segment], first).clone()
     compare("decode after commit", logits[0], reference([np.concatenate([accepted, token])])[0][-1])
+
+    # 4. The same beside the longest sequence: a forward may compute what depends on it for all rows alike.
+    cache.discard("0")
+    segment = _reserve(cache, "0", token, segment.positions, None)
+    cache.open("far", [0])
+    far = _reserve(cache, "far", token, np.array([shape.max_tokens - 1], dtype=np.int32), None)
+    compare("decode beside a long sequence", runner.forward([segment, far], first)[0], logits[0])
 
 
 def _scatter(cache: KVCache) -> None:

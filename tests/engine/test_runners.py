@@ -117,6 +117,7 @@ def test_a_window_no_shorter_than_the_longest_sequence_is_fine(tmp_path: Path) -
     ("name", "reason"),
     [
         ("mistral_window", "sliding window of 64 tokens.*max_model_len"),
+        ("phi3_longrope", "rotary embeddings change .* more than 32 tokens.*max_model_len to 32"),
         ("gemma2", "softcap"),
         ("gpt_oss", "s_aux|sliding window"),
         ("bloom", "attention interface|position_ids"),
@@ -133,6 +134,20 @@ def test_rotary_embeddings_that_change_with_length_fall_back(tmp_path: Path) -> 
     assert isinstance(load_runner(directory, num_slots=64), HFRunner)
     with pytest.raises(UnsupportedModel, match="dynamic"):
         load_runner(directory, num_slots=64, runner="lean")
+
+
+def test_rotary_embeddings_that_a_long_sequence_would_change_are_fine_without_one(tmp_path: Path) -> None:
+    directory = tiny_models.write("phi3_longrope", tmp_path)
+    assert load_runner(directory, num_slots=64, max_tokens=32).shape.max_tokens == 32
+
+
+def test_the_self_test_notices_that_a_long_neighbour_changes_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tiny_models.write("phi3_longrope", tmp_path)
+    monkeypatch.setattr("engine.hf_runner._longest_with_fixed_rotations", lambda _: None)
+    with pytest.raises(UnsupportedModel, match="self-test failed at decode beside a long sequence"):
+        load_runner(directory, num_slots=64)
 
 
 def test_the_self_test_notices_wrong_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

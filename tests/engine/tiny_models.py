@@ -30,6 +30,14 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.0, 1.0, 1.0],
+    "long_factor": [4.0, 8.0, 16.0, 32.0],
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 
 _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
@@ -44,6 +52,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "mistral_window": ("Mistral", {"sliding_window": 64}),
+    "phi3_longrope": ("Phi3", {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 32}),
     "gpt_neox": ("GPTNeoX", {}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 4096}),
     "gpt_oss": ("GptOss", {"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}),
