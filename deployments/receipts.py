@@ -142,13 +142,20 @@ def server_timing(receipt: Mapping[str, Any]) -> str:
 
 
 def _speculation(receipts: Sequence[Receipt]) -> dict[str, Any]:
-    """Draft counters. The mean acceptance length counts the bonus token, as everywhere in the field."""
+    """Draft counters. The mean acceptance length counts the bonus token, as everywhere in the field.
+
+    A step whose accepted path ends with a stop token has none, so that tokens are fewer than steps and
+    accepted ones; of a request that was resubmitted they are more, as its steps are those of its last life.
+    """
     steps = sum(receipt.num_steps for receipt in receipts)
+    committed = sum(
+        min(receipt.num_steps + receipt.num_accepted, receipt.num_output_tokens) for receipt in receipts
+    )
     verified = sum(receipt.num_verified for receipt in receipts)
     accepted = sum(receipt.num_accepted for receipt in receipts)
     by_depth = zip_longest(*(receipt.acceptance_by_depth for receipt in receipts), fillvalue=0)
     return {
-        "mean_acceptance_length": _rounded(1 + accepted / steps) if steps else None,
+        "mean_acceptance_length": _rounded(committed / steps) if steps else None,
         "draft_acceptance_rate": _rounded(accepted / verified) if verified else None,
         "num_spec_steps": steps,
         "num_draft_tokens": sum(receipt.num_drafted for receipt in receipts),
