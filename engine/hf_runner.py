@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ _HARMLESS = frozenset(
     }
 )
 
-# Layer types of a configuration whose keys are all earlier tokens, or announced as a window in the call.
+# Layer types of a configuration whose keys are all earlier tokens, or a window of them.
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -85,12 +86,7 @@ def _tree_attention(
         raise RuntimeError(f"attention {ATTENTION_NAME!r} was called outside an engine forward pass")
     if attention_mask is not None:
         raise UnsupportedModel("the model builds an attention mask of its own")
-    window = kwargs.pop("sliding_window", None)
-    if window is not None and window < running.max_tokens:
-        raise UnsupportedModel(
-            f"the model attends to a sliding window of {window} tokens, shorter than its longest sequence of "
-            f"{running.max_tokens}: set max_model_len to {window} at most"
-        )
+    _check_window(kwargs.pop("sliding_window", None), running.max_tokens)
     if kwargs.pop("is_causal", None) is False:
         raise UnsupportedModel("the model has an attention layer that is not causal")
     unknown = sorted(name for name, value in kwargs.items() if value is not None and name not in _HARMLESS)
@@ -159,6 +155,8 @@ class HFRunner:
         self._num_slots = num_slots
         limit = getattr(config, "max_position_embeddings", None) or num_slots
         self._max_tokens = int(min(limit, max_tokens or limit))
+        if _builds_windows(model):
+            _check_window(getattr(config, "sliding_window", None) or None, self._max_tokens)
         fixed = _longest_with_fixed_rotations(config)
         if fixed is not None and fixed < self._max_tokens:
             raise UnsupportedModel(
@@ -327,6 +325,28 @@ class HFRunner:
             logits = logits.index_select(0, kept)
             self._final = self._final.index_select(0, kept)
         return logits.float()
+
+
+def _check_window(window: int | None, max_tokens: int) -> None:
+    """Raise UnsupportedModel for a sliding window shorter than the longest sequence."""
+    if window is not None and window < max_tokens:
+        raise UnsupportedModel(
+            f"the model attends to a sliding window of {window} tokens, shorter than its longest sequence of "
+            f"{max_tokens}: set max_model_len to {window} at most"
+        )
+
+
+def _builds_windows(model: PreTrainedModel) -> bool:
+    """Whether a window that the configuration has would be in a mask that the model makes.
+
+    Not all that make one name the window in the call of their attention, too (Qwen2-MoE, PhiMoE do not), and
+    for ours no mask is made.
+    """
+    types = getattr(model.config.get_text_config(), "layer_types", None)
+    if types is not None:
+        return "sliding_attention" in types
+    module = sys.modules[type(model.get_decoder()).__module__]
+    return hasattr(module, "create_sliding_window_causal_mask")
 
 
 def _longest_with_fixed_rotations(config: Any) -> int | None:

@@ -107,8 +107,9 @@ def test_a_longest_sequence_beyond_the_model_s_is_refused(tmp_path: Path) -> Non
         load_runner(directory, num_slots=64, max_tokens=129)
 
 
-def test_a_window_no_shorter_than_the_longest_sequence_is_fine(tmp_path: Path) -> None:
-    directory = tiny_models.write("mistral_window", tmp_path)
+@pytest.mark.parametrize("name", ["mistral_window", "qwen2_moe_window", "phimoe_window"])
+def test_a_window_no_shorter_than_the_longest_sequence_is_fine(name: str, tmp_path: Path) -> None:
+    directory = tiny_models.write(name, tmp_path)
     assert load_runner(directory, num_slots=64, max_tokens=64).shape.max_tokens == 64
     assert load_runner(directory, num_slots=64, max_tokens=64, runner="hf").shape.max_tokens == 64
 
@@ -117,6 +118,8 @@ def test_a_window_no_shorter_than_the_longest_sequence_is_fine(tmp_path: Path) -
     ("name", "reason"),
     [
         ("mistral_window", "sliding window of 64 tokens.*max_model_len"),
+        ("qwen2_moe_window", "sliding window of 64 tokens.*max_model_len"),
+        ("phimoe_window", "sliding window of 64 tokens.*max_model_len"),
         ("phi3_longrope", "rotary embeddings change .* more than 32 tokens.*max_model_len to 32"),
         ("gemma2", "softcap"),
         ("gpt_oss", "s_aux|sliding window"),

@@ -30,6 +30,13 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 2,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
 _LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -52,6 +59,11 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "mistral_window": ("Mistral", {"sliding_window": 64}),
+    "qwen2_moe_window": (
+        "Qwen2Moe",
+        {**_EXPERTS, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
+    ),
+    "phimoe_window": ("Phimoe", {**_EXPERTS, "sliding_window": 64}),
     "phi3_longrope": ("Phi3", {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 32}),
     "gpt_neox": ("GPTNeoX", {}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 4096}),
