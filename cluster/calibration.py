@@ -20,7 +20,7 @@ PRIOR_WEIGHT = 8.0
 MIDDLES = (np.arange(NUM_BINS) + 0.5) / NUM_BINS
 PRIOR = PRIOR_WEIGHT * MIDDLES
 # Drafters are believed to be at most so much surer, or less sure, than they say.
-LEAST_EXPONENT, MOST_EXPONENT = 0.25, 4.0
+LEAST_EXPONENT, MOST_EXPONENT = 0.25, 3.0
 # Observations are halved once a bin holds this many, so that the estimate follows drifting traffic.
 WINDOW = 2000.0
 

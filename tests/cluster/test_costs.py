@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from cluster.calibration import DrafterCalibration
+from cluster.calibration import LEAST_EXPONENT, MOST_EXPONENT, DrafterCalibration
 from cluster.call_parts import NO_ROWS, Rows
 from cluster.cell_metrics import CellMetrics
 from cluster.config import FlotillaConfig
@@ -206,3 +208,22 @@ def test_calibration_learns_an_overconfident_drafter_and_stays_monotone() -> Non
 def test_without_observations_a_probability_is_what_it_says() -> None:
     grid = np.linspace(0.01, 0.99, 50)
     assert np.abs(DrafterCalibration().apply(grid) - grid).max() <= 0.025 + 1e-9
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.4, 1.5), st.integers(0, 2**32 - 1))
+def test_the_exponent_is_that_of_chances_that_are_a_power_of_what_is_said(power: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    said = rng.uniform(0.05, 1.0, 40_000)
+    calibration = DrafterCalibration()
+    assert calibration.exponent == pytest.approx(1.0)
+    calibration.observe(said, rng.random(len(said)) < said**power)
+    assert calibration.exponent == pytest.approx(power, rel=0.15)
+
+
+@pytest.mark.parametrize(("all_are", "exponent"), [(True, LEAST_EXPONENT), (False, MOST_EXPONENT)])
+def test_the_exponent_has_bounds(all_are: bool, exponent: float) -> None:
+    calibration = DrafterCalibration()
+    said = np.linspace(0.01, 0.99, 30_000)
+    calibration.observe(said, np.full(len(said), all_are))
+    assert calibration.exponent == exponent
