@@ -139,7 +139,7 @@ def _described(found: Mapping[str, Any], layer: Mapping[str, Any]) -> EagleDescr
     layers = tuple(map(int, named or ()))
     if layers[:1] == (1,):
         # Two conventions are published: layers whose inputs are read, from 2, and layers whose outputs are,
-        # from 1 (SpecForge's and ModelOpt's). Told apart as SGLang does.
+        # from 1 (SpecForge's and ModelOpt's). They are told apart by the first.
         layers = tuple(layer + 1 for layer in layers)
     vocab_size, hidden_size = int(layer["vocab_size"]), int(layer["hidden_size"])
     return EagleDescription(

@@ -21,6 +21,8 @@ from tests.system.conftest import Server, start, with_profile
 from tests.system.front_end_loss import check_a_stream_goes_on
 from tests.system.rolling_out import check_a_rollout
 
+pytestmark = pytest.mark.system
+
 NUM_REQUESTS, NUM_TOKENS = 10, 320
 
 
