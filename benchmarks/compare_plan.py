@@ -13,7 +13,7 @@ import yaml
 
 from cluster.config import FlotillaConfig, PolicyConfig, SchedulerConfig
 from cluster.policies.registry import POLICIES
-from selector.own_classes import is_own
+from selector.own_classes import is_own, own_class
 
 OURS = "flotilla"
 PLAIN = "autoregressive"
@@ -65,7 +65,9 @@ def parse_entrant(text: str, config: FlotillaConfig) -> Entrant:
         ValueError: for an unknown policy, field or value.
     """
     name, _, settings = text.partition(":")
-    if name not in POLICIES and not is_own(name):
+    if is_own(name):
+        own_class(name, "policy")
+    elif name not in POLICIES:
         raise ValueError(f"unknown policy `{name}`; known: {', '.join(sorted(POLICIES))}")
     raw = config.model_dump()
     raw["policy"]["name"] = name

@@ -81,6 +81,17 @@ def test_a_wrong_policy_says_why(text: str, reason: str) -> None:
         parse_entrant(text, demo_config())
 
 
+def test_a_policy_of_ones_own_is_named_by_its_import_path() -> None:
+    """As any that is not ours it has plain chunked prefill, unless told otherwise."""
+    name = "cluster.policies.fixed.Fixed"
+    entrant = parse_entrant(f"{name}:fixed_depth=2", demo_config())
+    assert (entrant.policy["name"], entrant.policy["fixed_depth"]) == (name, 2)
+    assert entrant.scheduler["batching"] == "sarathi"
+    assert parse_entrant(f"{name}:batching=flotilla", demo_config()).scheduler["batching"] == "flotilla"
+    with pytest.raises(ValueError, match="cannot be imported"):
+        parse_entrant("no_such_module.Policy", demo_config())
+
+
 def test_rates_are_absolute_or_shares_of_saturation() -> None:
     assert parse_rate("4").resolve(None) == 4.0
     assert parse_rate("0.5x").resolve(12.0) == 6.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -212,11 +213,11 @@ def test_the_smallest_repetition_penalty_lets_in_nothing_that_is_ruled_out(
     """In float32 it is 0, by which to divide is infinite, and minus infinity times it is no number."""
     logits = torch.tensor([[9.0, 4.0, 3.0, 5.0, -1.0, 8.0]])
     for ruled_out in (
-        {"bad_words": ((0,),)},
-        {"allowed_token_ids": (1, 2, 4)},
-        {"min_tokens": 1, "stop_token_ids": (0,)},
+        SamplingParams(bad_words=((0,),)),
+        SamplingParams(allowed_token_ids=(1, 2, 4)),
+        SamplingParams(min_tokens=1, stop_token_ids=(0,)),
     ):
-        params = SamplingParams(temperature=temperature, repetition_penalty=penalty, **ruled_out)  # type: ignore[arg-type]
+        params = msgspec.structs.replace(ruled_out, temperature=temperature, repetition_penalty=penalty)
         decision = decide(logits, [Row(params, 0, TokenHistory([0, 1, 2, 4]))])
         assert decision.tokens.tolist() == [1]  # the likeliest of those that are to be repeated
         assert 0 < float(decision.gap[0]) < math.inf
