@@ -138,32 +138,38 @@ class Flotilla:
         rate = sum([request.rate for request in batch]) / n
         if (1.0 - rate) * SECOND_CHOICE < least:
             width = 1  # too few second choices are right to pay for verifying them
-        layer_s = {
-            name: context.cost.draft_layer_seconds(name, count, width, tokens) / count
-            for name, (count, tokens) in batch.load.items()
-        }
-        cheap = self._cheap(layer_s, context)
-        # A lookup is cheap for one request too; a small model is only when many share its forward.
-        alone_s = {name: context.cost.draft_layer_seconds(name, 1, width) for name in layer_s}
-        lookups = self._cheap(alone_s, context)
         chains = chain_rows(batch.rates, need).tolist() if is_urgent else [0.0] * n
         log, max_depth = math.log, config.max_depth
         # The drafter's own confidence bounds depth as it goes, and knows more than any mean: a layer must be
         # worth its tokens' time, and its forward's where it was not computed ahead. With many requests some
         # are always sure enough, and a forward for those few costs nearly as much: see `stop_rule`.
         are_few = n <= FEW_REQUESTS
-        said = {name: 1.0 if are_few else context.calibration.of(name).exponent for name in layer_s}
+        layer_s: dict[str, float] = {}
+        cheap: set[str] = set()
+        lookups: set[str] = set()
+        exponents: dict[str, float] = {}
+        if are_few:
+            layer_s = {
+                name: context.cost.draft_layer_seconds(name, count, width, tokens) / count
+                for name, (count, tokens) in batch.load.items()
+            }
+            cheap = self._cheap(layer_s, context)
+            # A lookup is cheap for one request too; a small model is only when several share its forward.
+            alone_s = {name: context.cost.draft_layer_seconds(name, 1, width) for name in layer_s}
+            lookups = self._cheap(alone_s, context)
+        else:
+            exponents = {name: context.calibration.of(name).exponent for name in batch.load}
         plans = []
         for request, required, chain in zip(batch, need.tolist(), chains, strict=True):
             own, rate, name = max_depth, request.rate, request.drafter
-            stop_logp = log_least / said.get(name, 1.0)
+            stop_logp = log_least / exponents.get(name, 1.0)
             # A lookup's rate counts tokens for which it proposes nothing. What a model drafts beyond the
             # depth that pays gives the SLO phase more to choose from; without objectives it is wasted.
             is_free = name in lookups or (name in cheap and request.tpot_s is not None)
             if are_few and not is_free and 0.0 < rate < 1.0 and least > 0.0:
                 reach = int(log_least / log(rate))
                 own = reach if reach < own else own
-            worth = goodput * layer_s.get(name, 0.0) / (rate if rate > 0.1 else 0.1) if are_few else 0.0
+            worth = goodput * layer_s.get(name, 0.0) / (rate if rate > 0.1 else 0.1)
             least_forward = log(worth if worth < MOST_CERTAIN else MOST_CERTAIN) if worth > 0.0 else -math.inf
             if required > 1.0:
                 # One token a step will not do for its objective: it may need tokens that do not pay.

@@ -94,18 +94,24 @@ def test_many_rows_put_off_are_read(
     assert forwards[2] == 2
 
 
+def conversation(serving: Verifier, name: str) -> list[int]:
+    """A prompt and its answer, of a request that nobody was drafted for; most of it is not read yet."""
+    said = [(5 * i + 1) % VOCAB for i in range(29)]
+    said += opened(serving, name, said)
+    for _ in range(6):
+        said += silent(serving, [name], [TokenTree.root_only(said[-1])])[0]
+    return said
+
+
 def test_a_request_that_goes_leaves_a_prefix_that_was_read(tmp_path: Path, forwards: list[int]) -> None:
     """A conversation's next turn begins with the answer of the one before."""
     reference = EagleReference(TARGET.plain, seed=4)
     serving, check = verifier(reference, tmp_path), Checker(reference)
-    first = [(5 * i + 1) % VOCAB for i in range(29)]
-    output = opened(serving, "a", first)
-    for _ in range(6):
-        output += silent(serving, ["a"], [TokenTree.root_only(output[-1])])[0]
+    said = conversation(serving, "a")
     num_before = len(forwards)
     serving.step(VerifyCall(call_id=4, release=["a"]))
     assert forwards[num_before:] == [6]
-    turn = spec_of("b", [*first, *output, 3, 9], GREEDY)
+    turn = spec_of("b", [*said, 3, 9], GREEDY)
     verdict = prefill(serving, turn)
     assert forwards[num_before + 1] < 20  # most of it was shared
     check(verdict, turn, verdict.tokens)
@@ -121,12 +127,9 @@ def test_a_request_that_goes_leaves_a_prefix_that_was_read(tmp_path: Path, forwa
 def test_requests_of_a_scheduler_that_is_gone_leave_prefixes_that_were_read(tmp_path: Path) -> None:
     reference = EagleReference(TARGET.plain, seed=4)
     serving, check = verifier(reference, tmp_path), Checker(reference)
-    first = [(5 * i + 1) % VOCAB for i in range(29)]
-    output = opened(serving, "a", first)
-    for _ in range(6):
-        output += silent(serving, ["a"], [TokenTree.root_only(output[-1])])[0]
+    said = conversation(serving, "a")
     serving.forget_all(with_prefixes=False)
-    turn = spec_of("b", [*first, *output, 3, 9], GREEDY)
+    turn = spec_of("b", [*said, 3, 9], GREEDY)
     item = PrefillItem(request_id="b", num_tokens=99, spec=turn, num_candidates=3, num_heads=3)
     (progress,) = serving.step(VerifyCall(call_id=6, prefill=[item])).prefills
     assert progress.num_cached == 32
