@@ -25,6 +25,8 @@ os.environ.update(
     # Ray's workers import the packages from here.
     PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
 )
+# Else each of the hundred processes that Ray starts compiles our modules anew, for a third of a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Before anything imports Triton: without a GPU its kernels run in its interpreter.
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
