@@ -195,6 +195,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--width", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--depth", type=int, default=5)
     parser.add_argument("--context", type=int, default=512, help="tokens of each request")
+    parser.add_argument(
+        "--graphs",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="replay captured layers on a GPU",
+    )
     parser.add_argument("--calls", type=int, default=20, help="calls measured per shape")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     args = parser.parse_args(argv)
@@ -207,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     weights, layer_bytes = random_weights(sizes, max_tokens, dtype, device)
     kind = attention_of_drafter(None, device)
     attention = make_attention(kind or "padded", num_slots + DRAFT_SLOTS, dtype=dtype, device=device)
-    drafts = EagleDrafts(EagleLayer(weights, target, attention), target, max_tokens)
+    drafts = EagleDrafts(EagleLayer(weights, target, attention), target, max_tokens, graphs=args.graphs)
     costs = []
     with progress() as bar:
         task = bar.add_task("drafts", total=len(args.requests) * len(args.width))
@@ -242,6 +248,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         figures = {
             "environment": describe(),
             "shape": asdict(sizes),
+            "graphs": args.graphs,
             "costs": [asdict(cost) for cost in costs],
         }
         args.json.write_text(json.dumps(figures, indent=2) + "\n")

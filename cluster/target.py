@@ -106,7 +106,7 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
     proposer: Proposer | None = None
     if eagle is not None:
         layer, reading = eagle.load(runner, DRAFT_SLOTS)
-        proposer = drafts = EagleDrafts(layer, reading, runner.shape.max_tokens)
+        proposer = drafts = EagleDrafts(layer, reading, runner.shape.max_tokens, graphs=config.cuda_graphs)
         drafts.warm_up()
     elif config.heads is not None:
         heads = load_heads(model_directory(config.heads), runner, model_directory(config.path))

@@ -12,7 +12,6 @@ the capture itself is tested without a GPU.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.capturing import captured
 from engine.device_rows import DeviceRows, all_rows
 from engine.devices import overwrite
 from engine.llama_runner import LlamaRunner
@@ -242,23 +242,11 @@ class GraphedRunner:
             self._features[: len(features)].copy_(features)
 
     def _capture(self, static: _Static) -> None:
-        """Compute on another stream than the usual one, as CUDA asks before a capture, then capture on it."""
-        current, stream = torch.cuda.current_stream(), _capture_stream()
-        stream.wait_stream(current)
-        try:
-            with torch.cuda.stream(stream):
-                self._compute(static)
-        finally:
-            current.wait_stream(stream)
-        for group in static.attention.plan.groups:
-            group.folded.clear()  # else the graph would read what the rehearsal derived
-        graph = torch.cuda.CUDAGraph()
-        # Also one whose capture fails: some versions of torch free what all use when one is destroyed
-        # (pytorch#193402).
-        self._graphs.append(graph)
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-            self._compute(static)
-        static.graph = graph
+        def forget() -> None:
+            for group in static.attention.plan.groups:
+                group.folded.clear()  # else the graph would read what the rehearsal derived
+
+        static.graph = captured(lambda: self._compute(static), self._pool, self._graphs, forget)
 
     @property
     def hidden_scale(self) -> torch.Tensor:
@@ -289,13 +277,6 @@ class GraphedRunner:
     def embed_ids(self, tokens: torch.Tensor) -> torch.Tensor:
         """See `FeatureRunner`."""
         return self._runner.embed_ids(tokens)
-
-
-@functools.cache
-def _capture_stream() -> torch.cuda.Stream:
-    """One for all captures of the process: torch keeps a workspace of cuBLAS, 32 MiB on Hopper, for every
-    stream that has multiplied, for good and beside what the budget of memory counts."""
-    return torch.cuda.Stream()
 
 
 def _columns(segment: Segment) -> int:

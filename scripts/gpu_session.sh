@@ -77,8 +77,10 @@ speed)
     part profile 120 python3 -c 'from deployments.cli import app; app()' profile --json "$profile"
     cp "$profile" "$found/" && given="--profile $profile"
     bench engine 300 engine --no-processes --batch 1 --batch 32 --rounds 3 ${given-}
-    part eagle-8b 60 python3 -m benchmarks.eagle_cost --shape 8b --dtype bfloat16 --device cuda \
-        --requests 1 8 32 --json "$found/eagle-8b.json"
+    for graphs in graphs no-graphs; do
+        part "eagle-8b-$graphs" 45 python3 -m benchmarks.eagle_cost --shape 8b --dtype bfloat16 --device cuda \
+            --requests 1 8 32 --$graphs --json "$found/eagle-8b-$graphs.json"
+    done
     for trees in device host; do
         part "draft-$trees" 60 python3 -m benchmarks.draft_cost --device cuda --depth 4 8 --width 1 4 \
             --path zoo/weights/drafter-general-2x192 --requests 1 8 --trees $trees --json "$found/draft-$trees.json"

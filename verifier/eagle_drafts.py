@@ -20,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 
 from engine.best_tokens import best_on_host, highest_log_probabilities
-from engine.device_rows import DeviceRows
 from engine.devices import Stopwatch, index_on, to_host
 from engine.eagle import EagleLayer, FeatureRunner
 from engine.proposals import Proposals
@@ -28,8 +27,11 @@ from engine.runner import Segment
 from engine.sampling import Row, processed_logits
 from engine.sampling_params import RequestSpec, SamplingParams
 from engine.stop_rules import StopRule
+from engine.triton_attention import TritonAttention
 from verifier.eagle_beams import Beams, Growth
 from verifier.eagle_ending import Ending
+from verifier.eagle_forwards import DraftSlots, Forwards, LaidOutForwards, Roots
+from verifier.eagle_graphs import CAPTURE_AT, EagleGraphs
 from verifier.eagle_reading import EagleReading
 from verifier.proposing import Asking, Read
 from verifier.request_state import RequestState
@@ -39,6 +41,8 @@ Int32 = NDArray[np.int32]
 #: Slots for drafted tokens, of all requests together: beyond, drafts are cut short.
 DRAFT_SLOTS = 4096
 _WARM_ROWS, _WARM_WIDTHS, _WARM_DEPTH = (1, 2, 3, 4), (1, 4), 3
+# Of layers that are captured then.
+_CAPTURED_ROWS = (1, 2, 4, 8, 16, 32)
 
 
 class EagleDrafts:
@@ -48,14 +52,21 @@ class EagleDrafts:
         device: where.
     """
 
-    def __init__(self, layer: EagleLayer, runner: FeatureRunner, max_tokens: int) -> None:
-        """Draft with `layer` on the target of `runner`, whose sequences have at most `max_tokens`."""
+    def __init__(
+        self, layer: EagleLayer, runner: FeatureRunner, max_tokens: int, *, graphs: bool = True
+    ) -> None:
+        """Draft with `layer` on the target of `runner`, whose sequences have at most `max_tokens`.
+
+        With `graphs` the layers of beams are captured, where their attention is in Triton.
+        """
         self._layer = layer
         self._runner = runner
         self.device = runner.device
         self._last_position = max_tokens - 1
-        self._first_slot = runner.num_slots
-        self._num_slots = layer.attention.num_slots - runner.num_slots
+        self._slots = DraftSlots(runner.num_slots, layer.attention.num_slots - runner.num_slots)
+        self._graphs: EagleGraphs | None = None
+        if graphs and isinstance(layer.attention, TritonAttention) and self.device.type == "cuda":
+            self._graphs = EagleGraphs(layer, self._slots, max_tokens)
         self._reading = EagleReading(layer, runner)
         # What was read last, and what the layer made of it.
         self._reads: Sequence[Read] = ()
@@ -89,7 +100,7 @@ class EagleDrafts:
         watch = Stopwatch(self.device)  # behind what was read, which is not the drafts' time
         n, width = len(asking), max(one.num_candidates for one in asking)
         depth = max(one.num_heads or 1 for one in asking)
-        depth = min(depth, 1 + self._num_slots // (n * width))
+        depth = min(depth, 1 + self._slots.most_layers(n, width))
         layers = self._grow(asking, depth, width, rule)
         of_layers = [
             torch.stack(parts, 1)
@@ -117,12 +128,14 @@ class EagleDrafts:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """First drafts of small batches, whose cost no request should pay; before the first request."""
+        """First drafts of small batches, whose cost no request should pay, and captures; before the first
+        request."""
         greedy = SamplingParams(temperature=0.0, max_tokens=1 << 20)
         spec = RequestSpec(request_id="warm-up", tokens=[0], prompt_len=1, sampling=greedy)
         state = RequestState(spec, self._runner.shape)
         zero = np.zeros(1, dtype=np.int32)
-        for n, width in product(_WARM_ROWS, _WARM_WIDTHS):
+        rows = _WARM_ROWS if self._graphs is None else _CAPTURED_ROWS
+        for n, width in product(rows, _WARM_WIDTHS):
             numbers = np.arange(n, dtype=np.int32)
             self._runner.forward(
                 [Segment(zero, zero, numbers[i : i + 1], zero[:0]) for i in range(n)], numbers
@@ -131,7 +144,8 @@ class EagleDrafts:
             self.read(
                 [Read(str(i), one, zero, zero, one, zero[:0]) for i, one in enumerate(slots)], is_asked=True
             )
-            self.propose([Asking(state, [0], i, width, _WARM_DEPTH, i) for i in range(n)])
+            for _ in range(1 if self._graphs is None else CAPTURE_AT):
+                self.propose([Asking(state, [0], i, width, _WARM_DEPTH, i) for i in range(n)])
 
     def _grow(self, asking: Sequence[Asking], depth: int, width: int, rule: StopRule | None) -> list[Beams]:
         """The layers of all beams."""
@@ -139,81 +153,36 @@ class EagleDrafts:
         ends = np.cumsum([len(one.tokens) for one in self._reads]) - 1
         last = index_on(ends[[one.read for one in asking]], self.device)
         hidden = self._hidden.index_select(0, last)
-        logp, token = self._best(hidden, None if rankings is None else rankings[0], width)
+        logp, token = self._best(self._layer.logits(hidden), None if rankings is None else rankings[0], width)
         width = token.shape[1]  # a vocabulary may be smaller
         growth, ending = Growth(asking, self.device), Ending(asking, depth, self.device, rule)
         layers = [growth.first(logp, token)]
-        first_rows = torch.arange(len(token), device=token.device).unsqueeze(1) * width
-        hidden = hidden.repeat_interleave(width, 0) if width > 1 else hidden
-        seen: torch.Tensor | None = None
+        if depth == 1:
+            return layers
+        reads = [self._reads[one.read] for one in asking]
+        forwards = self._forwards(Roots(reads, hidden, width, depth, self._last_position))
         for below in range(1, depth):
             layer = layers[-1]
             if not ending.another(layer):
                 break
-            seen = self._seen(seen, layer)
-            hidden = self._forward(asking, below, hidden, layer, seen)
             ranked = None if rankings is None else [row for row in rankings[below] for _ in range(width)]
-            logp, token = self._best(hidden, ranked, width)
+            logp, token = self._best(forwards.next(layer), ranked, width)
             layers.append(growth.next(layer, logp, token))
-            if width > 1:
-                hidden = hidden.index_select(0, (layers[-1].parent + first_rows).flatten())
         return layers
 
-    def _seen(self, before: torch.Tensor | None, layer: Beams) -> torch.Tensor | None:
-        """bool [requests, width, columns], which drafted tokens each of the layer's sees; None for chains."""
-        n, width = layer.token.shape
-        if width == 1:
-            return None
-        own = torch.eye(width, dtype=torch.bool, device=layer.token.device).expand(n, width, width)
-        if before is None:
-            return own
-        above = before.gather(1, layer.parent.unsqueeze(2).expand(n, width, before.shape[2]))
-        return torch.cat((above, own), 2)
-
-    def _forward(
-        self,
-        asking: Sequence[Asking],
-        below: int,
-        hidden: torch.Tensor,
-        layer: Beams,
-        seen: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """What the layer makes of a layer of the beams, `below` the last row read."""
-        width = layer.token.shape[1]
-        segments, committed = [], []
-        first = self._first_slot
-        size = self._num_slots // len(asking)
-        for number, one in enumerate(asking):
-            read = self._reads[one.read]
-            drafted = np.arange(below * width, dtype=np.int32) + np.int32(first + number * size)
-            position = min(int(read.positions[-1]) + below, self._last_position)
-            segments.append(
-                Segment(
-                    tokens=np.zeros(width, dtype=np.int32),
-                    positions=np.full(width, position, dtype=np.int32),
-                    slots=drafted[-width:],
-                    past=np.concatenate((read.past, read.slots, drafted[:-width])),
-                )
-            )
-            committed.append(len(read.past) + len(read.slots))
-        tokens = layer.token.flatten()
-        attention = self._layer.attention
-        if seen is None:
-            plan = attention.plan(segments)
-        else:
-            rows = DeviceRows(tokens, index_on(np.array(committed), self.device), seen)
-            plan = attention.plan_rows(segments, rows)
-        positions = index_on(np.concatenate([segment.positions for segment in segments]), self.device)
-        return self._layer.forward(hidden, tokens, positions, plan)
+    def _forwards(self, roots: Roots) -> Forwards:
+        found = None if self._graphs is None else self._graphs.forwards(roots)
+        return LaidOutForwards(self._layer, roots, self._slots) if found is None else found
 
     def _best(
-        self, hidden: torch.Tensor, rankings: Sequence[Row] | None, k: int
+        self, scores: torch.Tensor, rankings: Sequence[Row] | None, k: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The `k` best next tokens of each row: float32 [rows, k], descending, and int64, the tokens.
+        """The `k` best next tokens of each row of logits, which are overwritten: float32 [rows, k],
+        descending, and int64, the tokens.
 
         Ranked as the target would rank them there (see `verifier.proposing.propose`), if `rankings` says how.
         """
-        scores, token_of = self._layer.logits(hidden), self._layer.weights.token_of
+        token_of = self._layer.weights.token_of
         if rankings is not None:
             if token_of is not None:
                 logits = scores

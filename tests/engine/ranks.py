@@ -20,7 +20,9 @@ def on_two_ranks(compute: Callable[[int, list[str]], Any], directories: list[str
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
+    # One process imports torch and Transformers for all ranks of all tests, five seconds of a core.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["engine.loading", "transformers.models.auto.modeling_auto"])
     results = context.Queue()
     ranks = [
         context.Process(target=_rank, args=(compute, rank, port, directories, results)) for rank in range(2)

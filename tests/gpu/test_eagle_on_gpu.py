@@ -13,16 +13,18 @@ from transformers import LlamaForCausalLM
 
 from engine.eagle_loading import EagleFiles
 from engine.loading import load_runner
+from engine.runner import Segment
 from engine.sampling_params import SamplingParams
 from engine.stop_rules import EstimateRule
 from engine.tree import TokenTree
 from tests.eagle_reference import EagleReference
+from tests.emulated_cuda import Emulation
 from tests.gpu.waiting import waiting_once
 from tests.verifier.target import spec_of
 from verifier import eagle_drafts
 from verifier.eagle_drafts import EagleDrafts
 from verifier.messages import PrefillItem, Verdict, VerifyCall, VerifyItem
-from verifier.proposing import Asking
+from verifier.proposing import Asking, Read
 from verifier.request_state import RequestState
 from verifier.verifier import Verifier
 
@@ -105,3 +107,88 @@ def test_drafts_are_those_of_a_cpu_and_wait_once(
     asking = [Asking(states[0], [7], 0, WIDTH, DEPTH, 0, least_logp=-50.0)]
     found = waiting_once(monkeypatch, eagle_drafts, partial(drafts.propose, asking))
     assert [one.token.shape for one in found] == [(2, WIDTH)]
+
+
+def proposing(files: EagleFiles, target: Path, device: str) -> tuple[EagleDrafts, list[RequestState]]:
+    """Drafts after three requests of different lengths, which were read."""
+    runner = load_runner(
+        target,
+        num_slots=512,
+        attention="triton" if device == "cuda" else "padded",
+        device=device,
+        self_test=False,
+        feature_layers=files.layers,
+        beside=files.beside("float32", 64),
+    )
+    layer, reading = files.load(runner, 64)
+    drafts = EagleDrafts(layer, reading, runner.shape.max_tokens)
+    states, segments, reads = [], [], []
+    first = 0
+    for number, length in enumerate((3, 9, 6)):
+        tokens = np.arange(5 + number, 5 + number + length, dtype=np.int32)
+        slots = np.arange(100 * number, 100 * number + length, dtype=np.int32)
+        positions = np.arange(length, dtype=np.int32)
+        segments.append(Segment(tokens, positions, slots, slots[:0]))
+        rows = positions + np.int32(first)
+        reads.append(Read(f"r{number}", rows, np.roll(tokens, -1), positions, slots, slots[:0]))
+        first += length
+        params = SAMPLINGS[number % 2]
+        states.append(RequestState(spec_of(f"r{number}", tokens.tolist(), params), runner.shape))
+    runner.forward(segments, np.arange(first, dtype=np.int32))
+    drafts.read(reads, is_asked=True)
+    return drafts, states
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_captured_layers_draft_as_a_cpu_does(
+    width: int, target: Path, tmp_path: Path, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beams of other requests and depths before and after, and one request less than the shape has."""
+    reference = EagleReference(LlamaForCausalLM.from_pretrained(target).eval(), draft_tokens=range(2, 90))
+    files = EagleFiles.of(reference.write(tmp_path / "eagle"), target)
+    (captured, states), (ordinary, _) = proposing(files, target, "cuda"), proposing(files, target, "cpu")
+    graphs = captured._graphs
+    assert graphs is not None
+    assert ordinary._graphs is None
+    for places, depth in (((0, 1, 2), 2), ((2, 0, 1), 4), ((1, 2, 0), 3), ((0, 2, 1), 4)):
+        asking = [Asking(states[i], [7], 0, width, depth, i) for i in places]
+        if len(graphs._layers) == 1:  # one that is captured in the midst of it waits
+            found = waiting_once(monkeypatch, eagle_drafts, partial(captured.propose, asking))
+        else:
+            found = captured.propose(asking)
+        monkeypatch.undo()
+        for one, other in zip(found, ordinary.propose(asking), strict=True):
+            assert one.token.shape == (depth, width)
+            np.testing.assert_array_equal(one.token, other.token)
+            np.testing.assert_array_equal(one.parent, other.parent)
+            np.testing.assert_allclose(one.logp, other.logp, atol=1e-3)
+    assert list(graphs._layers) == [(4, width)]
+
+
+@pytest.mark.parametrize(("width", "most"), [(1, 9), (4, 14)])
+def test_a_captured_layer_is_a_replay_and_few_launches(
+    width: int,
+    most: int,
+    target: Path,
+    tmp_path: Path,
+    emulated: Emulation,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One more layer, the rest as it is, of a shape that was captured when loading.
+
+    Requests are greedy, with a bound on what is unsure.
+    """
+    monkeypatch.setattr(eagle_drafts, "_CAPTURED_ROWS", (2,))
+    monkeypatch.setattr(eagle_drafts, "_WARM_WIDTHS", (width,))
+    reference = EagleReference(LlamaForCausalLM.from_pretrained(target).eval(), draft_tokens=range(2, 90))
+    files = EagleFiles.of(reference.write(tmp_path / "eagle"), target)
+    drafts, states = proposing(files, target, "cuda")
+    drafts.warm_up()
+    found = []
+    for depth in (3, 4):
+        count = len(emulated.launches)
+        asking = [Asking(states[i], [7], 0, width, depth, i // 2, -50.0, -9.0) for i in (0, 2)]
+        drafts.propose(asking)
+        found.append(emulated.launches[count:])
+    assert [launches.count("replay") for launches in found] == [2, 3]
+    assert len(found[1]) - len(found[0]) <= most

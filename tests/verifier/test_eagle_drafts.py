@@ -267,10 +267,11 @@ def test_a_request_whose_kv_was_lost_is_drafted_for_again(tmp_path: Path) -> Non
 
 def test_drafts_end_where_slots_or_the_context_do(tmp_path: Path) -> None:
     reference = EagleReference(TARGET.plain)
-    serving = verifier(reference, tmp_path, draft_slots=WIDTH)
+    serving = verifier(reference, tmp_path, draft_slots=WIDTH + 1)
     proposals = prefill(serving, spec_of("a", PROMPT, GREEDY)).proposals
     assert proposals is not None
-    assert proposals.token.shape == (2, WIDTH)  # a layer that was read, and one in the slots there are
+    # A layer that was read, and one in the slots there are, of which one is nobody's.
+    assert proposals.token.shape == (2, WIDTH)
     text = [(11 * i) % VOCAB for i in range(MAX_TOKENS - 1)]
     assert prefill(verifier(reference, tmp_path), spec_of("b", text, GREEDY)).proposals is not None
 
