@@ -64,11 +64,7 @@ def check(submit: Submit, cell: CellState) -> Rejected | None:
             message = f"prompt token ids must be in 0..{cell.limits.vocab_size - 1}"
             return _reject(submit, "bad_token", message)
         if len(submit.prompt) >= cell.max_model_tokens:
-            message = (
-                f"the prompt has {len(submit.prompt)} tokens; with at least one output token "
-                f"this model takes {cell.max_model_tokens - 1}"
-            )
-            return _reject(submit, "prompt_too_long", message)
+            return too_long(submit, cell)
     tpot_ms = submit.objective.tpot_ms
     if tpot_ms is not None and not submit.output:  # else a cell has begun it: it is brought to its end
         # What was learnt of a busy machine says nothing of what it can do.
@@ -86,6 +82,15 @@ def check(submit: Submit, cell: CellState) -> Rejected | None:
 def draining(submit: Submit) -> Rejected:
     """The answer of a cell that is being removed; another serves the request from where it is."""
     return _reject(submit, "draining", "the cell is being removed", retry_after_s=1.0)
+
+
+def too_long(submit: Submit, cell: CellState) -> Rejected:
+    """The answer to a prompt that leaves no room for a token of output."""
+    message = (
+        f"the prompt has {len(submit.prompt)} tokens; with at least one output token "
+        f"this model takes {cell.max_model_tokens - 1}"
+    )
+    return _reject(submit, "prompt_too_long", message)
 
 
 def _reject(submit: Submit, code: str, message: str, retry_after_s: float | None = None) -> Rejected:

@@ -15,7 +15,7 @@ from cluster.commits import commit
 from cluster.config import FlotillaConfig
 from cluster.cost_model import CostModel
 from cluster.door import Door
-from cluster.draft_checks import checked, take_drafts
+from cluster.draft_checks import awaiting, checked, take_drafts
 from cluster.drafter_pool import DrafterPool
 from cluster.events import (
     Action,
@@ -101,10 +101,8 @@ class SchedulerCore:
                 self.pool.drain(name, self.requests.values())
             case CellDraining(with_running):
                 self._drain(with_running, now)
-            case VerifierReady(num_slots=num_slots):
-                self.verifier = self.limits = event
-                self.free_slots = num_slots
-                self.door.outages.ready(now)
+            case VerifierReady():
+                self._target_ready(event, now)
             case WorkerLost(name):
                 self._worker_lost(name, now)
             case Tick():
@@ -141,9 +139,8 @@ class SchedulerCore:
     @property
     def max_model_tokens(self) -> int:
         """Longest sequence served: the model's window, or what the KV pool holds if that is less."""
-        if self.limits is None:
-            return 0
-        return min(self.limits.max_tokens, self.limits.num_slots - admission.SLOT_MARGIN)
+        limits = self.limits
+        return 0 if limits is None else min(limits.max_tokens, limits.num_slots - admission.SLOT_MARGIN)
 
     @property
     def is_idle(self) -> bool:
@@ -176,8 +173,11 @@ class SchedulerCore:
         self.is_draining = True
         for request in list(self.requests.values()):
             if with_running or request.state is State.WAITING:
-                self._leave(request, now)
-                self._actions.append(Reject(request.client, admission.draining(request.submit)))
+                self._turn_away(request, admission.draining(request.submit), now)
+
+    def _turn_away(self, request: Request, rejection: Rejected, now: float) -> None:
+        self._leave(request, now)
+        self._actions.append(Reject(request.client, rejection))
 
     def _leave(self, request: Request, now: float) -> None:
         if request.state is State.WAITING:
@@ -218,15 +218,8 @@ class SchedulerCore:
         self.micro_batches.drafted(drafted, self.planner.heads.waited_s(event.drafter, result), now)
         # Whoever got no tree (unknown to the drafter, or left out) is verified without one.
         if len(drafted) < len(outstanding.request_ids):
-            for request_id in outstanding.request_ids:
-                request = self._awaiting(request_id, result.call_id)
-                if request is not None:
-                    request.drafted(TokenTree.root_only(request.last_token))
-
-    def _awaiting(self, request_id: str, call_id: int) -> Request | None:
-        """The request, if it still waits for this very draft call."""
-        request = self.requests.get(request_id)
-        return request if request is not None and request.awaits(call_id) else None
+            for request in awaiting(outstanding, self.requests):
+                request.drafted(TokenTree.root_only(request.last_token))
 
     def _verify_done(self, result: VerifyResult, now: float) -> None:
         sent = self.verify_calls.answered(result.call_id)
@@ -283,7 +276,17 @@ class SchedulerCore:
             return
         self._emitted.setdefault(request.client, []).append(event)
 
-    # Losses
+    # Losses, and the target's return
+
+    def _target_ready(self, ready: VerifierReady, now: float) -> None:
+        self.verifier, self.limits, self.free_slots = ready, ready, ready.num_slots
+        self.door.outages.ready(now)
+        # Where its pool is smaller than before, who fits no more would be sent to it in vain for ever.
+        for request in [r for r in self.waiting if r.num_tokens >= self.max_model_tokens]:
+            if request.output:
+                self._finish(request, "length", now)
+            else:
+                self._turn_away(request, admission.too_long(request.submit, self), now)
 
     def _worker_lost(self, name: str, now: float) -> None:
         if name != "verifier":
@@ -302,14 +305,11 @@ class SchedulerCore:
         late = now - self.config.scheduler.draft_timeout_ms / 1e3
         for drafter in self.pool.drafters.values():
             for call in drafter.outstanding.values():
-                if late < call.sent_at <= now:  # a later one was sent before the clock was put back
-                    continue
-                for request_id in call.request_ids:
-                    request = self._awaiting(request_id, call.call_id)
-                    if request is not None:
-                        self.totals.draft_timeouts += 1
-                        request.drafted(TokenTree.root_only(request.last_token))
-                        self.pool.leave_behind(drafter.name)
+                is_in_time = late < call.sent_at <= now  # later than now: the clock was put back
+                for request in () if is_in_time else awaiting(call, self.requests):
+                    self.totals.draft_timeouts += 1
+                    request.drafted(TokenTree.root_only(request.last_token))
+                    self.pool.leave_behind(drafter.name)
 
     def _preempt(self, request: Request, *, lost: bool = False) -> None:
         """Back to the queue, KV given up; `lost` when the target already has forgotten it."""

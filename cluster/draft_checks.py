@@ -76,6 +76,12 @@ def take_drafts(result: DraftResult, requests: Mapping[str, Request]) -> list[Re
     return drafted
 
 
+def awaiting(call: OutstandingDraft, requests: Mapping[str, Request]) -> list[Request]:
+    """Requests that still wait for this very call."""
+    asked = [requests.get(request_id) for request_id in call.request_ids]
+    return [request for request in asked if request is not None and request.awaits(call.call_id)]
+
+
 def _misfits(
     drafts: Sequence[Draft],
     trees: TreeBatch,

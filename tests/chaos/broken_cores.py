@@ -112,8 +112,8 @@ class TrustsDrafters(SchedulerCore):
 
     def _draft_done(self, event: DraftDone, now: float) -> None:
         for draft in event.result.drafts:
-            request = self._awaiting(draft.request_id, event.result.call_id)
-            if request is not None:
+            request = self.requests.get(draft.request_id)
+            if request is not None and request.awaits(event.result.call_id):
                 request.drafted(draft.tree)
         super()._draft_done(event, now)
 

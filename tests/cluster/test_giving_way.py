@@ -81,3 +81,23 @@ def test_a_request_that_the_target_had_no_room_to_open_is_opened_again() -> None
     world.drain()
     world.check_ends()
     assert world.core.totals.preemptions == 0
+
+
+def test_who_has_no_room_in_a_target_that_came_back_smaller_is_in_nobodys_way() -> None:
+    """On another GPU `num_slots: auto` may be less. Sent there again and again, it would keep others out."""
+    world = WatchedWorld(1, "fixed")
+    for name, num_prompt in (("begun", 100), ("short", 5)):
+        world.send(Submit(request_id=name, prompt=[7] * num_prompt, sampling=LONG))
+    while not world.core.requests["begun"].output:
+        assert world.answer_one()
+    world.send(Submit(request_id="new", prompt=[7] * 100, sampling=LONG))
+    world.lose("verifier")
+    begun = list(world.core.requests["begun"].output)
+    world.target.num_slots = 90
+    world.start_target()
+    assert world.reason == {"begun": "length"}
+    assert world.output["begun"] == begun
+    assert world.rejected == {"new": "prompt_too_long"}
+    world.drain()
+    assert world.reason.keys() == {"begun", "short"}
+    assert not world.core.requests
