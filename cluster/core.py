@@ -184,7 +184,7 @@ class SchedulerCore:
             if request in self.waiting:
                 self.waiting.remove(request)
         elif request.opened:
-            self.verify_calls.release(request)
+            self.verify_calls.release(request, has_ended=True)
         request.advance(Trigger.FINISH)
         self.running.pop(request.request_id, None)
         del self.requests[request.request_id]
@@ -362,7 +362,7 @@ class SchedulerCore:
         prefilling = [r for r in self.running.values() if r.state is State.PREFILLING]
         if not drafted and not prefilling:
             return
-        rule, running = self.batcher.rule, self.running.values()
+        rule, running, owed = self.batcher.rule, self.running.values(), self.verify_calls.num_owed
         drafted = rule.verify(drafted, prefilling, running)
         # While drafters draft, the target would be idle: it prefills alone rather than with the trees.
         chosen = self.planner.select(drafted, now, self.max_model_tokens)
@@ -370,10 +370,10 @@ class SchedulerCore:
         context = self.batcher.context(now, self.free_slots, self.planner.step_s)
         chunks = rule.prefill(prefilling, drafted, num_rows, running, context)
         needed = num_rows + sum(tokens for _, tokens in chunks)
-        if needed > self.free_slots:
+        if needed > self.free_slots + owed:
             # Drafts are the first to go, then the request with the most slack.
             chosen = {r.request_id: TokenTree.root_only(r.last_token) for r in drafted}
-            while len(chosen) > self.free_slots and len(self.running) > 1:
+            while len(chosen) > self.free_slots + owed and len(self.running) > 1:
                 victim = admission.victim(self.running.values(), now, self.planner.step_s)
                 self._preempt(victim)
                 chosen.pop(victim.request_id, None)

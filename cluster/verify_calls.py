@@ -57,10 +57,12 @@ class VerifyCalls:
     Attributes:
         cost: predicts forwards.
         heads: says for which requests the target's decoding heads are evaluated; for none if None.
+        num_owed: KV slots, at least, that requests which ended leave free with the next call.
     """
 
     cost: CostModel
     heads: HeadProposals | None = None
+    num_owed: int = 0
     _sent: dict[int, OutstandingVerify] = field(default_factory=dict)
     _release: list[str] = field(default_factory=list)
     _last_id: int = 0
@@ -80,9 +82,15 @@ class VerifyCalls:
         """KV slots that outstanding calls may still take."""
         return sum(call.num_tokens for call in self._sent.values())
 
-    def release(self, request: Request) -> None:
-        """The target may forget the request."""
+    def release(self, request: Request, *, has_ended: bool = False) -> None:
+        """The target may forget the request.
+
+        What one that has ended held is free before the next call takes any slots, though the target has not
+        said so. Those of its prompt may be shared with others.
+        """
         self._release.append(request.request_id)
+        if has_ended:
+            self.num_owed += max(0, request.num_computed - request.num_prompt)
 
     def build(
         self,
@@ -149,7 +157,7 @@ class VerifyCalls:
             num_tokens=num_tokens + int(reading.num_tokens) + num_forced,
             sent_at=now,
         )
-        release, self._release = self._release, []
+        release, self._release, self.num_owed = self._release, [], 0
         return VerifyCall(
             call_id=self._last_id, verify=verify, prefill=prefill, release=release, stop_rule=stop_rule
         )
@@ -168,11 +176,13 @@ class VerifyCalls:
     def take_over(self, before: VerifyCalls) -> None:
         """Go on where other calls to the same target ended; none of them is outstanding."""
         self._release, self._last_id = list(before._release), before._last_id
+        self.num_owed = before.num_owed
 
     def lose(self) -> None:
         """The target is gone, and with it all it held."""
         self._sent.clear()
         self._release.clear()
+        self.num_owed = 0
 
 
 def _chunk(request: Request, num_tokens: int, wanted: Wanted, now: float) -> PrefillItem:

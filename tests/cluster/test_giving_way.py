@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cluster.events import Action, DrafterDraining, Drained, Verify, VerifyDone, WorkerLost
+from cluster.events import Action, Cancelled, DrafterDraining, Drained, Verify, VerifyDone, WorkerLost
 from cluster.requests import State
 from cluster.stream_messages import Submit
 from engine.sampling_params import SamplingParams
@@ -101,3 +101,17 @@ def test_who_has_no_room_in_a_target_that_came_back_smaller_is_in_nobodys_way() 
     world.drain()
     assert world.reason.keys() == {"begun", "short"}
     assert not world.core.requests
+
+
+def test_nobody_gives_way_for_slots_that_are_free_with_the_next_call() -> None:
+    """The target has not heard yet that one has left; it will before the next call takes any slots."""
+    world = World(1, "autoregressive", num_slots=202)
+    for name in ("a", "b", "c"):
+        world.send(Submit(request_id=name, prompt=[7] * 5, sampling=LONG))
+    while world.target.free() >= 2:
+        assert world.answer_one()
+    assert world.core.totals.preemptions == 0
+    world.handle(Cancelled("a"))
+    assert world.answer_one()  # what it says is free is too little for the two that are left
+    assert world.core.totals.preemptions == 0
+    assert world.target.free() >= 50
