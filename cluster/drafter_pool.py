@@ -89,6 +89,7 @@ class DrafterPool:
         self.cost.kinds.pop(name, None)
         if kind != name:
             self.cost.kinds[name] = kind
+        self.costs.keeping.discard(kind)  # another may have had the name before
         if capabilities.needs_prefill:
             self.costs.keeping.add(kind)
         if not capabilities.has_probabilities:

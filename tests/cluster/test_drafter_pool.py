@@ -191,3 +191,12 @@ def test_an_item_of_a_known_request_carries_what_is_new_only() -> None:
     assert (first.start, second.start) == (0, len(PROMPT) + 20)
     assert second.spec is None
     assert second.tokens.tolist() == [7]
+
+
+def test_a_drafter_that_keeps_nothing_costs_nothing_to_move_to_under_whatever_name() -> None:
+    pool = make_pool("a")
+    pool.costs.have_read("a", 400, 0.2)
+    assert pool.costs.rebuild_s("a", 400) > 0.0
+    pool.lose("a", ())
+    pool.add("a", capabilities("prompt_lookup"), 8)
+    assert pool.costs.rebuild_s("a", 400) == 0.0
