@@ -183,11 +183,15 @@ def _schema(tools: list[Tool], named: str, *, parallel: bool) -> dict[str, Any]:
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": tool.function.name}, "parameters": arguments(tool)},
+            "properties": {
+                "name": {"const": tool.function.name},
+                # With an id it is a document of its own: references such as `#/$defs/City` stay within it.
+                "parameters": {"$id": f"tool:{number}", **arguments(tool)},
+            },
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for tool in tools
+        for number, tool in enumerate(tools)
     ]
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if not parallel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from openai import AsyncOpenAI
 from deployments.api_service import ApiService
 from deployments.openai_api import create_app
 from deployments.text_codec import TextCodec
+from engine.grammar import Grammars, Matcher, holds, make_tokenizer
 from tests.fakes.cell_stand_in import CellStandIn
 from tests.fakes.tiny_tokenizer import codec, ids, tokenizer
 
@@ -129,6 +131,53 @@ async def test_required_call_is_constrained(http: httpx.AsyncClient, cell: CellS
         "get_weather",
         "now",
     ]
+
+
+@pytest.mark.api("chat.completions", "tools", "tool_choice")
+async def test_schemas_of_required_calls_may_refer_to_their_own_definitions(
+    http: httpx.AsyncClient, cell: CellStandIn
+) -> None:
+    """As pydantic writes nested models; each tool has definitions of its own, under the same names."""
+    definitions: list[dict[str, Any]] = [
+        {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+        {"enum": ["Oslo", "Rome"]},
+    ]
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": f"look{number}",
+                "parameters": {
+                    "$defs": {"City": city},
+                    "type": "object",
+                    "properties": {"city": {"$ref": "#/$defs/City"}, "then": {"$ref": "#"}},
+                    "required": ["city"],
+                    "additionalProperties": False,
+                },
+            },
+        }
+        for number, city in enumerate(definitions)
+    ]
+    says(cell, '[{"name": "look1", "parameters": {"city": "Oslo"}}]')
+    forced = BODY | {"tools": tools, "tool_choice": "required"}
+    response = await http.post("/v1/chat/completions", json=forced)
+    assert response.status_code == 200, response.text
+    constraint = cell.submissions[0].sampling.constraint
+    assert constraint is not None
+    load = partial(make_tokenizer, codec().tokenizer_json(), sorted(codec().eos_ids), cell.vocab_size)
+    grammars = Grammars(load)
+    for text, is_call in (
+        ('[{"name": "look1", "parameters": {"city": "Oslo", "then": {"city": "Rome"}}}]', True),
+        ('[{"name": "look1", "parameters": {"city": {"name": "Oslo"}}}]', False),
+        ('[{"name": "look0", "parameters": {"city": {"name": "Oslo"}}}]', True),
+    ):
+        matcher = Matcher(grammars, constraint)
+        fits = True
+        for token in ids(text):
+            fits = fits and holds(matcher.allowed(), token)
+            if fits:
+                matcher.advance([token])
+        assert fits == is_call, text
 
 
 @pytest.mark.parametrize("stream", [False, True])
