@@ -15,7 +15,9 @@ from deployments.tools import ToolCall, ToolUse
 
 
 class ChatMessage(RequestModel):
-    """One message; fields of a replayed assistant message are accepted when empty."""
+    """One message; fields of a replayed assistant message are accepted when empty, and `parsed`, which
+    OpenAI's client adds to answers and sends back with them.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: MessageText = ""
@@ -26,6 +28,7 @@ class ChatMessage(RequestModel):
     tool_calls: list[ToolCall] | None = Field(None, max_length=128)
     tool_call_id: str | None = Field(None, min_length=1, max_length=256)
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    parsed: Any = Field(None, description="Accepted and not used: the content, as OpenAI's client read it.")
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:

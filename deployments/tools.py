@@ -69,6 +69,7 @@ class FunctionCall(RequestModel):
 
     name: str = Field(pattern=NAME)
     arguments: str = Field(max_length=1 << 20, description="A JSON object, as text.")
+    parsed_arguments: Any = Field(None, description="Accepted and not used: what OpenAI's client adds.")
 
 
 class ToolCall(RequestModel):
@@ -77,6 +78,7 @@ class ToolCall(RequestModel):
     id: str = Field(min_length=1, max_length=256)
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: int | None = Field(None, description="Accepted and not used: of a call that was streamed.")
 
 
 class ToolUse:

@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 
 import httpx
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, pydantic_function_tool
 from openai.types import completion_create_params
 from openai.types.chat import ChatCompletionAssistantMessageParam
 from openai.types.chat import completion_create_params as chat_params
@@ -16,9 +16,11 @@ from openai.types.responses import (
     response_create_params,
 )
 from openai.types.responses.response_input_param import FunctionCallOutput
+from pydantic import BaseModel
 
 from tests.deployments.bad_requests import BASES
 from tests.fakes.cell_stand_in import CellStandIn
+from tests.fakes.tiny_tokenizer import codec, ids
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -98,6 +100,43 @@ async def test_answers_sent_back_as_they_are(url: str, cell: CellStandIn) -> Non
         items: Any = [item.model_dump() for item in response.output]
         assert items[0]["phase"] is None
         await client.responses.create(model="demo", input=[*items, again])
+
+
+@pytest.fixture
+def roomy(cell: CellStandIn) -> None:
+    cell.max_tokens = 2048  # tools told in words are long
+
+
+class City(BaseModel):
+    name: str
+
+
+# Pydantic's, of how the client writes its own generic types.
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
+async def test_answers_that_the_official_client_parsed_are_sent_back(
+    roomy: None, url: str, cell: CellStandIn
+) -> None:
+    """Its helpers add what they read, `parsed` and `parsed_arguments`, and send that with the message."""
+    hello: Any = {"role": "user", "content": "hello"}
+    tools = [pydantic_function_tool(City)]
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="unused") as client:
+        chat = client.chat.completions
+        cell.script = lambda submit: [*ids('{"name": "Oslo"}'), *codec().eos_ids]
+        said = (await chat.parse(model="demo", messages=[hello], response_format=City)).choices[0].message
+        assert said.parsed == City(name="Oslo")
+        await chat.create(model="demo", messages=[hello, said, hello])  # type: ignore[list-item]
+
+        call = '<tool_call>{"name": "City", "arguments": {"name": "Oslo"}}</tool_call>'
+        cell.script = lambda submit: [*ids(call), *codec().eos_ids]
+        whole = await chat.parse(model="demo", messages=[hello], tools=tools)
+        async with chat.stream(model="demo", messages=[hello], tools=tools) as stream:
+            streamed = await stream.get_final_completion()
+        for called in (whole.choices[0].message, streamed.choices[0].message):
+            assert called.tool_calls is not None
+            assert called.tool_calls[0].function.parsed_arguments == City(name="Oslo")
+            result: Any = {"role": "tool", "content": "b", "tool_call_id": called.tool_calls[0].id}
+            await chat.create(model="demo", messages=[hello, called, result])  # type: ignore[list-item]
+    assert cell.submissions[4].prompt == cell.submissions[5].prompt
 
 
 async def test_what_is_not_null_is_still_unknown(http: httpx.AsyncClient) -> None:
