@@ -37,7 +37,7 @@ class TextCodec:
         self._tokenizer = tokenizer
         own = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
         self.eos_ids = eos_ids | frozenset(own)
-        self._special = frozenset(int(token) for token in tokenizer.all_special_ids)
+        self._special = _special_ids(tokenizer)
         self._bytes = _token_bytes(tokenizer)
 
     @classmethod
@@ -176,6 +176,13 @@ def _load_tokenizer(directory: Path, *, trust_remote_code: bool) -> Any:
     return AutoTokenizer.from_pretrained(
         str(directory), local_files_only=True, trust_remote_code=trust_remote_code
     )
+
+
+def _special_ids(tokenizer: Any) -> frozenset[int]:
+    """Special tokens, also those without a name: Llama 3's headers are only marked so in the vocabulary."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+    marked = {int(token) for token, entry in added if entry.special}
+    return frozenset(marked | {int(token) for token in tokenizer.all_special_ids})
 
 
 def _token_bytes(tokenizer: Any) -> list[bytes] | None:

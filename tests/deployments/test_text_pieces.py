@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from deployments.detokenizer import WindowDetokenizer
 from deployments.generation import TextAssembler
 from deployments.stop_strings import StopStrings
+from deployments.text_codec import TextCodec
 from tests.fakes.tiny_tokenizer import codec, ids, tokenizer
 
 TOKENS = st.lists(st.integers(0, len(tokenizer()) - 1), max_size=60)
@@ -151,3 +155,13 @@ def test_stop_strings_within_the_first_tokens_end_nothing(
     stop = max((stop for stop in stops if text[:end].endswith(stop)), key=len)
     assert assembler.stop_reason == stop
     assert shown == text[: end if include else end - len(stop)]
+
+
+def test_special_tokens_without_a_name_are_skipped() -> None:
+    """Llama 3 has many: no role in its configuration names them, only the vocabulary marks them."""
+    made = copy.deepcopy(tokenizer())
+    made.add_tokens([AddedToken("<|header|>", special=True), AddedToken("<mark>", special=False)])
+    tokens = made.encode("the <|header|>dog<mark>", add_special_tokens=False)
+    assert "<|header|>" not in made.all_special_tokens
+    assert TextCodec(made).decode(tokens) == made.decode(tokens, skip_special_tokens=True) == "the dog<mark>"
+    assert TextCodec(made).decode(tokens, skip_special_tokens=False) == "the <|header|>dog<mark>"
