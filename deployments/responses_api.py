@@ -27,6 +27,7 @@ class _Item:
     call_id: str = ""
     name: str = ""
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    num_told: int = 0  # of those, in deltas so far
 
     def shown(self, status: str = "completed") -> dict[str, Any]:
         """As clients see it."""
@@ -128,9 +129,9 @@ class ResponsesView:
         item.text += text
         item.logprobs += logprobs
         if text:
-            yield self._event(
-                "response.output_text.delta", **self._place(item), delta=text, logprobs=logprobs
-            )
+            # Also those of tokens before whose text came only now, as the first bytes of a character.
+            untold, item.num_told = item.logprobs[item.num_told :], len(item.logprobs)
+            yield self._event("response.output_text.delta", **self._place(item), delta=text, logprobs=untold)
 
     def _take_call(self, call: Call, delta: CallDelta) -> Iterator[bytes]:
         if delta.call_id:

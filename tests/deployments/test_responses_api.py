@@ -184,6 +184,22 @@ async def test_log_probabilities(http: httpx.AsyncClient, stream: bool) -> None:
     assert "top_logprobs" in (await http.post(PATH, json=body | {"top_logprobs": 21})).text
 
 
+@pytest.mark.api("responses", "top_logprobs", "stream")
+async def test_deltas_have_the_log_probabilities_of_all_their_tokens(
+    http: httpx.AsyncClient, cell: CellStandIn
+) -> None:
+    """Also where a character is of several tokens, all but the last of which show nothing."""
+    cell.per_step = 1
+    text = "caf\u00e9 \U0001f642 x"
+    cell.script = lambda submit: [*ids(text), *codec().eos_ids]
+    response = await http.post(PATH, json={"input": "hello", "top_logprobs": 0, "stream": True})
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert len(deltas) < len(ids(text))
+    told = [entry["token"] for event in deltas for entry in event["logprobs"]]
+    assert told == [codec().token_text(token) for token in ids(text)]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.api("responses", "include", "top_logprobs")
 async def test_log_probabilities_are_included_by_name(http: httpx.AsyncClient, stream: bool) -> None:
