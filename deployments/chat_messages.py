@@ -108,7 +108,12 @@ def _role(message: ChatMessage) -> str:
 
 
 def object_in(text: str) -> dict[str, Any] | None:
-    """The JSON object that a text is; None if it is anything else."""
+    """The JSON object that a text is; None if it is anything else.
+
+    No text is no arguments, as vLLM reads it: so some servers stream calls of functions that take none.
+    """
+    if not text:
+        return {}
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -344,3 +344,16 @@ async def test_a_template_that_knows_tools_is_given_them(cell: CellStandIn) -> N
     form = "get_weather;now;user:Weather in Oslo?|assistant:<tool_call>{}|tool:rain|"
     for submission, city in zip(cell.submissions, ("Oslo", "O\ufffd"), strict=True):
         assert codec().decode(submission.prompt, skip_special_tokens=False) == form.format(city)
+
+
+@pytest.mark.api("chat.completions", "messages")
+async def test_a_call_without_arguments_may_have_no_text_of_them(
+    http: httpx.AsyncClient, cell: CellStandIn
+) -> None:
+    for arguments in ("", "{}"):
+        call = {"id": "c", "type": "function", "function": {"name": "now", "arguments": arguments}}
+        called = {"role": "assistant", "content": None, "tool_calls": [call]}
+        messages = [*MESSAGES, called, {"role": "tool", "tool_call_id": "c", "content": "noon"}]
+        response = await http.post("/v1/chat/completions", json={"messages": messages, "tools": TOOLS})
+        assert response.status_code == 200, response.text
+    assert cell.submissions[0].prompt == cell.submissions[1].prompt
