@@ -103,7 +103,7 @@ def _token_ids(ids: list[int]) -> list[int]:
 
 
 def message_text(value: Any) -> Any:
-    """A message's text: a string, or OpenAI's list of text parts, joined."""
+    """A message's text: a string, or OpenAI's list of text parts, each a line of its own as with vLLM."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -117,7 +117,7 @@ def message_text(value: Any) -> Any:
                 f'part {number} must be {{"type": "text", "text": ...}}; this model reads text only',
             )
         texts.append(part["text"])
-    return "".join(texts)
+    return "\n".join(texts)
 
 
 def latency_target(value: Any) -> Any:

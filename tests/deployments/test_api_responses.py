@@ -66,11 +66,11 @@ async def test_chat(http: httpx.AsyncClient, cell: CellStandIn) -> None:
 async def test_chat_prompt_follows_the_template(http: httpx.AsyncClient, cell: CellStandIn) -> None:
     messages = [
         {"role": "developer", "content": "be brief"},
-        {"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]},
+        {"role": "user", "content": [{"type": "text", "text": "hello"}, {"type": "text", "text": "you"}]},
     ]
     await http.post("/v1/chat/completions", json={"messages": messages})
     text = codec().decode(cell.submissions[0].prompt, skip_special_tokens=False)
-    assert text == "<|bos|><|system|>be brief<|end|><|user|>hello<|end|><|assistant|>"
+    assert text == "<|bos|><|system|>be brief<|end|><|user|>hello\nyou<|end|><|assistant|>"
 
 
 async def test_completion_of_several_prompts_and_choices(http: httpx.AsyncClient, cell: CellStandIn) -> None:
