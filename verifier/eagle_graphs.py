@@ -60,7 +60,7 @@ class EagleGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._has_room = True
         # What layers of all shapes leave: each is read before the next is begun.
-        self._scores = self._hidden = torch.empty(0)
+        self._scores = self._hidden = torch.empty(0, device=layer.attention.device)
 
     def forwards(self, roots: Roots) -> CapturedLayer | None:
         """`Forwards` from `roots` on; None if they are to be laid out one by one."""
