@@ -113,6 +113,7 @@ def make_server(
     credentials: grpc.ServerCredentials | None = None,
     authenticator: Authenticator | None = None,
     idempotency: IdempotencyConfig | None = None,
+    leaving: asyncio.Event | None = None,
 ) -> grpc.aio.Server:
     """A server for the running event loop, bound to its port but not started.
 
@@ -123,6 +124,7 @@ def make_server(
         credentials: serve with TLS.
         authenticator: who is let in; everybody if None.
         idempotency: how answers are kept for retries; as by default if None.
+        leaving: set before it is stopped, so that nobody's watch of its health keeps it from ending.
 
     Raises:
         RuntimeError: if the port cannot be had.
@@ -140,7 +142,9 @@ def make_server(
         ]
     )
     keyed = KeyedCalls(idempotency, metrics, config.default_deadline_s)
-    generation = GenerationService(service, metrics, authenticator=authenticator, keyed=keyed)
+    generation = GenerationService(
+        service, metrics, authenticator=authenticator, keyed=keyed, leaving=leaving
+    )
     servicer = GenerationServicer(generation, config.default_deadline_s)
     pb_grpc.add_GenerationServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
@@ -180,12 +184,15 @@ class GrpcThread:
     ) -> None:
         started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, grpc.aio.Server]]
         started = concurrent.futures.Future()
+        self._leaving = asyncio.Event()
 
         async def serve() -> None:
             try:
                 service = make_service()
                 service.connect()
-                server = make_server(config, service, metrics, credentials, authenticator, idempotency)
+                server = make_server(
+                    config, service, metrics, credentials, authenticator, idempotency, self._leaving
+                )
                 await server.start()
             except Exception as error:
                 started.set_exception(error)
@@ -199,6 +206,7 @@ class GrpcThread:
     async def drain(self, timeout_s: float) -> None:
         """Take no new calls, and let those there are end within `timeout_s`; then they are cut off."""
         if self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._leaving.set)
             stopping = asyncio.run_coroutine_threadsafe(self._server.stop(timeout_s), self._loop)
             # The loop ends with the server, and mostly cancels the answer: only that there is one counts.
             done, _ = await asyncio.wait({asyncio.wrap_future(stopping)}, timeout=timeout_s + 1.0)

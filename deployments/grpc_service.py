@@ -61,6 +61,7 @@ class GenerationService:
         behind_proxy: requests come through a proxy of ours, which has named the calls.
         authenticator: who is let in, by the metadata `authorization`; everybody if None.
         keyed: answers calls with keys; None refuses them.
+        leaving: set once the server takes no new calls; who watches its health is told, and then let go.
     """
 
     def __init__(
@@ -71,8 +72,10 @@ class GenerationService:
         behind_proxy: bool = False,
         authenticator: Authenticator | None = None,
         keyed: KeyedCalls | None = None,
+        leaving: asyncio.Event | None = None,
     ) -> None:
         self._service = service
+        self._leaving = leaving or asyncio.Event()
         self._keyed = keyed
         self._authenticator = authenticator or Authenticator(environment={})
         self._metrics = metrics or FrontEndMetrics()
@@ -191,14 +194,18 @@ class GenerationService:
     async def watch(
         self, request: health_pb2.HealthCheckRequest
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
-        """The health now, and whenever it changes."""
+        """The health now, and whenever it changes; it ends with the server, which waits for calls to end."""
         told = -1
-        while True:
+        while not self._leaving.is_set():
             status = await self._health(request.service)
             if status != told:
                 told = int(status)
                 yield health_pb2.HealthCheckResponse(status=status)
-            await asyncio.sleep(_WATCH_INTERVAL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_WATCH_INTERVAL_S):
+                    await self._leaving.wait()
+        if told == _SERVING:
+            yield health_pb2.HealthCheckResponse(status=_NOT_SERVING)
 
     async def _health(self, service: str) -> Any:
         if service not in ("", SERVICE_NAME, HEALTH_NAME):

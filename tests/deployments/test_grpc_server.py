@@ -267,6 +267,22 @@ async def test_a_server_that_nobody_asks_is_soon_drained(cell: CellStandIn, free
         await thread.drain(0.0)
 
 
+async def test_who_watches_its_health_does_not_keep_a_server_from_ending(
+    cell: CellStandIn, free_port: int
+) -> None:
+    config = GrpcConfig(enabled=True, port=free_port)
+    thread = await asyncio.to_thread(GrpcThread, config, lambda: ApiService(cell, codec()))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        async with asyncio.timeout(10.0):
+            draining = asyncio.create_task(thread.drain(300.0))
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert await watch.read() is grpc.aio.EOF
+            await draining
+
+
 async def test_a_server_with_calls_that_do_not_end_is_drained_when_its_time_is_cut_short(
     cell: CellStandIn, free_port: int
 ) -> None:
