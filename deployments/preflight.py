@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 from cluster.config import FlotillaConfig
@@ -62,11 +63,7 @@ def check(config: FlotillaConfig) -> list[str]:
             "and set `security.keys_file`, or set FLOTILLA_API_KEY"
         )
     warnings += _check_profile(config)
-    _check_port(config.http.host, config.http.port, "choose another with --port, or 0 for any free one")
-    if config.grpc.enabled:
-        _check_port(config.grpc.host, config.grpc.port, "choose another `grpc.port`, or 0 for any free one")
-    if config.metrics.port is not None:
-        _check_port(config.metrics.host, config.metrics.port, "choose another `metrics.port`")
+    _check_ports(config)
     return warnings
 
 
@@ -86,13 +83,24 @@ def _is_trusted(config: FlotillaConfig, path: str) -> bool:
     return path == config.target.path and config.target.trust_remote_code
 
 
-def _check_port(host: str, port: int, remedy: str) -> None:
-    if not port:
-        return
+def _check_ports(config: FlotillaConfig) -> None:
+    wanted = [(config.http.host, config.http.port, "choose another with --port, or 0 for any free one")]
+    if config.grpc.enabled:
+        wanted.append(
+            (config.grpc.host, config.grpc.port, "choose another `grpc.port`, or 0 for any free one")
+        )
+    if config.metrics.port is not None:
+        wanted.append((config.metrics.host, config.metrics.port, "choose another `metrics.port`"))
+    with ExitStack() as held:  # until all are looked at: front ends share ports, also with one another
+        for host, port, remedy in wanted:
+            if port:
+                held.enter_context(_listening(host, port, remedy))
+
+
+def _listening(host: str, port: int, remedy: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.create_server((host, port), family=family):
-            pass
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         raise StartError(f"cannot listen on {host}:{port} ({error.strerror}); {remedy}") from None
 

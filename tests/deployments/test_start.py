@@ -41,6 +41,26 @@ def test_taken_metrics_port_is_told() -> None:
             preflight.check(changed(http={"port": 0}, metrics={"port": port}))
 
 
+@pytest.mark.parametrize(
+    ("sections", "remedy"),
+    [
+        ({"metrics": {"port": "SAME"}}, "metrics.port"),
+        ({"metrics": {"port": "SAME", "host": "0.0.0.0"}}, "metrics.port"),
+        ({"grpc": {"enabled": True, "port": "SAME"}}, "grpc.port"),
+    ],
+)
+def test_a_port_given_twice_is_told(
+    sections: dict[str, dict[str, object]], remedy: str, free_port: int
+) -> None:
+    """Sockets of front ends share their ports: half of the API's clients would get metrics."""
+    numbered = {
+        name: {field: free_port if value == "SAME" else value for field, value in section.items()}
+        for name, section in sections.items()
+    }
+    with pytest.raises(preflight.StartError, match=f":{free_port} .*`{remedy}`"):
+        preflight.check(changed(http={"port": free_port}, **numbered))
+
+
 def test_missing_profile_is_told() -> None:
     with pytest.raises(preflight.StartError, match="flotilla profile"):
         preflight.check(changed(profile="/nowhere.json", http={"port": 0}))
