@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
 from cluster.admission_config import AdmissionConfig
@@ -21,6 +20,7 @@ from cluster.observability_config import LogConfig, MetricsConfig, TelemetryConf
 from cluster.placement_config import StrictModel, TargetPlacementConfig
 from cluster.scaling_config import ScalingConfig
 from cluster.security_config import SecurityConfig
+from cluster.strict_yaml import load_yaml
 from cluster.tier_config import TierConfig, check_tiers
 
 
@@ -355,7 +355,7 @@ class FlotillaConfig(StrictModel):
     @classmethod
     def load(cls, path: Path) -> FlotillaConfig:
         """Read a YAML file; errors name the field and what it may be."""
-        return cls.model_validate(yaml.safe_load(path.read_text()) or {})
+        return cls.model_validate(load_yaml(path.read_text()) or {})
 
 
 def _value(part: Any, name: str) -> Any:

@@ -9,6 +9,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from cluster.placement_config import StrictModel
+from cluster.strict_yaml import DoubleField, load_yaml
 
 #: Kinds of endpoints a key may open: `api` is everything under /v1, tokens and gRPC.
 Permission = Literal["api", "metrics", "debug", "admin"]
@@ -77,20 +78,21 @@ class KeysFile(StrictModel):
             ValueError: naming the file and the field that is wrong, but no hash.
         """
         try:
-            return cls.model_validate(yaml.safe_load(path.read_text()) or {})
+            return cls.model_validate(load_yaml(path.read_text()) or {})
         except OSError as error:
             raise ValueError(f"cannot read the keys in {path}: {error.strerror}") from None
         except yaml.YAMLError as error:
             where = getattr(error, "problem_mark", None)
             line = "" if where is None else f", line {where.line + 1}"
-            raise ValueError(f"{path} is no YAML{line}") from None
+            wrong = "has a field twice" if isinstance(error, DoubleField) else "is no YAML"
+            raise ValueError(f"{path} {wrong}{line}") from None
         except ValidationError as error:
             # Of the values nothing is shown: somebody may have put a key where its hash belongs.
-            wrong = [
+            reasons = [
                 f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}"
                 for one in error.errors(include_url=False, include_input=False)
             ]
-            raise ValueError(f"the keys in {path} are wrong: {'; '.join(wrong)}") from None
+            raise ValueError(f"the keys in {path} are wrong: {'; '.join(reasons)}") from None
 
 
 class SecurityConfig(StrictModel):

@@ -255,7 +255,7 @@ def load_config(
             f"  {'.'.join(map(str, one['loc'])) or 'configuration'}: {one['msg']}" for one in error.errors()
         ]
         fail("\n".join([f"{path or 'the options'}: the configuration is wrong", *lines]))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         fail(f"cannot read {path}: {error}")
 
 

@@ -99,9 +99,11 @@ def remove(
 def _read(file: Path) -> dict[str, Any]:
     import yaml
 
+    from cluster.strict_yaml import load_yaml
+
     try:
-        drafter = yaml.safe_load(file.read_text())
-    except (OSError, yaml.YAMLError) as error:
+        drafter = load_yaml(file.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         fail(f"cannot read {file}: {error}")
     if not isinstance(drafter, dict):
         fail(f"{file} is no drafter: it must have fields, such as `kind` and `name`")

@@ -98,6 +98,7 @@ def test_a_changed_file_is_read_again_and_a_broken_one_is_not_taken(
     ("text", "said"),
     [
         ("keys: [", "no YAML, line"),
+        ("keys:\n- {name: a}\nkeys: []", "a field twice, line 3"),
         ("- 1", "the file"),
         ("keys: [{name: a b, hash: x}]", "keys.0.name"),
         ("keys: [{name: a, hash: x}]", "keys.0.hash"),

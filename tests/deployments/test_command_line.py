@@ -81,14 +81,22 @@ def test_options_change_the_configuration(tmp_path: Path) -> None:
         (["--config", "BAD"], "target.size"),
         (["--config", "MODEL"], "no model at"),
         (["--config", "ZOO"], "unknown model"),
+        (["--config", "TWICE"], "`path` is given twice"),
+        (["--config", "LATIN"], "cannot read"),
     ],
 )
 def test_mistakes_are_explained(tmp_path: Path, arguments: list[str], message: str) -> None:
-    texts = {"BAD": "{path: x, size: 3}", "MODEL": "{path: /nowhere}", "ZOO": "{path: 'zoo:nothing'}"}
+    texts = {
+        "BAD": "{path: x, size: 3}",
+        "MODEL": "{path: /nowhere}",
+        "ZOO": "{path: 'zoo:nothing'}",
+        "TWICE": "{path: x, path: y}",
+        "LATIN": "{path: modèle}",
+    }
     for index, argument in enumerate(arguments):
         if argument in texts:
             file = tmp_path / "config.yaml"
-            file.write_text(f"target: {texts[argument]}\n")
+            file.write_text(f"target: {texts[argument]}\n", encoding="latin-1")
             arguments = [*arguments[:index], str(file)]
     result = CliRunner().invoke(cli.app, ["serve", *arguments])
     assert result.exit_code == 2, result.output
