@@ -20,19 +20,17 @@ KEY, LAST_EVENT = HEADER.lower(), LAST_EVENT_ID.lower()
 class KeyedCalls:
     """The answers of one gRPC server to calls with keys, for those that ask again (one event loop).
 
+    How long an answer may take is up to the deadlines of the calls that wait for it.
+
     Args:
         config: how long and how much is kept.
         metrics: where they are counted.
-        limit_s: how long an answer may take; any time if None.
     """
 
     def __init__(
-        self,
-        config: IdempotencyConfig | None = None,
-        metrics: FrontEndMetrics | None = None,
-        limit_s: float | None = None,
+        self, config: IdempotencyConfig | None = None, metrics: FrontEndMetrics | None = None
     ) -> None:
-        self._answers = Answers(config or IdempotencyConfig(), metrics, limit_s)
+        self._answers = Answers(config or IdempotencyConfig(), metrics)
 
     def key_of(
         self, message: pb.GenerateRequest, metadata: Mapping[str, str], method: str, grant: Grant

@@ -141,7 +141,7 @@ def make_server(
             ("grpc.http2.min_ping_interval_without_data_ms", keepalive_ms // 2),
         ]
     )
-    keyed = KeyedCalls(idempotency, metrics, config.default_deadline_s)
+    keyed = KeyedCalls(idempotency, metrics)
     generation = GenerationService(
         service, metrics, authenticator=authenticator, keyed=keyed, leaving=leaving
     )

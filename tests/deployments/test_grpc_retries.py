@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -27,18 +28,33 @@ HI = pb.GenerateRequest(prompt="hi", max_tokens=100)
 KEY = (("idempotency-key", "6f1e"),)
 
 
-@pytest.fixture
-async def stub(service: ApiService, free_port: int) -> AsyncIterator[Any]:
-    config = GrpcConfig(enabled=True, port=free_port)
+@contextlib.asynccontextmanager
+async def serving(service: ApiService, port: int, default_deadline_s: float) -> AsyncIterator[Any]:
+    config = GrpcConfig(enabled=True, port=port, default_deadline_s=default_deadline_s)
     server = make_server(config, service, idempotency=IdempotencyConfig(grace_s=0.5))
     await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as opened:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened:
         yield pb_grpc.GenerationStub(opened)
     await server.stop(None)
 
 
-async def chunks(stub: Any, metadata: Sequence[tuple[str, str]] = KEY) -> list[pb.GenerateChunk]:
-    return [chunk async for chunk in stub.GenerateStream(HI, metadata=metadata)]
+@pytest.fixture
+async def stub(service: ApiService, free_port: int) -> AsyncIterator[Any]:
+    async with serving(service, free_port, 600.0) as made:
+        yield made
+
+
+@pytest.fixture
+async def impatient(service: ApiService, free_port: int) -> AsyncIterator[Any]:
+    """Of a server that lets calls without a deadline take half a second."""
+    async with serving(service, free_port, 0.5) as made:
+        yield made
+
+
+async def chunks(
+    stub: Any, metadata: Sequence[tuple[str, str]] = KEY, timeout: float | None = None
+) -> list[pb.GenerateChunk]:
+    return [chunk async for chunk in stub.GenerateStream(HI, metadata=metadata, timeout=timeout)]
 
 
 async def rest_of(call: Any) -> None:
@@ -85,6 +101,27 @@ async def test_nobody_coming_back_ends_it(stub: Any, cell: CellStandIn) -> None:
     await eventually(lambda: len(cell.submissions) == 1)
     call.cancel()
     await eventually(lambda: len(cell.cancels) == 1)
+
+
+async def test_a_deadline_of_the_client_s_own_may_be_later_than_that_by_default(
+    impatient: Any, cell: CellStandIn
+) -> None:
+    cell.pause_s = 0.1  # for each three tokens
+    whole, streamed = await asyncio.gather(
+        impatient.Generate(HI, metadata=KEY, timeout=30.0),
+        chunks(impatient, (("idempotency-key", "another"),), timeout=30.0),
+    )
+    assert whole.choices[0].text == text(streamed) == ANSWER
+
+
+async def test_who_had_no_deadline_may_come_back_for_the_rest(impatient: Any, cell: CellStandIn) -> None:
+    cell.pause_s = 0.1
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await impatient.Generate(HI, metadata=KEY)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "grpc.default_deadline_s" in str(caught.value.details())
+    assert (await impatient.Generate(HI, metadata=KEY, timeout=30.0)).choices[0].text == ANSWER
+    assert len(cell.submissions) == 1
 
 
 async def test_a_key_names_the_seed_and_another_server_tells_the_same_chunks(
