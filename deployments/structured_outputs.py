@@ -108,6 +108,11 @@ def constraint_of(request: StructuredFields) -> tuple[Constraint, str] | None:
     found: dict[str, Constraint] = {}
     wanted = request.response_format
     if wanted is not None:
+        if wanted.type != "json_schema" and wanted.json_schema is not None:
+            raise bad_request(
+                "`response_format` takes a schema with the type json_schema only.",
+                "response_format.json_schema",
+            )
         if wanted.type == "json_object":
             found["response_format"] = Constraint(kind="json_object")
         elif wanted.type == "json_schema":

@@ -102,6 +102,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "both"),
     ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "Unknown"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
+    *(
+        (
+            {"response_format": {"type": kind, "json_schema": {"name": "x", "schema": {"type": "array"}}}},
+            "response_format.json_schema",
+            "type json_schema only",
+        )
+        for kind in ("json_object", "text")
+    ),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "x"}}}},
         "response_format.json_schema",
