@@ -120,6 +120,8 @@ class RequestObserver:
             metrics.open.dec()
             if is_stream:
                 metrics.streams.dec()
-            route = getattr(scope.get("route"), "path", _NO_ROUTE)
-            method = scope["method"] if route != _NO_ROUTE else "ANY"
+            found = scope.get("route")
+            route = getattr(found, "path", _NO_ROUTE)
+            # Of those that a route does not answer there are as many as clients make up.
+            method = scope["method"] if scope["method"] in getattr(found, "methods", ()) else "ANY"
             metrics.answered(route, method, status, time.perf_counter() - begun)
