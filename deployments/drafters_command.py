@@ -114,10 +114,10 @@ def _call(url: str, method: str, path: str, body: dict[str, Any] | None = None) 
     """The server's answer; ends the command with its message if it refuses."""
     data = None if body is None else json.dumps(body).encode()
     headers = client_headers() | ({} if data is None else {"Content-Type": "application/json"})
-    request = urllib.request.Request(
-        f"{url.rstrip('/')}/admin/drafters{path}", data=data, headers=headers, method=method
-    )
     try:
+        request = urllib.request.Request(
+            f"{url.rstrip('/')}/admin/drafters{path}", data=data, headers=headers, method=method
+        )
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
             answer: dict[str, Any] = json.load(response)
             return answer

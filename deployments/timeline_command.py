@@ -24,8 +24,8 @@ def fetch_timeline(url: str, output: Path) -> None:
     Raises:
         TimelineFailed: the server is not there, keeps none, or the file cannot be written.
     """
-    request = urllib.request.Request(f"{url.rstrip('/')}/debug/timeline", headers=client_headers())
     try:
+        request = urllib.request.Request(f"{url.rstrip('/')}/debug/timeline", headers=client_headers())
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
             trace = answer.read()
     except urllib.error.HTTPError as error:

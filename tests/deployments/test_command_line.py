@@ -103,6 +103,14 @@ def test_mistakes_are_explained(tmp_path: Path, arguments: list[str], message: s
     assert message in result.output
 
 
+@pytest.mark.parametrize("url", ["flotilla", "localhost:8000", "http://[::1"])
+@pytest.mark.parametrize("command", [["drafters", "list"], ["timeline"]])
+def test_an_address_that_is_none_is_told(command: list[str], url: str) -> None:
+    result = CliRunner().invoke(cli.app, [*command, "--url", url])
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert (result.exit_code, url in result.output) == (2, True)
+
+
 async def test_chat_in_the_terminal(url: str, cell: CellStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = iter(["hello", "", "again", "/new", "once more", "x" * 3000, "/quit"])
     console = Console(record=True, width=200, highlight=False)
