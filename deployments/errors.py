@@ -175,11 +175,15 @@ def from_rejection(rejected: Rejected, prompt_field: str) -> ApiError:
     return ApiError(500, message, code=code)
 
 
-def from_validation(error: ValidationError) -> ApiError:
-    """One readable message for the first field that is wrong."""
+def from_validation(error: ValidationError, tag: str | None = None) -> ApiError:
+    """One readable message for the first field that is wrong; `tag` tells the forms of the body apart."""
     first = error.errors(include_url=False)[0]
-    path = field_path(first["loc"])
-    kind, text = first["type"], first["msg"]
+    kind, text, location = first["type"], first["msg"], first["loc"]
+    if tag is not None:
+        # Locations begin with the form's tag, which is in no field's name.
+        location = (tag,) if kind.startswith("union_tag_") else location[1:]
+        kind = "missing" if kind == "union_tag_not_found" else kind
+    path = field_path(location)
     field = f"`{path}`" if path else "the request body"
     if kind == "extra_forbidden":
         return bad_request(

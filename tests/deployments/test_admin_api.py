@@ -149,11 +149,12 @@ async def test_refusals_have_a_status_and_a_sentence(
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({"kind": "nonsense", "name": "x"}, "nonsense"),
+        ({"kind": "nonsense", "name": "x"}, "kind"),
+        ({"name": "x"}, "kind"),
         ({"kind": "model", "name": "x"}, "path"),
         ({"kind": "model", "name": "x/0", "path": "p"}, "name"),
         ({**LOOKUP, "replicas": 0}, "replicas"),
-        ({**LOOKUP, "placement": {"num_gpus": 1.5}}, "num_gpus"),
+        ({**LOOKUP, "placement": {"num_gpus": 1.5}}, "placement.num_gpus"),
         ({**LOOKUP, "colour": "red"}, "colour"),
     ],
 )
@@ -163,6 +164,7 @@ async def test_a_wrong_drafter_is_a_400_that_names_the_field(
     answer = await http.post(PATH, json=body)
     assert answer.status_code == 400
     assert field in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == field
     assert not pool.asked
 
 
