@@ -38,6 +38,8 @@ _MAX_DETAILS = 1024
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 #: Ours alone; the HTTP API has no such fields.
 _OWN_FIELDS = ("extra_body_json", "proxy_call_id")
+#: Needed before `extra_body_json` is read.
+_TYPED_FIELDS = ("request_id",)
 #: What the method called says already.
 _IMPLIED_FIELDS = ("stream", "stream_options")
 
@@ -96,10 +98,15 @@ def _body(message: pb.GenerateRequest) -> dict[str, Any]:
     if not message.extra_body_json:
         return body
     extra = json_object(message.extra_body_json, "`extra_body_json`", "extra_body_json")
+    extra = {name: value for name, value in extra.items() if value is not None}  # as if it was left out
     for name in extra:
         if name in _IMPLIED_FIELDS:
             raise bad_request(f"`{name}` follows from the method called; leave it out.", name)
-        if name in body:
+        if name in _TYPED_FIELDS:
+            raise bad_request(
+                f"`{name}` is read from the field of that name, not from `extra_body_json`.", name
+            )
+        if name in body or (name == "top_logprobs" and "logprobs" in body):
             raise bad_request(f"`{name}` is given twice, also in `extra_body_json`.", name)
     return body | extra
 

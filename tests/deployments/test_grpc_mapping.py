@@ -105,6 +105,15 @@ def test_a_message_may_be_empty_as_over_http() -> None:
         (pb.GenerateRequest(prompt="a", extra_body_json='{"stream": true}'), "stream"),
         (pb.GenerateRequest(prompt="a", top_k=3, extra_body_json='{"top_k": 4}'), "top_k"),
         (pb.GenerateRequest(prompt="a", extra_body_json='{"colour": 1}'), "colour"),
+        (pb.GenerateRequest(prompt="a", extra_body_json='{"request_id": "mine"}'), "request_id"),
+        (
+            pb.GenerateRequest(
+                messages=[pb.ChatMessage(role="user", content="x")],
+                logprobs=2,
+                extra_body_json='{"top_logprobs": 5}',
+            ),
+            "top_logprobs",
+        ),
         (pb.GenerateRequest(messages=[pb.ChatMessage(content="x")]), "messages.0.role"),
         (pb.GenerateRequest(messages=[pb.ChatMessage(role="judge", content="x")]), "messages.0.role"),
     ],
@@ -153,6 +162,12 @@ def test_null_in_extra_fields_is_the_same_as_leaving_them_out() -> None:
     assert mapping.generation_request(message) == parse(
         b'{"messages": [{"role": "user", "content": "hi"}], "logprobs": null, "slo": null}', ChatRequest
     )
+
+
+def test_null_in_extra_fields_is_no_second_prompt_and_no_stream() -> None:
+    extra = '{"messages": null, "prompt_token_ids": null, "stream": null, "top_k": null, "anything": null}'
+    message = pb.GenerateRequest(prompt="a", top_k=3, extra_body_json=extra)
+    assert mapping.generation_request(message) == parse(b'{"prompt": "a", "top_k": 3}', CompletionRequest)
 
 
 def test_status_tells_when_to_come_back_and_stays_within_metadata() -> None:
