@@ -29,15 +29,17 @@ class GrpcReplica:
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
         """A whole answer."""
-        work = self.grpc_service.generate(request, mapping.metadata_of(grpc_context))
-        return await _answered(grpc_context, work, pb.GenerateResponse(), self.grpc_deadline_s)
+        ends_at = _end(self.grpc_deadline_s)
+        work = self.grpc_service.generate(request, mapping.metadata_of(grpc_context), ends_at)
+        return await _answered(grpc_context, work, pb.GenerateResponse(), ends_at, self.grpc_deadline_s)
 
     async def GenerateStream(
         self, request: pb.GenerateRequest, grpc_context: Any
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """An answer as it grows."""
-        chunks = self.grpc_service.generate_stream(request, mapping.metadata_of(grpc_context))
-        streamed = _streamed(grpc_context, chunks, pb.GenerateChunk(), self.grpc_deadline_s)
+        ends_at = _end(self.grpc_deadline_s)
+        chunks = self.grpc_service.generate_stream(request, mapping.metadata_of(grpc_context), ends_at)
+        streamed = _streamed(grpc_context, chunks, pb.GenerateChunk(), ends_at, self.grpc_deadline_s)
         async with aclosing(streamed) as messages:
             async for message in messages:
                 yield message
@@ -86,11 +88,20 @@ class GrpcReplica:
                 yield message
 
 
+def _end(limit_s: float | None) -> float | None:
+    """When a call that begins now is to be over, by the loop's time."""
+    return None if limit_s is None else asyncio.get_running_loop().time() + limit_s
+
+
 async def _answered(
-    context: Any, work: Awaitable[_Response], nothing: _Response, limit_s: float | None = None
+    context: Any,
+    work: Awaitable[_Response],
+    nothing: _Response,
+    ends_at: float | None = None,
+    limit_s: float | None = None,
 ) -> _Response:
     try:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout_at(ends_at):
             return await work
     except TimeoutError:
         _fail(context, mapping.deadline_exceeded(limit_s))
@@ -100,9 +111,12 @@ async def _answered(
 
 
 async def _streamed(
-    context: Any, messages: AsyncGenerator[_Message, None], nothing: _Message, limit_s: float | None = None
+    context: Any,
+    messages: AsyncGenerator[_Message, None],
+    nothing: _Message,
+    ends_at: float | None = None,
+    limit_s: float | None = None,
 ) -> AsyncGenerator[_Message, None]:
-    ends_at = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
     try:
         async with aclosing(messages):
             while True:

@@ -50,13 +50,14 @@ class GenerationServicer(pb_grpc.GenerationServicer, health_pb2_grpc.HealthServi
 
     async def Generate(self, request: pb.GenerateRequest, context: _Context) -> pb.GenerateResponse:
         """A whole answer."""
-        async with self._deadline(context):
-            return await _answered(context, self._service.generate(request, mapping.metadata_of(context)))
+        async with self._deadline(context) as ends_at:
+            answer = self._service.generate(request, mapping.metadata_of(context), ends_at)
+            return await _answered(context, answer)
 
     async def GenerateStream(self, request: pb.GenerateRequest, context: _Context) -> None:
         """An answer as it grows."""
-        async with self._deadline(context):
-            chunks = self._service.generate_stream(request, mapping.metadata_of(context))
+        async with self._deadline(context) as ends_at:
+            chunks = self._service.generate_stream(request, mapping.metadata_of(context), ends_at)
             await _answered(context, _write(context, chunks))
 
     async def Cancel(self, request: pb.CancelRequest, context: _Context) -> pb.CancelResponse:
@@ -82,12 +83,12 @@ class GenerationServicer(pb_grpc.GenerationServicer, health_pb2_grpc.HealthServi
         await _answered(context, _write(context, self._service.watch(request)))
 
     @contextlib.asynccontextmanager
-    async def _deadline(self, context: _Context) -> AsyncIterator[None]:
+    async def _deadline(self, context: _Context) -> AsyncIterator[float | None]:
         """End what takes longer than the default deadline; a deadline of the client's own, gRPC enforces."""
         own = context.time_remaining()
         try:
-            async with asyncio.timeout(self._default_deadline_s if own is None else None):
-                yield
+            async with asyncio.timeout(self._default_deadline_s if own is None else None) as limit:
+                yield limit.when()
         except TimeoutError:
             await context.abort(*mapping.status(mapping.deadline_exceeded(self._default_deadline_s)))
 

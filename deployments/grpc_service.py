@@ -83,9 +83,14 @@ class GenerationService:
 
     # -- flotilla.v1.Generation ------------------------------------------------------------------------
 
-    async def generate(self, request: pb.GenerateRequest, metadata: Mapping[str, str]) -> pb.GenerateResponse:
-        """A whole answer; raises `ApiError`."""
-        with self._counted("Generate"), self._admitted(metadata, limited=True) as grant:
+    async def generate(
+        self, request: pb.GenerateRequest, metadata: Mapping[str, str], ends_at: float | None = None
+    ) -> pb.GenerateResponse:
+        """A whole answer; raises `ApiError`.
+
+        Cancelled at `ends_at` or later, by the loop's time, it counts as one whose deadline passed.
+        """
+        with self._counted("Generate", ends_at), self._admitted(metadata, limited=True) as grant:
             key = self._key_of(request, metadata, "Generate", grant)
             if key is None or self._keyed is None:
                 return await self._generate(request, metadata, grant)
@@ -110,10 +115,10 @@ class GenerationService:
         )
 
     async def generate_stream(
-        self, request: pb.GenerateRequest, metadata: Mapping[str, str]
+        self, request: pb.GenerateRequest, metadata: Mapping[str, str], ends_at: float | None = None
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """An answer as it grows; close the generator to end the request. Raises `ApiError`."""
-        with self._counted("GenerateStream"), self._admitted(metadata, limited=True) as grant:
+        with self._counted("GenerateStream", ends_at), self._admitted(metadata, limited=True) as grant:
             key = self._key_of(request, metadata, "GenerateStream", grant)
             if key is None or self._keyed is None:
                 made = self._stream(request, metadata, grant)
@@ -217,7 +222,7 @@ class GenerationService:
         return _SERVING
 
     @contextlib.contextmanager
-    def _counted(self, method: str) -> Iterator[None]:
+    def _counted(self, method: str, ends_at: float | None = None) -> Iterator[None]:
         with self._metrics.grpc_call(method) as ends_with:
             try:
                 yield
@@ -225,7 +230,8 @@ class GenerationService:
                 ends_with(mapping.status(error)[0].name)
                 raise
             except (asyncio.CancelledError, GeneratorExit):
-                ends_with("CANCELLED")
+                is_late = ends_at is not None and asyncio.get_running_loop().time() >= ends_at
+                ends_with("DEADLINE_EXCEEDED" if is_late else "CANCELLED")
                 raise
 
     # -- parts -----------------------------------------------------------------------------------------

@@ -258,6 +258,31 @@ async def test_a_drained_server_finishes_what_it_has_and_counts_it(
     )
 
 
+async def test_a_call_that_took_too_long_is_counted_as_that(
+    cell: CellStandIn, service: ApiService, free_port: int
+) -> None:
+    cell.starved = True
+    metrics = FrontEndMetrics("one")
+    server = make_server(GrpcConfig(enabled=True, port=free_port, default_deadline_s=0.2), service, metrics)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+        stub: Any = pb_grpc.GenerationStub(channel)
+        for call in (stub.Generate(HI), stub.GenerateStream(HI)):
+            assert (await failure(call)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        given_up = stub.GenerateStream(HI, timeout=30.0)
+        await eventually(lambda: len(cell.submissions) == 3)
+        given_up.cancel()
+        await eventually(lambda: len(cell.cancels) == 3)
+    await server.stop(None)
+    counted = metrics.render()
+    for method, code in (
+        ("Generate", "DEADLINE_EXCEEDED"),
+        ("GenerateStream", "DEADLINE_EXCEEDED"),
+        ("GenerateStream", "CANCELLED"),
+    ):
+        assert f'calls_total{{code="{code}",front_end="one",method="{method}"}} 1.0' in counted
+
+
 async def test_a_server_that_nobody_asks_is_soon_drained(cell: CellStandIn, free_port: int) -> None:
     """Its loop ends with it, and takes the answer along."""
     config = GrpcConfig(enabled=True, port=free_port)
