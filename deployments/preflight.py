@@ -62,7 +62,7 @@ def check(config: FlotillaConfig) -> list[str]:
             "security.require_keys is set and there are no API keys: make one with `flotilla keys create` "
             "and set `security.keys_file`, or set FLOTILLA_API_KEY"
         )
-    warnings += _check_profile(config)
+    warnings += _check_profile(config) + _unknown_choices(config)
     _check_ports(config)
     return warnings
 
@@ -81,6 +81,19 @@ def _check_beside(config: FlotillaConfig) -> None:
 
 def _is_trusted(config: FlotillaConfig, path: str) -> bool:
     return path == config.target.path and config.target.trust_remote_code
+
+
+def _unknown_choices(config: FlotillaConfig) -> list[str]:
+    """Not refused: who is named may be added while it serves (`/admin/drafters`)."""
+    known = {drafter.name for drafter in config.drafters}
+    named = config.selector.drafters if config.selector.name == "fixed" else ()
+    unknown = [name for name in named if name not in known and name.rpartition("/")[0] not in known]
+    if not unknown:
+        return []
+    there = ", ".join(sorted(known)) or "none"
+    return [
+        f"selector.drafters names {', '.join(unknown)}, but the drafters are: {there}; only those named draft"
+    ]
 
 
 def _check_ports(config: FlotillaConfig) -> None:

@@ -61,6 +61,18 @@ def test_a_port_given_twice_is_told(
         preflight.check(changed(http={"port": free_port}, **numbered))
 
 
+def test_a_choice_of_drafters_that_are_not_there_is_told() -> None:
+    """Nothing would be drafted, and nobody would know why."""
+    name = demo_config().drafters[0].name
+
+    def warnings(selector: str, *drafters: str) -> str:
+        section = {"name": selector, "drafters": drafters}
+        return "\n".join(preflight.check(changed(http={"port": 0}, selector=section)))
+
+    assert "selector.drafters names smal, bg/0, but" in warnings("fixed", name, f"{name}/0", "smal", "bg/0")
+    assert "selector.drafters" not in warnings("fixed", name, f"{name}/1") + warnings("flotilla", "smal")
+
+
 def test_missing_profile_is_told() -> None:
     with pytest.raises(preflight.StartError, match="flotilla profile"):
         preflight.check(changed(profile="/nowhere.json", http={"port": 0}))
