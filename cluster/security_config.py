@@ -81,6 +81,8 @@ class KeysFile(StrictModel):
             return cls.model_validate(load_yaml(path.read_text()) or {})
         except OSError as error:
             raise ValueError(f"cannot read the keys in {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is no YAML: it is not UTF-8") from None
         except yaml.YAMLError as error:
             where = getattr(error, "problem_mark", None)
             line = "" if where is None else f", line {where.line + 1}"

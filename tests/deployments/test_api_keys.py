@@ -103,11 +103,12 @@ def test_a_changed_file_is_read_again_and_a_broken_one_is_not_taken(
         ("keys: [{name: a b, hash: x}]", "keys.0.name"),
         ("keys: [{name: a, hash: x}]", "keys.0.hash"),
         ("kyes: []", "kyes"),
+        ("keys: [] # für alle", r"keys.yaml is no YAML: .* UTF-8"),
     ],
 )
 def test_a_wrong_file_says_where(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "keys.yaml"
-    path.write_text(text)
+    path.write_text(text, encoding="latin-1")
     with pytest.raises(ValueError, match=said):
         KeysFile.load(path)
     with pytest.raises(ValueError, match="No such file"):
