@@ -267,6 +267,8 @@ def _chosen(drafters: list[dict[str, Any]], names: str) -> list[dict[str, Any]]:
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if wanted == ["none"]:
         return []
+    if not wanted:  # as of a variable that is not set
+        fail("--drafters names nobody; to serve without drafters, say `none`")
     by_name = {drafter["name"]: drafter for drafter in drafters}
     unknown = [name for name in wanted if name not in by_name]
     if unknown:

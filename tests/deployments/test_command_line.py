@@ -75,6 +75,7 @@ def test_options_change_the_configuration(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--drafters", "nobody"], "no drafter called nobody"),
+        (["--drafters", " , "], "say `none`"),
         (["--policy", "luck"], "unknown policy"),
         (["--dtype", "int4"], "target.dtype"),
         (["--config", "/nowhere.yaml"], "cannot read"),
