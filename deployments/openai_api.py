@@ -242,7 +242,7 @@ def flotilla_version() -> str:
 
 
 def check_is_json(headers: Mapping[str, str]) -> None:
-    """Refuse (415) a body that is not announced as JSON.
+    """Refuse (415) a body that is not announced as JSON, or is compressed.
 
     A page in a browser may send a body of another kind to any server it can reach, this machine's own among
     them, without that server being asked whether it wants to hear from that page.
@@ -251,6 +251,9 @@ def check_is_json(headers: Mapping[str, str]) -> None:
     is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
     if not is_json:
         raise ApiError(415, "Send a JSON body, with `Content-Type: application/json`.", code="not_json")
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise ApiError(415, "Send the body as it is, without `Content-Encoding`.", code="encoded_body")
 
 
 async def read_body(request: Request, limit: int, within_s: float | None = None) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -111,6 +112,16 @@ async def test_a_body_must_be_announced_as_json(
     if kind is not None:
         request.headers["Content-Type"] = kind
     assert check_error(await http.send(request), 415)["code"] == "not_json"
+    assert cell.submissions == []
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses", "/tokenize", "/detokenize"])
+async def test_a_compressed_body_is_refused_as_such(
+    http: httpx.AsyncClient, cell: CellStandIn, path: str
+) -> None:
+    body, headers = gzip.compress(json.dumps(BASES[path]).encode()), {"Content-Encoding": "gzip"}
+    answer = await http.post(path, content=body, headers=headers | {"Content-Type": "application/json"})
+    assert check_error(answer, 415)["code"] == "encoded_body"
     assert cell.submissions == []
 
 
