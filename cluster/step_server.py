@@ -97,8 +97,9 @@ class StepServer:
                 try:
                     if self._admit(connection):
                         self._answer(connection)
-                # A machine that is gone (`_configure`) is a timeout, too.
-                except (ConnectionError, EOFError, TimeoutError) as error:
+                # A machine that is gone (`_configure`) is a timeout, or, where its neighbours look for it in
+                # vain, "no route to host".
+                except (OSError, EOFError) as error:
                     _log.info("scheduler disconnected: %s", error)
 
     def _admit(self, connection: socket.socket) -> bool:

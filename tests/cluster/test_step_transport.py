@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 import struct
 import threading
@@ -15,6 +17,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster import step_server
 from cluster.client_server import ClientServer
 from cluster.step_client import StepClient
 from cluster.step_server import StepServer
@@ -129,6 +132,34 @@ async def test_a_worker_that_dies_is_noticed_at_once() -> None:
     client.send(b"call")
     await until(lambda: bool(lost))
     server.close()
+
+
+@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT])
+def test_a_scheduler_whose_machine_is_gone_leaves_the_port_to_the_next(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = threading.Event()
+
+    def answer(data: bytes) -> bytes:
+        gone.set()  # the next read fails as that of a connection whose other side does not acknowledge
+        return data
+
+    read = step_server._read_exactly
+
+    def read_exactly(connection: socket.socket, length: int, until: float | None) -> bytes:
+        if gone.is_set():
+            gone.clear()
+            raise OSError(number, os.strerror(number))
+        return read(connection, length, until)
+
+    monkeypatch.setattr(step_server, "_read_exactly", read_exactly)
+    server = StepServer(answer, TOKEN, "127.0.0.1")
+    for _ in range(2):
+        with socket.create_connection(server.address, timeout=5) as scheduler:
+            scheduler.sendall(frame(TOKEN) + frame(b"hello"))
+            assert scheduler.recv(100) == frame(b"hello")
+            assert scheduler.recv(100) == b""
+    assert server.close(5)
 
 
 async def test_an_answer_that_cannot_be_handled_counts_as_a_loss() -> None:
