@@ -175,7 +175,10 @@ class WorkerSet:
                 actor.keep.remote(is_kept=False)
 
     async def take_over(self) -> TakenOver | None:
-        """Take over the workers of a cell that is gone; None without any whose target answers."""
+        """Take over the workers of a cell that is gone; None without any whose target answers.
+
+        Raises `ConnectionError` if that dies meanwhile.
+        """
         for first in await self._takeover.waiting(rank_name(0)):
             # Silent, it may be busy with another cell that is taking it over.
             if (taken := await claim(first, is_left=False)) is None:
@@ -193,8 +196,19 @@ class WorkerSet:
             await self._join(VERIFIER, [rank_name(rank) for rank in range(len(record.ranks))], record.ranks)
             drafters = await asyncio.gather(*map(self._take_over_drafter, record.instances))
             self._accompany()
-            return TakenOver(target, record, [one for one in drafters if one is not None])
+            self.workers[VERIFIER].loaded()
+            living = [one for one in drafters if one is not None and self._lives(one)]
+            return TakenOver(target, record, living)
         return None
+
+    def _lives(self, taken: DrafterReady) -> bool:
+        """Whether it can be asked for steps. Before all are taken over, nobody would be told of its loss."""
+        try:
+            self.workers[taken.name].loaded()
+        except ConnectionError as error:
+            _log.warning("%s", error)
+            return False
+        return True
 
     async def _take_over_drafter(self, instance: Instance) -> DrafterReady | None:
         taken = None if instance.actor is None else await claim(instance.actor, is_left=True)
@@ -211,12 +225,11 @@ class WorkerSet:
         return DrafterReady(instance.name, taken[0], config.max_requests, kind=config.name)
 
     async def _join(self, name: str, names: list[str], actors: list[Any]) -> Worker:
-        """Connect to processes that are loaded."""
+        """Connect to processes that have a model; their loss is told once all are taken over."""
         worker = self.workers[name] = Worker(name, actors=list(actors))
         async with placing(worker, names, self._reservations):
             await self._connect(worker, names, self._hearing(name, len(names)))
         await self.cores.settle(worker, self.workers)
-        worker.loaded()
         return worker
 
     def _spawn(self, kind: type[Any], name: str, placement: ResourcesConfig) -> Any:
