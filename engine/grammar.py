@@ -214,7 +214,8 @@ class Matcher:
     def __init__(self, grammars: Grammars, constraint: Constraint, output: Sequence[int] = ()) -> None:
         self._grammars = grammars
         self._compiling = grammars.prepare(constraint)
-        self._unread = list(output)
+        self._output = list(output)
+        self._num_read = 0
         self._state: LLMatcher | None = None
         self._path = 0
         self._ended = False
@@ -222,7 +223,7 @@ class Matcher:
 
     def advance(self, tokens: Iterable[int]) -> None:
         """Append committed tokens; no path may be open."""
-        self._unread.extend(tokens)
+        self._output.extend(tokens)
 
     def allowed(self) -> TokenMask:
         """One bit per token, int32 [ceil(vocab / 32)], lowest bit first: set for those that may come next.
@@ -267,6 +268,10 @@ class Matcher:
         """Back to the committed tokens."""
         self._back_to(0)
 
+    def recover(self) -> None:
+        """As `leave`, after an error on a path: it spoils llguidance's state, so all is read again."""
+        self._state, self._num_read, self._path, self._ended = None, 0, 0, False
+
     def _back_to(self, depth: int) -> None:
         if self._state is not None and self._path > depth:
             self._state.rollback(self._path - depth)
@@ -276,9 +281,9 @@ class Matcher:
         if self._state is None:
             self._state = self._compiling.result().deep_copy()
             self.end_tokens = frozenset(self._grammars.tokenizer.eos_tokens)
-        state, unread = self._state, self._unread
+        state, unread = self._state, self._output[self._num_read :]
         if unread and self._path == 0:
-            self._unread = []
+            self._num_read += len(unread)
             for token in unread:
                 if token in self.end_tokens:
                     self._ended = True

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.grammar import Matcher, TokenMask, holds, only_token, without
+from engine.grammar import GrammarError, Matcher, TokenMask, holds, only_token, without
 from engine.tree import TokenTree
 
 Int32 = NDArray[np.int32]
@@ -58,14 +58,15 @@ def mask_tree(matcher: Matcher, tree: TokenTree, bounds: Bounds) -> MaskedTree:
 
     What is pruned could never be accepted, since the target's choice at the parent is among the allowed
     tokens. Where only one token is allowed, it is that choice whatever the target's logits are, so it is
-    added below the node if it was not drafted.
+    added below the node if it was not drafted. A node after which the grammar cannot be followed is pruned,
+    too: that is an error only if the target takes the token.
 
     Raises:
-        GrammarError: if the grammar cannot be followed; the matcher is then of no more use.
+        GrammarError: if the grammar cannot be followed at the root; the matcher is then of no more use.
     """
-    tokens, depths = tree.token.tolist(), tree.depth.tolist()
+    tokens, parents, depths = tree.token.tolist(), tree.parent.tolist(), tree.depth.tolist()
     children: list[list[int]] = [[] for _ in tokens]
-    for node, parent in enumerate(tree.parent.tolist()):
+    for node, parent in enumerate(parents):
         if parent >= 0:
             children[parent].append(node)
     masks: list[TokenMask | None] = [None] * len(tokens)
@@ -83,9 +84,19 @@ def mask_tree(matcher: Matcher, tree: TokenTree, bounds: Bounds) -> MaskedTree:
             # An answer ends here. If the request goes on regardless, then with end tokens only.
             masks[place] = matcher.ends()
             continue
-        if place:
-            matcher.enter(token, depth)
-        mask = _with_min_tokens(matcher.allowed(), bounds, depth)
+        try:
+            if place:
+                matcher.enter(token, depth)
+            mask = _with_min_tokens(matcher.allowed(), bounds, depth)
+        except GrammarError:
+            if not place:
+                raise
+            if place >= len(tokens):
+                _, above, _ = added.pop()  # the last one: what is added is walked next
+            else:
+                above = parents[place]
+            _enter_again(matcher, [*zip(tokens, parents, depths, strict=True), *added], above)
+            continue
         if place < len(tokens):
             masks[place] = mask
         else:
@@ -99,6 +110,18 @@ def mask_tree(matcher: Matcher, tree: TokenTree, bounds: Bounds) -> MaskedTree:
         waiting.append(len(tokens) + len(added) - 1)
     matcher.leave()
     return _assemble(tree, masks, added)
+
+
+def _enter_again(matcher: Matcher, nodes: Sequence[tuple[int, int, int]], place: int) -> None:
+    """Be at `place` of `nodes` (token, place of the parent, depth) after an error further down."""
+    path = []
+    while place:
+        token, above, depth = nodes[place]
+        path.append((token, depth))
+        place = above
+    matcher.recover()
+    for token, depth in reversed(path):
+        matcher.enter(token, depth)
 
 
 def _with_min_tokens(mask: TokenMask, bounds: Bounds, depth: int) -> TokenMask:

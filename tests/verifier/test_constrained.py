@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.constraint import Constraint
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
-from tests.verifier.grammars import END, Oracle, constraints, make_grammars, text_of
+from tests.verifier.grammars import END, PIECES, Oracle, constraints, make_grammars, text_of
 from tests.verifier.target import NEAR_TIE, VOCAB, Client, Target, drive, spec_of
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem, VerifyResult
 from verifier.verifier import Verifier
@@ -173,6 +173,37 @@ def test_a_grammar_that_cannot_be_followed_ends_its_request_and_no_other() -> No
     item = VerifyItem(request_id="odd", tree=TokenTree.root_only(verdicts["odd"].tokens[-1]))  # type: ignore[union-attr]
     verdict = verifier.step(VerifyCall(call_id=1, verify=[item])).verdicts[0]
     assert "no token" in verdict.error
+
+
+@pytest.mark.parametrize("max_forced", [0, 6])
+def test_a_draft_that_the_grammar_cannot_be_followed_after_harms_nobody(max_forced: int) -> None:
+    # Whether `a` or `b` comes is the target's choice; what is after the other cannot be said.
+    for spoken, odd in ("ab", "ba"):
+        sampling = SamplingParams(
+            temperature=0.0,
+            max_tokens=9,
+            stop_token_ids=(END,),
+            logit_bias={PIECES.index(spoken) + 2: 50.0},
+            constraint=Constraint(kind="regex", text=f"x({spoken}y{{4}}|z?{odd}日|z{spoken}1)"),
+        )
+        verifier = Verifier(TARGET.runner(), grammars=GRAMMARS)
+        output = open_request(verifier, sampling)
+        x, y, z, one, two, three = (PIECES.index(piece) + 2 for piece in ("x", "y", "z", "1", spoken, odd))
+        assert output == [x]
+        # Dead ends come before and after, and below a node that goes on.
+        token, parent = [x, three, z, three, two, one, two, y], [-1, 0, 0, 2, 2, 4, 0, 6]
+        depth = [0, 1, 1, 2, 2, 3, 1, 2]
+        tree = TokenTree.of(token, parent, [-0.1 * node for node in range(8)], depth)
+        item = VerifyItem(request_id="r", tree=tree, max_forced=max_forced)
+        verdict = verifier.step(VerifyCall(call_id=1, verify=[item])).verdicts[0]
+        assert not verdict.error
+        assert verdict.tokens[:3] == [two, y, y]
+        assert verdict.nodes == [6, 7]
+        output += verdict.tokens
+        while output[-1] != END:
+            item = VerifyItem(request_id="r", tree=TokenTree.root_only(output[-1]))
+            output += verifier.step(VerifyCall(call_id=2, verify=[item])).verdicts[0].tokens
+        assert text_of(output) == f"x{spoken}yyyy"
 
 
 def test_without_a_tokenizer_a_constraint_is_an_error() -> None:
