@@ -361,7 +361,7 @@ class DrafterPool:
         self.explorer.answered(name, result)
         self.switching.answered(name, result, now)
         for request_id in result.unknown:
-            drafter.known.discard(request_id)
+            drafter.forget(request_id)  # where the call failed, it holds the request all the same
         return outstanding
 
     def _weigh(self, name: str, outstanding: OutstandingDraft, trees: TreeBatch) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cluster.cost_model import DEFAULT_PROFILE, CostModel
+from cluster.draft_service import DraftService
 from cluster.drafter_pool import DrafterPool
 from cluster.exploring import EXPLORE_INTERVAL
 from cluster.requests import Request
 from cluster.stream_messages import Speculation, Submit
 from drafters.messages import Draft, DraftCall, DraftItem, DraftPlan, DraftResult
+from drafters.prompt_lookup import PromptLookupDrafter
 from drafters.protocol import Capabilities
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
+from engine.wire import Decoder, encode
 from selector.flotilla import RECONSIDER_STEPS
 
 PROMPT = [1, 2, 3, 4, 5]
@@ -200,3 +205,23 @@ def test_a_drafter_that_keeps_nothing_costs_nothing_to_move_to_under_whatever_na
     pool.lose("a", ())
     pool.add("a", capabilities("prompt_lookup"), 8)
     assert pool.costs.rebuild_s("a", 400) == 0.0
+
+
+def test_a_drafter_that_failed_in_a_call_releases_its_requests_also_if_they_never_come_again() -> None:
+    class Failing(PromptLookupDrafter):
+        def _drafts(self, call: DraftCall, begun: Any) -> list[Draft]:
+            raise IndexError("a bug")
+
+    pool, drafter = make_pool("a"), Failing(vocab_size=100, max_tokens=500)
+    service, results = DraftService(drafter), Decoder(DraftResult)
+    for number in range(3):
+        request = finished(str(number), num_output=1)
+        pool.assign([request], 0.0)
+        call = pool.call("a", [pool.item(request, DraftPlan(depth=2))], 0.0)
+        pool.answered("a", results.decode(service.answer(encode(call))), 0.0)
+        assert request.request_id in drafter._held
+        pool.forget(request)
+    pool.assign([last := finished("last")], 0.0)
+    service.answer(encode(pool.call("a", [pool.item(last, DraftPlan(depth=2))], 0.0)))
+    assert drafter._held.keys() == {"last"}
+    assert not pool.drafters["a"].release
