@@ -197,6 +197,14 @@ class PoolChanges:
             costs = (other.costs for other in self._lifecycle.of_kind(config.name) if other.costs)
             return next(costs, "as before")
         self._learnt[config.name] = same
+        try:
+            return await self._find_cost(life.name, config, ready)
+        except BaseException:  # else another attempt would take what the drafter before cost for its own
+            self._learnt.pop(config.name, None)
+            raise
+
+    async def _find_cost(self, name: str, config: DrafterConfig, ready: DrafterReady) -> str:
+        core = self._shell.core
         if self._config.profile is not None:
             alone = self._config.model_copy(update={"drafters": (config,)})
             with contextlib.suppress(ProfileError):
@@ -205,7 +213,7 @@ class PoolChanges:
                 return "profile file"
         if core.is_idle:
             steps = core.totals.steps
-            cost = await self._workers.measure_drafter(life.name)
+            cost = await self._workers.measure_drafter(name)
             if self._shell.core is core and core.is_idle and core.totals.steps == steps:
                 self._shell.learn_cost(config.name, cost)
                 return "measured"

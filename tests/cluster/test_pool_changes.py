@@ -40,6 +40,7 @@ class Workers:
         self.ends = asyncio.Event()
         self.ends.set()
         self.broken: set[str] = set()
+        self.broken_costs = False
 
     async def reserve_added(self, name: str, config: DrafterConfig, report: object) -> None:
         """There is always a place."""
@@ -52,6 +53,11 @@ class Workers:
             raise OSError("no such model")
         return DrafterReady(name, CAPABILITIES, 8, kind=config.name)
 
+    async def measure_drafter(self, name: str) -> LinearCost:
+        if self.broken_costs:
+            raise ConnectionError("it died")
+        return LinearCost()
+
     async def remove(self, name: str) -> None:
         await self.ends.wait()
         del self.workers[name]
@@ -62,10 +68,14 @@ class Shell:
 
     def __init__(self) -> None:
         self.lost: list[str] = []
+        self.learnt: list[str] = []
         profile = SimpleNamespace(drafters={"small": LinearCost()})
         self.core = SimpleNamespace(
             pool=SimpleNamespace(drafters={}), cost=SimpleNamespace(profile=profile), is_idle=False
         )
+
+    def learn_cost(self, kind: str, cost: LinearCost) -> None:
+        self.learnt.append(kind)
 
     def handle(self, event: Event) -> None:
         if isinstance(event, WorkerLost):
@@ -164,3 +174,17 @@ async def test_a_kind_is_removed_whole_though_its_first_instance_has_its_name() 
     assert cell.states == {}
     with pytest.raises(UnknownDrafter, match="no drafter `small/0`"):
         await cell.changes.remove("small/0")
+
+
+async def test_costs_that_could_not_be_measured_are_not_known_at_the_next_attempt() -> None:
+    cell = Cell(1)
+    cell.shell.core.is_idle, cell.shell.core.totals = True, SimpleNamespace(steps=0)
+    deeper = cell.small.model_copy(update={"max_ngram": 7})
+    cell.workers.broken_costs = True
+    with pytest.raises(DrafterFailed, match="died"):
+        await cell.changes.replace(deeper, 5.0)
+    assert cell.states == {"small": "ready"}
+    cell.workers.broken_costs = False
+    [_, after] = await cell.changes.replace(deeper, 5.0)
+    assert after["costs"] == "measured"
+    assert cell.shell.learnt == ["small"]
