@@ -213,7 +213,8 @@ def test_a_drafter_that_failed_in_a_call_releases_its_requests_also_if_they_neve
             raise IndexError("a bug")
 
     pool, drafter = make_pool("a"), Failing(vocab_size=100, max_tokens=500)
-    service, results = DraftService(drafter), Decoder(DraftResult)
+    service = DraftService(drafter)
+    results: Decoder[DraftResult] = Decoder(DraftResult)
     for number in range(3):
         request = finished(str(number), num_output=1)
         pool.assign([request], 0.0)
