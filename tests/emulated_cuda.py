@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -282,6 +283,11 @@ def emulated_cuda() -> Iterator[Emulation]:
 
     def debug(mode: int | str) -> None:
         device.debug = mode
+        warnings.warn(  # as torch does, once a process; where that raises, the mode is set nevertheless
+            "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing "
+            "operations",
+            stacklevel=2,
+        )
 
     class Event:
         def __init__(self, enable_timing: bool = False) -> None:
