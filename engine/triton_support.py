@@ -24,7 +24,10 @@ def why_not_triton(device: torch.device) -> str | None:
         )
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "Triton needs a C compiler for what launches its kernels: install gcc, or set CC"
-    header = Path(sysconfig.get_path("include")) / "Python.h"
+    scheme = sysconfig.get_default_scheme()
+    # The default of Debian's own Python is where pip puts headers, not where its own are; Triton knows, too.
+    scheme = "posix_prefix" if scheme == "posix_local" else scheme
+    header = Path(sysconfig.get_path("include", scheme)) / "Python.h"
     if not header.is_file():
         return f"Triton needs Python's C headers: {header} is missing (python3-dev has it)"
     return None

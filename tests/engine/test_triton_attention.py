@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -316,14 +317,22 @@ def test_keys_are_split_only_where_processors_would_be_idle(programs: int, keys:
         assert keys > least * (splits - 1)
 
 
-def test_where_it_cannot_serve_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_cannot_serve_it_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gpu = torch.device("cuda")
     assert make_attention("triton", 10, dtype=torch.float32).num_slots == 10
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(ValueError, match=r"attention `triton`: Triton needs a CUDA device, not cpu"):
         make_attention("triton", 10, dtype=torch.float32)
     monkeypatch.setenv("CC", "cc")
-    monkeypatch.setattr("sysconfig.get_path", lambda name: "/nowhere")
+    with monkeypatch.context() as patch:  # Python as Debian packages it
+        (tmp_path / "Python.h").touch()
+        patch.setattr("sysconfig.get_default_scheme", lambda: "posix_local")
+        patch.setattr(
+            "sysconfig.get_path",
+            lambda name, scheme="posix_local": "/usr/local" if scheme == "posix_local" else str(tmp_path),
+        )
+        assert why_not_triton(gpu) is None
+    monkeypatch.setattr("sysconfig.get_path", lambda name, scheme: "/nowhere")
     assert "/nowhere/Python.h is missing" in (why_not_triton(gpu) or "")
     monkeypatch.delenv("CC")
     monkeypatch.setattr("shutil.which", lambda name: None)
