@@ -37,7 +37,9 @@ def captured(
     between()
     graph = torch.cuda.CUDAGraph()
     kept.append(graph)
-    with torch.cuda.graph(graph, pool=pool, stream=stream):
+    # By default CUDA would refuse other threads of the process to allocate or to ask for an event meanwhile,
+    # and end the capture, too: `generate_batch` of Transformers has one, in `bench engine`.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         compute()
     return graph
 

@@ -182,10 +182,10 @@ def test_usual_batches_are_captured_when_loading(
     assert static.shapes == before
 
 
-def test_all_captures_share_a_stream(
+def test_all_captures_share_a_stream_and_let_other_threads_be(
     weights: dict[torch.dtype, LlamaWeights], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each that multiplies has a workspace of cuBLAS for good."""
+    """Each stream that multiplies has a workspace of cuBLAS for good."""
     streams: list[torch.cuda.Stream] = []
     rehearse, graph = torch.cuda.stream, torch.cuda.graph
 
@@ -194,6 +194,7 @@ def test_all_captures_share_a_stream(
         return rehearse(stream)
 
     def noted_graph(*args: Any, stream: torch.cuda.Stream, **options: Any) -> Any:
+        assert options["capture_error_mode"] == "thread_local"
         streams.append(stream)
         return graph(*args, stream=stream, **options)
 
