@@ -123,10 +123,8 @@ class GraphedRunner:
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], keep: Int32) -> torch.Tensor:
         """See `ModelRunner`."""
-        static = self._static_for(segments, keep, max(_columns(segment) for segment in segments))
-        if static is None:
-            return self._runner.forward(segments, keep)
-        return self._replay(static, segments, keep)
+        logits = self._replayed(segments, keep, max(_columns(segment) for segment in segments))
+        return self._runner.forward(segments, keep) if logits is None else logits
 
     @torch.inference_mode()
     def capture(self, segments: Sequence[Segment]) -> None:
@@ -144,10 +142,27 @@ class GraphedRunner:
     def forward_rows(self, segments: Sequence[Segment], rows: DeviceRows) -> torch.Tensor:
         """See `DeviceRowsRunner`."""
         keep = all_rows(segments)
-        static = self._static_for(segments, keep, 0 if rows.seen is None else rows.seen.shape[2])
-        if static is None:
-            return self._runner.forward_rows(segments, rows)
-        return self._replay(static, segments, keep, rows)
+        logits = self._replayed(segments, keep, 0 if rows.seen is None else rows.seen.shape[2], rows)
+        return self._runner.forward_rows(segments, rows) if logits is None else logits
+
+    def _replayed(
+        self, segments: Sequence[Segment], keep: Int32, columns: int, rows: DeviceRows | None = None
+    ) -> torch.Tensor | None:
+        """Logits of the rows `keep`; None if the batch is to go the ordinary way.
+
+        So does one of a new shape that finds no memory. But not with tensor parallelism: the other ranks
+        would wait for sums that this one has left out.
+        """
+        static: _Static | None = None
+        try:
+            static = self._static_for(segments, keep, columns)
+            return None if static is None else self._replay(static, segments, keep, rows)
+        except torch.cuda.OutOfMemoryError:
+            is_new = static is None or static.shape not in self._static
+            if not is_new or self._runner.weights.group is not None:
+                raise
+            self._has_room = False
+            return None
 
     def _replay(
         self, static: _Static, segments: Sequence[Segment], keep: Int32, rows: DeviceRows | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine import cuda_graphs
 from engine.cuda_graphs import CAPTURE_AT, CAPTURE_AT_BESIDE, MOST_ROWS_EACH, MOST_SHAPES, GraphedRunner
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
@@ -177,6 +179,34 @@ def test_where_memory_runs_out_nothing_is_padded_to_what_was_not_captured(
             got = static.forward(segments, keep)
         torch.testing.assert_close(got, plain.forward(segments, keep), atol=1e-4, rtol=1e-4)
     assert static.shapes == captured
+
+
+@pytest.mark.parametrize("without", ["_compute", "_Static"])
+def test_a_batch_for_whose_capture_there_is_no_memory_goes_the_ordinary_way(
+    without: str, weights: LlamaWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target whose forward fails while it serves would end, and be loaded anew. Other ranks wait."""
+    static = GraphedRunner(LlamaRunner(weights, SLOTS + 1), capture_at=1)
+    plain = LlamaRunner(weights, SLOTS)
+    segments = batch(
+        np.random.default_rng(0), [(0, 4, "causal"), (0, 4, "tree")], np.arange(SLOTS, dtype=np.int32)
+    )
+    keep = np.arange(8, dtype=np.int32)
+    group: Any = object()
+
+    def fail(*args: Any) -> None:
+        raise torch.cuda.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(static if without == "_compute" else cuda_graphs, without, fail)
+        of_ranks = GraphedRunner(LlamaRunner(replace(weights, group=group), SLOTS + 1), capture_at=1)
+        patch.setattr(of_ranks, "_compute", fail)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            of_ranks.forward(segments, keep)
+        got = static.forward(segments, keep)
+        torch.testing.assert_close(got, plain.forward(segments, keep), atol=1e-4, rtol=1e-4)
+    static.forward(segments, keep)
+    assert static.shapes == []  # nor later
 
 
 @given(
