@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from engine.eagle_loading import EagleFiles
 from engine.loading import load_runner
-from engine.runner import Segment
+from engine.runner import ModelRunner, Segment
 from engine.sampling_params import SamplingParams
 from engine.stop_rules import EstimateRule
 from engine.tree import TokenTree
@@ -35,7 +35,7 @@ SAMPLINGS = [
 ]
 
 
-def serving(files: EagleFiles, target: Path, device: str) -> Verifier:
+def drafting(files: EagleFiles, target: Path, device: str) -> tuple[EagleDrafts, ModelRunner]:
     runner = load_runner(
         target,
         num_slots=512,
@@ -46,7 +46,11 @@ def serving(files: EagleFiles, target: Path, device: str) -> Verifier:
         beside=files.beside("float32", 64),
     )
     layer, reading = files.load(runner, 64)
-    drafts = EagleDrafts(layer, reading, runner.shape.max_tokens)
+    return EagleDrafts(layer, reading, runner.shape.max_tokens), runner
+
+
+def serving(files: EagleFiles, target: Path, device: str) -> Verifier:
+    drafts, runner = drafting(files, target, device)
     return Verifier(runner, proposer=drafts, device=torch.device(device))
 
 
@@ -111,17 +115,7 @@ def test_drafts_are_those_of_a_cpu_and_wait_once(
 
 def proposing(files: EagleFiles, target: Path, device: str) -> tuple[EagleDrafts, list[RequestState]]:
     """Drafts after three requests of different lengths, which were read."""
-    runner = load_runner(
-        target,
-        num_slots=512,
-        attention="triton" if device == "cuda" else "padded",
-        device=device,
-        self_test=False,
-        feature_layers=files.layers,
-        beside=files.beside("float32", 64),
-    )
-    layer, reading = files.load(runner, 64)
-    drafts = EagleDrafts(layer, reading, runner.shape.max_tokens)
+    drafts, runner = drafting(files, target, device)
     states, segments, reads = [], [], []
     first = 0
     for number, length in enumerate((3, 9, 6)):
