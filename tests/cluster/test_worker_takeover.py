@@ -17,17 +17,7 @@ from cluster.seats import Seats
 from cluster.takeover import CellRecord, Instance
 from cluster.worker import VERIFIER
 from cluster.worker_set import WorkerSet
-from drafters.protocol import Capabilities
-
-CAPABILITIES = Capabilities(
-    kind="prompt_lookup",
-    max_depth=8,
-    max_width=1,
-    has_probabilities=False,
-    needs_prefill=False,
-    vocab_size=50,
-    max_tokens=100,
-)
+from tests.cluster.test_drafter_pool import capabilities
 
 
 class Process:
@@ -87,8 +77,11 @@ class Cell:
                 "pool": {"core_affinity": False},
             }
         )
-        self.target, self.drafter = Process(VerifierReady(100, 100, 50)), Process(CAPABILITIES)
-        self.late = Process(CAPABILITIES)
+        self.target, self.drafter = (
+            Process(VerifierReady(100, 100, 50)),
+            Process(capabilities("prompt_lookup")),
+        )
+        self.late = Process(capabilities("prompt_lookup"))
         self.target.answers.set()
         self.drafter.answers.set()
         instances = [

@@ -124,7 +124,8 @@ async def test_answers_that_the_official_client_parsed_are_sent_back(
         cell.script = lambda submit: [*ids('{"name": "Oslo"}'), *codec().eos_ids]
         said = (await chat.parse(model="demo", messages=[hello], response_format=City)).choices[0].message
         assert said.parsed == City(name="Oslo")
-        await chat.create(model="demo", messages=[hello, said, hello])  # type: ignore[list-item]
+        turn: Any = [hello, said, hello]
+        await chat.create(model="demo", messages=turn)
 
         call = '<tool_call>{"name": "City", "arguments": {"name": "Oslo"}}</tool_call>'
         cell.script = lambda submit: [*ids(call), *codec().eos_ids]
@@ -134,8 +135,9 @@ async def test_answers_that_the_official_client_parsed_are_sent_back(
         for called in (whole.choices[0].message, streamed.choices[0].message):
             assert called.tool_calls is not None
             assert called.tool_calls[0].function.parsed_arguments == City(name="Oslo")
-            result: Any = {"role": "tool", "content": "b", "tool_call_id": called.tool_calls[0].id}
-            await chat.create(model="demo", messages=[hello, called, result])  # type: ignore[list-item]
+            result = {"role": "tool", "content": "b", "tool_call_id": called.tool_calls[0].id}
+            turn = [hello, called, result]
+            await chat.create(model="demo", messages=turn)
     assert cell.submissions[4].prompt == cell.submissions[5].prompt
 
 
