@@ -14,8 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from benchmarks.engine_under_test import RunResult, Task, until_end
 from benchmarks.prompts import Prompt
+from engine.checkpoint import Checkpoint
 from engine.devices import resolve_device
-from engine.fp8_checkpoint import Checkpoint, load
+from engine.fp8_checkpoint import load
 from engine.fp8_module import quantize_linears, widen_linears
 from engine.grammar import Grammars
 from engine.quantization import Quantization, route_of

@@ -9,8 +9,6 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from engine.eagle_config import EagleDescription, UnsuitableEagle
 from engine.linear import Linear
@@ -78,6 +76,10 @@ def load_eagle_weights(
     Raises:
         UnsuitableEagle: if weights are missing, of another shape, or not understood.
     """
+    # Here, for targets without such a drafter start without Transformers.
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
     take = _Taker(directory, dtype, device)
     try:
         layer = LlamaConfig(**{name: x for name, x in config.layer.items() if name not in _NOT_OF_LAYER})

@@ -7,99 +7,24 @@ capability 8.9, and round rows to eight bits, too.
 from __future__ import annotations
 
 import copy
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from safetensors import safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from engine.checkpoint import Checkpoint, UnreadableCheckpoint
 from engine.fp8 import BLOCK
 from engine.fp8_module import StoredFp8Linear
 
-#: How checkpoints call a weight's scales: fine-grained FP8 (DeepSeek, Qwen); compressed-tensors, FBGEMM.
-SCALES = ("weight_scale_inv", "weight_scale")
 # Scales of what is not quantized here (rows, keys and values), and what models make themselves.
 _UNUSED = re.compile(
     r"\.(input_scale|activation_scale|input_scale_ub|[qkv]_scale|kv_scale|output_scale|prob_output_scale"
     r"|rotary_emb\.inv_freq)$"
 )
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
-
-class UnreadableCheckpoint(ValueError):
-    """A checkpoint that is not what its configuration says; the message says where."""
-
-
-class Checkpoint:
-    """The tensors of a model directory, each file of which is opened once.
-
-    Attributes:
-        names: of all tensors.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        """Look what there is.
-
-        Raises:
-            UnreadableCheckpoint: if two files without an index have a tensor of the same name.
-        """
-        self.directory = directory
-        self._files: dict[Path, Any] = {}
-        # In the order in which Transformers looks.
-        index, whole = directory / "model.safetensors.index.json", directory / "model.safetensors"
-        if index.is_file() and not whole.is_file():
-            named = json.loads(index.read_text())["weight_map"]
-            self._where = {name: directory / file for name, file in named.items()}
-        else:
-            self._where = {}
-            for file in [whole] if whole.is_file() else sorted(directory.glob("*.safetensors")):
-                names = set(self._open(file).keys())
-                twice = sorted(names & self._where.keys())
-                if twice:
-                    raise UnreadableCheckpoint(
-                        f"`{twice[0]}` in {directory} is in {file.name} and another file"
-                    )
-                self._where |= dict.fromkeys(names, file)
-        self.names = set(self._where)
-
-    def read(self, name: str) -> torch.Tensor:
-        """A tensor, on the CPU."""
-        tensor: torch.Tensor = self._open(self._where[name]).get_tensor(name)
-        return tensor
-
-    def is_fp8(self, name: str) -> bool:
-        """Whether a tensor is of e4m3 numbers, by the header of its file."""
-        kind: str = self._open(self._where[name]).get_slice(name).get_dtype()
-        return kind == "F8_E4M3"
-
-    def layers(self) -> dict[str, str]:
-        """The modules whose weight is of e4m3 numbers, and the name of its scales.
-
-        Raises:
-            UnreadableCheckpoint: if one has no scales.
-        """
-        found = {}
-        for name in sorted(self.names):
-            if not self.is_fp8(name):
-                continue
-            module, _, parameter = name.rpartition(".")
-            scales = next(
-                (f"{module}.{scale}" for scale in SCALES if f"{module}.{scale}" in self.names), None
-            )
-            if parameter != "weight" or scales is None:
-                raise UnreadableCheckpoint(f"`{name}` is of eight bits and has no scales beside it")
-            found[module] = scales
-        return found
-
-    def _open(self, file: Path) -> Any:
-        if file not in self._files:
-            self._files[file] = safe_open(file, framework="pt")
-        return self._files[file]
 
 
 def why_not_read(checkpoint: Checkpoint, config: Any, *, trust_remote_code: bool = False) -> str | None:

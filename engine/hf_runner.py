@@ -19,6 +19,7 @@ from engine.attention import PaddedAttention, PaddedPlan
 from engine.attention_kinds import AttentionKind, make_attention
 from engine.devices import index_on
 from engine.runner import KeyTokens, ModelShape, Segment
+from engine.unsupported_model import UnsupportedModel
 
 Int32 = NDArray[np.int32]
 
@@ -43,10 +44,6 @@ _HARMLESS = frozenset(
 
 # Layer types of a configuration whose keys are all earlier tokens, or a window of them.
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-
-
-class UnsupportedModel(Exception):
-    """The model would not run, or would silently give wrong results, on this engine."""
 
 
 class _Pass:

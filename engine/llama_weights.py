@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import ProcessGroup
-from transformers import PreTrainedModel
 
 from engine.fp8 import Fp8Weight
 from engine.fp8_linear import Fp8Linear, make_linear
 from engine.linear import Linear
 from engine.rotary import paired, rotation_table
+from engine.runner_options import RunnerOptions
+from engine.stored_llama import StoredLlama
 from engine.weight_parts import Weight, columns, joined, rows, weight_of
+
+if TYPE_CHECKING:  # importing it takes longer than all else of a start that does without
+    from transformers import PreTrainedModel
 
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 # Rotary variants whose angles depend on the position alone; the others change with the sequence length.
@@ -90,7 +94,7 @@ def why_not_lean(config: Any, *, max_tokens: int | None = None) -> str | None:
 
 
 def load_llama_weights(
-    model: PreTrainedModel,
+    model: PreTrainedModel | StoredLlama,
     *,
     max_tokens: int | None = None,
     rank: int = 0,
@@ -98,10 +102,10 @@ def load_llama_weights(
     group: ProcessGroup | None = None,
     device: torch.device | None = None,
 ) -> LlamaWeights:
-    """Convert the weights of a Transformers model, layer by layer; the model is left as and where it is.
+    """Convert the weights of a model, layer by layer; the model is left as and where it is.
 
     Args:
-        model: one for which `why_not_lean` is None.
+        model: a Transformers model for which `why_not_lean` is None, or its checkpoint.
         max_tokens: longest sequence, at most the configuration's, which is the default.
         rank: which share of heads and feed-forward units to take, of `world_size`.
         world_size: number of ranks; 1 takes everything.
@@ -163,6 +167,20 @@ def load_llama_weights(
             device=device,
             group=group if world_size > 1 else None,
         )
+
+
+def load_share(
+    model: PreTrainedModel | StoredLlama, device: torch.device, options: RunnerOptions
+) -> LlamaWeights:
+    """The weights of this process' rank, by what the runner is asked to be."""
+    return load_llama_weights(
+        model,
+        max_tokens=options.max_tokens,
+        rank=options.rank,
+        world_size=options.world_size,
+        group=torch.distributed.group.WORLD if options.world_size > 1 else None,
+        device=device,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as progress
 
+from engine.checkpoint import Checkpoint, UnreadableCheckpoint
 from engine.devices import memory_of
-from engine.fp8_checkpoint import Checkpoint, UnreadableCheckpoint, load
+from engine.fp8_checkpoint import load
 from engine.fp8_module import StoredFp8Linear, quantize_linears
-from engine.hf_runner import UnsupportedModel
 from engine.quantization import Quantization, Route
+from engine.unsupported_model import UnsupportedModel
 
 # Of a weight that is widened on a GPU: in eight bits, its scale and itself in float32, what is computed in.
 _BYTES_ON_THE_WAY = 12

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 
-from engine.fp8_checkpoint import Checkpoint, UnreadableCheckpoint, why_not_read
+from engine.checkpoint import Checkpoint, UnreadableCheckpoint
+from engine.fp8_checkpoint import why_not_read
 
 Quantization = Literal["fp8"]
 #: `plain` floats; `fp8` kept in eight bits by us; or whatever Transformers does for the checkpoint.

@@ -34,10 +34,10 @@ def paired(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
 def rotation_table(rotary: Any, max_tokens: int, device: torch.device) -> torch.Tensor:
     """complex64 [max_tokens, 1, head_dim / 2], rotary factor of each position and pair.
 
-    `rotary` is the rotary embedding of a Transformers model.
+    `rotary` is the rotary embedding of a Transformers model, of which angles depend on positions alone; the
+    same is computed here, to the bit.
     """
-    positions = torch.arange(max_tokens, device=device)[None]
-    cos, sin = rotary(torch.empty(0, dtype=torch.float32, device=device), positions)
-    half = cos.shape[-1] // 2
-    table: torch.Tensor = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
-    return table.unsqueeze(1)
+    positions = torch.arange(max_tokens, dtype=torch.float32, device=device)
+    angles = positions[:, None] * rotary.inv_freq.float().to(device)
+    scaling = float(rotary.attention_scaling)
+    return torch.complex(angles.cos() * scaling, angles.sin() * scaling).unsqueeze(1)

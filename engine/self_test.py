@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.hf_runner import UnsupportedModel
 from engine.kv_cache import KVCache
 from engine.runner import ModelRunner, Segment
 from engine.tree import TokenTree
+from engine.unsupported_model import UnsupportedModel
 
 Int32 = NDArray[np.int32]
 

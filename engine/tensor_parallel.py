@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d
 
-from engine.hf_runner import UnsupportedModel
+from engine.unsupported_model import UnsupportedModel
 
 
 def join(

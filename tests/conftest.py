@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ os.environ.update(
     # Ray's workers import the packages from here.
     PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
 )
+# Models that passed their self-test in one process need not in the next; what users have is left alone.
+_OWN_CACHE = None if "FLOTILLA_CACHE" in os.environ else tempfile.mkdtemp(prefix="flotilla-tests-")
+os.environ.setdefault("FLOTILLA_CACHE", _OWN_CACHE or "")
 # Else each of the hundred processes that Ray starts compiles our modules anew, for a third of a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Before anything imports Triton: without a GPU its kernels run in its interpreter.
@@ -43,6 +47,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+    if _OWN_CACHE is not None:
+        shutil.rmtree(_OWN_CACHE, ignore_errors=True)
 
 
 @pytest.hookimpl(optionalhook=True)

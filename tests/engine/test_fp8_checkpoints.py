@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.transformers_engine import load_model
+from engine.checkpoint import Checkpoint
 from engine.devices import Memory
 from engine.fp8 import quantized
-from engine.fp8_checkpoint import Checkpoint, block_of, load
+from engine.fp8_checkpoint import block_of, load
 from engine.fp8_module import StoredFp8Linear, widened
 from engine.loading import RunnerKind, UnsupportedModel, load_runner
 from engine.plain_model import put_beside

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
+from engine import transformers_loading
 from engine.loading import RunnerKind, UnsupportedModel, load_runner
 from engine.tensor_parallel import check_divisible, end_loading
 from tests.engine import fp8_models, tiny_models
@@ -42,7 +44,7 @@ def by_rank(directories: list[str]) -> tuple[Any, Any]:
 
 
 def test_two_ranks_equal_one_process(directories: list[str], by_rank: tuple[Any, Any]) -> None:
-    (of_first, _), (of_second, _) = by_rank
+    (of_first, _, _), (of_second, _, _) = by_rank
     for index, (directory, (_, runner)) in enumerate(zip(directories, CASES, strict=True)):
         alone = load_runner(directory, num_slots=128, runner=runner)
         (first, first_bytes), (second, _) = of_first[index], of_second[index]
@@ -52,8 +54,26 @@ def test_two_ranks_equal_one_process(directories: list[str], by_rank: tuple[Any,
             torch.testing.assert_close(torch.from_numpy(zero), expected, atol=1e-4, rtol=0)
 
 
-def _logits_and_waiting(rank: int, directories: list[str]) -> tuple[Any, tuple[float, str]]:
-    return _logits(rank, directories), _alone(rank)
+def _logits_and_waiting(rank: int, directories: list[str]) -> tuple[Any, tuple[float, str], list[Any]]:
+    logits, again = _logits(rank, directories), _again(rank, directories[0])
+    return logits, _alone(rank), again
+
+
+def _again(rank: int, directory: str) -> list[tuple[bool, list[np.ndarray]]]:
+    """Loaded once more, and once more with the self-test on record for the first rank only.
+
+    Of each, whether Transformers had a part in it, and logits.
+    """
+    found = []
+    for with_record in (True, rank == 0):
+        with pytest.MonkeyPatch.context() as patch:
+            through = Mock(side_effect=transformers_loading.load_through_transformers)
+            patch.setattr(transformers_loading, "load_through_transformers", through)
+            if not with_record:
+                patch.setenv("FLOTILLA_CACHE", f"{directory}/none")
+            loaded = load_runner(directory, num_slots=128, runner="lean", tensor_parallel=(rank, 2))
+        found.append((bool(through.called), [out.numpy() for out in logits_of(loaded, 1)]))
+    return found
 
 
 def _alone(rank: int) -> tuple[float, str]:
@@ -71,10 +91,17 @@ def _alone(rank: int) -> tuple[float, str]:
     return patience_s, "not alone"
 
 
+def test_ranks_test_a_model_again_unless_all_of_them_have_it_on_record(by_rank: tuple[Any, Any]) -> None:
+    for logits, _, again in by_rank:
+        assert [through_transformers for through_transformers, _ in again] == [False, True]
+        for _, repeated in again:
+            assert all(map(np.array_equal, repeated, logits[0][0]))
+
+
 def test_ranks_wait_long_for_each_other_while_they_load_and_not_after(
     by_rank: tuple[Any, Any],
 ) -> None:
-    (_, (first_s, failure)), (_, (second_s, _)) = by_rank
+    (_, (first_s, failure), _), (_, (second_s, _), _) = by_rank
     assert first_s == second_s == 1800
     assert "Timed out" in failure
 

@@ -1,0 +1,95 @@
+"""The tensors of a model directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+#: How checkpoints call a weight's scales: fine-grained FP8 (DeepSeek, Qwen); compressed-tensors, FBGEMM.
+SCALES = ("weight_scale_inv", "weight_scale")
+
+
+class UnreadableCheckpoint(ValueError):
+    """A checkpoint that is not what its configuration says; the message says where."""
+
+
+class Checkpoint:
+    """The tensors of a model directory, each file of which is opened once.
+
+    Attributes:
+        names: of all tensors.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Look what there is.
+
+        Raises:
+            UnreadableCheckpoint: if two files without an index have a tensor of the same name.
+        """
+        self.directory = directory
+        self._files: dict[Path, Any] = {}
+        # In the order in which Transformers looks.
+        index, whole = directory / "model.safetensors.index.json", directory / "model.safetensors"
+        if index.is_file() and not whole.is_file():
+            named = json.loads(index.read_text())["weight_map"]
+            self._where = {name: directory / file for name, file in named.items()}
+        else:
+            self._where = {}
+            for file in [whole] if whole.is_file() else sorted(directory.glob("*.safetensors")):
+                names = set(self._open(file).keys())
+                twice = sorted(names & self._where.keys())
+                if twice:
+                    raise UnreadableCheckpoint(
+                        f"`{twice[0]}` in {directory} is in {file.name} and another file"
+                    )
+                self._where |= dict.fromkeys(names, file)
+        self.names = set(self._where)
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor, on the CPU."""
+        tensor: torch.Tensor = self._open(self._where[name]).get_tensor(name)
+        return tensor
+
+    def is_fp8(self, name: str) -> bool:
+        """Whether a tensor is of e4m3 numbers, by the header of its file."""
+        return self._kind(name) == "F8_E4M3"
+
+    def is_float(self, name: str) -> bool:
+        """Whether a tensor is of floats of 16 or 32 bits, by the header of its file."""
+        return self._kind(name) in ("F32", "F16", "BF16")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, by the header of its file."""
+        return tuple(self._open(self._where[name]).get_slice(name).get_shape())
+
+    def layers(self) -> dict[str, str]:
+        """The modules whose weight is of e4m3 numbers, and the name of its scales.
+
+        Raises:
+            UnreadableCheckpoint: if one has no scales.
+        """
+        found = {}
+        for name in sorted(self.names):
+            if not self.is_fp8(name):
+                continue
+            module, _, parameter = name.rpartition(".")
+            scales = next(
+                (f"{module}.{scale}" for scale in SCALES if f"{module}.{scale}" in self.names), None
+            )
+            if parameter != "weight" or scales is None:
+                raise UnreadableCheckpoint(f"`{name}` is of eight bits and has no scales beside it")
+            found[module] = scales
+        return found
+
+    def _kind(self, name: str) -> str:
+        kind: str = self._open(self._where[name]).get_slice(name).get_dtype()
+        return kind
+
+    def _open(self, file: Path) -> Any:
+        if file not in self._files:
+            self._files[file] = safe_open(file, framework="pt")
+        return self._files[file]

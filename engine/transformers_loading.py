@@ -1,0 +1,157 @@
+"""Loads models through Transformers, compared with its plain forward before anybody is served."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoConfig, PreTrainedModel
+
+from engine.checkpoint import Checkpoint
+from engine.fp8_module import widen_linears, widened
+from engine.hf_runner import HFRunner
+from engine.llama_runner import LlamaRunner
+from engine.llama_weights import load_share, why_not_lean
+from engine.plain_model import put_beside, read_model
+from engine.quantization import UnsuitableWeights, route_of
+from engine.runner import ModelRunner
+from engine.runner_options import RunnerOptions
+from engine.self_test import check_runner
+from engine.stored_llama import StoredConfig, StoredLlama
+from engine.tensor_parallel import check_divisible, sharding
+from engine.triton_support import runs_triton
+from engine.unsupported_model import UnsupportedModel
+from engine.warm_up import PROMPT_ROWS, warm_up
+
+_log = logging.getLogger(__name__)
+
+
+def load_through_transformers(
+    directory: Path,
+    device: torch.device,
+    options: RunnerOptions,
+    *,
+    num_slots: int,
+    self_test: bool,
+) -> tuple[LlamaRunner | HFRunner, StoredConfig | None]:
+    """Load a model with weights of any kind.
+
+    Args:
+        directory: whose files were checked.
+        device: where the runner is to be.
+        options: how.
+        num_slots: of the pool, for now.
+        self_test: compare with the plain Transformers forward.
+
+    Returns:
+        the runner; and how its weights are read without Transformers, None where that would not do.
+
+    Raises:
+        UnsupportedModel: if the model cannot be loaded, or would give wrong results.
+    """
+    config = _configuration(directory, options)
+    world_size = options.world_size
+    if world_size > 1:
+        check_divisible(config, world_size)
+    obstacle = why_not_lean(config, max_tokens=options.max_tokens)
+    lean = obstacle is None and options.runner != "hf"
+    try:
+        route = route_of(
+            directory,
+            config,
+            device,
+            is_sharded=world_size > 1 and not lean,
+            trust_remote_code=options.trust_remote_code,
+        )
+    except UnsuitableWeights as error:
+        raise UnsupportedModel(f"cannot run the model in {directory}: {error}") from None
+    if route == "transformers":
+        obstacle, lean = "its quantized weights are left to Transformers", False
+    if options.runner == "lean" and obstacle is not None:
+        raise UnsupportedModel(f"the lean runner does not support this model: {obstacle}")
+    # The lean runner shards while it converts; Transformers shards while it loads.
+    extra = sharding(world_size) if world_size > 1 and not lean else {}
+    if route == "transformers" and not extra:
+        extra = {"device_map": {"": device}}  # its kernels' weights must be made where they run
+    model = read_model(
+        directory,
+        config,
+        options.torch_dtype,
+        route=route,
+        quantization=options.quantization,
+        extra=extra,
+        device=device,
+        trust_remote_code=options.trust_remote_code,
+    )
+    is_fp8 = route == "fp8" or options.quantization is not None
+    if is_fp8 and not runs_triton(device):
+        _log.warning(
+            "weights of eight bits are widened to %s on %s, where no kernel takes them: they save "
+            "neither memory nor time",
+            options.dtype,
+            device,
+        )
+        if not lean:
+            widen_linears(model, options.torch_dtype)
+    loaded: LlamaRunner | HFRunner
+    stored = None
+    if lean:
+        checkpoint = Checkpoint(directory)
+        source: PreTrainedModel | StoredLlama = model
+        if not is_fp8 and StoredLlama.is_readable(checkpoint, model):
+            # As it will be read when it is known to pass: what is compared is what will serve then.
+            stored = StoredConfig.of(model)
+            source = StoredLlama(checkpoint, stored, options.torch_dtype)
+        loaded = LlamaRunner(load_share(source, device, options), num_slots, options.attention)
+    else:
+        loaded = HFRunner(
+            model if extra else model.to(device),
+            num_slots,
+            max_tokens=options.max_tokens,
+            attention=options.attention,
+        )
+    loaded.keep_features(options.feature_layers)
+    if self_test:
+        if lean:
+            put_beside(model, device)
+        _self_test(loaded, model)
+        if is_fp8 and runs_triton(device):
+            warm_up(loaded, PROMPT_ROWS)
+    return loaded, stored
+
+
+def _configuration(directory: Path, options: RunnerOptions) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=options.trust_remote_code
+        )
+    except (ValueError, KeyError) as error:
+        raise UnsupportedModel(f"cannot read the configuration in {directory}: {error}") from error
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if options.max_tokens is not None and longest is not None and options.max_tokens > longest:
+        raise UnsupportedModel(
+            f"max_model_len {options.max_tokens} is more than the model in {directory} takes: {longest}"
+        )
+    return config
+
+
+def _self_test(runner: ModelRunner, model: PreTrainedModel) -> None:
+    # Where it does not fit beside the runner, its layers stay on the host and the rest is on the GPU.
+    device = model.get_input_embeddings().weight.device
+
+    @torch.inference_mode()
+    def reference(sequences: Sequence[NDArray[np.int32]]) -> list[torch.Tensor]:
+        ids = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.int64, device=device)
+        for row, tokens in zip(ids, sequences, strict=True):  # padded behind, where no token sees it
+            row[: len(tokens)] = torch.from_numpy(tokens.astype(np.int64)).to(device)
+        with widened(model), runner.plain_attention() if isinstance(runner, HFRunner) else nullcontext():
+            logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+        return [rows[: len(tokens)] for rows, tokens in zip(logits, sequences, strict=True)]
+
+    check_runner(runner, reference, model.dtype)
