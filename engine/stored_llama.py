@@ -74,7 +74,7 @@ class StoredLlama:
         self.embed_tokens = SimpleNamespace(weight=self._read(_EMBEDDING))
         self.norm = SimpleNamespace(weight=self._read(_NORM))
         self.rotary_emb = SimpleNamespace(
-            inv_freq=torch.tensor(config.inv_freq, dtype=torch.float32),
+            inv_freq=torch.tensor(config.inv_freq, dtype=torch.float32, device=self.device),
             attention_scaling=config.attention_scaling,
         )
 
