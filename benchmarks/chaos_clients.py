@@ -196,7 +196,7 @@ class Clients:
                 pending.accept(message)
                 self._pass_on(pending)
                 continue
-            pending.refused()
+            pending.refused(message)
             caller = self.callers[pending.request.request_id]
             pending.is_promised |= message.code == "draining"
             if message.code in PASSING and pending.is_promised and not caller.is_gone:

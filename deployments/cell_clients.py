@@ -303,8 +303,10 @@ class CellClients:
         """Send a request to the best cell that has not refused it; it stays where it is if there is none."""
         there = [connection for connection in self._connections.values() if connection.is_open]
         willing = [one for one in there if one.member.id not in pending.refused_by]
-        # Who is draining would refuse, who is starting may; better than nobody while it is not known.
-        for state in ("ready", "starting", "draining"):
+        # Who is draining would refuse, who is starting may; better than nobody while it is not known. Who
+        # drains gives back whom it had taken, which is not to be mistaken for one that others turned away.
+        states = ("ready", "starting", "draining") if pending.turned_away is None else ("ready", "starting")
+        for state in states:
             candidates = {one.member.id: one for one in willing if one.member.state == state}
             if candidates:
                 break
@@ -352,7 +354,7 @@ class CellClients:
 
     def _refused(self, pending: Pending, rejected: Rejected, cell: Member) -> None:
         loop = asyncio.get_running_loop()
-        pending.refused()
+        pending.refused(rejected)
         if rejected.code not in (PASSING_IF_PROMISED if pending.is_promised else PASSING):
             pending.events.put_nowait(RequestRejected(rejected))
             return
@@ -368,6 +370,8 @@ class CellClients:
         if pending.is_promised:
             # That cells start anew, or are flooded by what a lost one had, is not its fault.
             patience_s = self._give_up_after_s
+        elif pending.turned_away is not None:
+            rejected = pending.turned_away
         elif rejected.code == "not_ready" and cell.state == "starting" and self._source.poll_s is not None:
             patience_s = _UNHEARD_S
         if loop.time() - pending.refused_at < patience_s:
@@ -379,7 +383,7 @@ class CellClients:
         waiting = self._pending.get(pending.request.request_id) is pending
         # A new connection in between has already begun another life.
         if waiting and not pending.cell:
-            pending.refused_by.clear()
+            pending.ask_all()
             self._place(pending)
 
     def _fail_all(self, reason: str) -> None:

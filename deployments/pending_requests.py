@@ -11,6 +11,8 @@ from cluster.stream_messages import Rejected, Submit, TokenEvent
 
 #: Rejections that another cell need not share, and that pass by themselves.
 PASSING = frozenset({"queue_full", "saturated", "not_ready", "draining"})
+#: Those of a cell that serves, and tells when it will have room.
+FULL = frozenset({"queue_full", "saturated"})
 #: Besides those, who was taken by a cell is not turned away for what another one has learnt of its speed.
 PASSING_IF_PROMISED = PASSING | {"slo_infeasible"}
 
@@ -43,6 +45,7 @@ class Pending:
         is_promised: a cell has taken it, or may have: it is no longer turned away for what passes by itself.
         is_cancelled: the caller wants no more than its receipt.
         refused_by: cells that refused it since it was last taken.
+        turned_away: the refusal of one of those that serve, which outweighs that of one that does not yet.
         refused_at: when cells began to refuse it although it is promised.
     """
 
@@ -57,6 +60,7 @@ class Pending:
     is_promised: bool = False
     is_cancelled: bool = False
     refused_by: set[str] = field(default_factory=set)
+    turned_away: Rejected | None = None
     refused_at: float | None = None
 
     def next_life(self, cell: str) -> Submit | None:
@@ -82,8 +86,10 @@ class Pending:
         on_miss = "serve" if self.is_promised else request.on_miss
         return msgspec.structs.replace(request, request_id=self.wire_id, output=self.output, on_miss=on_miss)
 
-    def refused(self) -> None:
+    def refused(self, rejected: Rejected) -> None:
         """The cell did not take it, or gave it back."""
+        if rejected.code in FULL:
+            self.turned_away = rejected
         if len(self.output) == self.sent_output:
             self.lives -= 1  # nobody worked on it, or nothing that the receipt of another life misses
         self.refused_by.add(self.cell)
@@ -93,14 +99,20 @@ class Pending:
         """It leaves a cell in whose queue it was."""
         self.lives -= 1
         self.is_promised = True
-        self.refused_by = {self.cell}
+        self.ask_all()
+        self.refused_by.add(self.cell)
         self.cell = self.wire_id = ""
 
     def lost(self) -> None:
         """The connection to its cell ended."""
         self.cell = self.wire_id = ""
         self.is_promised = True
+        self.ask_all()
+
+    def ask_all(self) -> None:
+        """Cells that refused it are asked again."""
         self.refused_by.clear()
+        self.turned_away = None
 
     def accept(self, event: TokenEvent) -> None:
         """Pass on what is new in an event; tokens that came in an earlier life are dropped by position."""

@@ -201,6 +201,23 @@ async def test_who_finds_only_starting_cells_waits_for_one_that_serves(
     assert len(one.submissions) == before + 1
 
 
+async def test_a_full_cell_is_asked_once_also_while_another_starts_or_goes(
+    clients: CellClients, listed: Listed
+) -> None:
+    """As in an overload that more cells are to end: it makes an appointment each time that it is asked."""
+    one, two = listed.add("one"), listed.add("two")
+    await connected(clients, 2)
+    one.reject = FULL
+    for state, rejection in (("starting", STARTING), ("draining", DRAINING)):
+        two.reject, listed.states["two"] = rejection, state
+        await eventually(lambda state=state: clients._connections["two"].member.state == state)
+        before = len(one.submissions)
+        with pytest.raises(RequestRejected, match="full") as refused:
+            await tokens_of(clients, submission(9))
+        assert refused.value.rejected.retry_after_s == 2.0
+        assert len(one.submissions) == before + 1
+
+
 async def test_a_cell_that_is_added_relieves_the_queues_of_others(
     clients: CellClients, listed: Listed
 ) -> None:
