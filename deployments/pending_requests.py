@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 
 import msgspec
@@ -45,7 +46,8 @@ class Pending:
         is_promised: a cell has taken it, or may have: it is no longer turned away for what passes by itself.
         is_cancelled: the caller wants no more than its receipt.
         refused_by: cells that refused it since it was last taken.
-        turned_away: the refusal of one of those that serve, which outweighs that of one that does not yet.
+        turned_away: of the refusals of those that serve, the one that is over first; it outweighs that of
+            one that does not yet.
         refused_at: when cells began to refuse it although it is promised.
     """
 
@@ -88,7 +90,7 @@ class Pending:
 
     def refused(self, rejected: Rejected) -> None:
         """The cell did not take it, or gave it back."""
-        if rejected.code in FULL:
+        if rejected.code in FULL and _wait_s(rejected) < _wait_s(self.turned_away):
             self.turned_away = rejected
         if len(self.output) == self.sent_output:
             self.lives -= 1  # nobody worked on it, or nothing that the receipt of another life misses
@@ -136,6 +138,11 @@ class Pending:
         self.is_promised, self.refused_at = True, None
         if tokens or event.finish_reason is not None:
             self.events.put_nowait(msgspec.structs.replace(event, request_id=self.request.request_id))
+
+
+def _wait_s(rejected: Rejected | None) -> float:
+    """When it may be tried again, as far as that was told."""
+    return math.inf if rejected is None else rejected.retry_after_s or 0.0
 
 
 def _finish_reason(request: Submit, output: list[int]) -> str | None:

@@ -201,6 +201,20 @@ async def test_who_finds_only_starting_cells_waits_for_one_that_serves(
     assert len(one.submissions) == before + 1
 
 
+async def test_of_several_refusals_the_one_that_ends_first_is_told(
+    clients: CellClients, listed: Listed
+) -> None:
+    one, two = listed.add("one"), listed.add("two")
+    await connected(clients, 2)
+    for first_s, second_s in ((2.0, 60.0), (60.0, 2.0)):
+        for cell, retry_after_s in ((one, first_s), (two, second_s)):
+            cell.reject = msgspec.structs.replace(FULL, retry_after_s=retry_after_s)
+        for _ in range(4):  # either cell is asked first
+            with pytest.raises(RequestRejected) as refused:
+                await tokens_of(clients, submission(9))
+            assert refused.value.rejected.retry_after_s == 2.0
+
+
 async def test_a_full_cell_is_asked_once_also_while_another_starts_or_goes(
     clients: CellClients, listed: Listed
 ) -> None:
