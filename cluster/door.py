@@ -22,6 +22,7 @@ from cluster.headroom import Headroom
 from cluster.outages import Outages
 from cluster.passing import expected
 from cluster.planning import StepPlanner
+from cluster.predicted_misses import compared, exceeds
 from cluster.promises import Promises
 from cluster.requests import Request
 from cluster.stream_messages import Objective, Prediction, Receipt, Rejected, Submit, Terms
@@ -94,7 +95,7 @@ class Door:
         if predicted is None or reason not in ("stop", "length"):
             return
         misses = missed(objective, receipt)
-        if misses and not _exceeds(objective, predicted, self.config.admission.tolerance):
+        if misses and not exceeds(objective, predicted, self.config.admission.tolerance):
             self.headroom.ended(now, is_late=any(misses.values()))
 
     def lost(self, now: float) -> None:
@@ -207,11 +208,11 @@ class Door:
     ) -> bool:
         tolerance = self.config.admission.tolerance
         if is_promised:
-            return _exceeds(terms.objective, predicted, 0.0)
+            return exceeds(terms.objective, predicted, 0.0)
         label = submit.tenant.label
         if self.promises.is_due(label, now) and self.rates.has_its_share(label, now):
-            return _exceeds(terms.objective, predicted, -self.headroom.value(now))
-        return _exceeds(terms.objective, predicted, tolerance)
+            return exceeds(terms.objective, predicted, -self.headroom.value(now))
+        return exceeds(terms.objective, predicted, tolerance)
 
     def _refuse(
         self, submit: Submit, asked: Terms, predicted: Prediction, cell: Cell, now: float
@@ -219,10 +220,10 @@ class Door:
         candidates = [asked, *(submit.downgrades if submit.on_miss == "downgrade" else ())]
         alone = self.forecast.alone(submit, drafts=bool(cell.pool.drafters))
         tolerance = self.config.admission.tolerance
-        hoped = [terms for terms in candidates if not _exceeds(terms.objective, alone, tolerance)]
+        hoped = [terms for terms in candidates if not exceeds(terms.objective, alone, tolerance)]
         if not hoped:
             message = (
-                f"{_compared(asked.objective, alone)} even if nothing else is served; ask for less, or for "
+                f"{compared(asked.objective, alone)} even if nothing else is served; ask for less, or for "
                 "slo.on_miss serve"
             )
             return Rejected(
@@ -237,12 +238,12 @@ class Door:
         is_out = cell.verifier is None
         may_be_near = is_out or not self._missed(submit, asked, as_promised, now, is_promised=True)
         retry_after_s = self._promise(retry_after_s, submit, cell, now, may_be_near=may_be_near)
-        is_kept = not _exceeds(asked.objective, predicted, tolerance)
+        is_kept = not exceeds(asked.objective, predicted, tolerance)
         kept = ", with room kept for clients told to come back now" if is_kept else ""
         return Rejected(
             request_id=submit.request_id,
             code="saturated",
-            message=f"{_compared(asked.objective, predicted)} at the present load{kept}; try again in "
+            message=f"{compared(asked.objective, predicted)} at the present load{kept}; try again in "
             f"{retry_after_s:.0f} s, or ask for slo.on_miss serve",
             retry_after_s=retry_after_s,
             predicted=predicted,
@@ -271,7 +272,7 @@ class Door:
                 after_s=times[index] + 1e-6,
                 prompts_s=left[index],
             )
-            return not _exceeds(terms.objective, predicted, 0.0)
+            return not exceeds(terms.objective, predicted, 0.0)
 
         # The load falls. Where prompts that begin meanwhile raise it for a while, a later time may be told.
         first = bisect_left(range(len(times)), True, key=is_met)
@@ -292,8 +293,7 @@ class Door:
         if (submit.output or is_promised) and num_waiting < self.config.scheduler.max_waiting:
             return None
         label = submit.tenant.label
-        # What it lets wait behind this one is not held against it.
-        before = [request for request in cell.waiting if request.submit.priority <= submit.priority]
+        before = [request for request in cell.waiting if self._is_held_against(request, submit)]
         num_own = cell.batcher.fair.num_waiting(label, before)
         if self._has_place(num_own, limit - num_waiting):
             return None
@@ -314,6 +314,15 @@ class Door:
             retry_after_s=retry_after_s,
         )
 
+    def _is_held_against(self, waiting: Request, submit: Submit) -> bool:
+        """Whether a waiting request counts where the newcomer's tenant has its part of the queue.
+
+        What is of a less urgent tier waits behind and does not. A priority that a client names says nothing
+        here: by counting it down, one tenant could fill the queue.
+        """
+        tiers, other = self.config.tiers, TierConfig()
+        return tiers.get(waiting.submit.tier, other).priority <= tiers.get(submit.tier, other).priority
+
     def _has_place(self, num_own: int, num_free: int) -> bool:
         """Whether a tenant with so many requests waiting may have one more beside so many free places.
 
@@ -331,7 +340,7 @@ class Door:
         after_s = schedule.start_s
         for request, start_s in zip(ordered, schedule.starts_s, strict=True):
             num_free += 1
-            own -= request.submit.tenant.label == label and request.submit.priority <= submit.priority
+            own -= request.submit.tenant.label == label and self._is_held_against(request, submit)
             if self._has_place(own, num_free):
                 after_s = start_s
                 break
@@ -370,26 +379,3 @@ def _on(submit: Submit, terms: Terms) -> Submit:
     return msgspec.structs.replace(
         submit, tier=terms.tier, objective=terms.objective, priority=terms.priority
     )
-
-
-def _exceeds(objective: Objective, predicted: Prediction, tolerance: float) -> bool:
-    """Whether a prediction is above its objective by more than a share of it."""
-    return any(
-        target is not None and latency > (1.0 + tolerance) * target
-        for target, latency in (
-            (objective.ttft_ms, predicted.ttft_ms),
-            (objective.tpot_ms, predicted.tpot_ms),
-            (objective.e2e_ms, predicted.e2e_ms),
-        )
-    )
-
-
-def _compared(objective: Objective, predicted: Prediction) -> str:
-    """The predictions beside the objectives that they are held against."""
-    pairs = (
-        ("ttft_ms", objective.ttft_ms, predicted.ttft_ms),
-        ("tpot_ms", objective.tpot_ms, predicted.tpot_ms),
-        ("e2e_ms", objective.e2e_ms, predicted.e2e_ms),
-    )
-    told = [f"{name} {latency:.1f} for {target:.1f}" for name, target, latency in pairs if target is not None]
-    return f"predicted {', '.join(told)} asked"
