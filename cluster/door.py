@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -290,7 +291,8 @@ class Door:
         """Why the queue does not take the request; None if it does."""
         limit = self._most_waiting(submit.tier)
         num_waiting = len(cell.waiting)
-        if (submit.output or is_promised) and num_waiting < self.config.scheduler.max_waiting:
+        is_owed = is_promised or submit.was_taken or submit.output
+        if is_owed and num_waiting < self.config.scheduler.max_waiting:
             return None
         label = submit.tenant.label
         before = [request for request in cell.waiting if self._is_held_against(request, submit)]
@@ -356,11 +358,14 @@ class Door:
     def _promise(
         self, after_s: float, submit: Submit, cell: Cell, now: float, *, may_be_near: bool = False
     ) -> float:
-        """When to come back, not before a time."""
+        """When to come back, not before a time; an appointment, but for who asks again until it is taken."""
         left_s = self.outages.left_s(now)
+        stretched_s = left_s + self._stretch * max(0.0, after_s - left_s)
+        if submit.was_taken:
+            return min(self.promises.max_after_s, max(1.0, math.ceil(stretched_s)))
         return self.promises.make(
             self._as_promised(submit),
-            left_s + self._stretch * max(0.0, after_s - left_s),
+            stretched_s,
             self.forecast.work_s(submit, drafts=bool(cell.pool.drafters)),
             now,
             may_be_near=may_be_near,

@@ -86,7 +86,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """A new request. `output` is empty unless the front end resubmits what was already committed.
 
     `on_miss` says what is done with it if it is predicted to miss `objective`: "serve" it all the same,
-    "downgrade" it to the first of `downgrades` that it would meet, or "reject" it.
+    "downgrade" it to the first of `downgrades` that it would meet, or "reject" it. `was_taken` says that a
+    cell had accepted it, with or without output: it is then not held to a share of the queue again, and who
+    sends it comes back by itself.
     """
 
     request_id: str
@@ -100,6 +102,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     on_miss: str = "serve"
     downgrades: tuple[Terms, ...] = ()
     tenant: Tenant = NOBODY
+    was_taken: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

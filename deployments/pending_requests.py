@@ -86,7 +86,13 @@ class Pending:
                 return None
         # Who was admitted once is not refused for an objective because its cell was lost.
         on_miss = "serve" if self.is_promised else request.on_miss
-        return msgspec.structs.replace(request, request_id=self.wire_id, output=self.output, on_miss=on_miss)
+        return msgspec.structs.replace(
+            request,
+            request_id=self.wire_id,
+            output=self.output,
+            on_miss=on_miss,
+            was_taken=self.is_promised,
+        )
 
     def refused(self, rejected: Rejected) -> None:
         """The cell did not take it, or gave it back."""
