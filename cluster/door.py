@@ -207,13 +207,10 @@ class Door:
     def _missed(
         self, submit: Submit, terms: Terms, predicted: Prediction, now: float, *, is_promised: bool = False
     ) -> bool:
-        tolerance = self.config.admission.tolerance
-        if is_promised:
-            return exceeds(terms.objective, predicted, 0.0)
         label = submit.tenant.label
         if self.promises.is_due(label, now) and self.rates.has_its_share(label, now):
-            return exceeds(terms.objective, predicted, -self.headroom.value(now))
-        return exceeds(terms.objective, predicted, tolerance)
+            return exceeds(terms.objective, predicted, 0.0 if is_promised else -self.headroom.value(now))
+        return exceeds(terms.objective, predicted, self.config.admission.tolerance)
 
     def _refuse(
         self, submit: Submit, asked: Terms, predicted: Prediction, cell: Cell, now: float

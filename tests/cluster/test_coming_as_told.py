@@ -1,0 +1,37 @@
+"""Who comes back as it was told is not judged more strictly than who comes unbidden."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cluster.door import Admitted
+from cluster.stream_messages import Objective, Submit
+from tests.cluster.test_overload_admission import Refusing, submitted
+
+
+def predicted_ms(world: Refusing, asked: Submit) -> float:
+    """To the first token, if it came now."""
+    answer = world.core.door.decide(msgspec.structs.replace(asked, on_miss="serve"), world.core, world.now)
+    assert isinstance(answer, Admitted)
+    assert answer.predicted is not None
+    return answer.predicted.ttft_ms
+
+
+def promise(world: Refusing, asked: Submit, after_s: float) -> None:
+    made_at = world.now + after_s - 1.0
+    assert world.core.door.promises.make(asked, 0.0, 0.01, made_at, may_be_near=True) == 1.0
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize(("over", "is_taken"), [(0.95, True), (1.05, True), (1.2, False)])
+def test_a_prediction_may_exceed_the_objective_by_the_tolerance(
+    over: float, is_taken: bool, is_told: bool
+) -> None:
+    world = Refusing()
+    objective = Objective(ttft_ms=predicted_ms(world, submitted(10)) / over)
+    asked = msgspec.structs.replace(submitted(10), objective=objective, on_miss="reject")
+    if is_told:
+        promise(world, asked, 0.0)
+    answer = world.core.door.decide(asked, world.core, world.now)
+    assert isinstance(answer, Admitted) == is_taken
