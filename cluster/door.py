@@ -141,9 +141,10 @@ class Door:
         ):
             return Admitted(submit, predicted)
         for terms in submit.downgrades if submit.on_miss == "downgrade" else ():
-            predicted = self._predict(submit, terms, cell, now)
+            predicted = self._predict(submit, terms, cell, now, is_promised=is_promised)
             is_open = len(cell.waiting) < self._most_waiting(terms.tier)
-            if is_open and not self._missed(submit, terms, predicted, now):
+            is_missed = self._missed(submit, terms, predicted, now, is_promised=is_promised)
+            if is_open and not is_missed:
                 return Admitted(_on(submit, terms), predicted)
         if submit.output:
             return Admitted(submit, first)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from cluster.door import Admitted
-from cluster.stream_messages import Objective, Submit
+from cluster.stream_messages import Objective, Submit, Terms
 from tests.cluster.test_overload_admission import Refusing, submitted
 
 
@@ -35,3 +35,21 @@ def test_a_prediction_may_exceed_the_objective_by_the_tolerance(
         promise(world, asked, 0.0)
     answer = world.core.door.decide(asked, world.core, world.now)
     assert isinstance(answer, Admitted) == is_taken
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_so_it_is_on_the_terms_of_a_lower_tier(is_told: bool) -> None:
+    """Its time is the one at which it would meet them."""
+    world = Refusing()
+    now_ms = predicted_ms(world, submitted(10))
+    lower = Terms(tier="lower", objective=Objective(ttft_ms=now_ms / 0.9))
+    asked = msgspec.structs.replace(
+        submitted(10), objective=Objective(ttft_ms=now_ms / 2), on_miss="downgrade", downgrades=(lower,)
+    )
+    promise(world, submitted(11), 2.0)  # so that newcomers must be well on time
+    if is_told:
+        promise(world, asked, 0.0)
+    answer = world.core.door.decide(asked, world.core, world.now)
+    assert isinstance(answer, Admitted) == is_told
+    if isinstance(answer, Admitted):
+        assert answer.submit.tier == "lower"
