@@ -176,14 +176,19 @@ def _decide(
     current: int, *, more: int, fewer: int, now: float, delays: tuple[float, float], memory: Memory
 ) -> tuple[int, Memory]:
     """Change the number once there was reason to for long enough, and the last change is as long ago."""
-    few_since = (now if memory.few_since is None else memory.few_since) if more > current else None
-    many_since = (now if memory.many_since is None else memory.many_since) if fewer < current else None
+    # Later than now, it was before the clock was put back.
+    few_since, many_since, changed_at = (
+        None if at is None else min(at, now)
+        for at in (memory.few_since, memory.many_since, memory.changed_at)
+    )
+    few_since = (now if few_since is None else few_since) if more > current else None
+    many_since = (now if many_since is None else many_since) if fewer < current else None
     for wanted, since, delay_s in ((more, few_since, delays[0]), (fewer, many_since, delays[1])):
         if since is None or now - since < delay_s:
             continue
-        if memory.changed_at is None or now - memory.changed_at >= delay_s:
+        if changed_at is None or now - changed_at >= delay_s:
             return wanted, Memory(changed_at=now)
-    return current, Memory(few_since=few_since, many_since=many_since, changed_at=memory.changed_at)
+    return current, Memory(few_since=few_since, many_since=many_since, changed_at=changed_at)
 
 
 def _mean(cells: Sequence[Stats], name: str) -> float:

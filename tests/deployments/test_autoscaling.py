@@ -246,3 +246,14 @@ def test_as_many_are_removed_at_once_as_may_be_and_as_the_others_can_spare(
     wanted, _ = desired_cells(cells, current, 100.0, config, Memory())
     expected = current - max(spared, default=0) if overload(cells, config) <= 1.0 else wanted
     assert wanted == expected
+
+
+def test_a_clock_that_is_put_back_stops_nothing() -> None:
+    """Ray Serve passes the time of day: an hour back, and for an hour no cell was added."""
+    cell = {"ready": 1.0, "queue_s": 5.0, "running": 40.0, "max_running": 40.0}
+    _, memory = desired_cells([cell], 1, 10_000.0, CONFIG, Memory(changed_at=9_999.0))
+    numbers = []
+    for look in range(10):
+        wanted, memory = desired_cells([cell], 1, 6_400.0 + look, CONFIG, memory)
+        numbers.append(wanted)
+    assert 2 in numbers
