@@ -54,6 +54,7 @@ async def test_headers_body_and_tier_meet_in_what_the_cell_is_told(
         ({}, {"tpot_ms": True}, "slo.tpot_ms"),
         ({}, {"tpot_ms": [1]}, "slo.tpot_ms"),
         ({}, {"e2e_ms": 0}, "slo.e2e_ms"),
+        ({}, {"e2e_ms": 10**400}, "slo.e2e_ms"),
         ({}, {"e2e_ms": 10, "ttft_ms": 20}, "slo.ttft_ms"),
         ({}, {"on_miss": "hope"}, "slo.on_miss"),
         ({}, {"on_miss": "downgrade"}, "slo.on_miss"),
