@@ -181,3 +181,14 @@ def test_downgrades_go_down_the_tiers_on_their_own_terms() -> None:
 def test_a_wrong_tier_is_told_when_the_configuration_is_read(tiers: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         FlotillaConfig.model_validate({"target": {"path": "zoo:any"}, "tiers": tiers})
+
+
+@pytest.mark.parametrize("num_prompt", [0, 1, 63, 64, 65, 640, 1000])
+def test_a_prompt_takes_the_time_of_its_chunks(num_prompt: int) -> None:
+    target = LinearCost(beta=1e-6, gamma=1e-4, delta=8e-3, gamma_knee=1e-3, knee_tokens=32)
+    one = Baseline(target=target, overhead_s=1e-3, chunk_tokens=64)
+    seconds = 0.0
+    for done in range(0, num_prompt, 64):
+        tokens = min(64, num_prompt - done)
+        seconds += target.seconds(1, tokens, 0, tokens * (done + tokens / 2)) + one.overhead_s
+    assert one.ttft_ms(num_prompt) == pytest.approx(1e3 * seconds + one.tpot_ms(num_prompt))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -101,6 +102,10 @@ async def test_tiers_are_listed_with_the_baseline(http: httpx.AsyncClient, cell:
     assert body["data"][1]["on_miss"] == "serve"
     one = await baseline(cell)
     assert body["baseline"]["e2e_ms"] == pytest.approx(one.e2e_ms(20, 10))
+    began = time.thread_time()
+    long = (await http.get("/v1/tiers?prompt_tokens=16777216")).json()["baseline"]
+    assert time.thread_time() - began < 1.0, "all streams of the front end stood still meanwhile"
+    assert long["ttft_ms"] > 16777216 * 1e3 * one.target.gamma
     wrong = await http.get("/v1/tiers?prompt_tokens=many")
     assert wrong.status_code == 400
     assert wrong.json()["error"]["param"] == "prompt_tokens"
