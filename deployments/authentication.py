@@ -215,6 +215,8 @@ class Authenticator:
                     dropped_reason="rejected-saturated",
                 )
             limiter = None if key is None else self._limiter(key)
+            if key is not None and limiter is not None:
+                limiter.change(key.limits, self._clock())
             refusal = None if limiter is None else limiter.open(self._clock())
             headers = {} if limiter is None else limiter.headers(self._clock())
             if refusal is None:
@@ -225,7 +227,7 @@ class Authenticator:
     def _limiter(self, key: KeyConfig) -> KeyLimiter:
         now = self._clock()
         limiter = self._limiters.get(key.name)
-        if limiter is None or limiter.limits != key.limits:
+        if limiter is None:
             limiter = self._limiters[key.name] = KeyLimiter(key.limits, now)
         limiter.share_among(max(1, self._replicas()), now)
         return limiter

@@ -115,6 +115,14 @@ class KeyLimiter:
             if bucket is not None and limit is not None:
                 bucket.resize(limit / replicas, now)
 
+    def change(self, limits: KeyLimits, now: float) -> None:
+        """The key has these limits from now on; what is open, and what was used, still counts."""
+        if limits == self.limits:
+            return
+        self.limits = limits
+        self._requests = self._changed(self._requests, limits.requests_per_minute, now)
+        self._tokens = self._changed(self._tokens, limits.tokens_per_minute, now)
+
     def open(self, now: float) -> Refusal | None:
         """A request begins, or is refused; whoever opened one calls `close` once."""
         most, per_minute = self.limits.max_concurrent, self.limits.requests_per_minute
@@ -151,6 +159,15 @@ class KeyLimiter:
         """A request that reserved so many tokens used so many."""
         if self._tokens is not None:
             self._tokens.take(used - reserved, now)
+
+    def _changed(self, bucket: TokenBucket | None, limit: int | None, now: float) -> TokenBucket | None:
+        if limit is None:
+            return None
+        per_minute = limit / self._replicas
+        if bucket is None:
+            return TokenBucket(per_minute, now)
+        bucket.resize(per_minute, now)
+        return bucket
 
     def headers(self, now: float) -> dict[str, str]:
         """OpenAI's headers: the limit, what remains of this front end's share, when it is full again."""
