@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import threading
 import time
@@ -264,7 +265,7 @@ def _limited(refusal: Refusal, asked: int = 0, headers: Mapping[str, str] | None
     }[refusal.kind]
     return ApiError(
         429,
-        f"This API key is limited to {limit}; try again in {max(1.0, refusal.retry_after_s):.0f} s.",
+        f"This API key is limited to {limit}; try again in {max(1, math.ceil(refusal.retry_after_s))} s.",
         code="rate_limit_exceeded",
         retry_after_s=refusal.retry_after_s,
         dropped_reason="rejected-saturated",

@@ -64,3 +64,12 @@ def test_requests_that_are_open_count_towards_the_new_limit(tmp_path: Path) -> N
     server.change(requests_per_minute=1)
     with server.open(), pytest.raises(ApiError, match="1 requests per minute"), server.open():
         pass
+
+
+def test_the_message_names_the_time_of_the_header(tmp_path: Path) -> None:
+    server = Server(tmp_path / "keys.yaml", requests_per_minute=1)
+    with server.open():
+        server.now = 31.6  # there is one again in 28.4 s
+        with pytest.raises(ApiError, match="try again in 29 s") as refused, server.open():
+            pass
+    assert refused.value.response().headers["retry-after"] == "29"
