@@ -324,6 +324,7 @@ class Answers:
         """Nobody came back for it."""
         if answer.task is not None and not answer.num_readers and not answer.log.is_complete:
             self._count_dropped("abandoned")
+            self._forget(answer)  # who comes back now begins anew
             answer.task.cancel()
 
     def _drop(self, answer: Answer, reason: str) -> None:

@@ -343,3 +343,29 @@ async def test_what_is_counted_of_an_answer_is_what_is_held() -> None:
 
 def _has_more(cell: CellStandIn, than: int) -> bool:
     return len(cell.submissions) > than
+
+
+async def test_who_comes_while_an_abandoned_answer_is_ended_gets_one_of_its_own() -> None:
+    """It attached to the one being ended, and was told that its request was cancelled."""
+    answers = Answers(IdempotencyConfig(grace_s=0.01))
+    is_ending = asyncio.Event()
+
+    async def slow_to_end(log: ReplayLog) -> bool:
+        try:
+            await asyncio.sleep(30)
+        finally:
+            is_ending.set()
+            await asyncio.sleep(0.05)  # its cell is being told
+        return True
+
+    async def whole(log: ReplayLog) -> bool:
+        log.add(b"answer")
+        return True
+
+    key = Key("name", HEADER, "body")
+    answers.attach(key, slow_to_end).close()
+    await asyncio.wait_for(is_ending.wait(), 3)
+    assert [part async for part in answers.attach(key, whole).parts()] == [b"answer"]
+    await asyncio.sleep(0.1)
+    assert len(answers) == 1, "the new answer is kept"
+    await answers.close()
