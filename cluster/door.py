@@ -118,7 +118,7 @@ class Door:
         if isinstance(answer, Admitted):
             charge = cell.batcher.fair.charge(answer.submit)
             self.rates.took(submit.tenant.label, answer.submit.priority, charge, now)
-        if is_promised:
+        if is_promised and cell.verifier is not None:  # else it is no load that should have fallen
             stretch = self._stretch * (IN_TIME if isinstance(answer, Admitted) else TOO_EARLY)
             self._stretch = min(MOST_STRETCH, max(1.0, stretch))
         return answer

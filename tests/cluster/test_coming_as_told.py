@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from cluster.door import Admitted
-from cluster.stream_messages import Objective, Submit, Terms
+from cluster.stream_messages import Objective, Rejected, Submit, Terms
 from tests.cluster.test_overload_admission import Refusing, submitted
 
 
@@ -53,3 +53,33 @@ def test_so_it_is_on_the_terms_of_a_lower_tier(is_told: bool) -> None:
     assert isinstance(answer, Admitted) == is_told
     if isinstance(answer, Admitted):
         assert answer.submit.tier == "lower"
+
+
+def told_when_busy(*, is_away: bool) -> float:
+    """When a newcomer is told to come, after clients came as told while the target was there, or away."""
+    world = Refusing()
+    world.drain()
+    for number in range(30):
+        promise(world, submitted(100 + number), 0.0)
+    if is_away:
+        world.lose("verifier")
+        for number in range(30):
+            told = world.ask(100 + number, world.now)
+            assert told is not None
+            assert told.code == "not_ready"
+        world.start_target()
+    world.now += 10.0
+    for number in range(200, 240):
+        world.serve(number, 150)
+    for _ in range(30):
+        world.answer_one()
+    hasty = msgspec.structs.replace(submitted(10), objective=Objective(ttft_ms=30.0), on_miss="reject")
+    answer = world.core.door.decide(hasty, world.core, world.now)
+    assert isinstance(answer, Rejected)
+    assert answer.retry_after_s is not None
+    return answer.retry_after_s
+
+
+def test_an_outage_says_nothing_of_how_fast_the_load_falls() -> None:
+    """Each client that came in vain while the target was away made later times longer, up to sixteenfold."""
+    assert told_when_busy(is_away=True) <= 1.5 * told_when_busy(is_away=False)
