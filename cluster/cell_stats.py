@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from cluster.call_parts import NO_ROWS, chunk_rows
 from cluster.core import SchedulerCore
 from cluster.requests import Request, State
-from cluster.stream_messages import TokenEvent
+from cluster.stream_messages import Objective, TokenEvent
 
 #: Output tokens that requests are taken to have on average until some have ended.
 _FIRST_MEAN_OUTPUT = 64.0
@@ -30,7 +30,8 @@ class CellStats:
       `idle_tpot_s`: predicted for a request alone.
     - `objectives`: requests with objectives that a cell which serves nobody else would meet;
       `attainment`: share of those that are predicted to attain them, 1 without any;
-      `objective_tpot_s`: mean of their objectives for the time per token, 0 without any.
+      `objective_tpot_s`: mean of their objectives for the time per token, that of the whole answer shared
+      out among its tokens; 0 without any.
     - `tokens_per_s`: committed tokens, over the last seconds.
     """
 
@@ -65,7 +66,7 @@ class CellStats:
         attained = sum(
             self._attains(request, waiting, per_token_s, tpot_s, queue_s, now) for request in judged
         )
-        tpots = [r.submit.objective.tpot_ms for r in judged if r.submit.objective.tpot_ms is not None]
+        tpots = [tpot_ms for request in judged if (tpot_ms := _wanted_tpot_ms(request)) is not None]
         return {
             "running": float(len(running)),
             "waiting": float(len(waiting)),
@@ -129,10 +130,10 @@ class CellStats:
         queue_s: float,
         now: float,
     ) -> bool:
-        """Whether it is predicted to meet its objectives for the first token and the time per token."""
+        """Whether it is predicted to meet its objectives, `e2e_ms` with all of its `max_tokens`."""
         objective = request.submit.objective
-        if objective.ttft_ms is not None:
-            ttft_s = now - request.arrived
+        if objective.ttft_ms is not None or objective.e2e_ms is not None:
+            ttft_s = here_s = now - request.arrived
             if request.first_token_at is not None:
                 ttft_s = request.first_token_at - request.arrived
             elif not request.is_running:
@@ -141,7 +142,10 @@ class CellStats:
                 ttft_s += place * queue_s + request.num_tokens * per_token_s
             else:
                 ttft_s += (request.num_tokens - request.num_computed) * per_token_s
-            if ttft_s > objective.ttft_ms / 1e3:
+            if objective.ttft_ms is not None and ttft_s > objective.ttft_ms / 1e3:
+                return False
+            e2e_s = max(ttft_s, here_s) + request.num_remaining * tpot_s
+            if objective.e2e_ms is not None and e2e_s > objective.e2e_ms / 1e3:
                 return False
         return objective.tpot_ms is None or self._final_tpot(request, tpot_s) <= objective.tpot_ms / 1e3
 
@@ -164,11 +168,23 @@ class CellStats:
 def _is_feasible(request: Request, prefill_s: float, idle_tpot_s: float) -> bool:
     """Whether it has objectives, and alone on a cell would meet them."""
     objective = request.submit.objective
-    if objective.tpot_ms is None and objective.ttft_ms is None:
+    if objective == Objective():
+        return False
+    e2e_s = prefill_s + request.submit.sampling.max_tokens * idle_tpot_s
+    if objective.e2e_ms is not None and e2e_s > objective.e2e_ms / 1e3:
         return False
     if objective.ttft_ms is not None and prefill_s > objective.ttft_ms / 1e3:
         return False
     return objective.tpot_ms is None or idle_tpot_s <= objective.tpot_ms / 1e3
+
+
+def _wanted_tpot_ms(request: Request) -> float | None:
+    """What its objectives ask of the time per token."""
+    objective = request.submit.objective
+    if objective.e2e_ms is None:
+        return objective.tpot_ms
+    share_ms = objective.e2e_ms / request.submit.sampling.max_tokens
+    return share_ms if objective.tpot_ms is None else min(share_ms, objective.tpot_ms)
 
 
 def prefill_seconds(core: SchedulerCore) -> float:

@@ -1,0 +1,38 @@
+"""What a cell says of the requests with objectives that it has: it is by this that cells are added."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cluster.cell_stats import CellStats
+from cluster.stream_messages import Objective
+from engine.sampling_params import SamplingParams
+from tests.cluster.simulated import submit
+from tests.cluster.test_core import World
+
+
+def measured(e2e_ms: float) -> dict[str, float]:
+    """Of a cell with more requests than it can decode at once, each to be done within a time."""
+    world = World(1, "autoregressive")
+    sampling = SamplingParams(temperature=0.0, max_tokens=40)
+    for number in range(36):
+        asked = submit(number, world.rng, prompt=[1] * 8, sampling=sampling)
+        world.send(msgspec.structs.replace(asked, objective=Objective(e2e_ms=e2e_ms)))
+    for _ in range(20):
+        world.answer_one()
+    return CellStats().measure(world.core, world.now)
+
+
+@pytest.mark.parametrize(
+    ("e2e_ms", "num_counted", "least", "most"),
+    [(1e6, 36, 1.0, 1.0), (250.0, 36, 0.2, 0.8), (1.0, 0, 1.0, 1.0)],
+)
+def test_a_time_for_the_whole_answer_is_an_objective(
+    e2e_ms: float, num_counted: int, least: float, most: float
+) -> None:
+    """Met, missed for the load, and one that an idle cell would miss as well."""
+    stats = measured(e2e_ms)
+    assert stats["objectives"] == num_counted
+    assert least <= stats["attainment"] <= most
+    assert stats["objective_tpot_s"] == pytest.approx(e2e_ms / 40 / 1e3 if num_counted else 0.0)
