@@ -160,9 +160,9 @@ class HFRunner:
                 f"the model's rotary embeddings change for sequences of more than {fixed} tokens, and with "
                 f"them those of all requests computed beside one: set max_model_len to {fixed} at most"
             )
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        size = _largest_head(config)
         self._attention = make_attention(
-            attention, num_slots, dtype=model.dtype, device=self._device, head_dim=int(size)
+            attention, num_slots, dtype=model.dtype, device=self._device, head_dim=size
         )
         self._key_tokens = KeyTokens(0, 0)
         self._output: torch.nn.Module = model.get_output_embeddings()
@@ -322,6 +322,16 @@ class HFRunner:
             logits = logits.index_select(0, kept)
             self._final = self._final.index_select(0, kept)
         return logits.float()
+
+
+def _largest_head(config: Any) -> int:
+    """Dimensions of an attention head, of the largest where they differ from layer to layer (Gemma 4)."""
+    # Asked for one of its attributes that differ, such a configuration fails.
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
+    return max(
+        int(getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
+        for layer in layers
+    )
 
 
 def _check_window(window: int | None, max_tokens: int) -> None:

@@ -96,8 +96,9 @@ def test_half_precision_models_run(runner: RunnerKind, tmp_path: Path) -> None:
         assert float((got - expected).abs().max()) < 0.1 * float(expected.abs().max())
 
 
-def test_other_architectures_go_through_transformers(tmp_path: Path) -> None:
-    assert isinstance(load_runner(tiny_models.write("gpt_neox", tmp_path), num_slots=64), HFRunner)
+@pytest.mark.parametrize("name", ["gpt_neox", "gemma4"])  # Gemma 4: heads of another size in every layer
+def test_other_architectures_go_through_transformers(name: str, tmp_path: Path) -> None:
+    assert isinstance(load_runner(tiny_models.write(name, tmp_path), num_slots=64), HFRunner)
 
 
 def test_a_longest_sequence_beyond_the_model_s_is_refused(tmp_path: Path) -> None:

@@ -67,6 +67,17 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3_longrope": ("Phi3", {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 32}),
     "gpt_neox": ("GPTNeoX", {}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 4096}),
+    "gemma4": (
+        "Gemma4Text",
+        {
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "sliding_window": 4096,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "vocab_size_per_layer_input": VOCABULARY,
+            "hidden_size_per_layer_input": 8,
+        },
+    ),
     "gpt_oss": ("GptOss", {"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}),
     "bloom": ("Bloom", {"n_head": 4, "n_layer": 2}),
     "falcon": ("Falcon", {"new_decoder_architecture": False, "alibi": False}),
@@ -78,7 +89,7 @@ def build(name: str) -> Any:
     family, options = _CONFIGS[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**{**_COMMON, **options})
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             # Initial norm scales of one and biases of zero would hide that they are ignored.
