@@ -10,6 +10,7 @@ from typing import Any
 
 from deployments.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, byte_table
 from deployments.errors import bad_request
+from engine.end_tokens import end_tokens_of_model
 
 #: The class that is nothing but `tokenizer.json`, by its name in Transformers 4 and in 5.
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -30,7 +31,7 @@ class TextCodec:
     """Encodes prompts, renders chats, decodes outputs.
 
     Attributes:
-        eos_ids: tokens that end an answer, of the tokenizer and of `generation_config.json`.
+        eos_ids: tokens that end an answer, of the tokenizer and of the model (`engine.end_tokens`).
     """
 
     def __init__(self, tokenizer: Any, eos_ids: frozenset[int] = frozenset()) -> None:
@@ -44,7 +45,7 @@ class TextCodec:
     def load(cls, directory: Path, *, trust_remote_code: bool = False) -> TextCodec:
         """The tokenizer in a Hugging Face directory; code that comes with it runs only if it is trusted."""
         tokenizer = _load_tokenizer(directory, trust_remote_code=trust_remote_code)
-        return cls(tokenizer, _generation_eos(directory))
+        return cls(tokenizer, frozenset(end_tokens_of_model(directory)))
 
     def tokenizer_json(self) -> str | None:
         """The tokenizer in the format of `tokenizer.json`; None if it has no such form."""
@@ -195,13 +196,3 @@ def _token_bytes(tokenizer: Any) -> list[bytes] | None:
         return None
     size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     return byte_table([backend.id_to_token(token) for token in range(size)])
-
-
-def _generation_eos(directory: Path) -> frozenset[int]:
-    """Chat models often end a turn with another token than the tokenizer's; their generation config says."""
-    try:
-        config = json.loads((directory / "generation_config.json").read_text())
-    except FileNotFoundError:
-        return frozenset()
-    eos = config.get("eos_token_id")
-    return frozenset(int(token) for token in (eos if isinstance(eos, list) else [eos]) if token is not None)

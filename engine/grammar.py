@@ -21,6 +21,7 @@ from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
 from engine.constraint import Constraint
+from engine.end_tokens import end_tokens
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -85,7 +86,7 @@ def load_tokenizer(directory: Path, vocab_size: int) -> LLTokenizer:
     """The tokenizer of a model directory as llguidance needs it, its end tokens included.
 
     Args:
-        directory: with `tokenizer.json`, and `generation_config.json` if there are more end tokens.
+        directory: with `tokenizer.json`, and the files that name end tokens (`engine.end_tokens`).
         vocab_size: of the model; it may be above the tokenizer's.
 
     Raises:
@@ -120,18 +121,6 @@ def make_tokenizer(text: str | None, ends: list[int], vocab_size: int) -> LLToke
             raise GrammarError(
                 f"this model's tokenizer cannot be used for structured outputs: {error}"
             ) from None
-
-
-def end_tokens(directory: Path) -> list[int]:
-    """Tokens that end an answer, by the configuration files of a model directory, ascending."""
-    ends: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        try:
-            found = json.loads((directory / name).read_text(encoding="utf-8")).get("eos_token_id")
-        except FileNotFoundError:
-            continue
-        ends.update(found if isinstance(found, list) else [] if found is None else [found])
-    return sorted(ends)
 
 
 class Grammars:
