@@ -280,7 +280,7 @@ class ApiService:
                 state = ChoiceState(
                     prompt,
                     echo=text,
-                    offsets=TextOffsets(self._detokenizer(request), len(text)),
+                    offsets=TextOffsets(self._detokenizer(request, prompt), len(text)),
                     parser=use.make_parser(),
                     echoes_logprobs=bool(text) and mapping.num_logprobs(request) is not None,
                 )
@@ -324,7 +324,9 @@ class ApiService:
     ) -> AsyncGenerator[Update, None]:
         show_stop = bool(request.include_stop_str_in_output)
         assembler = TextAssembler(
-            self._detokenizer(request, keep=state.parser.markers if state.parser is not None else ()),
+            self._detokenizer(
+                request, submit.prompt, keep=state.parser.markers if state.parser is not None else ()
+            ),
             StopStrings(request.stop, include=show_stop),
             frozenset(submit.sampling.stop_token_ids),
             show_stop=show_stop,
@@ -334,9 +336,14 @@ class ApiService:
             self.client, submit, assembler, choice=index, arrived=arrived, eos_ids=self._codec.eos_ids
         )
 
-    def _detokenizer(self, request: GenerationRequest, keep: Sequence[str] = ()) -> Detokenizer:
+    def _detokenizer(
+        self, request: GenerationRequest, prompt: Sequence[int], keep: Sequence[str] = ()
+    ) -> Detokenizer:
+        goes_on = not isinstance(request, ChatRequest) or request.continue_final_message
         return self._codec.detokenizer(
-            skip_special_tokens=request.skip_special_tokens is not False, keep=keep
+            skip_special_tokens=request.skip_special_tokens is not False,
+            keep=keep,
+            after=prompt if goes_on else (),
         )
 
     def _shape(

@@ -49,12 +49,18 @@ class WindowDetokenizer:
     is known only with some context before it.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str], skipped: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        skipped: Collection[int] = (),
+        context: Sequence[int] = (),
+    ) -> None:
+        """Of what follows `context`, the end of a text; one that ends within a character is not looked at."""
         self._decode = decode
         self._skipped = skipped
-        self._tokens: list[int] = []
+        self._tokens = [] if decode(list(context)).endswith("�") else list(context)
         self._start = 0  # the window's context begins here
-        self._shown = 0  # its new tokens begin here: the text of all before was given
+        self._shown = len(self._tokens)  # its new tokens begin here: the text of all before was given
 
     def feed(self, token: int) -> str:
         """See `Detokenizer`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,12 @@ _TEMPLATE_ARGUMENTS = frozenset(
         "return_dict", "return_assistant_tokens_mask", "sanitize_control_tokens", "tokenizer_kwargs",
     )
 )  # fmt: skip
+
+#: How SentencePiece names the token of a byte, for characters that have none of their own.
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+
+#: Tokens of a text that is gone on with, from which the first ones of the rest get their spaces.
+_CONTEXT = 6
 
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
@@ -129,13 +136,22 @@ class TextCodec:
                 found[spaced] = None
         return tuple(word for word in found if word)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True, keep: Sequence[str] = ()) -> Detokenizer:
-        """For the output of one request; of special tokens that are skipped, those in `keep` are shown."""
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, keep: Sequence[str] = (), after: Sequence[int] = ()
+    ) -> Detokenizer:
+        """For the output of one request.
+
+        Args:
+            skip_special_tokens: whether they are left out, but for those in `keep`.
+            keep: special tokens that are shown.
+            after: tokens of the text that the output goes on with; none if it is a text by itself.
+        """
         kept = {self._tokenizer.convert_tokens_to_ids(token) for token in keep}
         skipped = self._special - kept if skip_special_tokens else frozenset[int]()
         if self._bytes is not None:
             return ByteDetokenizer(self._bytes, skipped)
-        return WindowDetokenizer(lambda ids: str(self._tokenizer.decode(ids)), skipped)
+        context = list(islice((token for token in reversed(after) if token not in skipped), _CONTEXT))[::-1]
+        return WindowDetokenizer(self._decoded, skipped, context)
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """The text of tokens, all at once."""
@@ -146,7 +162,15 @@ class TextCodec:
         """What one token stands for, by itself."""
         if self._bytes is not None:
             return self._bytes[token] if 0 <= token < len(self._bytes) else b""
-        return str(self._tokenizer.decode([token])).encode()
+        alone = self._decoded([token])
+        byte = _BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token)))
+        if byte is not None and alone != byte[0]:
+            return bytes([int(byte[1], 16)])
+        # Decoders drop a space at the beginning of a text: the second of two has it.
+        return self._decoded([token, token])[len(alone) :].encode()
+
+    def _decoded(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids))
 
     def special_text(self, token: int) -> str | None:
         """A special token as it is written; None for any other token."""

@@ -1,0 +1,100 @@
+"""Text of tokenizers like Llama 2's, whose decoders drop the space at the beginning of a text."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import Tokenizer, decoders
+from transformers import PreTrainedTokenizerFast
+
+from deployments.api_service import ApiService
+from deployments.openai_api import create_app
+from deployments.text_codec import TextCodec
+from tests.drafters.tokenizers_of_all_kinds import byte_fallback
+from tests.fakes.cell_stand_in import CellStandIn
+
+PROMPT, REST = "The quick", " brown fox \u2603 jumps"
+
+
+@cache
+def tokenizer() -> Any:
+    with TemporaryDirectory() as directory:
+        core = Tokenizer.from_file(str(byte_fallback(Path(directory)) / "tokenizer.json"))
+    core.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    fast: Any = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
+    fast.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    return fast
+
+
+@cache
+def codec() -> TextCodec:
+    return TextCodec(tokenizer())
+
+
+def prompt_and_rest() -> tuple[list[int], list[int]]:
+    prompt, both = (codec().encode(text) for text in (PROMPT, PROMPT + REST))
+    assert both[: len(prompt)] == prompt
+    return prompt, both[len(prompt) :]
+
+
+def test_tokens_are_told_with_their_spaces_and_bytes() -> None:
+    rest = prompt_and_rest()[1]
+    assert codec().token_text(rest[0]) == " brown"
+    assert b"".join(map(codec().token_bytes, rest)).decode() == REST
+    special = [codec().token_text(token) for token in tokenizer().all_special_ids]
+    assert special == tokenizer().all_special_tokens
+    assert codec().token_text(10_000) == ""
+
+
+def test_a_context_within_a_character_is_not_looked_at() -> None:
+    tokens = codec().encode("x \u2603 y")
+    cut = next(at for at, token in enumerate(tokens) if codec().token_bytes(token) == b"\x98")
+    detokenizer = codec().detokenizer(after=tokens[:cut])
+    text = "".join(map(detokenizer.feed, tokens[cut:])) + detokenizer.finish()
+    assert text == "\ufffd\ufffd y"
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "expected"),
+    [
+        ("completions", {"prompt": PROMPT}, REST),
+        ("completions", {"prompt": PROMPT, "echo": True}, PROMPT + REST),
+        ("completions", {"prompt": "", "add_special_tokens": True}, REST.strip()),
+        ("chat/completions", {"continue_final_message": True}, REST),
+        ("chat/completions", {}, REST.strip()),  # a message by itself
+    ],
+)
+async def test_an_answer_begins_with_its_space_where_it_goes_on_with_a_text(
+    route: str, fields: dict[str, Any], expected: str
+) -> None:
+    cell = CellStandIn(lambda submit: [*prompt_and_rest()[1], *codec().eos_ids])
+    service = ApiService(cell, codec(), give_up_after_s=0.5)
+    body = {"max_tokens": 100, "messages": [{"role": "user", "content": PROMPT}]} | fields
+    if "prompt" in fields:
+        body = {"logprobs": 0, **body}
+        del body["messages"]
+        body["prompt"] = fields["prompt"] or [1]
+    transport = httpx.ASGITransport(app=create_app(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://cell") as http:
+        response = await http.post(f"/v1/{route}", json=body)
+    await service.close()
+    await cell.close()
+    assert response.status_code == 200, response.text
+    choice = response.json()["choices"][0]
+    assert (choice["text"] if "prompt" in fields else choice["message"]["content"]) == expected
+    if "prompt" in fields:
+        tokens, offsets = (choice["logprobs"][name] for name in ("tokens", "text_offset"))
+        second = tokens.index(" brown") + 1
+        assert expected.startswith(tokens[second], offsets[second])
