@@ -218,7 +218,7 @@ class ConstraintCheck:
             )
         if self._grammars is None:
             text, ends = self._codec.tokenizer_json(), sorted(self._codec.eos_ids)
-            self._grammars = Grammars(partial(make_tokenizer, text, ends, vocab_size))
+            self._grammars = Grammars(partial(make_tokenizer, text, ends, vocab_size), vocab_size=vocab_size)
         compiling = self._grammars.prepare(constraint)
         try:
             await asyncio.shield(asyncio.wrap_future(compiling))

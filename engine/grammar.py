@@ -114,7 +114,7 @@ def make_tokenizer(text: str | None, ends: list[int], vocab_size: int) -> LLToke
         raise GrammarError("this model has no end-of-sequence token, which structured outputs need")
     try:
         return LLTokenizer(text, n_vocab=vocab_size, eos_token=ends)
-    except ValueError:  # more tokens than the model has: those are never chosen
+    except ValueError:  # more tokens than the model has, which `Grammars.mask` leaves out
         try:
             return LLTokenizer(text, eos_token=ends)
         except ValueError as error:
@@ -130,8 +130,15 @@ class Grammars:
     the target need not wait.
     """
 
-    def __init__(self, load: Callable[[], LLTokenizer], *, max_compiled: int = MAX_COMPILED) -> None:
-        """Begin to `load` the tokenizer."""
+    def __init__(
+        self,
+        load: Callable[[], LLTokenizer],
+        *,
+        vocab_size: int | None = None,
+        max_compiled: int = MAX_COMPILED,
+    ) -> None:
+        """Begin to `load` the tokenizer, whose tokens from `vocab_size` on the model does not have."""
+        self._vocab_size = vocab_size
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         # llguidance's compiler is recursive: a chain of a thousand definitions would overflow a usual stack.
         before = stack_size(_COMPILER_STACK)
@@ -144,7 +151,7 @@ class Grammars:
     @classmethod
     def of_model(cls, directory: Path, vocab_size: int) -> Grammars:
         """Over the tokenizer of the model in `directory`."""
-        return cls(partial(load_tokenizer, directory, vocab_size))
+        return cls(partial(load_tokenizer, directory, vocab_size), vocab_size=vocab_size)
 
     @property
     def tokenizer(self) -> LLTokenizer:
@@ -176,13 +183,25 @@ class Grammars:
         """Follows one answer, of which `output` has been generated."""
         return Matcher(self, constraint, output)
 
+    def mask(self, state: LLMatcher) -> TokenMask:
+        """The model's tokens that may come next."""
+        size = self.tokenizer.vocab_size
+        mask: TokenMask = np.zeros((size + 31) // 32, dtype=np.int32)
+        fill_next_token_bitmask(state, mask[None])
+        if self._vocab_size is not None and self._vocab_size < size:
+            last, rest = divmod(self._vocab_size, 32)
+            words = mask.view(np.uint32)
+            words[last] &= np.uint32((1 << rest) - 1)
+            words[last + 1 :] = 0
+        return mask
+
     def _compile(self, constraint: Constraint) -> LLMatcher:
         tokenizer = self._tokenizer.result()
         compiled = LLMatcher(tokenizer, _source(constraint), log_level=0, limits=_limits())
         if compiled.is_error():
             raise GrammarError(_message(compiled))
         start = compiled.deep_copy()
-        mask = _mask(start, tokenizer)
+        mask = self.mask(start)
         if start.is_error():
             raise GrammarError(_message(start))
         ends = set(tokenizer.eos_tokens)
@@ -226,7 +245,7 @@ class Matcher:
         state = self._read()
         if self._ended:
             return self.ends()
-        mask = _mask(state, self._grammars.tokenizer)
+        mask = self._grammars.mask(state)
         if state.is_error():
             raise GrammarError(_message(state))
         if not mask.any():
@@ -313,12 +332,6 @@ def without(mask: TokenMask, tokens: Iterable[int]) -> TokenMask:
         if 0 <= token < 32 * len(words):
             words[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
     return result
-
-
-def _mask(state: LLMatcher, tokenizer: LLTokenizer) -> TokenMask:
-    mask: TokenMask = np.zeros((tokenizer.vocab_size + 31) // 32, dtype=np.int32)
-    fill_next_token_bitmask(state, mask[None])
-    return mask
 
 
 def _ids(mask: TokenMask) -> list[int]:
