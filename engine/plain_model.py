@@ -57,7 +57,14 @@ def read_model(
             return load(Checkpoint(directory), config, dtype).eval()
         except (OSError, UnreadableCheckpoint) as error:
             raise UnsupportedModel(f"cannot load the model: {error}") from error
-    model = _from_pretrained(directory, dtype, extra, trust_remote_code=trust_remote_code)
+    if route == "plain":
+        extra = {**extra, "ignore_mismatched_sizes": True}  # they are told below
+    model, made_up = _from_pretrained(directory, dtype, extra, trust_remote_code=trust_remote_code)
+    if made_up and route == "plain":
+        raise UnsupportedModel(
+            f"the files in {directory} lack {len(made_up)} weights of {type(model).__name__} or have them in "
+            f"another shape, among them {made_up[0]}: it is incomplete, or another kind of model's"
+        )
     if quantization is not None and not quantize_linears(
         model, keep=model.get_output_embeddings(), device=device
     ):
@@ -100,12 +107,15 @@ def put_beside(model: PreTrainedModel, device: torch.device) -> None:
 
 def _from_pretrained(
     directory: Path, dtype: torch.dtype, extra: dict[str, Any], *, trust_remote_code: bool
-) -> PreTrainedModel:
+) -> tuple[PreTrainedModel, list[str]]:
+    """The model, and the names of its weights that Transformers made up, for it did not find them."""
     bars = progress.is_progress_bar_enabled()
     progress.disable_progress_bar()
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model: PreTrainedModel
+        model, info = AutoModelForCausalLM.from_pretrained(
             directory,
+            output_loading_info=True,
             dtype=dtype,
             attn_implementation="eager",
             use_safetensors=True,
@@ -118,4 +128,5 @@ def _from_pretrained(
     finally:
         if bars:
             progress.enable_progress_bar()
-    return model.eval()
+    misshapen = {name for name, *_ in info["mismatched_keys"]}
+    return model.eval(), sorted({*info["missing_keys"], *misshapen})

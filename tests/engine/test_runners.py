@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.hf_runner import HFRunner
 from engine.kv_cache import KVCache
@@ -160,6 +161,32 @@ def test_the_self_test_notices_wrong_results(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(UnsupportedModel, match="self-test failed at ragged prefill"):
         load_runner(directory, num_slots=64)
     load_runner(directory, num_slots=64, self_test=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (
+            {"lm_head.weight": None},
+            "lack 1 weights of LlamaForCausalLM .* lm_head.weight",
+        ),  # no language model
+        (
+            {"model.layers.1.mlp.down_proj.weight": torch.ones(32, 8)},
+            "shape, .* model.layers.1.mlp.down_proj",
+        ),
+    ],
+)
+@pytest.mark.parametrize("runner", ["lean", "hf"])
+def test_weights_that_transformers_would_make_up_are_refused(
+    change: dict[str, torch.Tensor | None], named: str, runner: RunnerKind, tmp_path: Path
+) -> None:
+    file = tiny_models.write("llama_bias", tmp_path) / "model.safetensors"
+    weights = load_file(file) | change
+    save_file(
+        {name: weight for name, weight in weights.items() if weight is not None}, file, {"format": "pt"}
+    )
+    with pytest.raises(UnsupportedModel, match=named):
+        load_runner(tmp_path, num_slots=64, runner=runner)
 
 
 def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
