@@ -63,6 +63,12 @@ class TargetConfig(DeviceConfig):
         default=None,
         description="Decoding heads or EAGLE layer beside it; if unset, what a drafter of these names.",
     )
+    sampling_defaults: Literal["model", "openai"] = Field(
+        default="model",
+        description="What requests get that name no `temperature`, `top_p`, `top_k`, `min_p` or "
+        "`repetition_penalty`: `model` what its `generation_config.json` recommends, as vLLM and SGLang do, "
+        "`openai` the temperature 1 and nothing cut off.",
+    )
     tool_parser: Literal["auto", "none", "hermes", "json"] = Field(
         default="auto",
         description="How the model writes calls of tools: `hermes` (`<tool_call>{...}</tool_call>`), `json` "

@@ -23,6 +23,7 @@ from deployments.objectives import Asked
 from deployments.openai_responses import ChatFormat, ChoiceState, CompletionFormat, Envelope
 from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.prompt_preparation import prompts_of
+from deployments.sampling_defaults import OPENAI_SAMPLING, SamplingDefaults
 from deployments.sampling_mapping import CellInfo
 from deployments.single_tokens import in_turns, token_by_token
 from deployments.stop_strings import StopStrings
@@ -82,6 +83,7 @@ class ApiService:
         cells: all cells that serve requests; `cell` alone if it is None.
         tool_parser: how the model writes calls of tools, see `cluster.config.TargetConfig`.
         silent_s: a cell that has given no sign of life for so long is left.
+        sampling: what requests get that do not say how to sample.
     """
 
     def __init__(
@@ -94,10 +96,12 @@ class ApiService:
         cells: CellSource | None = None,
         tool_parser: str = "auto",
         silent_s: float = SILENT_S,
+        sampling: SamplingDefaults = OPENAI_SAMPLING,
     ) -> None:
         self.tool_parser = kind_for_template(codec.template) if tool_parser == "auto" else tool_parser
         self._cell = cell
         self._codec = codec
+        self._sampling = sampling
         self._tiers = dict(tiers or {})
         self._info: CellInfo | None = None
         self._heard_at = 0.0
@@ -234,6 +238,7 @@ class ApiService:
         """
         arrived = time.perf_counter()
         info = await self.info()
+        request = self._sampling.applied_to(request)
         wish = request.speculation
         if wish is not None and not set(wish.drafters or ()) <= set(info.drafters):
             info = await self.describe()  # a drafter may have been added since

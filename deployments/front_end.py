@@ -38,6 +38,7 @@ from deployments.metric_gathering import Gatherer, serve_metrics
 from deployments.metric_server import MetricServer
 from deployments.openai_api import create_app
 from deployments.request_log import log_fields
+from deployments.sampling_defaults import OPENAI_SAMPLING, SamplingDefaults
 from deployments.supervising import identity
 from deployments.text_codec import TextCodec
 from deployments.tracing import trace_requests
@@ -136,6 +137,9 @@ class FrontEnd(GrpcReplica):
         self._cell = cell
         target = self._config.target
         self._codec = TextCodec.load(model_directory(target.path), trust_remote_code=target.trust_remote_code)
+        self._sampling = OPENAI_SAMPLING
+        if target.sampling_defaults == "model":
+            self._sampling = SamplingDefaults.of_model(model_directory(target.path))
         self._id = serve.get_replica_context().replica_id.unique_id
         self._identity = identity()
         self._services: list[ApiService] = []
@@ -200,6 +204,7 @@ class FrontEnd(GrpcReplica):
             cells=cells,
             tool_parser=self._config.target.tool_parser,
             silent_s=self._config.health.silent_s,
+            sampling=self._sampling,
         )
         self._services.append(service)
         return service
