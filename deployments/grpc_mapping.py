@@ -24,7 +24,7 @@ from deployments.openai_schema import (
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.sampling_mapping import CellInfo
 from deployments.text_codec import TextCodec
-from deployments.tool_parsers import Parsed
+from deployments.tool_calls import Parsed
 from verifier.messages import TokenLogprobs
 
 #: Trailing metadata of a failed call: the HTTP API's error object, and when to come back.

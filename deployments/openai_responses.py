@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from deployments.generation import Update
 from deployments.text_codec import TextCodec
 from deployments.text_offsets import TextOffsets, echo_offsets
-from deployments.tool_parsers import CallDelta, Parsed, ToolParser
+from deployments.tool_calls import CallDelta, Parsed, ToolParser
 from verifier.messages import TokenLogprobs
 
 #: OpenAI's stand-in for minus infinity, which JSON cannot hold.

@@ -14,7 +14,7 @@ from deployments.errors import ApiError
 from deployments.generation import Update
 from deployments.openai_responses import ChoiceState, token_logprobs
 from deployments.responses_schema import ResponsesRequest, renamed
-from deployments.tool_parsers import CallDelta
+from deployments.tool_calls import CallDelta
 from verifier.messages import TokenLogprobs
 
 

@@ -10,65 +10,30 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-import uuid
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+
+from deployments.mistral_calls import MistralCalls
+from deployments.tool_calls import (
+    DECODER,
+    CallDelta,
+    NewId,
+    Parsed,
+    ToolParser,
+    calls_in,
+    json_text,
+    mistral_id,
+    openai_id,
+    overlap,
+    read_call,
+    whole_call,
+)
 
 #: How each kind of model writes a call, in the words it is told when its template cannot tell it.
 CallText = {
     "hermes": '<tool_call>\n{"name": <function name>, "arguments": <arguments object>}\n</tool_call>',
     "json": '{"name": <function name>, "parameters": <arguments object>}',
+    "mistral": '[TOOL_CALLS] [{"name": <function name>, "arguments": <arguments object>}]',
 }
-
-
-@dataclass(frozen=True)
-class CallDelta:
-    """News of a call.
-
-    Attributes:
-        index: which call of the answer.
-        arguments: more of the JSON text of its arguments.
-        call_id, name: with the first news of it, else empty.
-    """
-
-    index: int
-    arguments: str
-    call_id: str = ""
-    name: str = ""
-
-
-@dataclass
-class Parsed:
-    """What some text turned out to be: `content` for people, then `calls`."""
-
-    content: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
-
-
-class ToolParser(Protocol):
-    """Reads the output of one choice.
-
-    Attributes:
-        num_calls: calls begun so far.
-        markers: tokens that the parser needs to see in the text, though they may be special ones.
-        is_forced: whether the answer is a call that the client named, and not the model's choice.
-        has_text: whether the answer may be text, besides calls or instead of them.
-    """
-
-    num_calls: int
-    is_forced: bool
-    has_text: bool
-    markers: tuple[str, ...]
-
-    def feed(self, text: str) -> Parsed:
-        """What became certain with `text`."""
-        ...
-
-    def finish(self) -> Parsed:
-        """The rest, when no more text comes."""
-        ...
 
 
 class HermesCalls:
@@ -104,7 +69,7 @@ class HermesCalls:
                 self._add_text(before, parsed)
             self._is_inside = not self._is_inside
         if not self._is_inside:
-            held = _overlap(self._held, self.OPEN)
+            held = overlap(self._held, self.OPEN)
             self._add_text(self._held[: len(self._held) - held], parsed)
             self._held = self._held[len(self._held) - held :]
         return parsed
@@ -115,7 +80,7 @@ class HermesCalls:
         held, self._held = self._held, ""
         if self._is_inside:
             # Some models end their turn instead of closing the last call.
-            calls = _calls_in(held, self._names, ("arguments", "parameters"))
+            calls = calls_in(held, self._names, ("arguments", "parameters"))
             if calls is not None:
                 self._add_calls(calls, parsed)
                 return parsed
@@ -124,7 +89,7 @@ class HermesCalls:
         return parsed
 
     def _close(self, body: str, parsed: Parsed) -> None:
-        calls = _calls_in(body, self._names, ("arguments", "parameters"))
+        calls = calls_in(body, self._names, ("arguments", "parameters"))
         if calls is None:
             self._add_text(f"{self.OPEN}{body}{self.CLOSE}", parsed)
         else:
@@ -132,9 +97,9 @@ class HermesCalls:
 
     def _add_calls(self, calls: list[tuple[str, str]], parsed: Parsed) -> None:
         self._skips_space = True
-        for name, arguments in calls:
+        for call in calls:
             if self._most is None or self.num_calls < self._most:
-                parsed.calls.append(_whole(self.num_calls, name, arguments))
+                parsed.calls.append(whole_call(self.num_calls, call, openai_id))
                 self.num_calls += 1
 
     def _add_text(self, text: str, parsed: Parsed) -> None:
@@ -154,9 +119,17 @@ class JsonCalls:
     is_forced = False
     markers: tuple[str, ...] = (TAG,)
 
-    def __init__(self, names: Collection[str], most: int | None = None, *, has_text: bool = True) -> None:
+    def __init__(
+        self,
+        names: Collection[str],
+        most: int | None = None,
+        *,
+        has_text: bool = True,
+        new_id: NewId = openai_id,
+    ) -> None:
         """As `HermesCalls`; without text, as decoding was constrained to calls, only calls are told."""
         self.has_text = has_text
+        self._new_id = new_id
         self._names = names
         self._most = most
         self._held = ""
@@ -197,12 +170,12 @@ class JsonCalls:
         if name not in self._names:
             return []
         try:
-            value, _ = _DECODER.raw_decode(arguments)
-            arguments = _json_text(value)
+            value, _ = DECODER.raw_decode(arguments)
+            arguments = json_text(value)
         except (ValueError, RecursionError):
             pass  # not complete
         self.num_calls += 1
-        return [_whole(self.num_calls - 1, name, arguments)]
+        return [whole_call(self.num_calls - 1, (name, arguments), self._new_id)]
 
     def _advance(self, parsed: Parsed) -> bool:
         """Take one step through what is held; whether another may follow at once."""
@@ -224,7 +197,7 @@ class JsonCalls:
         elif not held or (self._is_list and held[0] == "]"):
             return False
         try:
-            value, end = _DECODER.raw_decode(held)
+            value, end = DECODER.raw_decode(held)
         except ValueError:
             if not self._began:
                 self._is_list = False  # looked at again, with its bracket, when more has come
@@ -232,7 +205,7 @@ class JsonCalls:
         except RecursionError:  # nested as no call is
             self._turned_out = "text"
             return False
-        call = _call(value, self._names, ("parameters", "arguments"), any_type=not self.has_text)
+        call = read_call(value, self._names, ("parameters", "arguments"), any_type=not self.has_text)
         if call is None:
             self._turned_out = "text"
             if self.num_calls:
@@ -241,7 +214,7 @@ class JsonCalls:
             return False
         self._began, self._held = True, held[end:]
         if self._most is None or self.num_calls < self._most:
-            parsed.calls.append(_whole(self.num_calls, *call))
+            parsed.calls.append(whole_call(self.num_calls, call, self._new_id))
             self.num_calls += 1
         return True
 
@@ -253,8 +226,9 @@ class NamedCall:
     is_forced = True
     has_text = False
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, new_id: NewId = openai_id) -> None:
         self._name = name
+        self._new_id = new_id
         self.num_calls = 0
 
     def feed(self, text: str) -> Parsed:
@@ -264,7 +238,7 @@ class NamedCall:
         if not text:
             return Parsed()
         self.num_calls = 1
-        return Parsed(calls=[_whole(0, self._name, text)])
+        return Parsed(calls=[whole_call(0, (self._name, text), self._new_id)])
 
     def finish(self) -> Parsed:
         """See `ToolParser`."""
@@ -279,82 +253,26 @@ _BEGUN = re.compile(
 _PARSERS: dict[str, Callable[[Collection[str], int | None], ToolParser]] = {
     "hermes": HermesCalls,
     "json": JsonCalls,
+    "mistral": MistralCalls,
 }
 
 
 def make_parser(kind: str, names: Collection[str], most: int | None = None) -> ToolParser:
-    """The parser of that kind ("hermes" or "json") for functions `names`, telling at most `most` calls."""
+    """The parser of that kind (of `CallText`) for functions `names`, telling at most `most` calls."""
     return _PARSERS[kind](names, most)
+
+
+def new_id_of(kind: str) -> NewId:
+    """How ids of calls are made for a model that writes them so: its template may demand a form."""
+    return mistral_id if kind == "mistral" else openai_id
 
 
 def kind_for_template(template: str) -> str:
     """How a model with that chat template writes calls, "none" if it shows no way."""
     if HermesCalls.OPEN in template:
         return "hermes"
+    if MistralCalls.OPEN in template:
+        return "mistral"
     if "tools" in template and '"parameters"' in template:
         return "json"
     return "none"
-
-
-def _whole(index: int, name: str, arguments: str) -> CallDelta:
-    return CallDelta(index, arguments, call_id=f"call_{uuid.uuid4().hex[:24]}", name=name)
-
-
-def _calls_in(text: str, names: Collection[str], fields: tuple[str, ...]) -> list[tuple[str, str]] | None:
-    """The calls that a text consists of; None if it is anything else."""
-    try:
-        value = _DECODER.decode(text)
-    except (ValueError, RecursionError):
-        return None
-    calls = [_call(item, names, fields) for item in (value if isinstance(value, list) else [value])]
-    found = [call for call in calls if call is not None]
-    return found if found and len(found) == len(calls) else None
-
-
-def _call(
-    value: Any, names: Collection[str], fields: tuple[str, ...], *, any_type: bool = False
-) -> tuple[str, str] | None:
-    """Name and arguments (as JSON text) of a call; None if it is none, or of a function that is not there.
-
-    Arguments are an object, unless `any_type`, for a schema that asks for something else.
-    """
-    if not isinstance(value, dict):
-        return None
-    name = value.get("name")
-    if not isinstance(name, str) or name not in names:
-        return None
-    arguments: Any = next((value[one] for one in fields if one in value), {})
-    if not isinstance(arguments, dict) and not any_type:
-        return None
-    return name, _json_text(arguments)
-
-
-def _json_text(value: Any) -> str:
-    """A value that was read from JSON, as JSON again."""
-    text = json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair: only an escape can say it
-        return json.dumps(value)
-    return text
-
-
-def _finite(text: str) -> float:
-    """A number that JSON can say again: of one beyond all doubles, the largest there is."""
-    return min(max(float(text), -sys.float_info.max), sys.float_info.max)
-
-
-def _no_json(text: str) -> float:
-    raise ValueError(f"{text} is not JSON")
-
-
-# Python's own would take NaN and Infinity for numbers, and 1e999 for infinity.
-_DECODER = json.JSONDecoder(parse_constant=_no_json, parse_float=_finite)
-
-
-def _overlap(text: str, marker: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `marker`."""
-    for length in range(min(len(text), len(marker) - 1), 0, -1):
-        if text.endswith(marker[:length]):
-            return length
-    return 0

@@ -10,7 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from deployments.errors import bad_request
 from deployments.request_model import RequestModel
-from deployments.tool_parsers import CallText, JsonCalls, NamedCall, ToolParser, make_parser
+from deployments.tool_calls import ToolParser
+from deployments.tool_parsers import CallText, JsonCalls, NamedCall, make_parser, new_id_of
 from engine.constraint import Constraint
 
 #: Most tools in one request.
@@ -157,10 +158,10 @@ class ToolUse:
         if not self.parses:
             return None
         if self._named:
-            return NamedCall(self._named)
+            return NamedCall(self._named, new_id_of(self._parser))
         most = None if self._parallel else 1
         if self.is_required:
-            return JsonCalls(self._names, most, has_text=False)
+            return JsonCalls(self._names, most, has_text=False, new_id=new_id_of(self._parser))
         return make_parser(self._parser, self._names, most)
 
     def as_system_message(self) -> dict[str, str]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.tool_parsers import CallDelta, JsonCalls, ToolParser, kind_for_template, make_parser
+from deployments.tool_calls import CallDelta, ToolParser
+from deployments.tool_parsers import CallText, JsonCalls, NamedCall, kind_for_template, make_parser, new_id_of
 
 NAMES = ("add", "get_weather")
 ARGUMENTS = st.dictionaries(
@@ -75,6 +77,48 @@ def test_json_calls(calls: list[tuple[str, Any]], form: str, tagged: bool, cuts:
     assert parse(make_parser("json", NAMES), text, cuts) == ("", calls)
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    st.text(max_size=20),
+    CALLS,
+    st.sampled_from(["list", "{name}", "{name}[ARGS]", "{name}[CALL_ID]VvvODy9mT[ARGS]"]),
+    st.lists(st.integers(0, 300), max_size=20),
+)
+def test_mistral_calls(before: str, calls: list[tuple[str, Any]], form: str, cuts: list[int]) -> None:
+    if form == "list":
+        told = [{"name": name, "arguments": arguments, "id": "VvvODy9mT"} for name, arguments in calls]
+        text = f"{before}[TOOL_CALLS] {json.dumps(told)}"
+    else:
+        heads = [f"[TOOL_CALLS]{form.format(name=name)}" for name, _ in calls]
+        text = before + "\n".join(map(str.__add__, heads, [json.dumps(one) for _, one in calls]))
+    assert parse(make_parser("mistral", NAMES), text, cuts) == (before, calls)
+
+
+def test_text_between_and_after_calls_of_mistral_s_is_text() -> None:
+    text = 'one [TOOL_CALLS]add{"a": 1} two [TOOL_CALLS]no{} [TOOL_CALLS][{"name": "add"}] three'
+    expected = ("one two [TOOL_CALLS]no{} three", [("add", {"a": 1}), ("add", {})])
+    for cuts in ([], [3], list(range(len(text)))):
+        assert parse(make_parser("mistral", NAMES), text, cuts) == expected
+
+
+@pytest.mark.parametrize("kind", CallText)
+def test_ids_have_the_form_that_templates_demand(kind: str) -> None:
+    call = {"name": "add", "arguments": {}}
+    texts = {"hermes": f"<tool_call>{json.dumps(call)}</tool_call>", "json": json.dumps(call)}
+    texts["mistral"] = f"[TOOL_CALLS] {json.dumps([call])}"
+    new_id = new_id_of(kind)
+    form = r"[a-zA-Z0-9]{9}" if kind == "mistral" else r"call_[0-9a-f]{24}"
+    parsers: list[tuple[ToolParser, str]] = [
+        (make_parser(kind, NAMES), texts[kind]),
+        (JsonCalls(NAMES, has_text=False, new_id=new_id), json.dumps([call])),
+        (JsonCalls(NAMES, has_text=False, new_id=new_id), json.dumps([call])[:-2]),
+        (NamedCall("add", new_id), "{}"),
+    ]
+    for parser, text in parsers:
+        found = [delta for parsed in (parser.feed(text), parser.finish()) for delta in parsed.calls]
+        assert [bool(re.fullmatch(form, delta.call_id)) for delta in found] == [True]
+
+
 ODD = [
     "plain text",
     "a < b and <tool_ is no call",
@@ -89,10 +133,19 @@ ODD = [
     "{",
     "<|python",
     '  {"name": "add", "parameters": 5}',
+    "[TOOL_CALLS] [not JSON",
+    "[TOOL_CALLS] [1, 2] and [TOOL_",
+    '[TOOL_CALLS] [{"name": "unknown", "arguments": {}}] and on',
+    '[TOOL_CALLS]unknown{"a": 1}',
+    "[TOOL_CALLS]add and no object",
+    "[TOOL_CALLS]add" + 300 * " " + "{}",
+    "[TOOL_CALLS]" + 60 * "long " + "{}",
+    '[TOOL_CALLS]add[ARGS]{"a": ',
+    "[TOOL_CALLS] \n",
 ]
 
 
-@pytest.mark.parametrize("kind", ["hermes", "json"])
+@pytest.mark.parametrize("kind", CallText)
 @pytest.mark.parametrize("text", ODD)
 def test_what_is_no_call_stays_text(kind: str, text: str) -> None:
     for seed in range(20):
@@ -111,6 +164,8 @@ def test_a_last_call_that_is_not_closed_counts() -> None:
     [
         ("hermes", '<tool_call>{"name": "add", "arguments": {}}</tool_call>\n' * 3),
         ("json", '{"name": "add", "parameters": {}};' * 3),
+        ("mistral", '[TOOL_CALLS] [{"name": "add"}, {"name": "add"}]'),
+        ("mistral", "[TOOL_CALLS]add{}" * 3),
     ],
 )
 def test_no_more_calls_than_allowed(kind: str, text: str) -> None:
@@ -193,4 +248,5 @@ def test_what_only_python_takes_for_json_stays_text(number: str) -> None:
 def test_kind_of_known_templates() -> None:
     assert kind_for_template("{% for tool in tools %}...<tool_call>{% endfor %}") == "hermes"
     assert kind_for_template('{% if tools %}{"name": ..., "parameters": ...}{% endif %}') == "json"
+    assert kind_for_template('{{ "[TOOL_CALLS] [" }}{{ tools }}{{ "parameters" }}') == "mistral"
     assert kind_for_template("{{ messages[0].content }}") == "none"
