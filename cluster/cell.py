@@ -23,7 +23,7 @@ from cluster.cost_model import CostModel, CostProfile
 from cluster.drafter_config import DrafterConfig
 from cluster.events import CellDraining, DrafterReady, Tick, VerifierReady
 from cluster.free_cores import settle_draft_ahead
-from cluster.lifecycle import Lifecycle
+from cluster.lifecycle import Lifecycle, cause
 from cluster.members import State
 from cluster.pool_changes import PoolChanges
 from cluster.pool_scaling import PoolScaling
@@ -225,7 +225,7 @@ class Cell:
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
         except Exception as error:
             _log.exception("the cell could not start")
-            self._failure = f"the cell could not start while {self._stage}: {error}"
+            self._failure = f"the cell could not start while {self._stage}: {cause(error)}"
 
     async def _make_workers(self) -> tuple[CostProfile, list[DrafterReady | VerifierReady]]:
         """Make all workers; front ends connect meanwhile."""
