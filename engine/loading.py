@@ -160,6 +160,15 @@ def load_runner(
             f"{where}, of which {memory_of(where).free / (1 << 30):.1f} GiB are free: use a smaller dtype, "
             f"more ranks or another device ({str(error).splitlines()[0]})"
         ) from error
+    except RuntimeError as error:  # torch has no class of its own for the host's memory
+        if "can't allocate memory" not in str(error):
+            raise
+        size = sum(file.stat().st_size for file in directory.glob("*.safetensors")) / (1 << 30)
+        told = str(error).splitlines()[-1]
+        raise NotEnoughMemory(
+            f"the model in {directory} ({size:.1f} GiB of weights) with {first_slots} KV slots does not fit "
+            f"into this machine's memory: lower num_slots, or use a smaller dtype or model ({told})"
+        ) from error
     return loaded
 
 

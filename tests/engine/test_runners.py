@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.hf_runner import HFRunner
+from engine.kv_budget import NotEnoughMemory
 from engine.kv_cache import KVCache
 from engine.llama_runner import LlamaRunner
 from engine.loading import RunnerKind, UnsupportedModel, load_runner
@@ -201,3 +202,12 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     (directory / "config.json").write_text('{"model_type": "no_such_model"}')
     with pytest.raises(UnsupportedModel, match="no_such_model"):
         load_runner(directory, num_slots=64)
+
+
+@pytest.mark.parametrize("runner", ["lean", "hf"])
+def test_a_pool_that_does_not_fit_into_memory_is_told(runner: RunnerKind, tmp_path: Path) -> None:
+    directory = tiny_models.write("llama", tmp_path)
+    with pytest.raises(
+        NotEnoughMemory, match=r"with 100000000000000 KV slots does not fit .*lower num_slots"
+    ):
+        load_runner(directory, num_slots=100_000_000_000_000, runner=runner, self_test=False)
