@@ -105,6 +105,18 @@ def test_stages_are_ticked_off_once() -> None:
     assert lines == [["✓", "Ray"], ["✓", "Target"], ["✓", "HTTP"]]
 
 
+def test_what_is_waited_for_is_told_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the log of a container or service that waits for a GPU says nothing, for ever."""
+    monkeypatch.setattr("deployments.startup._LONG_S", 0.0)
+    console = Console(file=io.StringIO(), width=40)
+    waiting = "waiting for 1 GPU for verifier rank 0; the cluster has 4 CPU: it must grow"
+    with Startup(console).running() as startup:
+        for stage in ("Cell", waiting, waiting, waiting, "HTTP"):
+            startup.enter(stage)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines().count(f"  {waiting} ...") == 1
+
+
 def test_failed_stage_is_not_ticked_off() -> None:
     console = Console(file=io.StringIO(), width=80)
     with pytest.raises(preflight.StartError), Startup(console).running() as startup:  # noqa: PT012
