@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
+from cluster.config_errors import wrong_fields
 from cluster.placement_config import StrictModel
 from cluster.strict_yaml import DoubleField, load_yaml
 
@@ -90,11 +91,7 @@ class KeysFile(StrictModel):
             raise ValueError(f"{path} {wrong}{line}") from None
         except ValidationError as error:
             # Of the values nothing is shown: somebody may have put a key where its hash belongs.
-            reasons = [
-                f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}"
-                for one in error.errors(include_url=False, include_input=False)
-            ]
-            raise ValueError(f"the keys in {path} are wrong: {'; '.join(reasons)}") from None
+            raise ValueError(f"the keys in {path} are wrong: {'; '.join(wrong_fields(error))}") from None
 
 
 class SecurityConfig(StrictModel):

@@ -236,6 +236,7 @@ def load_config(
     from pydantic import ValidationError
 
     from cluster.config import FlotillaConfig
+    from cluster.config_errors import wrong_fields
     from deployments.demo import demo_config
 
     try:
@@ -251,10 +252,8 @@ def load_config(
                 _override(drafter, dtype=dtype)
         return FlotillaConfig.model_validate(tree)
     except ValidationError as error:
-        lines = [
-            f"  {'.'.join(map(str, one['loc'])) or 'configuration'}: {one['msg']}" for one in error.errors()
-        ]
-        fail("\n".join([f"{path or 'the options'}: the configuration is wrong", *lines]))
+        lines = wrong_fields(error, whole="configuration")
+        fail("\n  ".join([f"{path or 'the options'}: the configuration is wrong", *lines]))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         fail(f"cannot read {path}: {error}")
 

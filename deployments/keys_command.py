@@ -103,7 +103,9 @@ def list_keys(
 def _added(file: Path | None, entry: dict[str, Any]) -> str:
     """The text of a keys file with one more key; exits 2 if that would be wrong."""
     import yaml
+    from pydantic import ValidationError
 
+    from cluster.config_errors import wrong_fields
     from cluster.security_config import KeysFile
 
     keys: list[Any] = []
@@ -111,10 +113,10 @@ def _added(file: Path | None, entry: dict[str, Any]) -> str:
         if file is not None and file.exists():
             keys = [key.model_dump(mode="json", exclude_defaults=True) for key in KeysFile.load(file).keys]
         checked = KeysFile.model_validate({"keys": [*keys, entry]})
+    except ValidationError as error:
+        fail("; ".join(wrong_fields(error, whole=str(file or "the key"), skip=2)))
     except ValueError as error:
-        wrong = getattr(error, "errors", None)
-        reasons = [f"{'.'.join(map(str, one['loc'][2:]))}: {one['msg']}" for one in wrong()] if wrong else []
-        fail("; ".join(reasons) or str(error))
+        fail(str(error))
     data = [key.model_dump(mode="json", exclude_defaults=True) for key in checked.keys]
     return str(yaml.safe_dump({"keys": data}, sort_keys=False))
 

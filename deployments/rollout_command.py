@@ -27,11 +27,14 @@ def rollout(
     from pydantic import ValidationError
 
     from cluster.config import FlotillaConfig
+    from cluster.config_errors import wrong_fields
 
     try:
         wanted = FlotillaConfig.load(config)
-    except (OSError, yaml.YAMLError, ValidationError) as error:
-        fail(f"cannot use {config}: {error}")
+    except ValidationError as error:
+        fail("\n  ".join([f"{config}: the configuration is wrong", *wrong_fields(error)]))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        fail(f"cannot read {config}: {error}")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 

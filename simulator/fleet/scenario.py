@@ -8,6 +8,7 @@ from typing import Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from cluster.config_errors import wrong_fields
 from cluster.placement_config import StrictModel
 from cluster.scaling_config import CellScalingConfig
 
@@ -124,5 +125,7 @@ def load(name: str) -> Scenario:
         return Scenario.model_validate(yaml.safe_load(path.read_text()))
     except FileNotFoundError:
         raise ValueError(f"no scenario {name!r}; there are: {', '.join(names())}, or give a file") from None
-    except (ValidationError, yaml.YAMLError) as error:
+    except ValidationError as error:
+        raise ValueError(f"{path} is no scenario: {'; '.join(wrong_fields(error))}") from None
+    except yaml.YAMLError as error:
         raise ValueError(f"{path} is no scenario: {error}") from None

@@ -15,7 +15,7 @@ from cluster.lifecycle import Lifecycle
 async def test_why_a_target_does_not_load_is_told_without_the_way_the_error_took(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A worker's error comes through Ray with its traceback, which says nothing to who wrote a setting wrong."""
+    """A worker's error comes through Ray with its traceback, of no use to who wrote a setting wrong."""
 
     async def nothing(*_: object) -> None:
         return None

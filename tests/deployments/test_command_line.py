@@ -166,3 +166,25 @@ async def test_chat_reports_a_broken_stream(url: str, cell: CellStandIn) -> None
 def test_receipt_line_leaves_out_what_is_not_there() -> None:
     assert describe_receipt({}) == ""
     assert describe_receipt({"tpot_ms": 2.0, "slo": {"met": None}, "seed": 3}) == "2.0 ms/token · seed 3"
+
+
+@pytest.mark.parametrize("command", [["serve", "--config"], ["rollout"]])
+def test_wrong_fields_of_a_configuration_are_told_one_by_one(command: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text("target: {pth: zoo:target-8x384}\nhttp: 8000\nsecurity: {key_hash: SECRET}\n")
+    result = CliRunner().invoke(cli.app, [*command, str(file)])
+    assert result.exit_code == 2
+    lines = [line.strip() for line in result.output.splitlines()]
+    assert lines[0] == f"flotilla: {file}: the configuration is wrong"
+    assert {"target.path: is required", "target.pth: there is no such field"} <= set(lines)
+    assert "http: must be fields with values, as in `{field: value}`" in lines
+    assert "SECRET" not in result.output
+    assert "pydantic" not in result.output
+
+
+def test_a_key_of_a_name_that_is_taken_is_refused_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    assert CliRunner().invoke(cli.app, ["keys", "create", "a", "--file", str(file)]).exit_code == 0
+    result = CliRunner().invoke(cli.app, ["keys", "create", "a", "--file", str(file)])
+    assert result.exit_code == 2
+    assert result.output.strip() == f"flotilla: {file}: keys must differ by name: a"
