@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import aiohttp
 
+from deployments.server_url import server_root
+
 
 class HttpClient:
     """Asks one server over as many connections as it takes; use as an async context manager.
@@ -27,7 +29,7 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         keepalive_s: float = 15.0,
     ) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = server_root(url)
         self._timeout = timeout
         self._headers = dict(headers or {})
         self._keepalive_s = keepalive_s

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deployments.api_keys import client_headers
+from deployments.server_url import server_root
 
 _HELP = "[dim]/new starts over, /quit leaves[/]"
 
@@ -107,7 +108,7 @@ async def stream_chat(
     session: aiohttp.ClientSession, url: str, body: dict[str, Any]
 ) -> AsyncIterator[dict[str, Any]]:
     """The chunks of a streamed answer; raises `ServerError` also where the stream breaks off."""
-    async with session.post(f"{url.rstrip('/')}/v1/chat/completions", json=body) as response:
+    async with session.post(f"{server_root(url)}/v1/chat/completions", json=body) as response:
         if response.status != 200:
             raise ServerError(_error_message(await response.text()) or f"HTTP status {response.status}")
         async for raw in response.content:
@@ -126,7 +127,7 @@ async def stream_chat(
 
 async def _first_model(session: aiohttp.ClientSession, url: str) -> str | None:
     try:
-        async with session.get(f"{url.rstrip('/')}/v1/models") as response:
+        async with session.get(f"{server_root(url)}/v1/models") as response:
             models = (await response.json())["data"]
             return str(models[0]["id"]) if models else None
     except (aiohttp.ClientError, ValueError, KeyError, TypeError):

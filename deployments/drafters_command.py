@@ -13,6 +13,7 @@ import typer
 
 from deployments.api_keys import client_headers
 from deployments.command_failure import fail
+from deployments.server_url import server_root
 
 app = typer.Typer(help="See and change the drafters of a running server.", no_args_is_help=True)
 
@@ -116,7 +117,7 @@ def _call(url: str, method: str, path: str, body: dict[str, Any] | None = None) 
     headers = client_headers() | ({} if data is None else {"Content-Type": "application/json"})
     try:
         request = urllib.request.Request(
-            f"{url.rstrip('/')}/admin/drafters{path}", data=data, headers=headers, method=method
+            f"{server_root(url)}/admin/drafters{path}", data=data, headers=headers, method=method
         )
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
             answer: dict[str, Any] = json.load(response)

@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from deployments.api_keys import client_headers
+from deployments.server_url import server_root
 
 _TIMEOUT_S = 60.0
 
@@ -25,7 +26,7 @@ def fetch_timeline(url: str, output: Path) -> None:
         TimelineFailed: the server is not there, keeps none, or the file cannot be written.
     """
     try:
-        request = urllib.request.Request(f"{url.rstrip('/')}/debug/timeline", headers=client_headers())
+        request = urllib.request.Request(f"{server_root(url)}/debug/timeline", headers=client_headers())
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
             trace = answer.read()
     except urllib.error.HTTPError as error:

@@ -16,6 +16,7 @@ from cluster.config import FlotillaConfig
 from deployments import chat_client, cli
 from deployments.chat_client import ChatOptions, ServerError, describe_receipt, run_chat, stream_chat
 from deployments.demo import demo_config
+from deployments.server_url import server_root
 from tests.fakes.cell_stand_in import CellStandIn
 from tests.fakes.tiny_tokenizer import ANSWER, codec
 
@@ -188,3 +189,9 @@ def test_a_key_of_a_name_that_is_taken_is_refused_with_the_file(tmp_path: Path) 
     result = CliRunner().invoke(cli.app, ["keys", "create", "a", "--file", str(file)])
     assert result.exit_code == 2
     assert result.output.strip() == f"flotilla: {file}: keys must differ by name: a"
+
+
+@pytest.mark.parametrize("given", ["http://{}", "http://{}/", "http://{}/v1", "{}", "{}/v1/"])
+def test_a_server_may_be_given_as_openai_clients_are_given_it(given: str) -> None:
+    assert server_root(given.format("127.0.0.1:8000")) == "http://127.0.0.1:8000"
+    assert server_root("https://llm.example.org/team/v1") == "https://llm.example.org/team"
