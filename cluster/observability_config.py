@@ -42,7 +42,9 @@ class TelemetryConfig(StrictModel):
     """OpenTelemetry traces, one per request; off without an endpoint. Needs `pip install flotilla[otel]`."""
 
     otlp_endpoint: str | None = Field(
-        default=None, description="Collector's OTLP/HTTP address, such as `http://localhost:4318`."
+        default=None,
+        pattern="^https?://",
+        description="Collector's OTLP/HTTP address, such as `http://localhost:4318`.",
     )
     service_name: str = Field(default="flotilla", description="Resource attribute `service.name`.")
     sample_ratio: float = Field(

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from pydantic import ValidationError
 
 from cluster.logs import PACKAGES, configure_logs
 from cluster.observability_config import LogConfig, TelemetryConfig
@@ -198,3 +199,9 @@ def test_grpc_calls_are_counted() -> None:
         line = f'flotilla_grpc_calls_total{{code="{code}",front_end="fe-1",method="Generate"}} 1.0'
         assert line in text
     assert 'flotilla_grpc_calls_open{front_end="fe-1"} 0.0' in text
+
+
+def test_an_endpoint_without_a_scheme_is_refused() -> None:
+    """As gRPC exporters are given it: no span could be sent, and only a front end's log would say so."""
+    with pytest.raises(ValidationError, match="https"):
+        TelemetryConfig(otlp_endpoint="localhost:4317")
