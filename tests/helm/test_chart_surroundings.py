@@ -58,6 +58,14 @@ def test_an_ingress_ends_tls() -> None:
     assert ingress["spec"]["tls"] == [{"hosts": ["a.b"], "secretName": "cert"}]
 
 
+def test_an_ingress_may_be_for_all_names_of_a_domain() -> None:
+    """Without quotes YAML would take the star for an alias."""
+    values = {"ingress": {"enabled": True, "host": "*.a.b", "tlsSecretName": "cert"}}
+    (ingress,) = of_kind("Ingress", values)
+    assert ingress["spec"]["tls"] == [{"hosts": ["*.a.b"], "secretName": "cert"}]
+    assert ingress["spec"]["rules"][0]["host"] == "*.a.b"
+
+
 def test_requests_may_be_kept_from_the_head() -> None:
     assert ray_service({"service": {"excludeHead": True}})["spec"]["excludeHeadPodFromServeSvc"] is True
 
