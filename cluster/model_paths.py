@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 _ZOO = "zoo:"
+#: How the Hub names models; a relative path of two parts looks alike.
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def model_directory(path: str) -> Path:
@@ -19,5 +22,16 @@ def model_directory(path: str) -> Path:
     else:
         directory = Path(path).expanduser()
     if not (directory / "config.json").is_file():
-        raise FileNotFoundError(f"no model at {directory} (`{path}`): it has no config.json")
+        raise FileNotFoundError(f"no model at {directory} (`{path}`): {_reason(path, directory)}")
     return directory
+
+
+def _reason(path: str, directory: Path) -> str:
+    if directory.is_dir():
+        return "it has no config.json"
+    if _HUB_ID.fullmatch(path) is None:
+        return "there is no such directory on this machine"
+    return (
+        "there is no such directory, and nothing is downloaded: if it is a model of the Hub's, fetch it with "
+        f"`hf download {path} --local-dir DIRECTORY`, and name the directory"
+    )

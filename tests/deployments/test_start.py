@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -80,6 +82,21 @@ def test_missing_profile_is_told() -> None:
 
 def test_zoo_names_are_directories() -> None:
     assert model_directory("zoo:target-8x384").name == "target-8x384"
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "hf download meta-llama/Llama-3.1-8B-Instruct --local-dir"),
+        ("/models/nowhere", "no such directory on this machine"),
+        ("~/models/nowhere", "no such directory on this machine"),
+        (str(Path(__file__).parent), "has no config.json"),
+    ],
+)
+def test_why_there_is_no_model_is_told(path: str, told: str) -> None:
+    """Other servers download what the Hub has under such a name."""
+    with pytest.raises(preflight.StartError, match=f"no model at .*{re.escape(told)}"):
+        preflight.check(changed(target={"path": path}, drafters=[], http={"port": 0}))
 
 
 def test_serve_yaml_arguments_become_the_configuration() -> None:
