@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import math
 import os
-import shlex
 import signal
 import socket
 import ssl
@@ -32,6 +30,7 @@ from rich.console import Console
 from cluster.config import FlotillaConfig
 from cluster.grpc_config import GrpcConfig
 from cluster.http_config import HttpConfig
+from cluster.model_paths import model_directory
 from cluster.priority import use_ordinary_priority
 from deployments import preflight
 from deployments.api_keys import wants_keys, with_environment_key
@@ -40,6 +39,7 @@ from deployments.grpc_start import await_grpc, grpc_options, shown_address
 from deployments.preflight import StartError
 from deployments.reserved_ports import ReservedPorts
 from deployments.startup import Startup
+from deployments.welcome import chat_command, first_request, has_chat_template
 
 __all__ = ["StartError", "build_app", "run", "running"]
 
@@ -312,22 +312,14 @@ def _stop_on_signal() -> None:
 def _print_welcome(console: Console, config: FlotillaConfig, url: str) -> None:
     description = _describe()
     model = description["model"]
-    body = json.dumps(
-        {
-            "model": model,
-            "messages": [{"role": "user", "content": "What does os.path.join do?"}],
-            "slo": {"tpot_ms": 20},
-        }
-    )
     console.print(
         f"\n[bold]{model}[/] with {', '.join(description['drafters']) or 'no drafters'}, "
         f"policy {config.policy.name}, on [bold]{url}[/]\nTry:\n",
         soft_wrap=True,
     )
-    key = ' -H "Authorization: Bearer $FLOTILLA_API_KEY"' if wants_keys(config.security) else ""
+    chats = has_chat_template(model_directory(config.target.path))
     # Not through rich's wrapping: the line is there to be copied.
-    print(
-        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}\n",
-        flush=True,
-    )
-    console.print("[dim]or `flotilla chat`; Ctrl-C stops[/]")
+    request = first_request(url, model, chats=chats, wants_key=wants_keys(config.security))
+    print(f"{request}\n", flush=True)
+    chat = f"or `{chat_command(url)}`; " if chats else ""
+    console.print(f"{chat}Ctrl-C stops", style="dim", markup=False, highlight=False, soft_wrap=True)
