@@ -60,7 +60,10 @@ def serve(
         from deployments import serving
 
         def reload() -> FlotillaConfig:
-            return load_config(config, host, port, policy, drafters, tensor_parallel, dtype)
+            try:
+                return load_config(config, host, port, policy, drafters, tensor_parallel, dtype)
+            except typer.Exit:  # what is wrong has been said
+                raise preflight.StartError("nothing is changed") from None
 
         serving.run(settings, reload=reload)
     except preflight.StartError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 from cluster.config import FlotillaConfig
 from cluster.members import Member, State
-from deployments import cli
+from deployments import cli, serving
 from deployments.farewell import Farewell
+from deployments.preflight import StartError
 from deployments.rollout import Progress, RolloutError, allowed
 from tests.fakes.cell_stand_in import CellStandIn
 
@@ -106,6 +107,23 @@ def test_the_command_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["rollout", str(path)])
     assert result.exit_code == 2
     assert "policy.nmae" in result.output
+
+
+def test_a_server_that_reads_a_wrong_file_again_says_that_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On SIGHUP: it said `rollout: 2`, the status by which the command would have ended."""
+    path = tmp_path / "cell.yaml"
+    path.write_text("target: {path: zoo:target-8x384}\nhttp: {port: 0}\n")
+
+    def run(_: FlotillaConfig, reload: Callable[[], FlotillaConfig]) -> None:
+        path.write_text("target: {path: zoo:target-8x384}\npolicy: {nmae: x}\n")
+        with pytest.raises(StartError, match="nothing is changed"):
+            reload()
+
+    monkeypatch.setattr(serving, "run", run)
+    cli.serve(path)
+    assert "policy.nmae: there is no such field" in capsys.readouterr().err
 
 
 async def test_front_ends_learn_what_the_cells_that_came_say_of_themselves(
