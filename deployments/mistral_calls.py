@@ -25,7 +25,7 @@ Calls = list[tuple[str, str]]
 class MistralCalls:
     """Calls after `[TOOL_CALLS]`, with text before them, in either form that Mistral's tokenizers have.
 
-    Until version 7 of them a list, `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`; from version 11 on
+    Until version 7 a list, `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`; from version 11 on
     each by itself, `[TOOL_CALLS]name{...}` or `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}`.
     """
 
