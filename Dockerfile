@@ -45,7 +45,7 @@ RUN apt-get update \
     && (userdel --remove ubuntu 2>/dev/null || true) \
     && groupadd --gid 1000 ray && useradd --uid 1000 --gid 1000 --create-home ray
 COPY --from=install-cuda /opt/flotilla /opt/flotilla
-ENV PATH=/opt/flotilla/bin:$PATH PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer \
+ENV PATH=/opt/flotilla/bin:$PATH PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 FLOTILLA_CACHE=/tmp/flotilla FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer \
     TRITON_CACHE_DIR=/tmp/triton
 USER 1000:1000
 WORKDIR /home/ray
@@ -58,7 +58,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && groupadd --gid 1000 ray && useradd --uid 1000 --gid 1000 --create-home ray
 COPY --from=install-cpu /opt/flotilla /opt/flotilla
-ENV PATH=/opt/flotilla/bin:$PATH PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
+ENV PATH=/opt/flotilla/bin:$PATH PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 FLOTILLA_CACHE=/tmp/flotilla
 USER 1000:1000
 WORKDIR /home/ray
 ENTRYPOINT ["tini", "--"]
