@@ -14,6 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -34,18 +35,27 @@ OTHERS = (
 
 
 def specifications() -> list[Any]:
-    """Of bfloat16 with `backend="fa2"`, and of masks, which FlashInfer packs on the device."""
-    attention: Any = importlib.import_module("flashinfer.jit.attention")
-    masks: Any = importlib.import_module("flashinfer.jit.quantization")
+    """Of bfloat16 with `backend="fa2"`, and of masks, which FlashInfer packs on the device.
+
+    FlashInfer is asked for what it would load there, and loads nothing: which of several builds of a kernel
+    its wrappers take changes from version to version, and so does what that is called.
+    """
+    core: Any = importlib.import_module("flashinfer.jit.core")
+    attention: Any = importlib.import_module("flashinfer.prefill")
+    masks: Any = importlib.import_module("flashinfer.quantization.packbits")
     number = torch.bfloat16
     plain = (0, False, False, False)  # no positions, no window, no cap on logits, sums in float32
-    return [
-        *(
-            attention.gen_batch_prefill_module("fa2", number, number, number, torch.int32, dim, dim, *plain)
-            for dim in HEAD_DIMS
-        ),
-        masks.gen_quantization_module(),
-    ]
+    asked: list[Any] = []
+
+    def noted(specification: Any) -> Any:
+        asked.append(specification)
+        return mock.MagicMock()
+
+    with mock.patch.object(core.JitSpec, "build_and_load", noted):
+        for dim in HEAD_DIMS:
+            attention.get_batch_prefill_module("fa2", number, number, number, torch.int32, dim, dim, *plain)
+        masks.get_quantization_module()
+    return asked
 
 
 def drop_others(package: Path) -> None:
