@@ -32,12 +32,15 @@ part() {
         return
     fi
     echo "== $name (at most $limit s): $*"
-    timeout -k 5 "$limit" "$@" >"$found/$name.log" 2>&1
+    # By an interrupt, at which pytest still says what has failed.
+    timeout -s INT -k 10 "$limit" "$@" >"$found/$name.log" 2>&1
     echo "   exit $? after $(($(date +%s) - start)) s"
     tail -n 25 "$found/$name.log"
     tar -czf "$out/$call.new" -C "$found" . && mv "$out/$call.new" "$out/$call.tar.gz"
 }
-pytest="python3 -m pytest -q -rs --maxfail=20 --no-header -p no:cacheprovider -o timeout=120"
+# Tests are named before they run, and of one that waits for the device for good the log has the stack.
+pytest="python3 -m pytest -v -rs --maxfail=20 --no-header -p no:cacheprovider -o timeout=120"
+pytest="$pytest -o faulthandler_timeout=50"
 bench() {
     name=$1 limit=$2
     shift 2
@@ -52,7 +55,10 @@ check)
         for tool in nvcc gcc ninja compute-sanitizer; do command -v $tool || echo "no $tool"; done
         ls /usr/local/cuda/lib64/stubs /usr/local/cuda/include/curand_kernel.h
         ls "$(python3 -c "import sysconfig; print(sysconfig.get_path(\"include\"))")/Python.h"'
-    part tests 300 $pytest tests/gpu -k 'not flashinfer'
+    # Each file in a process of its own: what an illegal address leaves is an error in all that comes after it.
+    for file in runners:120 verify:60 drafts:100 eagle:60 lossless:120; do
+        part "tests-${file%:*}" "${file#*:}" $pytest "tests/gpu/test_${file%:*}_on_gpu.py" -k 'not flashinfer'
+    done
     # Without float16, for which no module is built beforehand.
     part flashinfer 100 $pytest tests/gpu -k flashinfer --deselect \
         'tests/gpu/test_runners_on_gpu.py::test_kernels_equal_padded_attention[flashinfer-dtype6-64]'
