@@ -83,6 +83,9 @@ speed)
     part profile 120 python3 -c 'from deployments.cli import app; app()' profile --json "$profile"
     cp "$profile" "$found/" && given="--profile $profile"
     bench engine 300 engine --no-processes --batch 1 --batch 32 --rounds 3 ${given-}
+    # Without a first round there is no record: what a peer breaks is not to take our own figures with it.
+    [ -s "$found/engine.json" ] ||
+        bench engine-alone 120 engine --no-processes --no-peers --batch 1 --batch 32 --rounds 3 ${given-}
     for graphs in graphs no-graphs; do
         part "eagle-8b-$graphs" 45 python3 -m benchmarks.eagle_cost --shape 8b --dtype bfloat16 --device cuda \
             --requests 1 8 32 --$graphs --json "$found/eagle-8b-$graphs.json"
@@ -96,7 +99,7 @@ speed)
     ;;
 large)
     bench forward-70b-fp8 180 forward --device cuda --shape 70b --quantization fp8 --attention triton
-    bench forward-32b 120 forward --device cuda --shape 32b
+    bench forward-32b 120 forward --device cuda --shape 32b --attention triton
     ;;
 *)
     echo "scripts/gpu_session.sh: no call named '$call': check, floors, speed or large" >&2
