@@ -39,7 +39,7 @@ part() {
     tar -czf "$out/$call.new" -C "$found" . && mv "$out/$call.new" "$out/$call.tar.gz"
 }
 # Tests are named before they run, and of one that waits for the device for good the log has the stack.
-pytest="python3 -m pytest -v -rs --maxfail=20 --no-header -p no:cacheprovider -o timeout=120"
+pytest="python3 -m pytest -v -rfEs --tb=short --maxfail=20 --no-header -p no:cacheprovider -o timeout=120"
 pytest="$pytest -o faulthandler_timeout=50"
 bench() {
     name=$1 limit=$2
