@@ -17,7 +17,7 @@ mkdir -p "$out"
 rm -f "$out"/*.whl "$out"/flashinfer.tar.xz
 cd "$out"
 for package in msgspec 'llguidance>=1.9,<2' pydantic==2.12.5 pydantic-core==2.41.5 annotated-types \
-    typing-inspection pytest-asyncio apache-tvm-ffi; do
+    typing-inspection pytest-asyncio 'apache-tvm-ffi<0.2'; do
     "$python" -m pip download -q --no-deps --only-binary=:all: --python-version "$python_version" \
         --implementation cp --platform manylinux_2_34_x86_64 --platform manylinux_2_31_x86_64 \
         --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_24_x86_64 \
@@ -29,7 +29,7 @@ cd "$work"
 data=site/flashinfer/data
 find "$data/csrc" -mindepth 1 -maxdepth 1 -type d -exec rm -rf {} +
 if [ -x "$cuda/bin/nvcc" ]; then
-    "$python" -m pip install -q --target deps ninja apache-tvm-ffi einops nvidia-ml-py packaging requests \
+    "$python" -m pip install -q --target deps ninja 'apache-tvm-ffi<0.2' einops nvidia-ml-py packaging requests \
         tabulate tqdm click
     # The driver's library is linked by name only, and need not be here.
     mkdir stubs
