@@ -31,7 +31,7 @@ def emulation() -> Iterator[Emulation | None]:
     # A forward takes Triton's interpreter a second.
     fewer = {
         "engine.warm_up.CAPTURED_REQUESTS": (),
-        "engine.loading.PROMPT_ROWS": (40,),
+        "engine.transformers_loading.PROMPT_ROWS": (40,),
         "drafters.first_drafts.WIDTHS": (),
         "engine.triton_sampling._CUT_TOKENS": 512,
     }

@@ -63,6 +63,16 @@ def test_float32_logits_equal_those_of_a_cpu(runner: RunnerKind, target: Path, t
             torch.testing.assert_close(got.cpu(), expected, atol=1e-3, rtol=1e-4)
 
 
+def test_a_model_that_passed_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention: AttentionKind = "padded" if emulated_cuda.IS_NEEDED else "auto"
+    directory = tiny_models.write("llama_bias", tmp_path)
+    first = load_runner(directory, num_slots=256, attention=attention, device="cuda")
+    monkeypatch.setattr("engine.transformers_loading.read_model", None)  # to call it would fail
+    second = load_runner(directory, num_slots=256, attention=attention, device="cuda")
+    for got, expected in zip(logits_of(second, 1), logits_of(first, 1), strict=True):
+        assert torch.equal(got, expected)
+
+
 @pytest.mark.parametrize("runner", ["lean", "hf"])
 def test_weights_of_eight_bits_equal_widened_ones(
     runner: RunnerKind, target: Path, tmp_path: Path, emulation: emulated_cuda.Emulation | None
