@@ -72,7 +72,8 @@ def build_pool_drafter(config: DrafterConfig, vocab_size: int, max_tokens: int, 
             max_tokens=max_tokens,
         )
     drafted = drafter.capabilities.vocab_size
-    if drafted != vocab_size:
+    # A model's may lack some of the target's, see `_build_model`.
+    if drafted > vocab_size or (drafted < vocab_size and not isinstance(config, ModelDrafterConfig)):
         raise ValueError(
             f"drafter `{config.name}` has a vocabulary of {drafted} tokens and the target one of "
             f"{vocab_size}; it must have been made for this target"
@@ -112,11 +113,14 @@ def _build_model(config: ModelDrafterConfig, vocab_size: int, target: Path) -> D
     )
     if runs_triton(resolve_device(config.device)):
         draft_first(drafter)
-    if same is not False and drafter.capabilities.vocab_size == vocab_size:
+    num_tokens = drafter.capabilities.vocab_size
+    # Models of one family round the same tokenizer's vocabulary up differently (Qwen2.5: 151,936 for 0.5B to
+    # 3B, 152,064 from 7B on): what only the target has is no token of any text.
+    if (num_tokens == vocab_size and same is not False) or (num_tokens < vocab_size and same):
         return drafter
     if same is None or not config.retokenize:
         raise ValueError(
-            f"drafter `{config.name}` has a vocabulary of {drafter.capabilities.vocab_size} tokens and the "
+            f"drafter `{config.name}` has a vocabulary of {num_tokens} tokens and the "
             f"target one of {vocab_size}; such a drafter drafts by retokenization, for which `retokenize` "
             f"must be on and there must be a tokenizer.json in {target} and in {directory}"
         )

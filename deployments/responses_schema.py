@@ -136,14 +136,30 @@ _INPUT = WithJsonSchema(
         ]
     }
 )
+_NAMED_FUNCTION = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}, "name": {"type": "string", "pattern": NAME}},
+    "required": ["type", "name"],
+    "additionalProperties": False,
+}
 _TOOL_CHOICE = WithJsonSchema(
     {
         "anyOf": [
             {"enum": ["none", "auto", "required"]},
+            _NAMED_FUNCTION,
             {
                 "type": "object",
-                "properties": {"type": {"const": "function"}, "name": {"type": "string", "pattern": NAME}},
-                "required": ["type", "name"],
+                "properties": {
+                    "type": {"const": "allowed_tools"},
+                    "mode": {"enum": ["auto", "required"]},
+                    "tools": {
+                        "type": "array",
+                        "items": _NAMED_FUNCTION,
+                        "minItems": 1,
+                        "maxItems": MAX_TOOLS,
+                    },
+                },
+                "required": ["type", "mode", "tools"],
                 "additionalProperties": False,
             },
             {"type": "null"},
@@ -163,7 +179,8 @@ class ResponsesRequest(CommonFields):
     text: TextOptions | None = None
     tools: list[ResponseFunction] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Annotated[Any, _TOOL_CHOICE] = Field(
-        None, description="none, auto, required, or {type: function, name}."
+        None,
+        description="none, auto, required, {type: function, name}, or {type: allowed_tools, mode, tools}.",
     )
     parallel_tool_calls: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -294,12 +311,27 @@ def _checked(items: list[Any]) -> Sequence[InputMessage | InputCall | InputCallO
         raise bad_request(error.message.replace(f"`{path}`", f"`{param}`"), param, error.code) from None
 
 
+def _is_allowed_tools(choice: dict[str, Any]) -> bool:
+    return (
+        set(choice) == {"type", "mode", "tools"}
+        and choice["mode"] in ("auto", "required")
+        and isinstance(choice["tools"], list)
+        and all(isinstance(tool, dict) and tool.get("type") == "function" for tool in choice["tools"])
+    )
+
+
 def _tool_choice(choice: Any) -> Any:
     if isinstance(choice, dict) and choice.get("type") == "function" and set(choice) == {"type", "name"}:
         return {"type": "function", "function": {"name": choice["name"]}}
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools" and _is_allowed_tools(choice):
+        return {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": choice["mode"], "tools": list(map(_tool_choice, choice["tools"]))},
+        }
     if choice not in ("none", "auto", "required"):
         raise bad_request(
-            '`tool_choice` must be "none", "auto", "required" or {"type": "function", "name": ...}.',
+            '`tool_choice` must be "none", "auto", "required", {"type": "function", "name": ...} or '
+            '{"type": "allowed_tools", "mode": ..., "tools": [...]}.',
             "tool_choice",
             "invalid_type",
         )

@@ -49,19 +49,39 @@ class NamedToolChoice(RequestModel):
     function: FunctionName
 
 
+class AllowedTools(RequestModel):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedToolChoice] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class AllowedToolsChoice(RequestModel):
+    """Only some of the tools, for now."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 def _tool_choice(value: Any) -> Any:
-    """One message for both forms."""
+    """One message for all forms."""
     if value is None or value in ("none", "auto", "required"):
         return value
     if isinstance(value, dict):
+        if value.get("type") == "allowed_tools":
+            return AllowedToolsChoice.model_validate(value)
         return NamedToolChoice.model_validate(value)
-    form = 'must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
+    form = (
+        'must be "none", "auto", "required", {"type": "function", "function": {"name": ...}} or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
+    )
     kind = "tool_choice_value" if isinstance(value, str) else "tool_choice_type"
     raise PydanticCustomError(kind, "{text}", {"text": form})
 
 
 ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedToolChoice | None, BeforeValidator(_tool_choice)
+    Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None,
+    BeforeValidator(_tool_choice),
 ]
 
 
@@ -113,6 +133,8 @@ class ToolUse:
         self._names: frozenset[str] = frozenset()
         self._named = ""
         self._parallel = parallel
+        if isinstance(choice, AllowedToolsChoice):
+            tools, choice = _allowed(tools, choice.allowed_tools), choice.allowed_tools.mode
         self.is_required = choice == "required" or isinstance(choice, NamedToolChoice)
         if not tools:
             if self.is_required:
@@ -173,6 +195,20 @@ class ToolUse:
             "content": f"You may call these functions, given by their JSON schemas:\n{listed}\n"
             f"To call one, answer with {form}",
         }
+
+
+def _allowed(tools: list[Tool] | None, allowed: AllowedTools) -> list[Tool]:
+    """Those of the tools that the model is to hear of; raises 400 for one that is not there."""
+    wanted = {choice.function.name for choice in allowed.tools}
+    found = [tool for tool in tools or () if tool.function.name in wanted]
+    missing = sorted(wanted - {tool.function.name for tool in found})
+    if missing:
+        there = ", ".join(tool.function.name for tool in tools or ()) or "none"
+        raise bad_request(
+            f"`tool_choice.allowed_tools` names '{missing[0]}', but the `tools` are: {there}.",
+            "tool_choice.allowed_tools",
+        )
+    return found
 
 
 def _schema(tools: list[Tool], named: str, *, parallel: bool) -> dict[str, Any]:

@@ -98,9 +98,9 @@ class ModelDrafter:
 
         A request not held at the position named goes to `unknown`. A tree may be smaller than planned:
         at the end of the model's context, of the request's `max_tokens`, after stop tokens, for lack of
-        KV slots, or because the request holds a token of a target's larger vocabulary. The layer that
-        falls below the plan's `stop_logp` is the last one of its tree. For what `logp` means to sampling
-        requests see `drafters.next_tokens`.
+        KV slots, or because the request holds or names a token of a target's larger vocabulary. The layer
+        that falls below the plan's `stop_logp` is the last one of its tree. For what `logp` means to
+        sampling requests see `drafters.next_tokens`.
         """
         started = perf_counter()
         self._model.reset()
@@ -196,6 +196,7 @@ class ModelDrafter:
         if item.spec is not None:
             self._forget(request_id)
             held = Held.open(item.spec)
+            held.is_foreign = item.spec.sampling.largest_token >= self._capabilities.vocab_size
         elif held is not None:
             del self._held[request_id]
         else:

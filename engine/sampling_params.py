@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import msgspec
 
 from engine.constraint import Constraint
@@ -58,6 +60,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def is_greedy(self) -> bool:
         """Whether the token is the plain argmax of the processed logits."""
         return self.temperature == 0.0
+
+    @property
+    def largest_token(self) -> int:
+        """The largest token id that is named, -1 if none is."""
+        named = (*self.logit_bias, *self.allowed_token_ids, *self.stop_token_ids, *chain(*self.bad_words))
+        return max(named, default=-1)
 
     @property
     def has_penalties(self) -> bool:

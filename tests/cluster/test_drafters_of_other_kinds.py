@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from cluster.config import FlotillaConfig
 from cluster.drafter_config import ModelDrafterConfig
@@ -22,12 +26,13 @@ OTHER = "zoo:drafter-vocab1024-2x128"
 DRAFTERS: dict[str, dict[str, Any]] = {
     "retokenized": {"kind": "model", "name": "retokenized", "path": OTHER},
     "suffix": {"kind": "suffix_automaton", "name": "suffix"},
+    "general": {"kind": "model", "name": "general", "path": "zoo:drafter-general-2x192"},
 }
 
 
-def engine(*names: str) -> LocalEngine:
+def engine(*names: str, target: str = TARGET) -> LocalEngine:
     raw = {
-        "target": {"path": TARGET},
+        "target": {"path": target},
         "drafters": [DRAFTERS[name] for name in names],
         "policy": {"name": "fixed", "fixed_depth": 4},
     }
@@ -65,6 +70,68 @@ def test_the_text_is_the_targets_own(
         assert {name: completion.tokens for name, completion in got.items()} == expected
     accepted = sum(completion.receipt.num_accepted for completion in got.values() if completion.receipt)
     assert accepted > 0.2 * sum(map(len, expected.values()))
+
+
+@pytest.fixture(scope="module")
+def padded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target with a larger vocabulary, of which no text has the rest, as a family's large models."""
+    source, directory = model_directory(TARGET), tmp_path_factory.mktemp("padded")
+    for file in source.iterdir():
+        if file.name not in ("config.json", "model.safetensors"):
+            (directory / file.name).symlink_to(file)
+    config = json.loads((source / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 64}))
+    weights = load_file(source / "model.safetensors")
+    rows = weights["model.embed_tokens.weight"]
+    more = rows[:1].expand(64, -1)  # as the token that pads batches, which no text has either
+    weights["model.embed_tokens.weight"] = torch.cat([rows, more])
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def test_a_drafter_that_lacks_the_targets_padding_drafts_as_if_it_had_it(
+    requests: list[Submit], expected: dict[str, list[int]], padded: Path
+) -> None:
+    receipts: list[list[tuple[int, int]]] = []
+    for target in (TARGET, str(padded)):
+        running = engine("general", target=target)
+        assert [one.capabilities.kind for one in running.core.pool.drafters.values()] == ["model"]
+        got = running.generate(requests)
+        assert {name: completion.tokens for name, completion in got.items()} == expected
+        told = [completion.receipt for completion in got.values()]
+        receipts.append([(one.num_drafted, one.num_accepted) for one in told if one is not None])
+    assert receipts[0] == receipts[1]  # sampled ones, too: the noise of a token is the same
+    assert sum(accepted for _, accepted in receipts[1]) > 0
+
+
+def test_requests_that_name_a_token_the_drafter_lacks_are_not_drafted_for(
+    requests: list[Submit], padded: Path
+) -> None:
+    last = 4096 + 63
+    naming = [
+        {"logit_bias": {last: 100.0}, "max_tokens": 3},  # is chosen, and so read by the drafter
+        {"allowed_token_ids": (5, 6, last)},
+        {"bad_words": ((last,),)},
+        {"stop_token_ids": (2, last), "min_tokens": 4},
+    ]
+    submits = [
+        msgspec.structs.replace(
+            requests[0],
+            request_id=f"{number}-{temperature}",
+            sampling=msgspec.structs.replace(
+                requests[0].sampling, **{"temperature": temperature, "max_tokens": 8, **names}
+            ),
+        )
+        for number, names in enumerate(naming)
+        for temperature in (0.0, 0.8)
+    ]
+    plain = engine(target=str(padded)).generate(submits)
+    drafted = engine("general", target=str(padded)).generate(submits)
+    assert plain["0-0.0"].tokens == [last] * 3
+    for name, completion in drafted.items():
+        assert completion.tokens == plain[name].tokens
+        assert completion.receipt is not None
+        assert completion.receipt.num_drafted == 0
 
 
 def test_another_tokenizer_is_refused_where_it_cannot_or_may_not_be_retokenized(tmp_path: Path) -> None:

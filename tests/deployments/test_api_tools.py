@@ -133,6 +133,33 @@ async def test_required_call_is_constrained(http: httpx.AsyncClient, cell: CellS
     ]
 
 
+def allowing(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.api("chat.completions", "tool_choice")
+async def test_of_allowed_tools_only_is_the_model_told(http: httpx.AsyncClient, cell: CellStandIn) -> None:
+    says(cell, CALL)
+    for name, called in (("get_weather", True), ("now", False)):
+        body = BODY | {"tool_choice": allowing("auto", name)}
+        message = (await http.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]
+        assert bool(message.get("tool_calls")) == called
+        told = await http.post("/v1/chat/completions", json={"messages": MESSAGES, "tools": [
+            tool for tool in TOOLS if tool["function"]["name"] == name]})  # fmt: skip
+        assert told.status_code == 200
+        assert cell.submissions[-2].prompt == cell.submissions[-1].prompt
+        assert cell.submissions[-2].sampling.constraint is None
+    says(cell, '[{"name": "now", "parameters": {}}]')
+    body = BODY | {"tool_choice": allowing("required", "now")}
+    message = (await http.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["now"]
+    constraint = cell.submissions[-1].sampling.constraint
+    assert constraint is not None
+    schema = json.loads(constraint.text)
+    assert [item["properties"]["name"]["const"] for item in schema["items"]["anyOf"]] == ["now"]
+
+
 @pytest.mark.api("chat.completions", "tools", "tool_choice")
 async def test_schemas_of_required_calls_may_refer_to_their_own_definitions(
     http: httpx.AsyncClient, cell: CellStandIn
@@ -263,6 +290,11 @@ async def test_no_call_where_none_is_wanted(http: httpx.AsyncClient, cell: CellS
         ({"tool_choice": 5}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tool_choice": allowing("auto", "now", "other")}, "tool_choice.allowed_tools"),
+        ({"tool_choice": allowing("auto")}, "tool_choice.allowed_tools.tools"),
+        ({"tool_choice": allowing("never", "now")}, "tool_choice.allowed_tools.mode"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"tools": [], "tool_choice": allowing("auto", "now")}, "tool_choice.allowed_tools"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
         ({"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]}, "messages.0.tool_call_id"),

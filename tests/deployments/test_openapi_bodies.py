@@ -68,6 +68,18 @@ VALID: list[tuple[str, dict[str, Any]]] = [
             "tool_choice": {"type": "function", "name": "look"},
         },
     ),
+    (
+        RESPONSES,
+        {
+            "input": "a",
+            "tools": [{"type": "function", "name": "look", "parameters": SCHEMA}],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "function", "name": "look"}],
+            },
+        },
+    ),
     ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL]}),
     ("/detokenize", {"tokens": [5]}),
     *((path, BASES[path] | fields) for path in (COMPLETIONS, CHAT) for fields, _ in ACCEPTED),

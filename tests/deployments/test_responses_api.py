@@ -152,6 +152,29 @@ async def test_a_forced_call(client: AsyncOpenAI, cell: CellStandIn) -> None:
     assert json.loads(constraint.text) == TOOL["parameters"]
 
 
+@pytest.mark.api("responses", "tool_choice")
+async def test_a_call_of_an_allowed_tool(client: AsyncOpenAI, cell: CellStandIn) -> None:
+    says(cell, '[{"name": "get_weather", "parameters": {"city": "Oslo"}}]')
+    other = {"type": "function", "name": "other", "parameters": {"type": "object"}, "strict": False}
+    response = await client.responses.create(
+        model="demo",
+        input="Weather?",
+        tools=[TOOL, other],  # type: ignore[list-item]
+        tool_choice={
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "function", "name": "get_weather"}],
+        },
+    )
+    (item,) = response.output
+    assert item.type == "function_call"
+    assert json.loads(item.arguments) == {"city": "Oslo"}
+    assert "other" not in prompt_of(cell)
+    constraint = cell.submissions[0].sampling.constraint
+    assert constraint is not None
+    assert "other" not in constraint.text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("text", "arguments"), [('[{"na', None), ('[{"name": "get_weather", "parameters": {"ci', '{"ci')]
@@ -301,6 +324,8 @@ async def test_what_this_server_does_not_have(http: httpx.AsyncClient, name: str
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": 7}, "tool_choice"),
         ({"tool_choice": "any"}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": ["now"]}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"verbosity": "high"}}, "text.verbosity"),
