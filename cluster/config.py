@@ -156,6 +156,12 @@ class PolicyConfig(StrictModel):
         default="global", description="What `smartspec` predicts acceptance from."
     )
 
+    @model_validator(mode="after")
+    def _has_depths_between(self) -> PolicyConfig:
+        if 0 < self.max_depth < self.min_depth:
+            raise ValueError(f"min_depth {self.min_depth} is above max_depth {self.max_depth}")
+        return self
+
 
 class SelectorConfig(StrictModel):
     """Which drafter serves which request (SPIN section IV)."""

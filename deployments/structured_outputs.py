@@ -77,6 +77,11 @@ class ResponseFormat(RequestModel):
     json_schema: JsonSchemaFormat | None = None
 
 
+#: Keywords of JSON schemas whose values are no schemas; those that say what other properties there may be.
+_VALUES = frozenset({"const", "default", "enum", "examples"})
+_SPEAK_OF_OTHERS = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
+
+
 class StructuredOutputs(RequestModel):
     """vLLM's `structured_outputs`: one of them."""
 
@@ -86,6 +91,12 @@ class StructuredOutputs(RequestModel):
     grammar: str | None = Field(None, min_length=1, description="A Lark or GBNF grammar.")
     json_object: bool | None = Field(None, description="Any JSON object.")
     disable_any_whitespace: bool | None = Field(None, description="No whitespace between JSON's tokens.")
+    disable_additional_properties: bool | None = Field(
+        None, description="Objects of the schema have no other properties than it names, unless it says so."
+    )
+    disable_fallback: bool | None = Field(
+        None, description="Accepted and not used: there is nothing to fall back to."
+    )
 
 
 class StructuredFields(RequestModel):
@@ -145,8 +156,15 @@ def constraint_of(request: StructuredFields) -> tuple[Constraint, str] | None:
 
 def _structured(asked: StructuredOutputs) -> dict[str, Constraint]:
     compact = bool(asked.disable_any_whitespace)
+    schema = asked.json_
+    if schema is not None and asked.disable_additional_properties:
+        try:
+            schema = json.dumps(_closed(json.loads(schema)))
+        except RecursionError:
+            field = "structured_outputs.json"
+            raise bad_request(f"`{field}` is nested too deeply to be closed.", field) from None
     found = _by_field(
-        "structured_outputs.", asked.json_, asked.regex, asked.choice, asked.grammar, compact=compact
+        "structured_outputs.", schema, asked.regex, asked.choice, asked.grammar, compact=compact
     )
     if asked.json_object:
         found["structured_outputs.json_object"] = Constraint(kind="json_object", compact=compact)
@@ -156,6 +174,19 @@ def _structured(asked: StructuredOutputs) -> dict[str, Constraint]:
             "structured_outputs",
         )
     return found
+
+
+def _closed(schema: Any) -> Any:
+    """A JSON schema whose objects have the properties it names, and others only where it speaks of them."""
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: part if name in _VALUES else _closed(part) for name, part in schema.items()}
+    is_object = schema.get("type") == "object" or isinstance(schema.get("properties"), dict)
+    if is_object and not _SPEAK_OF_OTHERS & schema.keys():
+        closed["additionalProperties"] = False
+    return closed
 
 
 def _by_field(

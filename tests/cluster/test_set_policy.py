@@ -85,3 +85,11 @@ async def test_what_is_no_selector_is_refused_and_nothing_changes(
     assert cell.core is before
     assert cell.config == config
     assert set(cell.core.pool.drafters) == set(NAMES)
+
+
+async def test_a_least_depth_above_the_most_is_refused(cell: Cell) -> None:
+    before = cell.core
+    with pytest.raises(ValueError, match="min_depth 5 is above max_depth 3"):
+        await cell.set_policy({"min_depth": 5, "max_depth": 3})
+    assert cell.core is before
+    await cell.set_policy({"max_depth": 0})  # none are drafted, whatever the least is

@@ -14,6 +14,27 @@ from tests.fakes.cell_stand_in import CellStandIn
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+OPEN: dict[str, Any] = {
+    "properties": {
+        "type": {"type": "object", "additionalProperties": {"type": "object"}},
+        "list": {"type": "array", "items": [{"type": "object", "default": {"type": "object"}}]},
+        "by_pattern": {"type": "object", "patternProperties": {"a+": {"enum": [{"type": "object"}]}}},
+    }
+}
+CLOSED: dict[str, Any] = {
+    "properties": {
+        "type": {
+            "type": "object",
+            "additionalProperties": {"type": "object", "additionalProperties": False},
+        },
+        "list": {
+            "type": "array",
+            "items": [{"type": "object", "default": {"type": "object"}, "additionalProperties": False}],
+        },
+        "by_pattern": {"type": "object", "patternProperties": {"a+": {"enum": [{"type": "object"}]}}},
+    },
+    "additionalProperties": False,
+}
 AS_JSON = Constraint(kind="json_schema", text=json.dumps(SCHEMA))
 
 ACCEPTED: list[tuple[dict[str, Any], Constraint | None]] = [
@@ -33,6 +54,15 @@ ACCEPTED: list[tuple[dict[str, Any], Constraint | None]] = [
     (
         {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
         Constraint(kind="json_schema", text=json.dumps(SCHEMA), compact=True),
+    ),
+    ({"structured_outputs": {"json": SCHEMA, "disable_fallback": False}}, AS_JSON),
+    (
+        {"structured_outputs": {"json": OPEN, "disable_additional_properties": True}},
+        Constraint(kind="json_schema", text=json.dumps(CLOSED)),
+    ),
+    (
+        {"structured_outputs": {"json": OPEN, "disable_additional_properties": False}},
+        Constraint(kind="json_schema", text=json.dumps(OPEN)),
     ),
     ({"structured_outputs": {"json_object": True}}, Constraint(kind="json_object")),
     ({"structured_outputs": {"regex": "a+"}}, Constraint(kind="regex", text="a+")),
@@ -78,7 +108,9 @@ async def test_every_form_reaches_the_cell(
         assert [one.sampling.constraint for one in cell.submissions[-2:]] == [expected, expected]
 
 
+DEEP = {"json": '{"items": ' * 700 + "{}" + "}" * 700, "disable_additional_properties": True}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"structured_outputs": DEEP}, "structured_outputs.json", "nested"),
     ({"guided_json": {"type": "strin"}}, "guided_json", "strin"),
     ({"guided_json": {"not": {}}}, "guided_json", "not"),
     ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),
