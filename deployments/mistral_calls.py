@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 
 from deployments.tool_calls import (
     DECODER,
+    CallsInText,
     Parsed,
     json_text,
     mistral_id,
     overlap,
     read_calls,
-    whole_call,
 )
 
 # The name of a function, and perhaps the call's id; then its arguments, an object, begin.
@@ -22,7 +21,7 @@ _LONGEST_HEAD = 256
 Calls = list[tuple[str, str]]
 
 
-class MistralCalls:
+class MistralCalls(CallsInText):
     """Calls after `[TOOL_CALLS]`, with text before them, in either form that Mistral's tokenizers have.
 
     Until version 7 a list, `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`; from version 11 on
@@ -30,18 +29,7 @@ class MistralCalls:
     """
 
     OPEN = "[TOOL_CALLS]"
-    is_forced = False
-    has_text = True
     markers: tuple[str, ...] = (OPEN, "[CALL_ID]", "[ARGS]")
-
-    def __init__(self, names: Collection[str], most: int | None = None) -> None:
-        """Of the functions `names`, at most `most` calls; what goes on after those is left out."""
-        self._names = names
-        self._most = most
-        self._held = ""
-        self._is_inside = False
-        self._skips_space = False
-        self.num_calls = 0
 
     def feed(self, text: str) -> Parsed:
         """See `ToolParser`."""
@@ -79,11 +67,7 @@ class MistralCalls:
             self._add_text(self.OPEN, parsed)
             return True
         calls, self._held = read
-        self._skips_space = True
-        for call in calls:
-            if self._most is None or self.num_calls < self._most:
-                parsed.calls.append(whole_call(self.num_calls, call, mistral_id))
-                self.num_calls += 1
+        self._add_calls(calls, parsed, mistral_id)
         return True
 
     def _read(self) -> tuple[Calls, str] | None:
@@ -109,12 +93,6 @@ class MistralCalls:
             return None
         found = _value_in(self._held[start:])
         return None if found is None else ([(head[1], json_text(found[0]))], found[1])
-
-    def _add_text(self, text: str, parsed: Parsed) -> None:
-        if self._skips_space:  # between and after calls it belongs to the form, not to the answer
-            text = text.lstrip()
-            self._skips_space = not text
-        parsed.content += text
 
 
 class _Incomplete(Exception):

@@ -70,6 +70,39 @@ class ToolParser(Protocol):
         ...
 
 
+class CallsInText:
+    """What parsers of calls that stand in a text have in common: they hold back what may become one.
+
+    Attributes:
+        num_calls: see `ToolParser`.
+    """
+
+    is_forced = False
+    has_text = True
+
+    def __init__(self, names: Collection[str], most: int | None = None) -> None:
+        """Of the functions `names`, at most `most` calls; what goes on after those is left out."""
+        self._names = names
+        self._most = most
+        self._held = ""
+        self._is_inside = False
+        self._skips_space = False
+        self.num_calls = 0
+
+    def _add_calls(self, calls: list[tuple[str, str]], parsed: Parsed, new_id: NewId) -> None:
+        self._skips_space = True
+        for call in calls:
+            if self._most is None or self.num_calls < self._most:
+                parsed.calls.append(whole_call(self.num_calls, call, new_id))
+                self.num_calls += 1
+
+    def _add_text(self, text: str, parsed: Parsed) -> None:
+        if self._skips_space:  # between and after calls it belongs to the form, not to the answer
+            text = text.lstrip()
+            self._skips_space = not text
+        parsed.content += text
+
+
 def whole_call(index: int, call: tuple[str, str], new_id: NewId) -> CallDelta:
     """The news of a call, name and arguments, that is told at once."""
     name, arguments = call

@@ -16,6 +16,7 @@ from deployments.mistral_calls import MistralCalls
 from deployments.tool_calls import (
     DECODER,
     CallDelta,
+    CallsInText,
     NewId,
     Parsed,
     ToolParser,
@@ -36,22 +37,11 @@ CallText = {
 }
 
 
-class HermesCalls:
+class HermesCalls(CallsInText):
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` in a text, as Hermes and Qwen write."""
 
     OPEN, CLOSE = "<tool_call>", "</tool_call>"
-    is_forced = False
-    has_text = True
     markers: tuple[str, ...] = (OPEN, CLOSE)
-
-    def __init__(self, names: Collection[str], most: int | None = None) -> None:
-        """Of the functions `names`, at most `most` calls; what goes on after those is left out."""
-        self._names = names
-        self._most = most
-        self._held = ""
-        self._is_inside = False
-        self._skips_space = False
-        self.num_calls = 0
 
     def feed(self, text: str) -> Parsed:
         """See `ToolParser`."""
@@ -82,7 +72,7 @@ class HermesCalls:
             # Some models end their turn instead of closing the last call.
             calls = calls_in(held, self._names, ("arguments", "parameters"))
             if calls is not None:
-                self._add_calls(calls, parsed)
+                self._add_calls(calls, parsed, openai_id)
                 return parsed
             held = self.OPEN + held
         self._add_text(held, parsed)
@@ -93,20 +83,7 @@ class HermesCalls:
         if calls is None:
             self._add_text(f"{self.OPEN}{body}{self.CLOSE}", parsed)
         else:
-            self._add_calls(calls, parsed)
-
-    def _add_calls(self, calls: list[tuple[str, str]], parsed: Parsed) -> None:
-        self._skips_space = True
-        for call in calls:
-            if self._most is None or self.num_calls < self._most:
-                parsed.calls.append(whole_call(self.num_calls, call, openai_id))
-                self.num_calls += 1
-
-    def _add_text(self, text: str, parsed: Parsed) -> None:
-        if self._skips_space:  # between and after calls it belongs to the form, not to the answer
-            text = text.lstrip()
-            self._skips_space = not text
-        parsed.content += text
+            self._add_calls(calls, parsed, openai_id)
 
 
 class JsonCalls:
