@@ -82,11 +82,14 @@ def cache_directory() -> Path | None:
 
 
 def _device(device: torch.device) -> tuple[str, ...]:
-    capability = torch.backends.cpu.get_cpu_capability()
-    cpu = (platform.machine(), capability, f"{torch.get_num_threads()} threads")
+    instructions = torch.backends.cpu.get_cpu_capability()
+    cpu = (platform.machine(), instructions, f"{torch.get_num_threads()} threads")
     if device.type != "cuda":
         return cpu
-    return (*cpu, str(torch.cuda.get_device_properties(device)), str(torch.version.cuda))
+    gpu = torch.cuda.get_device_properties(device)
+    name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    kind = f"{name}, {capability}, {gpu.total_memory} bytes, {gpu.multi_processor_count} processors"
+    return (*cpu, kind, str(torch.version.cuda))
 
 
 @functools.cache

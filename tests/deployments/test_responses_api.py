@@ -156,10 +156,11 @@ async def test_a_forced_call(client: AsyncOpenAI, cell: CellStandIn) -> None:
 async def test_a_call_of_an_allowed_tool(client: AsyncOpenAI, cell: CellStandIn) -> None:
     says(cell, '[{"name": "get_weather", "parameters": {"city": "Oslo"}}]')
     other = {"type": "function", "name": "other", "parameters": {"type": "object"}, "strict": False}
+    tools: Any = [TOOL, other]
     response = await client.responses.create(
         model="demo",
         input="Weather?",
-        tools=[TOOL, other],  # type: ignore[list-item]
+        tools=tools,
         tool_choice={
             "type": "allowed_tools",
             "mode": "required",
