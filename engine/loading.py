@@ -176,7 +176,8 @@ def _load_stored(
     directory: Path, device: torch.device, options: RunnerOptions, config: StoredConfig, num_slots: int
 ) -> LlamaRunner:
     """A runner on what the files hold, without Transformers."""
-    source = StoredLlama(Checkpoint(directory), config, options.torch_dtype)
+    stays = device.type == "cpu"
+    source = StoredLlama(Checkpoint(directory), config, options.torch_dtype, stays=stays)
     runner = LlamaRunner(load_share(source, device, options), num_slots, options.attention)
     runner.keep_features(options.feature_layers)
     return runner

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from engine.caches import cache_directory
 from engine.runner_options import RunnerOptions
 from engine.stored_llama import StoredConfig
 
@@ -65,20 +66,6 @@ class SelfTestRecord:
         except OSError:
             with suppress(OSError):
                 own.unlink()
-
-
-def cache_directory() -> Path | None:
-    """Where what can be computed again is kept: `FLOTILLA_CACHE`, or `flotilla` where the user's caches are.
-
-    None for a user without a home.
-    """
-    own, caches = os.environ.get("FLOTILLA_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(own)
-    try:
-        return (Path(caches) if caches else Path.home() / ".cache") / "flotilla"
-    except RuntimeError:
-        return None
 
 
 def _device(device: torch.device) -> tuple[str, ...]:

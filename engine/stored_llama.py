@@ -65,11 +65,16 @@ class StoredLlama:
         rotary_emb: with the attributes `inv_freq` and `attention_scaling`.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: StoredConfig, dtype: torch.dtype) -> None:
-        """Read `checkpoint`, of which `is_readable` is true, with weights of `dtype`."""
+    def __init__(
+        self, checkpoint: Checkpoint, config: StoredConfig, dtype: torch.dtype, *, stays: bool
+    ) -> None:
+        """Read `checkpoint`, of which `is_readable` is true, with weights of `dtype`.
+
+        What `stays` on the CPU is copied; what goes to another device need not be.
+        """
         self.config = config
         self.device = torch.device("cpu")
-        self._checkpoint, self._dtype = checkpoint, dtype
+        self._checkpoint, self._dtype, self._stays = checkpoint, dtype, stays
         self.base_model = self
         self.embed_tokens = SimpleNamespace(weight=self._read(_EMBEDDING))
         self.norm = SimpleNamespace(weight=self._read(_NORM))
@@ -120,5 +125,5 @@ class StoredLlama:
         return found
 
     def _read(self, name: str) -> torch.Tensor:
-        # A copy: what is read lies in the file, which may be replaced while the model serves.
-        return self._checkpoint.read(name).to(self._dtype, copy=True)
+        # What is read lies in the file, which may be replaced while the model serves.
+        return self._checkpoint.read(name).to(self._dtype, copy=self._stays)

@@ -107,7 +107,8 @@ def load_through_transformers(
         if not is_fp8 and StoredLlama.is_readable(checkpoint, model):
             # As it will be read when it is known to pass: what is compared is what will serve then.
             stored = StoredConfig.of(model)
-            source = StoredLlama(checkpoint, stored, options.torch_dtype)
+            stays = device.type == "cpu"
+            source = StoredLlama(checkpoint, stored, options.torch_dtype, stays=stays)
         loaded = LlamaRunner(load_share(source, device, options), num_slots, options.attention)
     else:
         loaded = HFRunner(

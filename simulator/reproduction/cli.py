@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +18,7 @@ from rich.progress import (
 )
 
 from deployments.command_failure import fail
+from engine.caches import cache_directory
 from simulator.reproduction import adaserve, demo, others, report
 from simulator.reproduction.cache import Store
 from simulator.reproduction.runner import Point, Scope, reproduce
@@ -28,7 +28,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 FIGURES: dict[str, Figure] = {
     figure.name: figure for figure in (*adaserve.FIGURES, *others.FIGURES, *demo.FIGURES)
 }
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "flotilla" / "reproduce"
+_CACHE = (cache_directory() or Path(".flotilla")) / "reproduce"
 
 
 @app.command()

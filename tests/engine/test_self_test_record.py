@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import self_test_record, transformers_loading
+from engine.caches import cache_directory
 from engine.loading import UnsupportedModel, load_runner
 from engine.rotary import rotation_table
 from engine.runner import ModelRunner
@@ -177,12 +178,12 @@ def test_users_without_a_home_have_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("FLOTILLA_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert self_test_record.cache_directory() == Path("/home/somebody/.cache/flotilla")
+    assert cache_directory() == Path("/home/somebody/.cache/flotilla")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert self_test_record.cache_directory() == Path("/caches/flotilla")
+    assert cache_directory() == Path("/caches/flotilla")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home")))
-    assert self_test_record.cache_directory() is None
+    assert cache_directory() is None
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_scaled", "qwen2", "qwen3", "mistral_window"])
