@@ -18,10 +18,15 @@ from deployments.schema_values import (
     BadWords,
     LatencyTarget,
     LogitBias,
+    MinP,
     Prompts,
+    RepetitionPenalty,
     RequestId,
     StopStrings,
+    Temperature,
     TokenId,
+    TopK,
+    TopP,
 )
 from deployments.structured_outputs import StructuredFields
 from deployments.tools import MAX_TOOLS, Tool, ToolChoice
@@ -111,13 +116,13 @@ class CommonFields(RequestModel):
     """Fields of every request for text; null is the same as leaving a field out."""
 
     model: str | None = Field(None, description="The served model's id; the only one if unset.")
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=1 << 24, description="0 and -1 keep all tokens.")
-    min_p: float | None = Field(None, ge=0, le=1)
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    repetition_penalty: RepetitionPenalty = None
     logit_bias: LogitBias = Field(default_factory=dict)
     seed: int | None = Field(None, ge=-MAX_INT64, le=MAX_INT64)
     allowed_token_ids: list[TokenId] | None = Field(

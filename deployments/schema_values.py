@@ -1,4 +1,4 @@
-"""Validators of request values that have several forms, each with one message instead of one per form."""
+"""Values of requests: their bounds, and for those of several forms one message instead of one per form."""
 
 from __future__ import annotations
 
@@ -198,3 +198,10 @@ RequestId = Annotated[
     str, AfterValidator(request_id), WithJsonSchema({"type": "string", "pattern": f"^{REQUEST_ID}$"})
 ]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+#: How tokens are chosen; None where nothing is said of it.
+Temperature = Annotated[float | None, Field(ge=0, le=2)]
+TopP = Annotated[float | None, Field(gt=0, le=1)]
+TopK = Annotated[int | None, Field(ge=-1, le=1 << 24, description="0 and -1 keep all tokens.")]
+MinP = Annotated[float | None, Field(ge=0, le=1)]
+RepetitionPenalty = Annotated[float | None, Field(gt=0, le=100)]
