@@ -14,6 +14,7 @@ from benchmarks import (
     cli_compare,
     cli_dashboards,
     cli_decomposition,
+    cli_deepen,
     cli_fidelity,
     cli_forward,
     cli_grpc,
@@ -52,6 +53,7 @@ app.command()(cli_compare.compare)
 app.command()(cli_compare.selection)
 app.command()(cli_pipeline.pipeline)
 app.command()(cli_decomposition.decomposition)
+app.command()(cli_deepen.deepen)
 app.command()(cli_fidelity.fidelity)
 app.command()(cli_fidelity.acceptance)
 app.command()(cli_fidelity.simulator)
