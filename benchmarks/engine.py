@@ -104,7 +104,8 @@ class Deck:
 
 @dataclass(slots=True)
 class Comparison:
-    """Everything measured: cells by engine, class and concurrency, and outputs that differed."""
+    """Everything measured: cells by engine, class and concurrency, and outputs of every engine but the
+    reference that were compared with the reference's, and that differed."""
 
     cells: dict[tuple[str, str, int], Cell] = field(default_factory=dict)
     num_outputs: dict[str, int] = field(default_factory=dict)
@@ -201,6 +202,8 @@ def _count_differences(
     if expected is None:
         return
     for name, found in outputs.items():
+        if name == reference:
+            continue  # equal to itself, which says nothing
         different = sum(
             first is None or second is None or not same_text(first, second, end_tokens)
             for first, second in zip_longest(expected, found)
