@@ -134,7 +134,7 @@ def compare(
         )
     except (ValueError, RuntimeError, OSError) as error:
         raise failed("compare", error) from None
-    _, _, unproven = compare_outputs.count(record.runs)
+    _, _, unproven = compare_outputs.count(record.runs, record.outputs)
     if unproven:
         raise typer.Exit(1)
 

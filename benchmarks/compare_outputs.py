@@ -83,10 +83,14 @@ def explain_all(
     return found
 
 
-def count(runs: Sequence[Mapping[str, Any]]) -> tuple[int, int, int]:
-    """Outputs compared, those that differ, and of those the ones not shown to be near ties."""
-    compared = sum(
+def count(runs: Sequence[Mapping[str, Any]], outputs: Mapping[str, str]) -> tuple[int, int, int]:
+    """Outputs compared, those that differ, and of those the ones not shown to be near ties.
+
+    The first outputs, which `outputs` holds, are what others are compared with, and were compared with none.
+    """
+    complete = sum(
         run["report"]["total"]["num_requests"] - run["report"]["total"]["num_errors"] for run in runs
     )
     differences = [difference for run in runs for difference in run["differences"]]
-    return compared, len(differences), sum(not difference["proven"] for difference in differences)
+    unproven = sum(not difference["proven"] for difference in differences)
+    return complete - len(outputs), len(differences), unproven

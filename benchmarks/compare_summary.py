@@ -110,7 +110,7 @@ def show(record: Record, summary: Sequence[PointSummary]) -> None:
             errors[error] = errors.get(error, 0) + count
     for error, count in errors.items():
         tables.console.print(f"[red]{count} x {error}[/red]", highlight=False)
-    compared, differing, unproven = compare_outputs.count(record.runs)
+    compared, differing, unproven = compare_outputs.count(record.runs, record.outputs)
     colour = "red" if unproven else "green"
     tables.console.print(
         f"[{colour}]{compared:,} outputs compared with the first of their prompt: {differing} differ, "
