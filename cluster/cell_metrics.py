@@ -171,7 +171,10 @@ class CellMetrics:
         is_resumed = bool(submit.output)
         self._observe_times(tier, receipt, is_resumed=is_resumed)
         misses = missed(terms.objective, receipt)
-        if is_resumed:
+        if reason == "error":  # its client got no answer, however soon the first tokens came
+            asked = (name for name in OBJECTIVES if getattr(terms.objective, f"{name}_ms") is not None)
+            misses = dict.fromkeys(asked, True)
+        elif is_resumed:
             misses = {name: is_missed for name, is_missed in misses.items() if name == "tpot"}
         else:
             self._compare_with_prediction(reason, receipt)
@@ -186,7 +189,10 @@ class CellMetrics:
                     receipt.num_output_tokens - len(submit.output)
                 )
             else:
-                found = causes(terms.objective, receipt, times, self._usual(core))
+                if reason == "error":
+                    found = dict.fromkeys(misses, "other")
+                else:
+                    found = causes(terms.objective, receipt, times, self._usual(core))
                 for objective, cause in found.items():
                     self.set.counter("flotilla_slo_violations_total", objective, cause, tier).inc()
 

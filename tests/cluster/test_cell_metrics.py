@@ -15,6 +15,7 @@ from cluster.placement import instance_names
 from cluster.request_accounts import RequestAccounts
 from cluster.stream_messages import Objective, Receipt
 from cluster.tier_config import TierConfig
+from cluster.violations import DecodeTimes
 from engine.sampling_params import SamplingParams
 from tests.cluster.simulated import submit
 from tests.cluster.test_core import World
@@ -171,6 +172,26 @@ def test_who_has_all_it_wants_did_not_give_up() -> None:
     assert world.value("flotilla_requests_total", finish_reason="stop") == 1
     assert world.value("flotilla_requests_total", finish_reason="cancelled") == 1
     assert world.value("flotilla_e2e_latency_seconds_count") == 1
+
+
+def test_who_failed_attained_nothing() -> None:
+    """Its client got a 500 and no answer, however soon the first tokens came."""
+    world = MeasuredWorld(9, "fixed")
+    asked = submit(0, world.rng, objective=Objective(ttft_ms=1e6, tpot_ms=1e6, e2e_ms=1e6))
+    world.accounts.arrived(asked)
+    world.send(asked)
+    world.drain()
+    ((_, receipt),) = world.receipts
+    assert world.value("flotilla_goodput_requests_total") == 1
+    world.metrics.finished("error", asked, receipt, DecodeTimes(), world.core)
+    assert world.value("flotilla_goodput_requests_total") == 1
+    assert world.value("flotilla_goodput_tokens_total") == receipt.num_output_tokens
+    for objective in ("ttft", "tpot", "e2e", "all"):
+        for attained in ("true", "false"):
+            labels = {"objective": objective, "attained": attained}
+            assert world.value("flotilla_slo_requests_total", **labels) == 1
+    for objective in ("ttft", "tpot", "e2e"):
+        assert world.value("flotilla_slo_violations_total", objective=objective) == 1
 
 
 def test_what_alerts_wait_for_is_there_before_it_happens() -> None:
