@@ -180,8 +180,8 @@ class LiveClient(HttpClient):
             if attempt.end in ("answered", "failed"):
                 return delivery
             pause_s = attempt.retry_after_s if attempt.end == "refused" else _RECONNECT_S
+            # What it ended with stays: who was only ever refused is turned away, and not lost.
             if self._clock() + (pause_s or 0.0) >= give_up_at:
-                attempt.end = "failed"
                 return delivery
             await asyncio.sleep(pause_s or 0.0)
 

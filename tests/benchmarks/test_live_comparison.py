@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.live_client import Attempt, Choice, Delivery
+from benchmarks.live_client import Attempt, Choice, Delivery, LiveClient
 from benchmarks.live_comparison import Comparison, compare_choices, compare_tokens, is_beginning
 from benchmarks.live_requests import LiveRequest, mixed_requests
 from benchmarks.live_ties import explain_differences
@@ -91,6 +92,28 @@ def test_what_happened_is_counted_once_each() -> None:
     assert found["broken_with_a_wrong_beginning"] == 1
     assert found["lost_requests"][0]["attempts"][0]["error"] == "HTTP 500"
     assert found["differing_requests"][0]["verdict"] == "duplicated"
+
+
+async def test_who_is_refused_until_it_has_no_patience_left_is_turned_away_and_not_lost() -> None:
+    async def models(asked: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m"}]})
+
+    async def refuse(asked: web.Request) -> web.Response:
+        return web.json_response({"error": {"code": "queue_full"}}, status=429, headers={"Retry-After": "60"})
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    app.router.add_post(request().path, refuse)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    comparison = Comparison({request().index: {0: Choice([1], "a", "stop")}})
+    async with LiveClient(f"http://{host}:{port}", give_up_s=5.0) as client:
+        comparison.add(await client.ask(request(), "id"))
+    await runner.cleanup()
+    found = comparison.summary()
+    assert (found["turned_away"], found["lost"], found["refused"]) == (1, 0, 1)
 
 
 def test_the_mixed_requests_come_in_all_classes_modes_and_both_ways() -> None:
