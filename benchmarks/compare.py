@@ -132,14 +132,9 @@ def rates_of(options: CompareOptions, traffic: Traffic) -> tuple[Rate, ...]:
 
 
 def cell_config(path: Path | None) -> FlotillaConfig:
-    """The cell of the comparison: prompt prefixes are not shared, since all policies are sent the same
-    prompts, and whoever comes first would read them for the others."""
-    raw = demo.load_config(path).model_dump()
-    raw["target"]["prefix_sharing"] = False
-    for drafter in raw["drafters"]:
-        if drafter["kind"] == "model":
-            drafter["prefix_sharing"] = False
-    return FlotillaConfig.model_validate(raw)
+    """The cell of the comparison: nothing of a request is found in another, since all policies are sent the
+    same prompts, and whoever comes first would read them for the others."""
+    return demo.keeping_nothing(demo.load_config(path))
 
 
 class Comparison:

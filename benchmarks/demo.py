@@ -41,3 +41,19 @@ def other_vocabulary() -> ModelDrafterConfig:
 def directory(path: str) -> str:
     """The Hugging Face directory of `zoo:NAME`, or the path as it is."""
     return str(weights_dir(path.removeprefix("zoo:"))) if path.startswith("zoo:") else path
+
+
+def keeping_nothing(config: FlotillaConfig) -> FlotillaConfig:
+    """The same cell, which finds nothing of one request in another.
+
+    Where contenders are asked the same prompts in turn, whoever comes later would find them read, and a
+    suffix automaton would draft the very answers that it saw when another contender was asked.
+    """
+    raw = config.model_dump()
+    raw["target"]["prefix_sharing"] = False
+    for drafter in raw["drafters"]:
+        if "prefix_sharing" in drafter:
+            drafter["prefix_sharing"] = False
+        if "scope" in drafter:
+            drafter["scope"] = "request"
+    return FlotillaConfig.model_validate(raw)

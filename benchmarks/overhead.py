@@ -209,14 +209,13 @@ async def measure(
 
 
 def served(config: FlotillaConfig, concurrency: int, grpc_port: int) -> FlotillaConfig:
-    """The configuration with room for all requests, gRPC on, and without shared prefixes.
+    """The configuration with room for all requests, gRPC on, and nothing kept of one request for another.
 
-    With them, who asks second would find the prompt computed.
+    Else who asks second would find the prompt computed, by the target or by drafters.
     """
-    roomy = with_concurrency(config, max(concurrency, config.scheduler.max_running))
+    roomy = with_concurrency(demo.keeping_nothing(config), max(concurrency, config.scheduler.max_running))
     return roomy.model_copy(
         update={
-            "target": roomy.target.model_copy(update={"prefix_sharing": False}),
             "http": roomy.http.model_copy(update={"port": 0}),
             "grpc": roomy.grpc.model_copy(update={"enabled": True, "direct": True, "port": grpc_port}),
         }

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import ray
 
+from benchmarks import demo
 from benchmarks.cell_engine import CellEngine
 from benchmarks.engine_under_test import Task
 from benchmarks.local_engine import submission
@@ -30,10 +31,10 @@ class Served:
 
 
 class PoolCell(CellEngine):
-    """A cell that keeps no prefixes, for it is asked the same prompts again and again."""
+    """A cell that keeps nothing of what it was asked, for it is asked the same prompts again and again."""
 
     def __init__(self, config: FlotillaConfig, end_tokens: Sequence[int]) -> None:
-        super().__init__("pool", without_prefix_sharing(config), end_tokens)
+        super().__init__("pool", demo.keeping_nothing(config), end_tokens)
 
     def set_selector(self, selector: dict[str, Any]) -> None:
         """Change to a selector, or back to one that then goes on with what it had learnt."""
@@ -82,13 +83,3 @@ class PoolCell(CellEngine):
         start = time.perf_counter()
         served = await asyncio.gather(*map(one, tasks, wishes))
         return time.perf_counter() - start, list(served)
-
-
-def without_prefix_sharing(config: FlotillaConfig) -> FlotillaConfig:
-    """The same cell, in which no prompt is found in a cache."""
-    raw = config.model_dump()
-    raw["target"]["prefix_sharing"] = False
-    for drafter in raw["drafters"]:
-        if "prefix_sharing" in drafter:
-            drafter["prefix_sharing"] = False
-    return FlotillaConfig.model_validate(raw)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from benchmarks import demo
+from benchmarks.compare import cell_config
 from benchmarks.engine_under_test import Task
 from benchmarks.pool import PoolComparison, Rounds, best_alone, fastest_alone, ratios
 from benchmarks.pool_cell import Served
 from benchmarks.pool_contenders import ORACLE, PLAIN, contenders
+from cluster.drafter_config import SuffixAutomatonConfig
 from cluster.stream_messages import Receipt
 
 TASK = Task("code", [1, 2, 3], 8)
@@ -44,6 +49,23 @@ def test_everybody_takes_part_and_the_oracle_is_last() -> None:
     assert labels == [PLAIN, "alone: small", "alone: large", "pool: lbss", "pool: flotilla", ORACLE]
     with pytest.raises(ValueError, match="at least one drafter and one selector"):
         contenders([], ["lbss"])
+
+
+def test_contenders_find_nothing_of_what_the_one_before_was_answered() -> None:
+    """Each is asked the same prompts: a suffix automaton would draft the answers that it saw before."""
+    config = demo.keeping_nothing(demo.every_kind())
+    assert not config.target.prefix_sharing
+    scopes = [drafter.scope for drafter in config.drafters if isinstance(drafter, SuffixAutomatonConfig)]
+    assert scopes == ["request"]
+    assert not any(drafter.prefix_sharing for drafter in config.drafters if drafter.kind == "model")
+
+
+def test_a_comparison_of_policies_finds_nothing_of_the_one_before_either(tmp_path: Path) -> None:
+    file = tmp_path / "cell.yaml"
+    file.write_text(demo.every_kind().model_dump_json())
+    config = cell_config(file)
+    scopes = [drafter.scope for drafter in config.drafters if isinstance(drafter, SuffixAutomatonConfig)]
+    assert (config.target.prefix_sharing, scopes) == (False, ["request"])
 
 
 def test_the_fastest_alone_is_found_per_prompt_by_time_per_token() -> None:
