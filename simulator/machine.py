@@ -22,7 +22,9 @@ class Machine:
             running = [forward for forward in self._forwards.values() if forward[1] > begin]
             shared = 0.0
             if running and running[0][0] < begin + seconds:
-                shared = min(seconds, (running[0][1] - max(running[0][0], begin)) / 2)
+                # Both at half speed, so for twice as long as what is left of either.
+                alone = max(0.0, running[0][0] - begin)
+                shared = min(seconds - alone, running[0][1] - begin - alone)
                 running[0][1] += shared
                 for forward in running[1:]:
                     forward[0] += shared

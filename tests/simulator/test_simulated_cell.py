@@ -109,6 +109,19 @@ def test_a_collocated_drafter_and_a_forward_share_the_accelerator() -> None:
     assert apart.due(1) == 10.0
 
 
+@pytest.mark.parametrize(("ready", "seconds"), [(12.0, 20.0), (12.0, 8.0), (7.0, 5.0)])
+def test_a_shared_accelerator_does_no_more_than_it_can(ready: float, seconds: float) -> None:
+    """A draft as long as the forward beside it, or longer, delays it by what it gets done meanwhile."""
+    machine = Machine(collocated=True)
+    machine.verify(1, 10.0, 10.0)
+    ended = machine.draft("d", ready, seconds)
+    beside = min(seconds - max(0.0, 10.0 - ready), 20.0 - max(ready, 10.0))
+    assert machine.due(1) == 20.0 + beside
+    assert ended == ready + seconds + beside
+    # Both together take as long as one after the other.
+    assert max(ended, machine.due(1)) == min(ready, 10.0) + 10.0 + seconds
+
+
 def test_clock_keeps_order_and_refuses_the_past() -> None:
     clock: EventClock[str] = EventClock()
     clock.at(2.0, "b")
