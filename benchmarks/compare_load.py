@@ -106,7 +106,7 @@ class CellLoad:
                 seed=sampling_seed(prompt),
                 stop_token_ids=self._end_tokens,
             ),
-            objective=Objective(tpot_ms=request.slo.tpot_ms, ttft_ms=request.slo.ttft_ms),
+            objective=objective_of(request),
             tier=request.domain,
         )
 
@@ -125,5 +125,10 @@ class CellLoad:
             e2e_ms=now_ms,
             tpot_ms=outcome.tpot_ms,
         )
-        slo = outcome.request.slo
-        outcome.metrics = metrics([choice], Objective(slo.tpot_ms, slo.ttft_ms), seed=0)
+        outcome.metrics = metrics([choice], objective_of(outcome.request), seed=0)
+
+
+def objective_of(request: BenchRequest) -> Objective:
+    """All that a request is judged by, as the cell is told it."""
+    slo = request.slo
+    return Objective(tpot_ms=slo.tpot_ms, ttft_ms=slo.ttft_ms, e2e_ms=slo.e2e_ms)

@@ -16,7 +16,7 @@ from benchmarks import demo, environment
 from benchmarks import prompts as prompt_sources
 from benchmarks.compare import CompareOptions, cell_config, traffic_of
 from benchmarks.compare_cell import WarmCell
-from benchmarks.compare_load import CellLoad
+from benchmarks.compare_load import CellLoad, objective_of
 from benchmarks.compare_plan import PLAIN, Entrant, Point, Rate, parse_entrant
 from benchmarks.compare_workload import Texts, Traffic, requests_for, those_that_fit
 from benchmarks.fidelity_record import CALIBRATION, TEST, FidelityRecord, ServedRequest, ServedRun
@@ -27,7 +27,7 @@ from benchmarks.prompts import Prompt
 from cluster.config import FlotillaConfig
 from cluster.cost_model import CostProfile
 from cluster.profile_file import load_profile
-from cluster.stream_messages import Objective, Receipt
+from cluster.stream_messages import Receipt
 
 # Steps that are kept; more than a run of half a minute has.
 STEPS_KEPT = 100_000
@@ -224,14 +224,13 @@ def _run(
     result = cell.load(requests)
     served = []
     for outcome in result.outcomes:
-        slo = outcome.request.slo
         receipt = (outcome.metrics or {}).get("receipt")
         served.append(
             ServedRequest(
                 domain=outcome.request.domain,
                 arrival_s=outcome.sent_s,
                 max_tokens=outcome.request.max_tokens,
-                objective=Objective(tpot_ms=slo.tpot_ms, ttft_ms=slo.ttft_ms),
+                objective=objective_of(outcome.request),
                 receipt=receipt if outcome.is_ok else None,
                 client_ms=outcome.e2e_ms,
             )
