@@ -62,6 +62,12 @@ def trace_times(path: Path) -> list[float]:
     Reads the Azure LLM traces (CSV with `TIMESTAMP`) and Mooncake's (JSON lines with `timestamp` in
     milliseconds), both also gzipped.
     """
+    times: list[float] = np.sort(row_times(path)).tolist()
+    return times
+
+
+def row_times(path: Path) -> np.ndarray:
+    """As `trace_times`, float64 [rows] in the order of the file."""
     text = read_text(path)
     if ".jsonl" in path.suffixes:
         seconds = np.array([json.loads(line)["timestamp"] for line in text.splitlines() if line]) / 1000.0
@@ -80,9 +86,8 @@ def trace_times(path: Path) -> list[float]:
             seconds = (moments - moments[0]).astype(np.int64) / 1e9
     if len(seconds) == 0:
         raise ValueError(f"{path}: no arrivals")
-    seconds = np.sort(seconds)
-    times: list[float] = (seconds - seconds[0]).tolist()
-    return times
+    since_first: np.ndarray = seconds - seconds.min()
+    return since_first
 
 
 def rescale(times: list[float], rate: float | None) -> list[float]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.arrivals import category_peaks, read_text, renewal_times, rescale, trace_times
+from benchmarks.arrivals import category_peaks, read_text, renewal_times, rescale, row_times
 from benchmarks.objectives import NO_SLO_SPEC, Limit, Slo, SloSpec
 from benchmarks.prompts import adaserve_category
 from cluster.stream_messages import NOBODY, Objective, Tenant, Terms
@@ -204,21 +204,21 @@ def trace_file(path: Path, slo: SloSpec = NO_SLO_SPEC, most_tokens: int = 1 << 1
         slo: of every request.
         most_tokens: longer requests are left out.
     """
-    times = trace_times(path)
+    times = row_times(path)
     text = read_text(path)
     kind = path.name.split(".")[0]
     if ".jsonl" in path.suffixes:
-        rows = sorted((json.loads(line) for line in text.splitlines() if line), key=lambda r: r["timestamp"])
+        rows = (json.loads(line) for line in text.splitlines() if line)
         lengths = [(int(row["input_length"]), int(row["output_length"])) for row in rows]
     else:
-        table = list(csv.DictReader(io.StringIO(text)))
-        table.sort(key=lambda row: row["TIMESTAMP"])
+        table = csv.DictReader(io.StringIO(text))
         lengths = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in table]
-    return [
+    shapes = [
         Shape(kind, max(1, prompt), max(1, output), slo, at)
-        for at, (prompt, output) in zip(times, lengths, strict=True)
+        for at, (prompt, output) in zip(times.tolist(), lengths, strict=True)
         if prompt + output <= most_tokens
     ]
+    return sorted(shapes, key=lambda shape: shape.arrival_s or 0.0)
 
 
 def servegen(

@@ -47,6 +47,13 @@ def test_traces_keep_their_lengths(tmp_path: Path) -> None:
     azure.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.0,10,2\n2023-11-16 18:15:48.0,30,4\n"
     )
+    # Seconds are numbers: 9 comes before 10, with the lengths that stand beside it.
+    numbered = tmp_path / "numbered.csv"
+    numbered.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n10.5,10,2\n9.0,30,4\n")
+    assert [(shape.num_prompt, shape.arrival_s) for shape in workloads.trace_file(numbered)] == [
+        (30, 0.0),
+        (10, 1.5),
+    ]
     mooncake.write_text('{"timestamp": 0, "input_length": 5, "output_length": 6}\n')
     shapes = workloads.trace_file(azure)
     assert [(shape.num_prompt, shape.num_output, shape.arrival_s) for shape in shapes] == [
