@@ -28,7 +28,7 @@ class Outcome:
         request: what was sent.
         sent_s: when, in seconds from the start of the run.
         lag_ms: how much later than due (0 in a closed loop).
-        ttft_ms: until the first piece of text; None if there was none.
+        ttft_ms: until the first piece of text or of a tool call; None if there was none.
         e2e_ms: until the last choice arrived (the usage that follows is not waited for).
         chunk_ms: when each piece of text arrived.
         text: the answer.
@@ -210,6 +210,10 @@ class LoadClient(HttpClient):
             outcome.ttft_ms = outcome.e2e_ms
 
 
+# Of a chat's delta; thoughts have had both names (vLLM's is `reasoning` now).
+_TEXTS = ("content", "reasoning", "reasoning_content")
+
+
 def _take_chunk(chunk: Any, outcome: Outcome, pieces: list[str], now_ms: float) -> None:
     """Add one server-sent event to the outcome."""
     if "error" in chunk:
@@ -223,9 +227,9 @@ def _take_chunk(chunk: Any, outcome: Outcome, pieces: list[str], now_ms: float) 
         outcome.metrics = chunk["metrics"]
     for choice in chunk.get("choices") or ():
         delta = choice.get("delta") or {}
-        text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
+        text = choice.get("text") or next((delta[name] for name in _TEXTS if delta.get(name)), "")
         outcome.token_ids += choice.get("token_ids") or ()
-        if text:
+        if text or delta.get("tool_calls"):
             pieces.append(text)
             outcome.chunk_ms.append(now_ms)
             if outcome.ttft_ms is None:

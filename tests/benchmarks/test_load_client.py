@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import serve
-from benchmarks.load_client import LoadClient, run_load
+from benchmarks.load_client import LoadClient, Outcome, _take_chunk, run_load
 from benchmarks.objectives import Slo, parse_slos
 from benchmarks.prompts import Prompt
 from benchmarks.workload import BenchRequest
@@ -48,6 +48,24 @@ async def test_chat_role_chunk_is_not_the_first_token() -> None:
     assert outcome.ttft_ms is not None
     assert outcome.ttft_ms > 45.0
     assert server.bodies[0]["slo"] == {"tpot_ms": 20.0}
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"reasoning": "hm"},
+        {"reasoning_content": "hm"},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]},
+    ],
+)
+def test_the_first_token_may_be_a_thought_or_a_call(delta: dict[str, object]) -> None:
+    """What no text shows would leave a time per token of 0: first and last would come together."""
+    outcome = Outcome(request())
+    _take_chunk({"choices": [{"delta": {"role": "assistant", "content": ""}}]}, outcome, [], 1.0)
+    _take_chunk({"choices": [{"delta": delta}]}, outcome, [], 10.0)
+    _take_chunk({"choices": [{"delta": {}, "finish_reason": "length"}]}, outcome, [], 30.0)
+    outcome.num_output_tokens = 3
+    assert (outcome.ttft_ms, outcome.e2e_ms, outcome.tpot_ms) == (10.0, 30.0, 10.0)
 
 
 async def test_errors_are_recorded() -> None:
