@@ -87,8 +87,9 @@ def build_engines(
         from benchmarks.serve import SPECULATION_OFF
 
         model = config.target.served_name or os.path.basename(demo.directory(config.target.path))
-        add(HttpEngine(PLAIN, options.url, model, SPECULATION_OFF))
-        add(HttpEngine(OWN, options.url, model))
+        # One server: both find in its prefix cache what was read for either.
+        add(HttpEngine(PLAIN, options.url, model, SPECULATION_OFF, reads_first=True))
+        add(HttpEngine(OWN, options.url, model, reads_first=True))
     else:
         # Two separate cells, so that neither finds the other's prompts in its prefix cache.
         add(own_engine(PLAIN, without_speculation(config), reference.end_tokens, options.processes))

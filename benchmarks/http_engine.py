@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.engine_under_test import RunResult, Task
@@ -15,14 +16,26 @@ from benchmarks.workload import BenchRequest
 class HttpEngine:
     """Sends token prompts in a closed loop; `extra` is merged into every body.
 
+    With `reads_first` the prompts are asked for one token before a run, which is not measured: where two
+    engines are one server, whoever comes second would else find read what the first had to read.
+
     Attributes:
         outcomes: every request of every run, by concurrency.
     """
 
     max_concurrency: int | None = None
 
-    def __init__(self, name: str, url: str, model: str, extra: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        model: str,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        reads_first: bool = False,
+    ) -> None:
         self.name = name
+        self._reads_first = reads_first
         self.outcomes: dict[int, list[Outcome]] = {}
         self._extra = dict(extra or {})
         self._runner = asyncio.Runner()
@@ -49,6 +62,8 @@ class HttpEngine:
 
     def run(self, tasks: Sequence[Task], concurrency: int) -> RunResult:
         """Continue all tasks, `concurrency` at a time."""
+        if self._reads_first:
+            self.load([replace(task, max_tokens=1) for task in tasks], concurrency)
         result = self.load(tasks, concurrency)
         self.outcomes.setdefault(concurrency, []).extend(result.outcomes)
         return RunResult(result.duration_s, [outcome.token_ids for outcome in result.outcomes])

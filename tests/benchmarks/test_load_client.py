@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 from benchmarks import serve
+from benchmarks.engine_under_test import Task
+from benchmarks.http_engine import HttpEngine
 from benchmarks.load_client import LoadClient, Outcome, _take_chunk, run_load
 from benchmarks.objectives import Slo, parse_slos
 from benchmarks.prompts import Prompt
@@ -128,3 +132,31 @@ async def test_serve_measures_the_baseline_without_speculation(tmp_path: Path) -
     assert record["model"] == "fake"
     assert len(record["requests"]) == 10
     json.dumps(record, default=str)
+
+
+def test_two_engines_of_one_server_both_find_their_prompts_read() -> None:
+    """Else whoever is asked second finds them in the prefix cache, and mostly that is ours."""
+    server = FakeServer(lambda body: ["a "] * body["max_tokens"])
+    tasks = [Task("code", [n, n + 1], 3) for n in range(4)]
+    with asyncio.Runner() as runner:
+        served = serving(server)
+        url = runner.run(served.__aenter__())
+        ended = threading.Event()
+
+        async def until_ended() -> None:
+            while not ended.is_set():
+                await asyncio.sleep(0.01)
+
+        background = threading.Thread(target=lambda: runner.run(until_ended()))
+        background.start()
+        engine = HttpEngine("plain", url, "fake", serve.SPECULATION_OFF, reads_first=True)
+        result = engine.run(tasks, 2)
+        engine.close()
+        ended.set()
+        background.join()
+        runner.run(served.__aexit__(None, None, None))
+    assert [body["max_tokens"] for body in server.bodies] == [1] * 4 + [3] * 4
+    assert sorted(body["prompt"] for body in server.bodies[:4]) == [task.tokens for task in tasks]
+    # What is read first is not in the figures.
+    assert len(result.outputs) == 4
+    assert len(engine.outcomes[2]) == 4
