@@ -197,7 +197,14 @@ class Suite:
         off = await self.ask(mode, SPECULATION_OFF, f"{name}, speculation off")
         expected = [outcome.token_ids for outcome in off.outcomes]
         alone = [
-            audit(self.reference, self.params(mode, outcome.request.index), tokens, outcome.token_ids)
+            audit(
+                self.reference,
+                self.params(mode, outcome.request.index),
+                tokens,
+                outcome.token_ids,
+                max_tokens=outcome.request.max_tokens,
+                end_tokens=self.reference.end_tokens,
+            )
             for outcome, tokens in zip(off.outcomes, self.encoded, strict=True)
         ]
         self.judge(name, "off, against Transformers", mode, off, alone)

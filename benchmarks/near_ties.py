@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import torch
 
+from benchmarks.engine_under_test import until_end
 from benchmarks.transformers_engine import Reference
-from engine.grammar import TokenMask
+from engine.grammar import GrammarError, TokenMask
 from engine.sampling import Row, TokenHistory, decide, processed_logits
 from engine.sampling_params import SamplingParams
 
@@ -35,7 +36,7 @@ class Difference:
         gap: how much the reference scores its choice above the other token; infinite if the other token
             is excluded.
         at_edge: whether the other token wins when top-p moves by less than rounding does.
-        proven: whether this is a near tie.
+        proven: whether this is a near tie, and all that was found after it is the target's choice, or near.
         text: the text before it, its end only.
     """
 
@@ -115,20 +116,15 @@ def explain(
     """Recompute the scores where two outputs part, and say whether rounding alone explains it."""
     position = first_difference(expected, found)
     common = list(expected[:position])
-    logits = last_logits(reference, [*prompt, *common], 1)
     one = expected[position] if position < len(expected) else -1
     other = found[position] if position < len(found) else -1
-    gap, at_edge = math.inf, False
+    gap, at_edge, is_followed = math.inf, False, False
     if one >= 0 and other >= 0:
+        logits = last_logits(reference, [*prompt, *common], 1)
         masks = masks_for(reference, params, common)
         row = rows_for(params, prompt, common, position, masks)
-        gap = score_gap(logits, row, (one, other))
-        if not params.is_greedy and params.top_p < 1.0:
-            for edge in (params.top_p - _EDGE, min(1.0, params.top_p + _EDGE)):
-                moved = msgspec.structs.replace(params, top_p=edge)
-                winner = int(decide(logits, rows_for(moved, prompt, common, position, masks)).tokens[0])
-                settled = int(decide(logits, row).tokens[0])
-                at_edge |= {winner, settled} == {one, other}
+        gap, at_edge = _parting(logits, row, (one, other))
+        is_followed = _follows(reference, params, prompt, found, position + 1, tolerance)
     return Difference(
         prompt=index,
         domain=domain,
@@ -137,9 +133,51 @@ def explain(
         found=other,
         gap=gap,
         at_edge=at_edge,
-        proven=gap < tolerance or at_edge,
+        proven=(gap < tolerance or at_edge) and is_followed,
         text=reference.decode(common)[-60:],
     )
+
+
+def _parting(logits: torch.Tensor, row: list[Row], pair: tuple[int, int]) -> tuple[float, bool]:
+    """The gap of the pair, and whether moving the edge of top-p makes the choice between them."""
+    params, at_edge = row[0].params, False
+    if not params.is_greedy and params.top_p < 1.0:
+        settled = int(decide(logits, row).tokens[0])
+        for edge in (params.top_p - _EDGE, min(1.0, params.top_p + _EDGE)):
+            moved = replace(row[0], params=msgspec.structs.replace(params, top_p=edge))
+            at_edge |= {int(decide(logits, [moved]).tokens[0]), settled} == set(pair)
+    return score_gap(logits, row, pair), at_edge
+
+
+def _follows(
+    reference: Reference,
+    params: SamplingParams,
+    prompt: Sequence[int],
+    found: Sequence[int],
+    first: int,
+    tolerance: float,
+) -> bool:
+    """Whether from a position on every token is what the target decides after those before it, or a near tie.
+
+    Two outputs that part at a near tie have different texts from there on, so the other one says nothing of
+    what follows.
+    """
+    if first >= len(found):
+        return True
+    body = list(found[:-1])
+    try:
+        masks = masks_for(reference, params, body)
+    except GrammarError:  # what was found is not in the grammar
+        return False
+    logits = last_logits(reference, [*prompt, *body], len(found) - first)
+    rows = rows_for(params, prompt, body, first, masks)
+    decided: list[int] = decide(logits, rows).tokens.tolist()
+    for place, (one, other) in enumerate(zip(decided, found[first:], strict=True)):
+        if one != other:
+            gap, at_edge = _parting(logits[place : place + 1], rows[place : place + 1], (one, other))
+            if gap >= tolerance and not at_edge:
+                return False
+    return True
 
 
 def score_gap(logits: torch.Tensor, row: list[Row], pair: tuple[int, int]) -> float:
@@ -155,14 +193,23 @@ def score_gap(logits: torch.Tensor, row: list[Row], pair: tuple[int, int]) -> fl
 
 
 def audit(
-    reference: Reference, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+    reference: Reference,
+    params: SamplingParams,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    *,
+    max_tokens: int | None = None,
+    end_tokens: Sequence[int] = (),
 ) -> list[int]:
     """What the target alone decides at every position of an output, given the output before it.
 
-    One forward pass for the whole output: equal to it everywhere means the target alone generates it.
+    One forward pass for the whole output: equal to it everywhere means the target alone generates it. With
+    `max_tokens` this holds for its length, too: what ended before that without an end token gets the token
+    that should have come next, and what went on after one is cut.
     """
-    body = list(output[:-1])
-    logits = last_logits(reference, [*prompt, *body], len(output))
+    is_open = max_tokens is not None and len(output) < max_tokens and not set(output[-1:]) & set(end_tokens)
+    body = list(output if is_open else output[:-1])
+    logits = last_logits(reference, [*prompt, *body], len(body) + 1)
     masks = masks_for(reference, params, body)
     tokens: list[int] = decide(logits, rows_for(params, prompt, body, allowed=masks)).tokens.tolist()
-    return tokens
+    return tokens if max_tokens is None else until_end(tokens, max_tokens, end_tokens)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
+from benchmarks.load_client import LoadResult, Outcome
+from benchmarks.lossless import SAMPLED, LosslessOptions, Suite
 from benchmarks.near_ties import audit, explain, first_difference, score_gap
+from benchmarks.prompts import Prompt
 from benchmarks.transformers_engine import Reference
+from benchmarks.workload import BenchRequest
 from engine.sampling import Row, TokenHistory, decide
 from engine.sampling_params import SamplingParams
 
@@ -61,6 +66,17 @@ def test_both_tokens_must_be_near_the_best() -> None:
     assert not explained(table, GREEDY, [1], [2]).proven
 
 
+def test_a_near_tie_does_not_excuse_what_follows_it() -> None:
+    table = torch.zeros(4, 4)
+    table[1] = torch.tensor([0.0, -1.0, 2.0, 2.0 - 5e-5])
+    table[3] = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    table[0] = torch.tensor([0.0, 1.0, 1.0 - 5e-5, 0.0])
+    assert explained(table, GREEDY, [1, 2], [1, 3, 0, 1]).proven
+    assert explained(table, GREEDY, [1, 2], [1, 3, 0, 2]).proven, "another near tie"
+    assert not explained(table, GREEDY, [1, 2], [1, 3, 0, 3]).proven
+    assert not explained(table, GREEDY, [1, 2], [1, 3, 2]).proven
+
+
 def test_an_early_end_is_never_a_near_tie() -> None:
     difference = explained(torch.zeros(4, 4), GREEDY, [1, 2], [1])
     assert difference.found == -1
@@ -95,8 +111,43 @@ def test_audit_reproduces_sampling() -> None:
         row = Row(params, position, TokenHistory(prompt, output))
         output.append(int(decide(table[last : last + 1], [row]).tokens[0]))
     assert audit(reference(table), params, prompt, output) == output
+    # What ends too early, or goes on after an end token, is not what the target alone generates.
+    assert audit(reference(table), params, prompt, output[:7], max_tokens=12, end_tokens=(99,)) == output[:8]
+    assert audit(reference(table), params, prompt, [], max_tokens=12, end_tokens=(99,)) == output[:1]
+    assert audit(reference(table), params, prompt, output, max_tokens=12, end_tokens=(99,)) == output
+    first = output.index(output[4]) + 1
+    ended = audit(reference(table), params, prompt, output, max_tokens=12, end_tokens=(output[4],))
+    assert ended == output[:first]
     output[5] = (output[5] + 1) % 50
     assert audit(reference(table), params, prompt, output)[5] != output[5]
+
+
+class ScriptedSuite(Suite):
+    """Its server gives answers that are cut to so many tokens."""
+
+    length = 12
+
+    async def ask(self, mode: Mapping[str, Any], extra: Mapping[str, Any], title: str) -> LoadResult:
+        outcomes = []
+        for asked in self.requests:
+            params = self.params(mode, asked.index)
+            output: list[int] = []
+            for _ in range(self.length):
+                output = audit(self.reference, params, [3, 4], output, max_tokens=12, end_tokens=(99,))
+            outcomes.append(Outcome(asked, token_ids=output, num_output_tokens=len(output)))
+        return LoadResult(outcomes, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(("length", "unproven"), [(12, 0), (7, 1)])
+async def test_a_sampled_answer_that_ends_early_is_not_the_target_alone(length: int, unproven: int) -> None:
+    """All variants of a server may cut it alike, so that only the target alone can tell."""
+    held = reference(torch.randn(50, 50, generator=torch.Generator().manual_seed(0)))
+    cast(Any, held).end_tokens = (99,)
+    asked = BenchRequest(0, Prompt("code", text="x"), max_tokens=12)
+    suite = ScriptedSuite(LosslessOptions("http://nowhere"), cast(Any, None), held, [asked], [[3, 4]])
+    ScriptedSuite.length = length
+    await suite.sampled("sampled", SAMPLED)
+    assert [result.num_unproven for result in suite.results] == [unproven, 0]
 
 
 def test_score_gap_of_an_excluded_token_is_infinite() -> None:
