@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -61,7 +62,25 @@ def choose_arrivals(options: ServeOptions, has_times: bool) -> Arrivals:
     return Arrivals.closed
 
 
-def build_requests(options: ServeOptions) -> tuple[list[workload.BenchRequest], Arrivals, int | None]:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked.
+
+    Attributes:
+        requests: those that are measured.
+        beforehand: what may be asked before them: first prompts that they do not ask, so that theirs are in
+            no prefix cache when they come, then their own.
+        arrivals: their arrival process.
+        concurrency: how many at once, at most.
+    """
+
+    requests: list[workload.BenchRequest]
+    beforehand: list[workload.BenchRequest]
+    arrivals: Arrivals
+    concurrency: int | None
+
+
+def build_load(options: ServeOptions) -> Load:
     """The workload, its arrival process and the bound on concurrency."""
     loaded = prompts.load(options.source)
     arrivals = choose_arrivals(options, all(prompt.arrival_s is not None for prompt in loaded))
@@ -80,17 +99,22 @@ def build_requests(options: ServeOptions) -> tuple[list[workload.BenchRequest], 
     concurrency = options.max_concurrency
     if concurrency is None and arrivals is Arrivals.closed:
         concurrency = 8
-    return requests, arrivals, concurrency
+    spare = workload.not_asked(loaded, requests, options.max_tokens)
+    return Load(requests, [*spare, *requests], arrivals, concurrency)
 
 
-def by_domain(requests: Sequence[workload.BenchRequest], each: int) -> list[workload.BenchRequest]:
-    """The first `each` requests of every class, without arrival times."""
-    taken: dict[str, int] = {}
+def by_domain(
+    requests: Sequence[workload.BenchRequest], each: int, skip: int = 0
+) -> list[workload.BenchRequest]:
+    """The first `each` requests of every class after `skip` others, if it has more, without arrival times."""
+    held = Counter(request.domain for request in requests)
+    seen: Counter[str] = Counter()
     chosen = []
     for request in requests:
-        taken[request.domain] = taken.get(request.domain, 0) + 1
-        if taken[request.domain] <= each:
+        first = skip if held[request.domain] > skip else 0
+        if first <= seen[request.domain] < first + each:
             chosen.append(replace(request, arrival_s=None))
+        seen[request.domain] += 1
     return chosen
 
 
@@ -151,7 +175,8 @@ def _ticker(bar: Progress, task: TaskID) -> Any:
 
 async def run(options: ServeOptions) -> dict[str, Any]:
     """Run the benchmark, print its tables and return its JSON record."""
-    requests, arrivals, concurrency = build_requests(options)
+    load = build_load(options)
+    requests, arrivals, concurrency = load.requests, load.arrivals, load.concurrency
     extra = dict(options.extra_body or {})
     needs_baseline = any(request.spec.needs_baseline for request in requests)
     client = LoadClient(
@@ -165,14 +190,15 @@ async def run(options: ServeOptions) -> dict[str, Any]:
     async with client:
         client.model = await find_model(client, options.model)
         with tables.progress() as bar:
-            warmups = by_domain(requests, 1)[: options.num_warmups]
+            warmups = by_domain(load.beforehand, 1)[: options.num_warmups]
             task = bar.add_task("Warming up", total=len(warmups))
             warm = await run_load(client, warmups, max_concurrency=1, extra=extra, on_done=_ticker(bar, task))
             if warmups and not any(outcome.is_ok for outcome in warm.outcomes):
                 raise RuntimeError(f"the first requests to {options.url} failed: {warm.outcomes[0].error}")
             baselines: dict[str, Slo] = {}
             if needs_baseline:
-                sample = by_domain(requests, options.baseline_requests)
+                # Not those of the warm-up, whose prompts the server need not read any more.
+                sample = by_domain(load.beforehand, options.baseline_requests, skip=1)
                 task = bar.add_task("Baseline without speculation, concurrency 1", total=len(sample))
                 base = await run_load(
                     client,

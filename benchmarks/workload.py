@@ -182,17 +182,30 @@ def build(
     }
     requests = []
     for index, prompt in enumerate(chosen):
-        bounds = [bound for bound in (prompt.max_tokens, max_tokens) if bound is not None]
         requests.append(
             BenchRequest(
                 index=index,
                 prompt=prompt,
-                max_tokens=min(bounds, default=128),
+                max_tokens=_bound(prompt, max_tokens),
                 spec=spec_for(prompt.domain, specs, prompt.slo),
                 arrival_s=None if times is None else times[index],
             )
         )
     return requests
+
+
+def _bound(prompt: Prompt, max_tokens: int | None) -> int:
+    return min((bound for bound in (prompt.max_tokens, max_tokens) if bound is not None), default=128)
+
+
+def not_asked(
+    prompts: Sequence[Prompt], requests: Sequence[BenchRequest], max_tokens: int | None
+) -> list[BenchRequest]:
+    """Requests for the prompts that `requests` do not ask, of the same classes, in the prompts' order."""
+    asked = {id(request.prompt) for request in requests}
+    domains = {request.domain for request in requests}
+    left = [prompt for prompt in prompts if id(prompt) not in asked and prompt.domain in domains]
+    return [BenchRequest(index, prompt, _bound(prompt, max_tokens)) for index, prompt in enumerate(left)]
 
 
 def with_slos(requests: Sequence[BenchRequest], baselines: Mapping[str, Slo]) -> list[BenchRequest]:

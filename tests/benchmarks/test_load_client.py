@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,22 @@ async def test_serve_measures_the_baseline_without_speculation(tmp_path: Path) -
     assert record["model"] == "fake"
     assert len(record["requests"]) == 10
     json.dumps(record, default=str)
+
+
+async def test_what_is_asked_before_the_load_is_not_asked_again_in_it(tmp_path: Path) -> None:
+    """It would be in the server's prefix cache; and so would warm-ups in the baseline."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        "\n".join(json.dumps({"domain": d, "prompt": f"{d} {n}"}) for d in ("code", "chat") for n in range(9))
+    )
+    server = FakeServer(lambda body: ["a ", "b "])
+    async with serving(server) as url:
+        slos = parse_slos(["code:ttft=2x", "chat:1000x"])
+        options = serve.ServeOptions(url=url, source=str(path), num_requests=10, slos=slos, max_tokens=5)
+        await serve.run(replace(options, baseline_requests=3))
+    asked = [body["prompt"] for body in server.bodies]
+    assert len(asked) == len(set(asked)) == 2 + 6 + 10
+    assert {body["max_tokens"] for body in server.bodies} == {5}
 
 
 def test_two_engines_of_one_server_both_find_their_prompts_read() -> None:
