@@ -29,8 +29,9 @@ def _firing(severity: str) -> str:
 _SLO = "flotilla_slo_requests_total"
 _MISSED = over_range(_SLO, "tier", TIERS, 'objective="all", attained="false"')
 _JUDGED = over_range(_SLO, "tier", TIERS, 'objective="all"')
-_BUDGET = f"1 - ({_MISSED} / {_JUDGED}) / on (tier) (1 - max by (tier) ({_recorded(rec.TARGET)}))"
-_REFUSED = rate("flotilla_requests_rejected_total", "", TIERS)
+_BUDGET = f"1 - ({_MISSED} / ({_JUDGED} > 0)) / on (tier) (1 - max by (tier) ({_recorded(rec.TARGET)}))"
+# Of decisions: what a cell that drains gives back is refused there, and taken by another.
+_REFUSED = rate("flotilla_admission_decisions_total", "", TIERS, 'decision="rejected"')
 _ASKED = rate("flotilla_admission_decisions_total", "", TIERS)
 
 _BUDGET_ROW = Row(
@@ -207,7 +208,7 @@ def _now(target: float) -> Row:
                 "Refused",
                 "Share of requests that were not admitted, for whatever reason.",
                 "percentunit",
-                (f"{_REFUSED} / {_ASKED}", "refused"),
+                (f"{_REFUSED} / ({_ASKED} > 0)", "refused"),
                 thresholds=above(0.01, 0.05),
             ),
         ),

@@ -303,3 +303,27 @@ def test_a_wrong_target_is_named(tmp_path: Path, arguments: list[str], message: 
     assert done.exit_code == 2
     assert message in done.output
     assert not list(tmp_path.iterdir())
+
+
+def overview_stat(title: str) -> str:
+    (panel,) = (one for one in panels("dashboards/flotilla-overview.json") if one["title"] == title)
+    (target,) = panel["targets"]
+    return str(target["expr"])
+
+
+def test_the_share_refused_is_of_what_admission_decided() -> None:
+    """What a cell that drains gives back is refused there, taken by another, and no decision of admission."""
+    expr = overview_stat("Refused")
+    assert "flotilla_requests_rejected_total" not in expr
+    assert expr.count("flotilla_admission_decisions_total") == 2
+    assert 'decision="rejected"' in expr
+
+
+@pytest.mark.parametrize("title", ["Refused", "Budget left over the time shown"])
+def test_a_share_of_no_requests_is_shown_as_nothing(title: str) -> None:
+    """Zero by zero is NaN, which a single number shows as it is."""
+    parsed = nodes(promql_parser.parse(plain(overview_stat(title))))
+    divisions = [node for node in parsed if getattr(node, "op", None) is not None and str(node.op) == "/"]
+    counts = [node.rhs.prettify() for node in divisions if "slo_target" not in node.rhs.prettify()]
+    assert len(counts) == 1
+    assert "".join(counts[0].split()).rstrip(")").endswith(">0")
