@@ -74,12 +74,17 @@ def _head(results: Mapping[str, Results], scope: Scope, command: str) -> str:
     kind = "**Quick run: short arrivals, wide intervals.** " if scope.quick else ""
     data = "AdaServe's files" if scope.data is not None else "built-in statistics, no recorded data"
     seeds = ", ".join(map(str, scope.seeds))
+    alike = (
+        "Where one of AdaServe's files is run whole, all seeds have its arrivals and lengths, and differ in\n"
+        "texts and drafts alone: intervals leave out what another workload would change.\n"
+    )
     return (
         "# The papers' figures, simulated\n\n"
         f"    {command}\n\n"
         f"{kind}Seeds {seeds}; workloads from {data}. {held} of {told} claims hold.\n\n"
         "Figures are means over seeds, ± the farther end of a 95 % bootstrap interval; with two or\n"
         "three seeds that is the range of what was measured. What is assumed: [simulator](../simulator.md).\n"
+        f"{alike if scope.data is not None else ''}"
         'Claims of "ours" are asked of this system and not made by the paper. The `oracle` drafts exactly\n'
         "the chains that will be accepted: what better lengths could come to.\n"
     )
