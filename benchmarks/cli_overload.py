@@ -98,3 +98,8 @@ def _print(record: dict[str, Any]) -> None:
         f"All on time {record['recovery_s']:.1f} s after the overload, other keys "
         f"{record['recovery_of_others_s']:.1f} s; {record['num_errors']} failed."
     )
+    late = record["client_late_s"]
+    tables.console.print(
+        f"Requests were sent {tables.number(late['p99'], 2)} s late (p99), "
+        f"{tables.number(late['most'], 2)} s at most."
+    )

@@ -14,7 +14,7 @@ from benchmarks import environment
 from benchmarks.live_system import SystemOptions, serving
 from benchmarks.load_client import LoadClient
 from benchmarks.overload_load import Phases, play, saturate
-from benchmarks.overload_summary import series, summary
+from benchmarks.overload_summary import lateness, series, summary
 from benchmarks.prompts import zoo_prompts
 from deployments.api_keys import hash_key, new_key
 
@@ -115,9 +115,8 @@ async def _measured(options: OverloadOptions, url: str, keys: dict[str, str]) ->
             for tier in TPOT_TIMES
         }
         phases = options.phases(rate)
-        attempts = await play(
-            client, phases.arrivals(options.seed), prompts, options.max_tokens, keys, objectives
-        )
+        arrivals = phases.arrivals(options.seed)
+        attempts = await play(client, arrivals, prompts, options.max_tokens, keys, objectives)
     return {
         "options": {
             name: getattr(options, name)
@@ -136,6 +135,7 @@ async def _measured(options: OverloadOptions, url: str, keys: dict[str, str]) ->
         "objectives": objectives,
         "phases": asdict(phases),
         "overload_s": [phases.starts_s, phases.ends_s],
+        "client_late_s": lateness(attempts, arrivals),
         **summary(attempts, phases),
         "attainment": series(attempts, max(2.0, phases.total_s / 60.0)),
         "attempts": [asdict(one) for one in attempts],

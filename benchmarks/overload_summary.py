@@ -6,7 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.overload_load import SERVED, SHARES, Attempt, Phases
+import numpy as np
+
+from benchmarks.overload_load import SERVED, SHARES, Arrival, Attempt, Phases
 
 PHASES = ("before", "during", "after")
 
@@ -90,6 +92,16 @@ def recovery_s(first: Sequence[Attempt], phases: Phases) -> float:
         if one.sent_s >= phases.ends_s and one.tier in SERVED and not one.attained
     ]
     return max(late, default=0.0)
+
+
+def lateness(attempts: Sequence[Attempt], arrivals: Sequence[Arrival]) -> dict[str, float | None]:
+    """How many seconds after they were due requests were first sent: what the client was behind."""
+    late = [one.sent_s - arrivals[one.arrival].at_s for one in attempts if one.number == 0]
+    return {
+        "median": statistics.median(late) if late else None,
+        "p99": float(np.percentile(late, 99)) if late else None,
+        "most": max(late, default=None),
+    }
 
 
 def tokens(attempts: Sequence[Attempt], phases: Phases) -> dict[str, int]:

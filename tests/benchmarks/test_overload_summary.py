@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks.overload import OverloadOptions
-from benchmarks.overload_load import Attempt, Phases
-from benchmarks.overload_summary import recovery_s, refusals, summary
+from benchmarks.overload_load import Arrival, Attempt, Phases
+from benchmarks.overload_summary import lateness, recovery_s, refusals, summary
 
 PHASES = Phases({"greedy": 2.0, "other": 2.0}, "greedy", 20.0, 10.0, 10.0, 10.0)
 
@@ -38,6 +38,15 @@ def test_refusals_are_true_if_the_client_is_taken_when_it_comes_back() -> None:
     assert (found["num_refused"], found["num_came_back"], found["num_taken_then"]) == (3, 2, 1)
     assert (found["told_s_median"], found["told_s_most"]) == (3.0, 4.0)
     assert found["could_s_median"] == pytest.approx(1.5)  # 2 s and 1 s before the one taken at 14 s
+
+
+def test_how_late_requests_were_sent_is_told() -> None:
+    """Latency counts from sending: a client that is behind would hide what those due meanwhile waited."""
+    arrivals = [Arrival(1.0, "other", "batch"), Arrival(2.0, "other", "batch")]
+    attempts = [attempt(1.25, 0), attempt(4.0, 1), attempt(9.0, 1, number=1)]
+    found = lateness(attempts, arrivals)
+    assert (found["median"], found["most"]) == (1.125, 2.0)
+    assert lateness([], arrivals)["most"] is None
 
 
 def test_recovery_ends_with_the_last_that_was_refused_or_late() -> None:
