@@ -9,7 +9,7 @@ import numpy as np
 from cluster.config import PolicyConfig
 from cluster.forest import Forest
 from cluster.policies.base import DecodeRequest, Int32, StepContext
-from cluster.policies.goodput import best_prefix
+from cluster.policies.goodput import added_seconds, best_prefix
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
 
@@ -41,10 +41,10 @@ class AdaptiveVerification:
         slots = np.flatnonzero(forest.parent >= 0)
         slots = slots[np.argsort(-survival[slots], kind="stable")]
         num_context = sum(request.num_context for request in batch)
-        verify_s = context.cost.verify_seconds(n, n, num_context)
-        token_s = context.cost.verify_token_seconds(num_context / n)
+        verify_s = context.cost.verify_seconds(n, n, num_context, drafted=True)
         base_s = context.draft_s + context.draft_overhead_s + verify_s
-        budget, _ = best_prefix(survival[slots], float(n), base_s, token_s)
+        seconds = base_s + added_seconds(batch, len(slots), context)
+        budget, _ = best_prefix(survival[slots], float(n), seconds)
         chosen = np.zeros(forest.num_nodes, dtype=np.bool_)
         chosen[forest.roots] = True
         chosen[slots[:budget]] = True

@@ -23,34 +23,40 @@ class StepTimes:
     """Predicted seconds of a step, as a function of draft length and tokens verified.
 
     Attributes:
-        before_s: float64 [V + 1], drafting so many layers for the whole batch, overhead of the step included.
-        verify_s: verifying the roots alone.
-        token_s: each further token in the verify forward.
+        roots_s: float64 [V + 1], a step that drafts so many layers for the whole batch and verifies the
+            roots alone, its overhead included. Steps with drafts and without are corrected apart.
+        added_s: float64 [tokens + 1], what so many draft tokens add to the verify forward.
     """
 
-    before_s: Float64
-    verify_s: float
-    token_s: float
+    roots_s: Float64
+    added_s: Float64
 
     @classmethod
-    def of(cls, batch: Sequence[DecodeRequest], max_depth: int, context: StepContext) -> StepTimes:
-        """For chains; drafters work at the same time, each for all requests assigned to it."""
-        load = drafter_load(batch)
-        before_s = np.full(max_depth + 1, context.plain_overhead_s)
+    def of(
+        cls, batch: Sequence[DecodeRequest], max_depth: int, context: StepContext, most_tokens: int
+    ) -> StepTimes:
+        """Up to `most_tokens` draft tokens; drafters work at the same time, each for all its requests."""
+        load, cost = drafter_load(batch), context.cost
+        n, num_context = len(batch), sum(request.num_context for request in batch)
+        roots_s = np.full(max_depth + 1, context.plain_overhead_s + cost.verify_seconds(n, n, num_context))
+        beside_s = context.draft_overhead_s + cost.verify_seconds(n, n, num_context, drafted=True)
         for depth in range(1, max_depth + 1):
             draft_s = (
-                context.cost.draft_seconds(name, count, 1, depth, tokens)
-                for name, (count, tokens) in load.items()
+                cost.draft_seconds(name, count, 1, depth, tokens) for name, (count, tokens) in load.items()
             )
-            before_s[depth] = context.draft_overhead_s + max(draft_s, default=0.0)
-        n, num_context = len(batch), sum(request.num_context for request in batch)
-        verify_s = context.cost.verify_seconds(n, n, num_context)
-        token_s = context.cost.verify_token_seconds(num_context / max(1, n))
-        return cls(before_s=before_s, verify_s=verify_s, token_s=token_s)
+            roots_s[depth] = beside_s + max(draft_s, default=0.0)
+        return cls(roots_s, added_seconds(batch, most_tokens, context))
 
     def seconds(self, depth: int, num_drafted: int) -> float:
         """The step with `depth` layers drafted and `num_drafted` draft tokens verified besides the roots."""
-        return float(self.before_s[depth]) + self.verify_s + self.token_s * num_drafted
+        return float(self.roots_s[depth] + self.added_s[num_drafted])
+
+
+def added_seconds(batch: Sequence[DecodeRequest], most: int, context: StepContext) -> Float64:
+    """float64 [most + 1], seconds that 0 to `most` draft tokens add to verifying the roots of a batch."""
+    n = max(1, len(batch))
+    added = context.cost.verify_added_seconds(n, most, sum(request.num_context for request in batch) / n)
+    return np.concatenate([[0.0], np.cumsum(added)])
 
 
 def drafter_load(batch: Sequence[DecodeRequest]) -> dict[str, tuple[int, int]]:
@@ -105,19 +111,17 @@ def head_nodes(widths: Sequence[int] | Int64) -> Int64:
     return np.asarray(np.cumprod(np.asarray(widths, dtype=np.int64), axis=-1).sum(axis=-1))
 
 
-def best_prefix(gains: Float64, tokens: float, seconds: float, token_s: float) -> tuple[int, float]:
+def best_prefix(gains: Float64, tokens: float, seconds: Float64) -> tuple[int, float]:
     """How many draft slots to take for the highest goodput, the best first.
 
     Args:
         gains: float64 [slots], descending: expected tokens each slot adds.
         tokens: expected tokens without any slot.
-        seconds: seconds of the step without any slot.
-        token_s: seconds each slot adds.
+        seconds: float64 [slots + 1], of the step with so many slots.
 
     Returns:
         the smallest number of slots that has the highest goodput, and that goodput in tokens per second.
     """
-    expected = tokens + np.concatenate([[0.0], np.cumsum(gains)])
-    goodput = expected / (seconds + token_s * np.arange(len(gains) + 1))
+    goodput = (tokens + np.concatenate([[0.0], np.cumsum(gains)])) / seconds
     best = int(np.argmax(goodput))
     return best, float(goodput[best])

@@ -54,14 +54,14 @@ def best_head_widths(
         most_in_layer: widest beam that can be drafted.
     """
     shapes = head_shapes(num_heads, most, most_in_layer)
-    tokens, nodes = np.zeros(len(shapes)), np.zeros(len(shapes))
-    depth = np.zeros(len(shapes), dtype=np.int64)
+    tokens = np.zeros(len(shapes))
+    depth, nodes = np.zeros(len(shapes), dtype=np.int64), np.zeros(len(shapes), dtype=np.int64)
     for limit, count in zip(*np.unique(limits, return_counts=True), strict=True):
         widths = np.where(np.arange(num_heads) < limit, shapes, 0)
         tokens += count * head_tokens(rates, widths)
         nodes += count * head_nodes(widths)
         depth = np.maximum(depth, (widths > 0).sum(axis=1))
-    seconds = times.before_s[depth] + times.verify_s + times.token_s * nodes
+    seconds = times.roots_s[depth] + times.added_s[nodes]
     best: Int64 = shapes[int(np.argmax(tokens / seconds))]
     return best
 

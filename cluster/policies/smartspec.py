@@ -10,7 +10,15 @@ import numpy as np
 from cluster.config import PolicyConfig
 from cluster.forest import Forest
 from cluster.policies.base import DecodeRequest, Int32, StepContext, all_nodes
-from cluster.policies.goodput import Float64, Int64, StepTimes, best_prefix, chain_limits, chain_tokens
+from cluster.policies.goodput import (
+    Float64,
+    Int64,
+    StepTimes,
+    added_seconds,
+    best_prefix,
+    chain_limits,
+    chain_tokens,
+)
 from cluster.policies.head_trees import best_head_widths, full_trees, head_limits
 from cluster.policies.threshold import log_probability
 from drafters.messages import DraftPlan
@@ -50,10 +58,10 @@ class SmartSpec:
             # A draft goes on above T, and not at T.
             least = math.nextafter(log_probability(self._config.confidence_threshold), math.inf)
             return [DraftPlan(depth=k, stop_token_logp=least) for k in limits.tolist()]
-        times = StepTimes.of(batch, self._config.max_depth, context)
         rates = np.array([request.rate for request in batch])
         heads = head_limits(batch, limits)
         limits = limits - heads
+        times = StepTimes.of(batch, self._config.max_depth, context, int(limits.sum()))
         if self._config.smartspec_acceptance == "global":
             speculating = limits > 0
             rate = float(rates[speculating].mean()) if speculating.any() else 0.0
@@ -62,24 +70,21 @@ class SmartSpec:
             lengths = best_lengths(rates, limits, times)
         plans = [DraftPlan(depth=k) for k in lengths.tolist()]
         if heads.any():
-            widths = self._head_widths(batch, heads, times)
+            widths = self._head_widths(batch, heads, context)
             depth, width = int((widths > 0).sum()), max(1, int(np.cumprod(widths).max()))
             for i in np.flatnonzero(heads).tolist():
                 plans[i] = DraftPlan(depth=min(depth, int(heads[i])), width=width)
         return plans
 
-    def _head_widths(self, batch: Sequence[DecodeRequest], heads: Int64, times: StepTimes) -> Int64:
+    def _head_widths(self, batch: Sequence[DecodeRequest], heads: Int64, context: StepContext) -> Int64:
         """k_1..k_h for all requests drafted for by heads; `heads` int64 [requests] are their limits."""
         drafted = [request for request in batch if request.num_heads]
         rate = float(np.mean([request.rate for request in drafted]))
         num_heads = max(request.num_heads for request in drafted)
+        most_in_layer = min(request.max_width for request in drafted)
+        times = StepTimes.of(batch, self._config.max_depth, context, most_in_layer * int(heads.sum()))
         return best_head_widths(
-            np.full(num_heads, rate),
-            heads,
-            times,
-            num_heads,
-            self._config.max_width,
-            min(request.max_width for request in drafted),
+            np.full(num_heads, rate), heads, times, num_heads, self._config.max_width, most_in_layer
         )
 
     def _select_head_trees(
@@ -87,8 +92,7 @@ class SmartSpec:
     ) -> list[Int32]:
         """Full trees of those drafted for by heads, by the widths that are best for this batch now."""
         limits = chain_limits(batch, self._config.max_depth)
-        times = StepTimes.of(batch, self._config.max_depth, context)
-        widths = self._head_widths(batch, head_limits(batch, limits), times)
+        widths = self._head_widths(batch, head_limits(batch, limits), context)
         selected = all_nodes(trees)
         rows = [i for i, request in enumerate(batch) if request.num_heads]
         chosen = full_trees([trees[i] for i in rows], [widths] * len(rows))
@@ -113,10 +117,10 @@ class SmartSpec:
         drafted = np.flatnonzero((accepted > 0.0) & (forest.parent >= 0))
         n = len(batch)
         num_context = sum(request.num_context for request in batch)
-        verify_s = context.cost.verify_seconds(n, n, num_context)
+        verify_s = context.cost.verify_seconds(n, n, num_context, drafted=True)
         base_s = context.draft_s + context.draft_overhead_s + verify_s
-        token_s = context.cost.verify_token_seconds(num_context / n)
-        count, _ = best_prefix(accepted[drafted], float(n), base_s, token_s)
+        seconds = base_s + added_seconds(batch, len(drafted), context)
+        count, _ = best_prefix(accepted[drafted], float(n), seconds)
         chosen = np.zeros(forest.num_nodes, dtype=np.bool_)
         chosen[forest.roots] = True
         # All are predicted alike, so the shallow ones come first; then every prefix is closed under parent.
@@ -140,7 +144,7 @@ def common_goodput(rate: float, length: int, limits: Int64, times: StepTimes) ->
 
 def best_common_length(rate: float, limits: Int64, times: StepTimes) -> int:
     """The k in `0..V` with the highest goodput; the smallest of equals. Arguments as `common_goodput`."""
-    goodput = [common_goodput(rate, k, limits, times) for k in range(len(times.before_s))]
+    goodput = [common_goodput(rate, k, limits, times) for k in range(len(times.roots_s))]
     return int(np.argmax(goodput))
 
 
@@ -160,12 +164,14 @@ def best_lengths(rates: Float64, limits: Int64, times: StepTimes) -> Int64:
     """
     n = len(rates)
     best, best_k = n / times.seconds(0, 0), np.zeros(n, dtype=np.int64)
-    positions = np.arange(1, len(times.before_s))
-    for depth in range(1, len(times.before_s)):
+    positions = np.arange(1, len(times.roots_s))
+    for depth in range(1, len(times.roots_s)):
         # Row by row in position, so that of equal gains the earlier position is taken first.
         gains = np.where(positions[:depth, None] <= limits, rates ** positions[:depth, None], 0.0).ravel()
-        order = np.argsort(-gains, kind="stable")
-        count, goodput = best_prefix(gains[order], float(n), times.seconds(depth, 0), times.token_s)
+        # No more than limits allow, which leaves out some that gain nothing.
+        order = np.argsort(-gains, kind="stable")[: int(np.minimum(limits, depth).sum())]
+        seconds = times.roots_s[depth] + times.added_s[: len(order) + 1]
+        count, goodput = best_prefix(gains[order], float(n), seconds)
         if goodput > best:
             best = goodput
             best_k = np.bincount(order[:count] % n, minlength=n).astype(np.int64)

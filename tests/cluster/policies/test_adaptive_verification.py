@@ -29,7 +29,7 @@ def test_the_budget_is_the_enumerated_one(trees: list[TokenTree], step: StepCont
     num_context = sum(view.num_context for view in batch)
 
     def goodput(tokens: float, drafted: int) -> float:
-        return tokens / (base_s + step.cost.verify_seconds(n, n + drafted, num_context))
+        return tokens / (base_s + step.cost.verify_seconds(n, n + drafted, num_context, drafted=True))
 
     def of_lengths(lengths: tuple[int, ...]) -> float:
         kept = zip(of_tree, lengths, strict=True)

@@ -35,11 +35,10 @@ def brute_force_goodput(
     rates: list[float], widths: tuple[int, ...], limits: list[int], times: StepTimes
 ) -> float:
     """Tokens per second, head by head as section 4.3 tells it."""
-    tokens = nodes = 0.0
-    depth = 0
+    tokens, depth, nodes = 0.0, 0, 0
     for limit in limits:
         tokens += 1.0
-        reached = layer = 1.0
+        reached, layer = 1.0, 1
         for head, width in enumerate(widths):
             if width == 0 or head >= limit:
                 break
@@ -48,7 +47,7 @@ def brute_force_goodput(
             tokens += reached
             nodes += layer
             depth = max(depth, head + 1)
-    return tokens / (float(times.before_s[depth]) + times.verify_s + times.token_s * nodes)
+    return tokens / float(times.roots_s[depth] + times.added_s[nodes])
 
 
 @settings(max_examples=80, deadline=None)
@@ -61,8 +60,9 @@ def brute_force_goodput(
 def test_the_widths_are_the_best_of_all(
     rates: list[float], limits: list[int], token_s: float, layer_s: float
 ) -> None:
-    before_s = np.array([0.0] + [0.05 + layer_s * k for k in range(1, HEADS + 1)])
-    times = StepTimes(before_s=before_s, verify_s=1.0, token_s=token_s)
+    roots_s = 1.0 + np.array([0.0] + [0.05 + layer_s * k for k in range(1, HEADS + 1)])
+    most_tokens = len(limits) * HEADS * MOST**HEADS
+    times = StepTimes(roots_s=roots_s, added_s=token_s * np.arange(most_tokens + 1))
     found = best_head_widths(np.array(rates), np.array(limits), times, HEADS, MOST, MOST**HEADS)
     best = max(
         brute_force_goodput(rates, widths, limits, times) for widths in product(range(MOST + 1), repeat=HEADS)

@@ -25,10 +25,11 @@ RATES = st.sampled_from([0.0, 0.2, 0.5, 0.5, 0.8, 0.95, 1.0])
 @st.composite
 def step_times(draw: st.DrawFn, max_depth: int = 3) -> StepTimes:
     layer_s = draw(st.sampled_from([0.0, 0.1, 0.5]))
+    verify_s = draw(st.sampled_from([0.5, 2.0]))
+    token_s, knee = draw(st.sampled_from([0.0, 0.05, 0.3, 1.0])), draw(st.sampled_from([0, 3]))
     return StepTimes(
-        before_s=np.array([0.0] + [0.05 + layer_s * (k + 1) for k in range(max_depth)]),
-        verify_s=draw(st.sampled_from([0.5, 2.0])),
-        token_s=draw(st.sampled_from([0.0, 0.05, 0.3, 1.0])),
+        roots_s=verify_s + np.array([0.0] + [0.05 + layer_s * (k + 1) for k in range(max_depth)]),
+        added_s=token_s * np.maximum(np.arange(4 * max_depth + 1) - knee, 0),
     )
 
 
@@ -67,7 +68,7 @@ def test_the_common_length_is_the_enumerated_one(rate: float, limits: list[int],
     def goodput(k: int) -> float:
         lengths = [min(k, limit) for limit in limits]
         tokens = sum(expected_tokens(rate, length) for length in lengths)
-        return tokens / (times.before_s[max(lengths)] + times.verify_s + times.token_s * sum(lengths))
+        return tokens / float(times.roots_s[max(lengths)] + times.added_s[sum(lengths)])
 
     best = best_common_length(rate, np.array(limits), times)
     assert goodput(best) == pytest.approx(max(goodput(k) for k in range(4)))
@@ -81,7 +82,7 @@ def test_lengths_per_request_are_the_enumerated_ones(
 ) -> None:
     def goodput(lengths: tuple[int, ...]) -> float:
         tokens = sum(expected_tokens(rate, k) for (rate, _), k in zip(batch, lengths, strict=True))
-        return tokens / (times.before_s[max(lengths)] + times.verify_s + times.token_s * sum(lengths))
+        return tokens / float(times.roots_s[max(lengths)] + times.added_s[sum(lengths)])
 
     rates = np.array([rate for rate, _ in batch])
     limits = np.array([limit for _, limit in batch])
@@ -99,7 +100,8 @@ def test_the_best_prefix_is_the_enumerated_one(
 ) -> None:
     gains = sorted(gains, reverse=True)
     values = [(tokens + sum(gains[:m])) / (seconds + token_s * m) for m in range(len(gains) + 1)]
-    count, value = best_prefix(np.array(gains), tokens, seconds, token_s)
+    by_slots = np.array([seconds + token_s * m for m in range(len(gains) + 1)])
+    count, value = best_prefix(np.array(gains), tokens, by_slots)
     assert value == pytest.approx(max(values))
     assert values[count] == pytest.approx(value)
 
