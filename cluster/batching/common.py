@@ -99,7 +99,11 @@ def first_few(
 def iteration_s(count: int, num_context: float, context: BatchContext) -> float:
     """Predicted seconds of an iteration in which so many decode, of so many tokens each."""
     rows = round(count * context.num_rows)
-    return context.beside_s + context.cost.verify_seconds(count, rows, round(count * num_context))
+    # Forwards after drafting are corrected apart: they take longer than their rows alone say.
+    drafted = rows > count
+    return context.beside_s + context.cost.verify_seconds(
+        count, rows, round(count * num_context), drafted=drafted
+    )
 
 
 def batch_limit(requests: Collection[Request], context: BatchContext, share: float = 1.0) -> int:

@@ -14,6 +14,7 @@ from cluster.batching.common import IN_CALL, batch_limit, tokens_left
 from cluster.batching.priority import urgency
 from cluster.batching.registry import BATCHING_RULES, make_rule
 from cluster.batching.sep_pipe import pipeline
+from cluster.cost_model import VERIFY_DRAFTED, CostModel, CostProfile, LinearCost
 from cluster.requests import Request, State
 from tests.cluster.batch_states import cells, context, ids, of_state, request, requests_in
 
@@ -203,6 +204,15 @@ def test_the_batch_limit_is_the_largest_batch_that_keeps_the_strictest_objective
 
     fitting = [n for n in range(1, limits.max_running + 1) if not objectives or keeps(n)]
     assert batch_limit(running, limits) == max(fitting, default=1)
+
+
+@pytest.mark.parametrize(("num_rows", "limit"), [(1.0, 8), (2.0, 2)])
+def test_the_batch_limit_knows_that_forwards_after_drafting_take_longer(num_rows: float, limit: int) -> None:
+    """By hand: a row takes 1 ms, twice that after drafting, and a forward may take 8 ms."""
+    profile = CostProfile(target=LinearCost(gamma=1e-3))
+    measured = CostModel.corrected(profile, {VERIFY_DRAFTED: 2.0}, {})
+    limits = context(cost=measured, num_rows=num_rows, num_committed=1.0, beside_s=0.0)
+    assert batch_limit([request(0, State.READY, tpot_ms=8.001)], limits) == limit
 
 
 def test_an_unknown_rule_is_named_with_the_known_ones() -> None:
