@@ -60,8 +60,10 @@ class Totals:
     # Keys that attention of the target read in each layer, and keys of padding besides.
     key_tokens: int = 0
     padded_tokens: int = 0
-    # Decode iterations, seconds of whole ones, and of those, waiting for the slowest drafter, and verifying.
+    # Decode iterations, tokens they committed, seconds of whole ones, and of those, waiting for the slowest
+    # drafter, and verifying.
     iterations: int = 0
+    step_tokens: int = 0
     step_s: float = 0.0
     step_draft_s: float = 0.0
     step_verify_s: float = 0.0
@@ -359,6 +361,7 @@ class StepPlanner:
         """
         forward_s, heads_s = result.forward_seconds, evaluating_s(result)
         self.totals.iterations += 1
+        self.totals.step_tokens += sum([len(verdict.tokens) for verdict in result.verdicts])
         self.totals.step_s += iteration.elapsed_s
         self.totals.step_draft_s += iteration.draft_s + heads_s
         self.totals.step_verify_s += forward_s

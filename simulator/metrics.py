@@ -132,7 +132,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
         step_ms: mean length.
         draft_ms, verify_ms: of that, waiting for drafts, and for the target's forward.
         other_ms: the rest: messages, scheduling, and waiting for a worker that is busy with something else.
-        goodput_tokens_s: SmartSpec's goodput, tokens committed per second of iterations.
+        goodput_tokens_s: SmartSpec's goodput, tokens that iterations committed per second of them.
     """
 
     num_iterations: int
@@ -152,7 +152,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
             draft_ms=1e3 * totals.step_draft_s / count,
             verify_ms=1e3 * totals.step_verify_s / count,
             other_ms=1e3 * (seconds - totals.step_draft_s - totals.step_verify_s) / count,
-            goodput_tokens_s=totals.committed_tokens / seconds if seconds > 0.0 else 0.0,
+            goodput_tokens_s=totals.step_tokens / seconds if seconds > 0.0 else 0.0,
         )
 
 

@@ -97,6 +97,16 @@ def test_time_is_what_the_profile_says() -> None:
     assert per_token == pytest.approx(expected + 1e3 * profile.overhead_s / 2, rel=0.01)
 
 
+@pytest.mark.parametrize("rule", ["sarathi", "fcfs"])
+def test_goodput_of_plain_steps_is_a_token_per_step_and_request(rule: str) -> None:
+    """First tokens come from prompts, whose time is not in the steps: of 4 tokens they would be a third."""
+    requests = [one_request(number, 4) for number in range(6)]
+    requests = [replace(request, arrival_s=10.0 * number) for number, request in enumerate(requests)]
+    result = simulate(small_profile(drafters={}), systems.parse(f"autoregressive/{rule}"), requests)
+    assert result.steps.num_iterations == 18
+    assert result.steps.goodput_tokens_s == pytest.approx(1e3 / result.steps.step_ms)
+
+
 def test_a_collocated_drafter_and_a_forward_share_the_accelerator() -> None:
     machine = Machine(collocated=True)
     assert machine.verify(1, 0.0, 10.0) == 10.0
