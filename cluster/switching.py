@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cluster.requests import Request
 from drafters.messages import DraftCall, DraftResult
+from selector.protocol import MovesOnSchedule
 
 if TYPE_CHECKING:
     from cluster.drafter_pool import DrafterPool
@@ -20,7 +21,8 @@ READ_WITH_DRAFT = 16
 READ_AGAIN = 6
 # A request that may get fewer tokens than this is not prepared for another drafter.
 LEAST_REMAINING = 16
-# A request that its selector would leave where it is is asked about again after so many steps.
+# A request that its selector would leave where it is is asked about again after so many steps; at once if the
+# selector moves requests on a schedule, where a step left out is a move missed.
 ASK_AGAIN_STEPS = 8
 # Below this share of right guesses among the recent ones, one request in so many is prepared for.
 LEAST_HITS = 0.2
@@ -128,7 +130,8 @@ class Switching:
             view = view or self.pool.pool_view()
             name = self.pool.selector.destination(mine, view)
             if name not in mine.allowed or name == request.drafter:
-                self._ask_at[request.request_id] = request.num_steps + ASK_AGAIN_STEPS
+                if not isinstance(self.pool.selector, MovesOnSchedule):
+                    self._ask_at[request.request_id] = request.num_steps + ASK_AGAIN_STEPS
                 continue
             call = self._prepare(request, name, now, idle_s)
             if call is not None:

@@ -183,3 +183,14 @@ class Explores(Protocol):
             has_ended: whether the request is over, so that only later ones profit.
         """
         ...
+
+
+@runtime_checkable
+class MovesOnSchedule(Protocol):
+    """A selector that moves requests at slots of its own choice, so it is asked for destinations every step.
+
+    Attributes:
+        slots_left: slots until its present stage is over.
+    """
+
+    slots_left: int

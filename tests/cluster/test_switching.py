@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.catching_up import catch_up
@@ -18,7 +19,8 @@ from cluster.switching import READ_WITH_DRAFT
 from drafters.messages import Draft, DraftCall, DraftPlan, DraftResult
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
-from selector.protocol import PoolView, RequestView
+from selector.lbss import Lbss
+from selector.protocol import Outcome, PoolView, RequestView
 from tests.cluster.rotating import Rotate
 from tests.cluster.simulated import submit
 from tests.cluster.test_core import World
@@ -45,10 +47,10 @@ class Directed(Rotate):
 class Scene:
     """A pool of three drafters with requests that are told where to go."""
 
-    def __init__(self, *, max_requests: int = 8) -> None:
+    def __init__(self, *, max_requests: int = 8, max_tokens: int = 500) -> None:
         self.pool = DrafterPool(CostModel(DEFAULT_PROFILE), max_depth=6)
         for name in ("a", "b", "c"):
-            self.pool.add(name, capabilities(), max_requests)
+            self.pool.add(name, replace(capabilities(), max_tokens=max_tokens), max_requests)
         self.selector = self.pool.selector = Directed()
         self.now = 0.0
 
@@ -264,3 +266,26 @@ def test_the_core_prepares_switches_and_metrics_tell_of_them() -> None:
     assert metrics["flotilla_drafter_switches_prepared_total",] == totals.prepared
     assert metrics["flotilla_drafter_switch_first_drafts_total", "true"] == totals.first_drafts[True]
     assert metrics["flotilla_drafter_requests", "poor", "poor/1"] == 0.0
+
+
+@pytest.mark.parametrize("beta", [1, 2, 4, 8])
+def test_every_switch_of_spins_schedule_is_prepared(beta: int) -> None:
+    """SPIN, section IV-C: where a request goes next is known before, and its cache is built meanwhile."""
+    scene = Scene(max_tokens=10_000)
+    scene.pool.selector = Lbss(alpha=16, beta=beta, seed=3)
+    sampling = SamplingParams(temperature=0.0, max_tokens=10_000)
+    message = Submit(request_id="r", prompt=list(range(1, 41)), sampling=sampling)
+    request = Request(message, "client", 0.0, 0, output=[1, 2, 3], num_steps=1)
+    for _ in range(150):
+        scene.pool.assign([request], scene.now)
+        name, call = scene.draft(request)
+        scene.answer(name, call, depth=2)
+        request.extend([1] * 8)
+        request.num_steps += 1
+        outcome = Outcome("r", name, 8, 2, {"a": 1.0, "b": 0.5, "c": 2.0}[name])
+        scene.pool.observe([outcome])
+        for other, reading in scene.prepare(request):
+            scene.answer(other, reading)
+    totals = scene.pool.switching.totals
+    assert totals.switches > 5
+    assert totals.prepared == totals.switches
