@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cluster.call_cost import CallCost
 from cluster.call_parts import CallParts, Rows
+from cluster.cost_account import CostAccount
 from cluster.drift import DRIFT_FACTOR, Drift, DriftWatch
 from cluster.newest_weight import NewestWeight
 
@@ -137,16 +138,6 @@ class CostProfile(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_PROFILE = CostProfile(
     target=LinearCost(alpha=1e-6, gamma=5e-4, rho=3e-4, delta=8e-3), overhead_s=1e-3
 )
-
-
-@dataclass(slots=True)
-class CostAccount:
-    """Calls of a model since the start, seconds predicted and taken, and the sum of absolute errors."""
-
-    calls: int = 0
-    predicted_s: float = 0.0
-    actual_s: float = 0.0
-    error_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -322,12 +313,17 @@ class CostModel:
         self._factor[kind + PER_CALL] = call.fixed_s / cost.seconds(1, 1, 0)
         self._watch(kind, call.slope)
 
+    def learn(self, kind: str, cost: LinearCost) -> None:
+        """A kind of drafter is new, or has other weights: what corrected the costs before does not hold."""
+        drafters = {**self.profile.drafters, kind: cost}
+        self.profile = msgspec.structs.replace(self.profile, drafters=drafters)
+        self._calls.pop(kind, None)
+        for name in (kind, kind + PER_CALL):
+            self._factor.pop(name, None)
+
     def _count(self, model: str, predicted: float, actual: float) -> None:
         account = self.accounts.get(model) or self.accounts.setdefault(model, CostAccount())
-        account.calls += 1
-        account.predicted_s += predicted
-        account.actual_s += actual
-        account.error_s += abs(predicted - actual)
+        account.add(predicted, actual)
 
     def observe_call(self, parts: CallParts, actual: float) -> None:
         """Learn from a verify forward: each part is corrected by its share of what was predicted.

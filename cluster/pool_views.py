@@ -76,6 +76,10 @@ class MeasuredCosts:
         before = self._token_s.get(kind, token_s)
         self._token_s[kind] = before + SMOOTHING * (token_s - before)
 
+    def forget(self, kind: str) -> None:
+        """How long drafters of this kind read says nothing of those that come."""
+        self._token_s.pop(kind, None)
+
 
 def drafter_view(drafter: DrafterState) -> DrafterView:
     """The instance as it stands."""

@@ -6,8 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from cluster.cell_metrics import CellMetrics
 from cluster.cell_stats import CellStats
 from cluster.client_server import ClientServer
@@ -132,10 +130,10 @@ class SchedulerShell:
         self._metrics.restarted(name)
 
     def learn_cost(self, kind: str, cost: LinearCost) -> None:
-        """What a new kind of drafter costs, for every scheduler that may serve."""
+        """What a drafter that is new, or has other weights, costs, for every scheduler that may serve."""
         for core in {id(core): core for core in (self.core, *self._cores.values())}.values():
-            drafters = {**core.cost.profile.drafters, kind: cost}
-            core.cost.profile = msgspec.structs.replace(core.cost.profile, drafters=drafters)
+            core.cost.learn(kind, cost)
+            core.pool.costs.forget(kind)
 
     # Events and actions
 

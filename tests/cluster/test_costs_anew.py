@@ -1,0 +1,55 @@
+"""Other weights under a drafter's name: their costs are those measured, without corrections of the old."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.cell_metrics import CellMetrics
+from cluster.config import FlotillaConfig
+from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.scheduler_shell import SchedulerShell
+
+OLD, NEW = LinearCost(delta=1e-3), LinearCost(delta=4e-3, gamma=1e-4)
+
+
+def make_shell() -> SchedulerShell:
+    """Its drafter's layers have long taken five times what the profile says, and each call 20 ms besides."""
+    config = FlotillaConfig.model_validate({"target": {"path": "unused"}, "policy": {"name": "smartspec"}})
+    shell = SchedulerShell(config, CellMetrics(), lambda name: None, lambda name: None)
+    profile = CostProfile(target=LinearCost(gamma=1e-4, delta=1e-2), drafters={"small": OLD, "other": OLD})
+    shell.restart(config, CostModel(profile))
+    cost, costs = shell.core.cost, shell.core.pool.costs
+    for step in range(300):
+        for name in ("small", "other"):
+            layers_s = cost.layers_seconds(name, 1, 1, 1 + step % 4)
+            cost.observe_draft(name, layers_s, 5 * layers_s + 0.02)
+    costs.keeping |= {"small", "other"}
+    costs.have_read("small", 100, 1.0)
+    return shell
+
+
+def test_what_corrected_the_old_weights_costs_does_not_correct_the_new_ones() -> None:
+    shell = make_shell()
+    cost, costs = shell.core.cost, shell.core.pool.costs
+    others = [cost.draft_seconds("other", 2, 1, depth) for depth in range(5)]
+    assert cost.draft_seconds("small", 1, 1, 4) == pytest.approx(0.04, rel=0.1)
+    shell.learn_cost("small", NEW)
+    for depth in range(1, 5):
+        expected = NEW.seconds(2, 4, 0) + (depth - 1) * NEW.seconds(2, 2, 0)
+        assert cost.draft_seconds("small", 2, 1, depth) == pytest.approx(expected)
+    assert cost.draft_layer_seconds("small", 2, 1) == pytest.approx(NEW.seconds(2, 2, 0))
+    assert costs.rebuild_s("small", 10) == pytest.approx(NEW.seconds(1, 10, 10))
+    assert [cost.draft_seconds("other", 2, 1, depth) for depth in range(5)] == others
+
+
+def test_the_new_weights_are_corrected_by_their_own_calls_alone() -> None:
+    cost = make_shell().core.cost
+    cost.learn("small", NEW)
+    fresh = CostModel(CostProfile(target=cost.profile.target, drafters={"small": NEW}))
+    for model in (cost, fresh):
+        for step in range(30):
+            layers_s = model.layers_seconds("small", 1, 1, 1 + step % 4)
+            model.observe_draft("small", layers_s, 2 * layers_s)
+    for depth in (1, 4):
+        expected = fresh.draft_seconds("small", 1, 1, depth)
+        assert cost.draft_seconds("small", 1, 1, depth) == pytest.approx(expected)
