@@ -47,7 +47,7 @@ class Oracle:
                 of_all = sum(request.num_context for request in drafting)
                 draft_s += context.cost.draft_layer_seconds(drafting[0].drafter, len(drafting), 1, of_all)
             num_tokens = len(batch) + int(np.minimum(runs, depth).sum())
-            verify_s = context.cost.verify_seconds(len(batch), num_tokens, num_context)
+            verify_s = context.cost.verify_seconds(len(batch), num_tokens, num_context, drafted=depth > 0)
             goodput = num_tokens / (draft_s + verify_s + overhead)
             if goodput > best_goodput:
                 best, best_goodput = depth, goodput
