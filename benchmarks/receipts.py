@@ -64,7 +64,19 @@ def summarise_receipts(metrics: Sequence[Mapping[str, Any]]) -> ReceiptSummary |
         num_drafted=drafted,
         num_verified=verified,
         num_accepted=accepted,
-        mean_acceptance_length=(steps + accepted) / steps if steps else None,
+        mean_acceptance_length=sum(map(_committed, parts)) / steps if steps else None,
         acceptance_rate=accepted / verified if verified else None,
         drafters=dict(sorted(drafters.items(), key=lambda item: -item[1])),
     )
+
+
+def _committed(part: Mapping[str, Any]) -> float:
+    """Tokens that the steps of a response committed.
+
+    That is a token for each besides the accepted ones, unless its server says otherwise: where an accepted
+    path ends with a stop token, the target adds none.
+    """
+    steps, length = part.get("num_spec_steps") or 0, part.get("mean_acceptance_length")
+    if length is not None:
+        return float(length) * steps
+    return steps + float(part.get("num_accepted_draft_tokens") or 0)

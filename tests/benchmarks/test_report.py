@@ -13,6 +13,8 @@ from benchmarks.receipts import summarise_receipts
 from benchmarks.report import Distribution, outcome_json, report, summarise
 from benchmarks.serve import baseline_latency
 from benchmarks.tables import write_json
+from cluster.stream_messages import Objective, Receipt
+from deployments.receipts import ChoiceOutcome, metrics
 from tests.benchmarks.conftest import MakeOutcome
 
 
@@ -93,6 +95,31 @@ def test_receipts_are_weighted_by_steps() -> None:
     assert total.acceptance_rate == pytest.approx(0.4)
     assert total.drafters == {"code": 25, "chat": 15}
     assert summarise_receipts([{}]) is None
+
+
+def test_the_mean_acceptance_length_is_what_servers_say() -> None:
+    """6 tokens in 2 steps: 3 accepted and the target's own, then 2 accepted of which one ends the answer."""
+    receipt = Receipt(
+        queue_ms=0.0,
+        ttft_ms=1.0,
+        tpot_ms=1.0,
+        e2e_ms=6.0,
+        num_prompt_tokens=3,
+        num_cached_tokens=0,
+        num_output_tokens=6,
+        num_steps=2,
+        num_drafted=8,
+        num_verified=8,
+        num_accepted=5,
+        drafters={"code": 5},
+        num_preemptions=0,
+    )
+    outcome = ChoiceOutcome(3, 6, receipt, 1.0, 6.0, 1.0)
+    told = metrics([outcome], Objective(), 0)
+    assert told["speculative_decoding"]["mean_acceptance_length"] == 3.0
+    total = summarise_receipts([told, told])
+    assert total is not None
+    assert total.mean_acceptance_length == 3.0
 
 
 def test_result_files_are_strict_json(tmp_path: Path) -> None:
