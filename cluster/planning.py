@@ -158,6 +158,7 @@ class StepPlanner:
                 request.drafted(TokenTree.root_only(request.last_token))
             elif not can_draft[name](request):
                 behind.append(request)
+                request.drafted_by = request.drafted_kind = ""  # it reads, and serves nobody yet
                 request.drafted(TokenTree.root_only(request.last_token))
             else:
                 mine = drafting.get(name)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from cluster.events import Action, Draft, VerifyDone
 from engine.sampling_params import SamplingParams
 from selector.lbss import Lbss
+from selector.protocol import Outcome
 from tests.cluster.simulated import submit
 from tests.cluster.test_core import World
 
@@ -37,3 +38,43 @@ def test_slots_begin_with_the_first_draft_and_admission_ends_none() -> None:
         assert selector.slots_left == alpha
     world.drain()
     world.check_ends()
+
+
+class WatchedWorld(World):
+    """Compares what the selector is told of with the draft calls that were sent."""
+
+    def __init__(self) -> None:
+        self.drafted: set[str] = set()
+        self.told: list[tuple[Outcome, bool]] = []
+        super().__init__(3, "fixed", selector="lbss")
+        selector = self.core.pool.selector
+        assert isinstance(selector, Lbss)
+        inner = selector.observe
+
+        def observe(outcomes: Sequence[Outcome]) -> None:
+            for outcome in outcomes:
+                if self.core.requests[outcome.request_id].num_remaining > 1:  # else there is nothing to draft
+                    self.told.append((outcome, outcome.request_id in self.drafted))
+                self.drafted.discard(outcome.request_id)
+            inner(outcomes)
+
+        selector.observe = observe  # type: ignore[method-assign]
+
+    def observe(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Draft):
+                self.drafted |= {item.request_id for item in action.call.items if item.plan.depth}
+
+
+def test_a_step_in_which_a_drafter_only_read_is_no_goodput_of_it() -> None:
+    """SPIN counts the rebuilding of caches as switching: its goodput is that of the drafter at work."""
+    world = WatchedWorld()
+    sampling = SamplingParams(temperature=0.0, max_tokens=60)
+    for number in range(6):
+        world.send(submit(number, world.rng, sampling=sampling))
+    world.drain()
+    assert sum(was_drafted for _, was_drafted in world.told) > 50
+    only_read = [outcome for outcome, was_drafted in world.told if not was_drafted]
+    assert only_read
+    assert all(outcome.kind == "" for outcome in only_read)
+    assert all(outcome.kind for outcome, was_drafted in world.told if was_drafted)
