@@ -21,7 +21,7 @@ class OutstandingVerify:
 
     Attributes:
         call_id: its id.
-        drafted: whether any tree has more than its root.
+        drafted: whether anything was drafted for its requests, though none of it may be verified.
         parts: what the cost model expects of its forward.
         trees: draft trees being verified, by request id.
         prefilling: requests with a chunk in it.
@@ -113,6 +113,8 @@ class VerifyCalls:
         stop_rule: StopRule | None = None
         wanted_for = self._wanted(len(requests) + len(chunks))
         num_tokens = num_context = num_attended = num_forced = 0
+        # Also where no draft is verified in the end: what slows the target is that drafters worked.
+        drafted = any(request.tree is not None and len(request.tree.token) > 1 for request in requests)
         advance_all(requests, Trigger.VERIFY_SENT)
         for request in requests:
             request.tree = tree = trees[request.request_id]
@@ -143,7 +145,6 @@ class VerifyCalls:
             stop_rule = stop_rule or wanted.stop_rule
             prefill.append(_chunk(request, most, wanted, now))
         self._last_id += 1
-        drafted = num_tokens > len(verify)
         decoding = Rows(len(verify), num_tokens, num_context, num_attended)
         reading = NO_ROWS
         for request, most in chunks:
