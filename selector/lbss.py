@@ -25,6 +25,8 @@ from selector.protocol import Outcome, PoolView, RequestView
 
 # Of equal matchings the one that moves fewest: staying weighs this share more.
 STAYING = 1e-9
+# Goodput of a kind of which nothing has been seen yet: less than any, and more than having no drafter.
+UNSEEN = 1e-6
 
 
 @dataclass(slots=True)
@@ -237,7 +239,8 @@ class Lbss:
         for row, (request, _) in enumerate(pairs):
             for column, name in enumerate(names):
                 if name in request.allowed:
-                    weights[row, column] = self.estimate(request.request_id, pool.drafters[name].kind)
+                    seen = self.estimate(request.request_id, pool.drafters[name].kind)
+                    weights[row, column] = max(seen, UNSEEN)
                     if name == request.current:
                         weights[row, column] *= 1.0 + STAYING
         capacities = np.array([places.free[name] for name in names], dtype=np.int64)

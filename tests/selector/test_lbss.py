@@ -76,6 +76,14 @@ def test_exploitation_is_the_matching_on_exploration_averages() -> None:
     assert before == {"large": 0.0, "middle": 0.0, "small": 0.0}
 
 
+def test_who_has_seen_no_goodput_yet_has_a_drafter_all_the_same() -> None:
+    """As where every drafter was still reading while it explored: without one nothing would ever be seen."""
+    made = world(alpha=4, beta=2)
+    for _ in range(4):
+        made.step()
+    assert all(made.step().values())
+
+
 def test_a_last_chunk_is_shorter_if_beta_does_not_divide_alpha() -> None:
     made = world(alpha=7, beta=3, num_requests=1)
     places = [made.step()["r0"] for _ in range(7)]
