@@ -69,7 +69,7 @@ def check(submit: Submit, cell: CellState) -> Rejected | None:
     if tpot_ms is not None and not submit.output:  # else a cell has begun it: it is brought to its end
         # What was learnt of a busy machine says nothing of what it can do.
         alone_s = min(cell.cost.verify_seconds(1, 1, 0), cell.cost.profile.target.seconds(1, 1, 0))
-        best_ms = 1e3 * alone_s / (cell.config.policy.max_depth + 1)
+        best_ms = 1e3 * alone_s / (cell.config.policy.deepest + 1)
         if tpot_ms < best_ms:
             message = (
                 f"slo.tpot_ms {tpot_ms:g} is below {best_ms:.2f} ms, the least this model can reach "

@@ -162,6 +162,12 @@ class PolicyConfig(StrictModel):
             raise ValueError(f"min_depth {self.min_depth} is above max_depth {self.max_depth}")
         return self
 
+    @property
+    def deepest(self) -> int:
+        """Most layers that the policy ever drafts: two of them have a depth of their own."""
+        own = {"fixed": self.fixed_depth, "specinfer": len(self.expansion)}
+        return own.get(self.name, self.max_depth)
+
 
 class SelectorConfig(StrictModel):
     """Which drafter serves which request (SPIN section IV)."""

@@ -56,11 +56,11 @@ class SchedulerCore:
     def __init__(self, config: FlotillaConfig, policy: Policy, cost: CostModel) -> None:
         self.config = config
         self.cost = cost
-        self.pool = DrafterPool(cost, config.policy.max_depth, config.selector)
+        self.pool = DrafterPool(cost, config.policy.deepest, config.selector)
         self.pool.costs.sharing = sharing_of(config)
         self.planner = StepPlanner(policy, cost, self.pool, config.scheduler)
         self.batcher = Batcher(config.scheduler, cost, self.pool, FairQueue.of(config))
-        self.micro_batches = MicroBatches(config.scheduler, cost, config.policy.max_depth)
+        self.micro_batches = MicroBatches(config.scheduler, cost, config.policy.deepest)
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []
         self.running: dict[str, Request] = {}
