@@ -86,7 +86,7 @@ def test_coming_back_when_told_succeeds() -> None:
     met: list[bool] = []
     waits: list[float] = []
     beside_returning: list[float] = []
-    for cell in map(burst, range(5)):
+    for cell in map(burst, range(8)):
         refused = {name for name in cell.rejections if not name.endswith(" again")}
         again = {name for name in cell.rejections if name.endswith(" again")}
         num_refused, num_again = num_refused + len(refused), num_again + len(again)
