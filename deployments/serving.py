@@ -24,7 +24,7 @@ os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
 
 import ray
 from ray import serve
-from ray.serve.schema import DeploymentStatus
+from ray.serve.schema import ApplicationStatus, DeploymentStatus
 from rich.console import Console
 
 from cluster.config import FlotillaConfig
@@ -168,11 +168,10 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
             logging_config={"log_level": "WARNING", "enable_access_log": False},
         )
         startup.enter("Cell")
-        try:
-            serve.run(build_app(config), name=APP_NAME)
-        except RuntimeError as error:
-            reason = _why_not_started() or str(error)
-            raise StartError(f"Ray Serve could not start the application: {reason}") from error
+        # Serve's own wait looks once a second.
+        application = serve.RunTarget(target=build_app(config), name=APP_NAME)
+        serve.run_many([application], wait_for_applications_running=False)
+        _await_application()
         _await_cell(startup)
         startup.enter("HTTP")
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
@@ -198,6 +197,17 @@ def _reserve(host: str, port: int) -> int:
         return _ports.reserve(host, port)
     except OSError as error:  # somebody took it since `preflight` looked
         raise StartError(error.strerror) from None
+
+
+def _await_application() -> None:
+    while True:
+        application = serve.status().applications[APP_NAME]
+        if application.status == ApplicationStatus.RUNNING:
+            return
+        if application.status == ApplicationStatus.DEPLOY_FAILED:
+            reason = _why_not_started() or application.message
+            raise StartError(f"Ray Serve could not start the application: {reason}")
+        time.sleep(_POLL_S)
 
 
 def _why_not_started() -> str:
