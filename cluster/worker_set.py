@@ -291,6 +291,7 @@ class WorkerSet:
         for actor in self._begun.values():
             end(actor)
         for worker in self.workers.values():
+            worker.is_loaded = False  # else its loss is heard yet, and another is made that nobody ends
             worker.kill()
         self._reservations.release()
 
