@@ -11,7 +11,7 @@ import httpx
 from tests.system.conftest import Server
 
 PROMPT = "def read_lines(path):\n    "
-NUM_OTHERS = 24
+NUM_OTHERS = 16
 
 
 def check_headers_and_multiples(server: Server) -> None:
