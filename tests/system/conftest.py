@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
+import ray
+from ray.cluster_utils import Cluster
 
 from cluster.config import FlotillaConfig
+from cluster.priority import use_ordinary_priority
+from deployments.application import WORKER_ENVIRONMENT
 from deployments.demo import demo_config
 from tests.cluster.test_profile_file import profile_of
+from tests.own_processes import own_processes
 from zoo.registry import EAGLE
+
+#: Processes of a cell; when its server has stopped there must be none.
+WORKERS = ("DrafterWorker", "VerifierWorker")
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,79 @@ def with_profile(config: FlotillaConfig, path: Path) -> FlotillaConfig:
     return config.model_copy(update={"profile": str(path)})
 
 
+def pass_self_tests(config: FlotillaConfig) -> None:
+    """Have it on record that its models passed (docs/decisions/0058), for who tests nothing of how they load.
+
+    Else each worker compares, for which it imports Transformers: most of its start, and done here already.
+    Those of test_server.py and test_two_ranks.py do.
+    """
+    from cluster.pool_drafter import build_pool_drafter
+    from cluster.target import build_target
+
+    limits = build_target(config.target).ready()
+    for drafter in config.drafters:
+        build_pool_drafter(drafter, limits.vocab_size, limits.max_tokens, config.target.path)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules that share a Ray come one after another, before those that start their own."""
+    places = [place for place, item in enumerate(items) if item.path.parent == Path(__file__).parent]
+    found = [items[place] for place in places]
+    found.sort(key=lambda item: "shared_ray" not in getattr(item, "fixturenames", ()))
+    for place, item in zip(places, found, strict=True):
+        items[place] = item
+
+
+class SharedRay:
+    """A Ray cluster for all modules that are not about its start."""
+
+    def __init__(self) -> None:
+        self._cluster: Cluster | None = None
+
+    def address(self) -> str:
+        """Where to join; started if there is none."""
+        if self._cluster is None:
+            os.environ.update(WORKER_ENVIRONMENT)
+            use_ordinary_priority()
+            self._cluster = Cluster()
+            self._cluster.add_node(num_cpus=16, object_store_memory=200 << 20, include_dashboard=False)
+        return str(self._cluster.address)
+
+    def end(self) -> None:
+        """Stop it: who has started a Ray of its own since could not join it again, and would hear nothing."""
+        if self._cluster is not None:
+            self._cluster.shutdown()
+        self._cluster = None
+
+
+@pytest.fixture(scope="package")
+def ray_of_many() -> Iterator[SharedRay]:
+    made = SharedRay()
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="module")
+def shared_ray(ray_of_many: SharedRay) -> Iterator[None]:
+    """Who starts Ray in this module joins the cluster there is, and leaves no worker behind in it."""
+    ray.shutdown()  # benchmarks leave theirs to the end of the process
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", ray_of_many.address())
+        yield
+    ray.shutdown()
+    deadline = time.monotonic() + 20
+    while left := {kind: found for kind in WORKERS if (found := own_processes(kind))}:
+        assert time.monotonic() < deadline, f"workers are left of a server that was stopped: {left}"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def own_ray(ray_of_many: SharedRay) -> None:
+    """This module starts a Ray by itself, and there is no other one beside."""
+    ray.shutdown()
+    ray_of_many.end()
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
@@ -73,7 +156,7 @@ def start(config: FlotillaConfig) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server(own_ray: None) -> Iterator[Server]:
     # AdaServe drafts in every step, also where a machine or poor drafters would make the default refrain:
     # these tests are about what speculation might change, so there must be some.
     tiers = {"strict": {"e2e_ms": 1.0, "downgrade_to": "bulk"}, "bulk": {"priority": 1}}

@@ -17,28 +17,29 @@ from cluster.config import FlotillaConfig
 from cluster.members import Member
 from deployments.application import APP_NAME
 from deployments.directory import DIRECTORY_NAME, ask
-from tests.system.conftest import Server, start, with_profile
+from tests.system.conftest import Server, pass_self_tests, start, with_profile
 from tests.system.front_end_loss import check_a_stream_goes_on
 from tests.system.rolling_out import check_a_rollout
 
 pytestmark = pytest.mark.system
 
-NUM_REQUESTS, NUM_TOKENS = 10, 320
+NUM_REQUESTS, NUM_TOKENS = 10, 200
 
 
 @pytest.fixture(scope="module")
-def two_cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    config = {
+def two_cells(shared_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    raw = {
         "target": {"path": "zoo:target-8x384", "num_slots": 8192},
         "drafters": [{"kind": "prompt_lookup", "name": "lookup"}],
         "http": {"port": 0},
         # Room for a third, so that Serve asks the policy; there is no time for one to be added. Answers take
         # longer than cells have to drain.
-        "scaling": {"cells": {"min": 2, "max": 3, "upscale_delay_s": 3600, "drain_timeout_s": 1}},
+        "scaling": {"cells": {"min": 2, "max": 3, "upscale_delay_s": 3600, "drain_timeout_s": 0.5}},
         "health": {"silent_s": 2.0, "member_silent_s": 5.0},
     }
-    costs = tmp_path_factory.mktemp("cells") / "costs.json"
-    yield from start(with_profile(FlotillaConfig.model_validate(config), costs))
+    config = with_profile(FlotillaConfig.model_validate(raw), tmp_path_factory.mktemp("cells") / "costs.json")
+    pass_self_tests(config)
+    yield from start(config)
 
 
 def cells() -> list[Member]:

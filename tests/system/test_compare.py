@@ -7,21 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import yaml
 
 from benchmarks.compare import CompareOptions, run
 from benchmarks.compare_outputs import count
 from benchmarks.compare_plan import parse_rate
-from deployments.demo import demo_config
+from tests.system.conftest import pass_self_tests, small_demo, with_profile
 
 pytestmark = pytest.mark.system
 
 
+@pytest.mark.usefixtures("shared_ray")
 def test_policies_are_compared_on_one_warm_cell_and_an_interrupted_run_goes_on(tmp_path: Path) -> None:
-    raw = demo_config().model_dump(mode="json")
-    raw["drafters"] = raw["drafters"][-1:]  # prompt lookup: a quick start
+    cell = with_profile(small_demo(("prompt-lookup",)), tmp_path / "costs.json")
+    pass_self_tests(cell)
     config, path = tmp_path / "cell.yaml", tmp_path / "compare.json"
-    config.write_text(yaml.safe_dump(raw))
+    config.write_text(yaml.safe_dump(cell.model_dump(mode="json")))
+    ray.init(log_to_driver=False)
 
     def compare(*policies: str) -> dict[str, Any]:
         options = CompareOptions(

@@ -20,49 +20,46 @@ from deployments.directory import Directory, DirectoryClient, ask
 
 pytestmark = pytest.mark.system
 
-NUM_STOPPED = 4
+NUM_STOPPED, NUM_REPORTS = 2, 4
 
 
 @ray.remote(num_cpus=0)
 class Reporter:
-    """Reports again as soon as it is answered, so that it is likely to be stopped in the midst of a call."""
+    """Reports again as soon as it is answered, so that it is likely to be stopped in the midst of calls."""
 
-    async def start(self, directory: DeploymentHandle, member: Member) -> int:
-        self._client = DirectoryClient(directory, lambda: member, interval_s=0.0)
-        self._client.start()
+    async def start(self, directory: DeploymentHandle, members: list[Member]) -> int:
+        self._clients = [DirectoryClient(directory, lambda told=one: told, interval_s=0.0) for one in members]
+        for client in self._clients:
+            client.start()
         return os.getpid()
 
     async def num_heard(self) -> int:
-        return len(self._client.members)
+        return min(len(client.members) for client in self._clients)
 
 
 @pytest.fixture(scope="module")
-def directory() -> Iterator[DeploymentHandle]:
-    ray.shutdown()  # benchmarks leave theirs to the end of the process
+def directory(shared_ray: None) -> Iterator[DeploymentHandle]:
     # Names of groups are those of a namespace: Ray Serve's, in which cells and directory are.
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, namespace="serve")
+    ray.init(log_to_driver=False, namespace="serve")
     serve.start(proxy_location="Disabled")
     deployed = serve.deployment(Directory).options(
         max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0}
     )
     yield serve.run(deployed.bind(free_after_s=2.0), name="directory", route_prefix=None)
     serve.shutdown()
-    ray.shutdown()
 
 
 def test_who_is_stopped_in_the_midst_of_a_report_keeps_nobody_waiting(directory: DeploymentHandle) -> None:
-    stopped = []
-    for number in range(NUM_STOPPED):
-        reporter = Reporter.remote()
-        member = Member(kind="cell", id=f"{number}", node="n")
-        pid = ray.get(reporter.start.remote(directory, member))
+    reporters = [Reporter.remote() for _ in range(NUM_STOPPED)]
+    for number, reporter in enumerate(reporters):
+        members = [Member(kind="cell", id=f"{number} {report}", node="n") for report in range(NUM_REPORTS)]
+        pid = ray.get(reporter.start.remote(directory, members))
         while not ray.get(reporter.num_heard.remote()):
             pass
         os.kill(pid, signal.SIGSTOP)
-        stopped.append(reporter)
         for _ in range(5):
             assert asyncio.run(ask(directory, "members"))
-    for reporter in stopped:
+    for reporter in reporters:
         ray.kill(reporter)
 
 

@@ -19,7 +19,7 @@ from cluster.core_affinity import is_crowded, usable_cores
 from cluster.placement import rank_name
 from deployments.demo import demo_config
 from tests.own_processes import own_processes
-from tests.system.conftest import Server, start
+from tests.system.conftest import Server, pass_self_tests, start, with_profile
 from tests.system.scraping import value
 
 pytestmark = pytest.mark.system
@@ -46,8 +46,10 @@ def pool_config() -> FlotillaConfig:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    yield from start(pool_config())
+def server(shared_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    config = pool_config()
+    pass_self_tests(config.model_copy(update={"drafters": (*config.drafters, demo_config().drafters[1])}))
+    yield from start(with_profile(config, tmp_path_factory.mktemp("pool") / "costs.json"))
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from deployments.api_keys import new_key
 from deployments.demo import demo_config
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.proto.flotilla.v1 import generation_pb2_grpc as pb_grpc
-from tests.system.conftest import free_port, with_profile
+from tests.system.conftest import free_port, pass_self_tests, with_profile
 
 pytestmark = pytest.mark.system
 
@@ -44,7 +44,7 @@ class Secured:
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def secured(shared_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     from typer.testing import CliRunner
 
     from deployments import cli
@@ -66,6 +66,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     raw["log"] |= {"file": directory / "records" / "log.jsonl", "format": "json", "level": "debug"}
     (directory / "records").mkdir()
     config = with_profile(FlotillaConfig.model_validate(raw), directory / "costs.json")
+    pass_self_tests(config)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLOTILLA_API_KEY", keys["environment"])
         with running(config) as url:

@@ -334,22 +334,29 @@ def test_requests_given_up_over_grpc_leave_the_cell(server: Server) -> None:
     assert all(trial.num_cancelled == 1 for trial in trials if trial.way == "Cancel")
 
 
-@pytest.mark.parametrize("kind", ["DrafterWorker", "VerifierWorker"])
-def test_killing_a_worker_under_load_changes_no_text(server: Server, kind: str) -> None:
+@pytest.fixture(scope="module")
+def expected(server: Server) -> list[tuple[str, str]]:
+    """Prompts, and what each is continued with when nothing is killed."""
     prompts = [f"def function_{number}(value):\n    " for number in range(8)]
-    expected = [server.complete(prompt, max_tokens=48)["choices"][0]["text"] for prompt in prompts]
-    got: dict[int, list[str]] = {number: [] for number in range(len(prompts))}
+    return [(prompt, server.complete(prompt, max_tokens=48)["choices"][0]["text"]) for prompt in prompts]
+
+
+@pytest.mark.parametrize("kind", ["DrafterWorker", "VerifierWorker"])
+def test_killing_a_worker_under_load_changes_no_text(
+    server: Server, expected: list[tuple[str, str]], kind: str
+) -> None:
+    got: dict[int, list[str]] = {number: [] for number in range(len(expected))}
     failures: list[BaseException] = []
     stop = threading.Event()
 
     def load(number: int) -> None:
         try:
             while not stop.is_set() or not got[number]:
-                got[number].append(server.complete(prompts[number], max_tokens=48)["choices"][0]["text"])
+                got[number].append(server.complete(expected[number][0], max_tokens=48)["choices"][0]["text"])
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=load, args=(number,)) for number in range(len(prompts))]
+    threads = [threading.Thread(target=load, args=(number,)) for number in range(len(expected))]
     for thread in threads:
         thread.start()
     time.sleep(1.0)
@@ -363,7 +370,7 @@ def test_killing_a_worker_under_load_changes_no_text(server: Server, kind: str) 
         assert not thread.is_alive(), "a request hangs"
     assert not failures
     for number, texts in got.items():
-        assert set(texts) == {expected[number]}
+        assert set(texts) == {expected[number][1]}
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not set(own_processes(kind)) - set(victims[:1]):
         time.sleep(0.2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,16 +24,13 @@ from engine.wire import Decoder, encode
 
 pytestmark = pytest.mark.system
 
-ORPHAN_S = 3.0
+ORPHAN_S = 2.0
 TOKENS = [5, 6, 7, 8, 5, 6, 7]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.shutdown()  # benchmarks leave theirs to the end of the process
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+def cluster(shared_ray: None) -> None:
+    ray.init(log_to_driver=False)
 
 
 class Scheduler:

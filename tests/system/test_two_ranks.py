@@ -26,20 +26,21 @@ from tests.system.conftest import Server, small_demo, start, with_profile
 pytestmark = pytest.mark.system
 
 
-# Together they need more slots than there are; alone, each has plenty.
+# Together they need more slots than there are; two at a time have plenty.
 PROMPTS = [f"def function_{number}(value, other):\n    " for number in range(4)]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(shared_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     # Each further drafter is a process to start; none of these tests is about which drafter drafts.
     config = small_demo(
         drafters=("general-2x192", "prompt-lookup"),
         target__tensor_parallel=2,
-        target__num_slots=320,
+        target__num_slots=256,
         policy__name="adaserve",
         policy__max_width=1,
         scheduler__micro_batches=2,
+        pool__standby=0,
         debug__timeline=20_000,
         health__silent_s=2.0,
         health__orphan_s=240.0,  # a new cell may take a minute where tests run beside
@@ -49,14 +50,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def ask(server: Server, prompt: str) -> tuple[str, int]:
     """The text of a long answer, and how often it was preempted."""
-    answer = server.complete(prompt, max_tokens=100, ignore_eos=True)
+    answer = server.complete(prompt, max_tokens=80, ignore_eos=True)
     return answer["choices"][0]["text"], answer["metrics"]["num_preemptions"]
 
 
 @pytest.fixture(scope="module")
-def alone(server: Server) -> list[tuple[str, int]]:
-    """What each prompt's request gives when nothing else runs."""
-    return [ask(server, prompt) for prompt in PROMPTS]
+def undisturbed(server: Server) -> list[tuple[str, int]]:
+    """What each prompt's request gives when there is room; two fit."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda prompt: ask(server, prompt), PROMPTS))
 
 
 def test_two_ranks_return_the_targets_own_text(server: Server) -> None:
@@ -67,12 +69,12 @@ def test_two_ranks_return_the_targets_own_text(server: Server) -> None:
 
 
 def test_requests_that_outgrow_the_pool_are_preempted_and_return_the_same_text(
-    server: Server, alone: list[tuple[str, int]]
+    server: Server, undisturbed: list[tuple[str, int]]
 ) -> None:
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         together = list(pool.map(lambda prompt: ask(server, prompt), PROMPTS))
-    assert [text for text, _ in together] == [text for text, _ in alone]
-    assert sum(preemptions for _, preemptions in alone) == 0
+    assert [text for text, _ in together] == [text for text, _ in undisturbed]
+    assert sum(preemptions for _, preemptions in undisturbed) == 0
     assert sum(preemptions for _, preemptions in together) > 0
 
 
@@ -117,7 +119,7 @@ def test_drafting_and_verification_overlap_in_the_trace(server: Server, tmp_path
 
 
 def test_both_ranks_of_a_cell_that_was_killed_go_on_with_the_next(
-    server: Server, alone: list[tuple[str, int]]
+    server: Server, undisturbed: list[tuple[str, int]]
 ) -> None:
     before = {one["process"]: one["pid"] for one in workers(server).values()}
     (cell,) = own_processes("ServeReplica:flotilla:Cell")
@@ -127,12 +129,12 @@ def test_both_ranks_of_a_cell_that_was_killed_go_on_with_the_next(
             assert not any(answer.done() for answer in answers), "killed too late to show anything"
         os.kill(cell, signal.SIGKILL)
         told = [answer.result(timeout=90)[0] for answer in answers]
-    assert told == [text for text, _ in alone[:3]]
+    assert told == [text for text, _ in undisturbed[:3]]
     assert {one["process"]: one["pid"] for one in workers(server).values()} == before
 
 
 def test_a_stopped_rank_holds_up_the_others_and_all_are_replaced(
-    server: Server, alone: list[tuple[str, int]]
+    server: Server, undisturbed: list[tuple[str, int]]
 ) -> None:
     """Last: the target is started again."""
     before = workers(server)
@@ -142,7 +144,7 @@ def test_a_stopped_rank_holds_up_the_others_and_all_are_replaced(
             assert not any(answer.done() for answer in answers), "stopped too late to show anything"
         os.kill(before[rank_name(1)]["pid"], signal.SIGSTOP)
         told = [answer.result(timeout=90)[0] for answer in answers]
-    assert told == [text for text, _ in alone[:2]]
+    assert told == [text for text, _ in undisturbed[:2]]
     after = workers(server)
     assert after[rank_name(1)]["stalls"] == before[rank_name(1)]["stalls"] + 1
     for rank in range(2):
