@@ -23,7 +23,8 @@ from deployments.application import WORKER_ENVIRONMENT
 from deployments.cell_client import CellClient
 from deployments.demo import demo_config
 from engine.sampling_params import SamplingParams
-from tests.system.conftest import with_profile
+from tests.system.conftest import pass_self_tests, with_profile
+from tests.system.replicas_on_nodes import OF_GROUP, check_replicas
 
 pytestmark = pytest.mark.system
 
@@ -60,10 +61,10 @@ class Machines:
         self._cluster = Cluster()
         self._nodes: dict[str, Any] = {}
 
-    def add(self, name: str, num_cpus: int, **labels: str) -> None:
+    def add(self, name: str, num_cpus: int, resources: dict[str, float] | None = None, **labels: str) -> None:
         system = {"_system_config": QUICK_HEALTH_CHECKS} if not self._nodes else {}
         self._nodes[name] = self._cluster.add_node(
-            num_cpus=num_cpus, labels=labels | {"machine": name}, **NODE, **system
+            num_cpus=num_cpus, resources=resources, labels=labels | {"machine": name}, **NODE, **system
         )
 
     def kill(self, name: str) -> None:
@@ -85,12 +86,12 @@ class Machines:
 
 
 @pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
+def machines(own_ray: None) -> Iterator[Machines]:
     root = str(Path(__file__).resolve().parents[2])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     os.environ.update(WORKER_ENVIRONMENT)
     made = Machines()
-    made.add("head", 2)
+    made.add("head", 0)
     made.add("engine", 2, role="target")
     made.add("first", 1, role="drafter", zone="a")
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
@@ -104,6 +105,7 @@ def cell(machines: Machines, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     at_head = NodeAffinitySchedulingStrategy(machines.id_of("head"), soft=False)
     actor: Any = ray.remote(Cell)
     config = with_profile(two_zones(), tmp_path_factory.mktemp("nodes") / "costs.json")
+    pass_self_tests(config)
     made = actor.options(num_cpus=0, max_restarts=0, scheduling_strategy=at_head).remote(config)
     deadline = time.monotonic() + 90
     while not (state := ray.get(made.describe.remote(), timeout=30))["ready"]:
@@ -267,3 +269,8 @@ async def target(cell: Any, condition: Callable[[dict[str, Any]], bool]) -> dict
             return dict(found)
         assert time.monotonic() < deadline, found
         await asyncio.sleep(0.1)
+
+
+def test_replicas_keep_off_the_head_and_those_that_do_not_fit_ask_for_a_node(machines: Machines) -> None:
+    machines.add("worker", 1, OF_GROUP)
+    check_replicas(machines.address)
