@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -123,6 +124,18 @@ class CellStandIn:
             writer.transport.abort()
 
     async def close(self) -> None:
+        """In the loop that it serves in: a gRPC server's thread may be ending its own at this very moment.
+
+        Servers of asyncio are not to be closed by two threads, and a loop that ends hangs up too.
+        """
+        loop = asyncio.get_running_loop() if self._server is None else self._server.get_loop()
+        if loop is not asyncio.get_running_loop():
+            with contextlib.suppress(RuntimeError):  # closed: nothing runs there any more
+                loop.call_soon_threadsafe(self._close)
+                return
+        self._close()
+
+    def _close(self) -> None:
         self.hang_up()
         if self._server is not None:
             self._server.close()
