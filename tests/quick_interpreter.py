@@ -1,22 +1,32 @@
-"""Triton's interpreter without what takes it a third of its time and changes no result."""
+"""Triton's interpreter without what takes it most of its time and changes no result."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import sys
 from typing import Any
 
 
 def make_quick() -> None:
-    """Patch Triton's language once a launch, where anybody has imported Triton.
+    """Patch Triton's interpreter, where anybody has imported Triton; of another version what is as it was."""
+    interpreter: Any = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is None:
+        return
+    patches = (_patch_language_once, _count_no_overflows, _remember_types, _remember_shapes, _call_directly)
+    for patch in patches:
+        with contextlib.suppress(AttributeError):
+            patch(interpreter)
+
+
+def _patch_language_once(interpreter: Any) -> None:
+    """Patch Triton's language once a launch.
 
     Triton 3.9 does so again in every call of a device function, `tl.sum` and the like, and goes through all
     of its modules for it: nothing in them is as it was before the launch until that has ended.
     """
-    interpreter: Any = sys.modules.get("triton.runtime.interpreter")
-    if interpreter is None or not hasattr(interpreter, "_LangPatchScope"):
-        return
-    language, patch = interpreter.tl, interpreter._patch_lang
+    language, patch, scope_of_none = interpreter.tl, interpreter._patch_lang, interpreter._LangPatchScope
     patched: set[int] = set()
 
     @functools.cache
@@ -27,7 +37,7 @@ def make_quick() -> None:
     def patch_once(function: Any) -> Any:
         modules = modules_of(function)
         if modules and modules <= patched:
-            return interpreter._LangPatchScope()  # of a device function: nothing to restore
+            return scope_of_none()  # of a device function: nothing to restore
         scope = patch(function)
         restore = scope.restore
 
@@ -40,3 +50,91 @@ def make_quick() -> None:
         return scope
 
     interpreter._patch_lang = patch_once
+
+
+def _count_no_overflows(interpreter: Any) -> None:
+    """Sums and products of integers are computed once.
+
+    They are computed again with 64 bits, and compared, for an assertion that is made in debug mode only.
+    """
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def _remember_types(interpreter: Any) -> None:
+    """What is known of types is worked out once for each."""
+    semantic, core = interpreter.TritonSemantic, interpreter.tl.core
+    np_dtype_of, computation_type = interpreter._get_np_dtype, semantic.computation_type_impl
+    unwrap, equal = core._unwrap_if_constexpr, core.dtype.__eq__
+    np_dtypes: dict[str, Any] = {}
+    computed: dict[Any, Any] = {}
+    plain = {int, float, bool, core.dtype, core.block_type, core.pointer_type, core.tensor}
+
+    def remembered_np_dtype(of: Any) -> Any:
+        scalar = of.scalar
+        found = np_dtypes.get(scalar.name)
+        if found is None:
+            found = np_dtypes[scalar.name] = np_dtype_of(scalar)
+        return found
+
+    def remembered_computation(self: Any, a: Any, a_alone: bool, b: Any, b_alone: bool, divides: bool) -> Any:
+        key = (a.name, a_alone, b.name, b_alone, divides)
+        found = computed.get(key)
+        if found is None:
+            found = computed[key] = computation_type(self, a, a_alone, b, b_alone, divides)
+        return found
+
+    interpreter._get_np_dtype = remembered_np_dtype
+    semantic.computation_type_impl = remembered_computation
+    core._unwrap_if_constexpr = lambda value: value if type(value) in plain else unwrap(value)
+    core.dtype.__eq__ = lambda self, other: self is other or equal(self, other)
+
+
+def _remember_shapes(interpreter: Any) -> None:
+    """Shapes are checked, and said as tuples of Triton's constants, once for each."""
+    core, semantic = interpreter.tl.core, interpreter.TritonSemantic
+    make_block, make_tensor = core.block_type.__init__, core.tensor.__init__
+    broadcast = semantic.broadcast_impl_value
+    blocks: dict[Any, dict[str, Any]] = {}
+    shapes: dict[Any, tuple[Any, Any]] = {}
+
+    def init_block(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple([size.value if type(size) is core.constexpr else size for size in shape])
+        key = (element_ty.name, sizes)
+        if key not in blocks:
+            make_block(self, element_ty, shape)
+            blocks[key] = dict(vars(self))
+        vars(self).update(blocks[key], element_ty=element_ty)
+
+    def init_tensor(self: Any, handle: Any, type: Any) -> None:
+        key = tuple(type.shape.values) if type.is_block() else ()
+        if key not in shapes:
+            make_tensor(self, handle, type)
+            shapes[key] = self.shape, self.numel
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = shapes[key]
+
+    def broadcast_if_needed(self: Any, left: Any, right: Any) -> Any:
+        same = left.shape is right.shape  # of tensors, each is there once
+        return (left, right) if same else broadcast(self, left, right)
+
+    core.block_type.__init__ = init_block
+    core.tensor.__init__ = init_tensor
+    semantic.broadcast_impl_value = broadcast_if_needed
+
+
+def _call_directly(interpreter: Any) -> None:
+    """Operations of the language are called with what they need, and not through two functions more."""
+    semantic, wrapper = interpreter.interpreter_semantic, interpreter.tl.core.builtin(lambda: None).__code__
+
+    def patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        called = member.__wrapped__ if getattr(member, "__code__", None) is wrapper else member
+
+        def with_semantic(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = semantic
+            return called(*args, **kwargs)
+
+        scope.set_attr(owner, name, with_semantic)
+
+    interpreter._patch_attr = patch_attr
