@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import subprocess
@@ -16,15 +18,16 @@ ROOT = Path(__file__).parents[2]
 Kernel = tuple[str, dict[str, str], dict[str, Any], dict[str, int]]
 
 _SCRIPT = """
-import importlib, json, os, re, subprocess, sys
+import importlib, json, os, re, subprocess, sys, traceback
 import triton
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 dump = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
-found = []
-for name, types, constants, options in json.load(sys.stdin):
+
+
+def compiled(name, types, constants, options):
     module, _, function = name.rpartition(".")
     kernel = getattr(importlib.import_module(module), function)
     assert [p.name for p in kernel.params] == [*types, *constants], name
@@ -42,8 +45,15 @@ for name, types, constants, options in json.load(sys.stdin):
     number = {what: int(n) for what, n in re.findall(r"(REG|STACK|LOCAL):([0-9]+)", used)}
     asm, metadata = binary.asm, binary.metadata
     sizes = [metadata.shared, number["REG"], number["STACK"] + number["LOCAL"], metadata.num_warps]
-    found.append([*sizes, asm["ptx"], asm["ttgir"]])
-json.dump(found, sys.stdout)
+    return [*sizes, asm["ptx"], asm["ttgir"]]
+
+
+for line in sys.stdin:
+    try:
+        answer = [compiled(*kernel) for kernel in json.loads(line)]
+    except Exception:
+        answer = traceback.format_exc()
+    print(json.dumps(answer), flush=True)
 """
 
 
@@ -74,25 +84,42 @@ class Compiled(NamedTuple):
         return min(65_536 // registers, shared_bytes // (self.shared + 1024))
 
 
+@functools.cache
+def _compiler() -> subprocess.Popen[str]:
+    """A process without the interpreter, for all tests of this one: what it imports takes it two seconds."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    cache = tempfile.TemporaryDirectory()
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", _SCRIPT],
+        env=environment
+        | {
+            "TRITON_CACHE_DIR": cache.name,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        },
+        cwd=cache.name,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def end() -> None:
+        process.communicate()
+        cache.cleanup()
+
+    atexit.register(end)
+    return process
+
+
 def compiled(kernels: Sequence[Kernel]) -> list[Compiled]:
-    """Compile kernels as a launch with aligned tensors would, in a process without the interpreter.
+    """Compile kernels as a launch with aligned tensors would.
 
     `arch` among a kernel's options is 80 for Ampere, 90 (the default) for Hopper.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    with tempfile.TemporaryDirectory() as cache:
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", _SCRIPT],
-            input=json.dumps(kernels),
-            env=environment
-            | {
-                "TRITON_CACHE_DIR": cache,
-                "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-            },
-            cwd=cache,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    return [Compiled(*found) for found in json.loads(done.stdout)]
+    process = _compiler()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(kernels) + "\n")
+    process.stdin.flush()
+    found = json.loads(process.stdout.readline() or '"the process that compiles has ended"')
+    assert isinstance(found, list), found
+    return [Compiled(*one) for one in found]
