@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -17,7 +18,9 @@ from engine.stop_rules import StopRule
 from tests.cluster import lost_target
 from tests.cluster.demo_requests import of_every_domain
 from tests.verifier.test_eagle_endings import depth_by_rule
+from verifier.eagle_profile import measure_eagle_costs
 from verifier.proposing import Asking
+from verifier.verifier import Verifier
 from zoo.registry import EAGLE, TARGET
 
 EAGLE_ALONE = ({"kind": "eagle", "path": f"zoo:{EAGLE}"},)
@@ -51,6 +54,19 @@ def engine() -> LocalEngine:
 
 
 @pytest.fixture(scope="module")
+def loaded_alone() -> LocalEngine:
+    return LocalEngine(config())
+
+
+@pytest.fixture
+def alone(loaded_alone: LocalEngine) -> LocalEngine:
+    """Without a model drafter, and nothing is known of earlier requests."""
+    target = loaded_alone.target
+    target.verifier = Verifier(target.runner, proposer=target.eagle)
+    return loaded_alone
+
+
+@pytest.fixture(scope="module")
 def expected(engine: LocalEngine, requests: list[Submit]) -> dict[str, list[int]]:
     """Every request by itself, one token per step."""
     engine.use_policy(config("autoregressive", BOTH))
@@ -59,12 +75,12 @@ def expected(engine: LocalEngine, requests: list[Submit]) -> dict[str, list[int]
 
 @pytest.mark.parametrize("policy", ["fixed", "flotilla", "smartspec", "specserve", "adaserve"])
 def test_text_is_that_of_plain_decoding(
-    requests: list[Submit], expected: dict[str, list[int]], policy: str
+    alone: LocalEngine, requests: list[Submit], expected: dict[str, list[int]], policy: str
 ) -> None:
-    engine = LocalEngine(config(policy))
-    completions = engine.generate(requests)
+    alone.use_policy(config(policy))
+    completions = alone.generate(requests)
     assert {name: done.tokens for name, done in completions.items()} == expected
-    totals = engine.core.totals
+    totals = alone.core.totals
     assert set(totals.accepted_by_drafter) <= {"eagle"}
     if policy == "fixed":
         # Of four tokens drafted one after the other a good share is the target's own.
@@ -95,20 +111,24 @@ def test_text_survives_chunked_prefill_and_the_loss_of_all_keys_and_values(
 
 @pytest.mark.parametrize("policy", ["specserve", "threshold"])
 def test_no_layer_is_computed_that_the_policy_would_have_a_drafter_leave_out(
-    requests: list[Submit], expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, policy: str
+    alone: LocalEngine,
+    requests: list[Submit],
+    expected: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
 ) -> None:
-    engine = LocalEngine(config(policy))
-    least = math.log(engine.config.policy.confidence_threshold)
-    assert engine.target.eagle is not None
-    propose = engine.target.eagle.propose
+    alone.use_policy(config(policy))
+    least = math.log(alone.config.policy.confidence_threshold)
+    assert alone.target.eagle is not None
+    propose = alone.target.eagle.propose
     found: list[tuple[Sequence[Asking], StopRule | None, list[Proposals]]] = []
 
     def noted(asking: Sequence[Asking], rule: StopRule | None = None) -> list[Proposals]:
         found.append((asking, rule, propose(asking, rule)))
         return found[-1][2]
 
-    monkeypatch.setattr(engine.target.eagle, "propose", noted)
-    assert {name: done.tokens for name, done in engine.generate(requests).items()} == expected
+    monkeypatch.setattr(alone.target.eagle, "propose", noted)
+    assert {name: done.tokens for name, done in alone.generate(requests).items()} == expected
     ended = 0
     for asking, rule, proposals in found:
         if not asking or (rule is None and policy == "specserve"):
@@ -136,6 +156,8 @@ def test_no_layer_is_computed_that_the_policy_would_have_a_drafter_leave_out(
 def test_what_drafting_and_reading_take_is_measured_apart(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    brief = functools.partial(measure_eagle_costs, request_counts=(1, 32), repeats=2)
+    monkeypatch.setattr("cluster.target.measure_eagle_costs", brief)
     per_layer = profile_heads(engine.target)
     one = min(point.seconds for point in per_layer if point.num_requests == 1)
     many = min(point.seconds for point in per_layer if point.num_requests == 32)
