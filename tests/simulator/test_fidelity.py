@@ -221,7 +221,7 @@ def test_simulating_a_known_machine_gives_what_it_served(record: FidelityRecord)
 
 
 def test_several_simulations_are_averaged_whichever_process_they_ran_in(record: FidelityRecord) -> None:
-    plain = [run for run in record.runs if run.policy == "autoregressive"]
+    plain = [run for run in record.runs if run.policy == "autoregressive" and run.load != 0.8]
     record = msgspec.structs.replace(record, runs=plain)
     once, twice = compare(record), compare(record, simulations=2)
     assert twice == compare(record, simulations=2, processes=2)
