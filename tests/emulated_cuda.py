@@ -29,9 +29,9 @@ from unittest import mock
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.emulated_tensor import BrokenRule, DeviceTensor, host_of
+from tests.plain_trees import tree_leaves, tree_map
 
 IS_NEEDED = not torch.cuda.is_available()
 CPU = torch.device("cpu")

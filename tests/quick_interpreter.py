@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import sys
 from typing import Any
 
@@ -125,16 +126,30 @@ def _remember_shapes(interpreter: Any) -> None:
 
 
 def _call_directly(interpreter: Any) -> None:
-    """Operations of the language are called with what they need, and not through two functions more."""
-    semantic, wrapper = interpreter.interpreter_semantic, interpreter.tl.core.builtin(lambda: None).__code__
+    """Operations of the language are called with what they need, and not through two functions more.
 
-    def patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    What is patched at a launch is looked for once.
+    """
+    semantic, core = interpreter.interpreter_semantic, interpreter.tl.core
+    wrapper = core.builtin(lambda: None).__code__
+
+    def called_directly(member: Any) -> Any:
         called = member.__wrapped__ if getattr(member, "__code__", None) is wrapper else member
 
         def with_semantic(*args: Any, **kwargs: Any) -> Any:
             kwargs["_semantic"] = semantic
             return called(*args, **kwargs)
 
-        scope.set_attr(owner, name, with_semantic)
+        return with_semantic
 
-    interpreter._patch_attr = patch_attr
+    @functools.cache
+    def builtins_of(owner: Any) -> list[tuple[str, Any, Any]]:
+        found = [pair for pair in inspect.getmembers(owner) if core.is_builtin(pair[1])]
+        return [(name, member, called_directly(member)) for name, member in found]
+
+    def patch_builtin(owner: Any, builder: Any, scope: Any) -> None:
+        for name, member, direct in builtins_of(owner):
+            if getattr(owner, name) is member:  # else it is patched already
+                scope.set_attr(owner, name, direct)
+
+    interpreter._patch_builtin = patch_builtin
