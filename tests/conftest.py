@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ _OWN_CACHE = None if "FLOTILLA_CACHE" in os.environ else tempfile.mkdtemp(prefix
 os.environ.setdefault("FLOTILLA_CACHE", _OWN_CACHE or "")
 # Else each of the hundred processes that Ray starts compiles our modules anew, for a third of a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# And each process of the tests compiles all of them, and of ours: five seconds.
+sys.dont_write_bytecode = False
 # Before anything imports Triton: without a GPU its kernels run in its interpreter.
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
