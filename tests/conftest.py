@@ -16,6 +16,8 @@ from tests.quick_interpreter import make_quick
 
 ROOT = Path(__file__).resolve().parents[1]
 SYSTEM = "tests/system"
+# Half a minute in two tests. pytest-xdist gives out modules with few tests last, when nothing runs beside.
+LONG = "tests/simulator/test_fair_overload.py"
 
 os.environ.update(
     RAY_USAGE_STATS_ENABLED="0",
@@ -69,8 +71,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return SYSTEM if module.startswith(f"{SYSTEM}/") else module
 
         def _assign_work_unit(self, node: Any) -> None:
-            if SYSTEM in self.workqueue:
-                self.workqueue.move_to_end(SYSTEM, last=False)
+            for first in (LONG, SYSTEM):
+                if first in self.workqueue:
+                    self.workqueue.move_to_end(first, last=False)
             super()._assign_work_unit(node)
 
     return None if config.getvalue("dist") == "each" else ByModule(config, log)
