@@ -12,7 +12,7 @@ from benchmarks.cli_common import failed
 
 def deepen(
     out: Annotated[Path, typer.Argument(help="Directory to write.")],
-    layers: Annotated[int, typer.Option(min=1, help="Layers of the written target.")] = 64,
+    layers: Annotated[int, typer.Option(min=1, help="Layers of the written target.")] = 32,
 ) -> None:
     """Write the demo target with more layers that change no text: as costly as a larger model.
 
