@@ -21,7 +21,7 @@ import numpy as np
 from selector.assignment import NONE, capacity_prices, match
 from selector.averages import GoodputAverages
 from selector.places import Places, kinds_of
-from selector.protocol import Outcome, PoolView, RequestView
+from selector.protocol import MovesOnSchedule, Outcome, PoolView, RequestView
 
 # Of equal matchings the one that moves fewest: staying weighs this share more.
 STAYING = 1e-9
@@ -53,7 +53,7 @@ class _State:
     is_observed: bool = False
 
 
-class Lbss:
+class Lbss(MovesOnSchedule):
     """SPIN's bandit. In exploitation a slot costs a look-up per request."""
 
     learns_from_steps = True
