@@ -19,6 +19,9 @@ def forward(
     quantization: QuantizationOption = None,
     context: Annotated[int, typer.Option(min=1, help="Tokens before the rows, per request.")] = 1024,
     repeats: Annotated[int, typer.Option(min=1, help="Forwards per case; medians count.")] = 21,
+    kernels: Annotated[
+        bool, typer.Option(help="Also say which kernels (operators on a CPU) a captured forward consists of.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Time forwards of a model's shape, with random weights, beside what the device's memory allows."""
@@ -43,6 +46,7 @@ def forward(
             context=context,
             repeats=repeats,
             quantization=quantization,
+            kernels=kernels,
         )
     except (ValueError, RuntimeError, DeviceUnavailable) as error:
         raise failed("forward", error) from None

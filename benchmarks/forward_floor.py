@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.forward_cost import batch
+from benchmarks.kernel_times import kernel_times
 from engine.attention_kinds import AttentionKind
 from engine.cuda_graphs import GraphedRunner
 from engine.devices import memory_of, resolve_device, seconds_of
@@ -67,6 +68,8 @@ SHAPES = {
 }
 #: Requests and rows of each: decoding alone and in batches, and verification of trees.
 CASES = ((1, 1), (1, 8), (8, 1), (8, 8), (64, 1), (64, 4))
+
+_PRINTED_KERNELS = 12
 
 
 def random_weights(
@@ -162,10 +165,12 @@ def run(
     repeats: int = 21,
     cases: Sequence[tuple[int, int]] = CASES,
     quantization: Quantization | None = None,
+    kernels: bool = False,
 ) -> dict[str, Any]:
     """Time forwards of a shape, ordinary and captured in turns, and give each its floor.
 
     With `quantization` the layers' weights have eight bits, and arithmetic is still that of `dtype`.
+    With `kernels` each case also has those of a captured forward, profiled after it was timed.
     On a CPU nothing can be captured: there the second way only pads, which shows what padding costs.
 
     Raises:
@@ -214,6 +219,10 @@ def run(
                 "device_ms": statistics.median(seconds for _, seconds in found) * 1e3,
                 "of_floor": wall / floor,
             }
+        if kernels:
+            result["kernels"] = [
+                asdict(one) for one in kernel_times(partial(captured.forward, segments, keep), where)
+            ]
         results.append(result)
     return {
         "shape": shape,
@@ -259,6 +268,13 @@ def table(record: dict[str, Any]) -> str:
             f"{ordinary['ms']:12.3f}{captured['ms']:12.3f}{captured['of_floor']:9.2f}"
             f"{ordinary['ms'] / captured['ms']:19.2f}"
         )
+    for one in record["results"]:
+        if "kernels" in one:
+            lines += ["", f"{one['requests']} requests, {one['rows']} rows each, captured:"]
+            lines += [
+                f"{kernel['us']:10.1f} us {kernel['launches']:6.0f} x  {kernel['name'][:70]}"
+                for kernel in one["kernels"][:_PRINTED_KERNELS]
+            ]
     return "\n".join(lines)
 
 

@@ -1,10 +1,10 @@
 #!/bin/sh
 # One call of a session on a GPU machine without a network (docs/gpu.md): run from the repository's root there.
-#   scripts/gpu_session.sh check|floors|speed|large [OUT]
+#   scripts/gpu_session.sh check|measure [OUT]
 # Beside the repository it needs .gpu/ (scripts/gpu_wheels.sh). Results are OUT/CALL.tar.gz, made anew after
 # each part: few files come back from such a machine, those of a call that was ended among them.
 set -u
-call=${1:?check, floors, speed or large}
+call=${1:?check or measure}
 out=${2:-${OUT:-/tmp/gpu-session}}
 deadline=$(($(date +%s) + ${SESSION_SECONDS:-570})) # a call is ended after 600 s
 site=/tmp/site found=/tmp/gpu-session-$call profile=/tmp/profile.json
@@ -39,73 +39,102 @@ part() {
     tail -n 25 "$found/$name.log"
     tar -czf "$out/$call.new" -C "$found" . && mv "$out/$call.new" "$out/$call.tar.gz"
 }
+# What is not timed runs beside the rest of its kind, with two threads each, and heeds interrupts as in the foreground.
+beside() {
+    name=$1 limit=$2
+    shift 2
+    {
+        start=$(date +%s)
+        env --default-signal=INT OMP_NUM_THREADS=2 timeout -s INT -k 10 "$limit" "$@" >"$found/$name.log" 2>&1
+        echo "exit $? after $(($(date +%s) - start)) s" >>"$found/$name.log"
+    } &
+    names="${names-} $name"
+}
+together() {
+    wait
+    for name in $names; do
+        echo "== $name: $(tail -n 1 "$found/$name.log")"
+        tail -n 9 "$found/$name.log" | head -n 8 | cut -c1-220
+    done
+    names=
+    tar -czf "$out/$call.new" -C "$found" . && mv "$out/$call.new" "$out/$call.tar.gz"
+}
 # Tests are named before they run, and of one that waits for the device for good the log has the stack.
 pytest="python3 -m pytest -v -rfEs --tb=short --maxfail=20 --no-header -p no:cacheprovider -o timeout=120"
 pytest="$pytest -o faulthandler_timeout=50"
+cli='from deployments.cli import app; app()' benches='from benchmarks.cli import app; app()'
 bench() {
     name=$1 limit=$2
     shift 2
-    part "$name" "$limit" python3 -c 'from benchmarks.cli import app; app()' "$@" --json "$found/$name.json"
+    part "$name" "$limit" python3 -c "$benches" "$@" --json "$found/$name.json"
+}
+forward() { # NAME LIMIT SHAPE ATTENTION ...
+    name=$1 limit=$2 shape=$3 attention=$4
+    shift 4
+    bench "$name" "$limit" forward --device cuda --shape "$shape" --attention "$attention" "$@"
 }
 
 case $call in
 check)
     # On Hopper cuDNN would plan the attention that others are compared with anew for every shape, for seconds in all.
     export TORCH_CUDNN_SDPA_DEPRIORITIZED=1
-    part machine 45 sh -c '
-        nvidia-smi
-        python3 -c "import torch, transformers as t, triton; print(torch.__version__, t.__version__, triton.__version__)"
-        for tool in nvcc gcc ninja compute-sanitizer; do command -v $tool || echo "no $tool"; done
-        ls /usr/local/cuda/lib64/stubs /usr/local/cuda/include/curand_kernel.h
-        ls "$(python3 -c "import sysconfig; print(sysconfig.get_path(\"include\"))")/Python.h"'
+    limit=${BESIDE_SECONDS:-150}
     # Each file in a process of its own: what an illegal address leaves is an error in all that comes after it.
-    for file in runners:120 verify:60 drafts:100 eagle:60 lossless:120; do
-        part "tests-${file%:*}" "${file#*:}" $pytest "tests/gpu/test_${file%:*}_on_gpu.py" -k 'not flashinfer'
+    for file in runners verify drafts eagle lossless; do
+        beside "tests-$file" "$limit" $pytest "tests/gpu/test_${file}_on_gpu.py" -k 'not flashinfer'
     done
     # Without float16, for which no module is built beforehand.
-    part flashinfer 100 $pytest tests/gpu -k flashinfer --deselect \
+    beside flashinfer "$limit" $pytest tests/gpu -k flashinfer --deselect \
         'tests/gpu/test_runners_on_gpu.py::test_kernels_equal_padded_attention[flashinfer-dtype6-64]'
-    # Addresses outside of what was allocated, in what time is left.
-    part memcheck 200 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $pytest \
+    # Addresses outside of what was allocated.
+    beside memcheck "$limit" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $pytest \
         tests/gpu/test_runners_on_gpu.py tests/gpu/test_verify_on_gpu.py \
         -k 'triton-dtype and padded_attention or eight_bits and dtype1 or decisions'
+    # What the other call measures, to see that it runs: beside all this no time counts.
+    beside try-profile "$limit" python3 -c "$cli" profile --json "$found/try-profile.json"
+    beside try-engine "$limit" python3 -c "$benches" engine --no-processes --batch 1 --batch 4 --rounds 1 \
+        --per-domain 1 --max-tokens 24 --json "$found/try-engine.json"
+    beside try-eagle "$limit" python3 -m benchmarks.eagle_cost --shape 8b --dtype bfloat16 --device cuda --requests 1
+    beside try-draft "$limit" python3 -m benchmarks.draft_cost --device cuda --depth 4 --width 1 4 --calls 6 \
+        --path zoo/weights/drafter-general-2x192 --requests 1 --trees device
+    beside try-flashinfer "$limit" python3 -c "$benches" forward --device cuda --shape 8b --attention flashinfer \
+        --repeats 3
+    beside try-fp8 "$limit" python3 -c "$benches" forward --device cuda --shape 1b --attention triton \
+        --quantization fp8 --repeats 3
+    nvidia-smi
+    python3 -c "import torch, transformers as t, triton; print(torch.__version__, t.__version__, triton.__version__)"
+    together
+    forward forward-8b-triton 75 8b triton --kernels
+    forward forward-1b-triton 60 1b triton --kernels
     ;;
-floors)
-    for shape in 8b 1b; do
-        for attention in triton flashinfer; do
-            bench "forward-$shape-$attention" 75 forward --device cuda --shape $shape --attention $attention
-        done
-        bench "forward-$shape-fp8" 75 forward --device cuda --shape $shape --attention triton --quantization fp8
-    done
-    for shape in 8b 1b; do
-        bench "forward-$shape-padded" 75 forward --device cuda --shape $shape --attention padded
-    done
-    ;;
-speed)
+measure)
     # First what steps cost here: by the built-in costs, 8 ms a step, the policy would judge another machine.
-    part profile 120 python3 -c 'from deployments.cli import app; app()' profile --json "$profile"
+    part profile 90 python3 -c "$cli" profile --json "$profile"
     cp "$profile" "$found/" && given="--profile $profile"
-    bench engine 300 engine --no-processes --batch 1 --batch 32 --rounds 3 ${given-}
+    bench engine 240 engine --no-processes --batch 1 --batch 32 --rounds 3 --per-domain 2 --max-tokens 96 ${given-}
     # Without a first round there is no record: what a peer breaks is not to take our own figures with it.
     [ -s "$found/engine.json" ] ||
-        bench engine-alone 120 engine --no-processes --no-peers --batch 1 --batch 32 --rounds 3 ${given-}
+        bench engine-alone 90 engine --no-processes --no-peers --batch 1 --batch 32 --rounds 3 --per-domain 2 \
+            --max-tokens 96 ${given-}
+    forward forward-8b-flashinfer 60 8b flashinfer --kernels
+    forward forward-8b-fp8 60 8b triton --quantization fp8 --kernels
+    forward forward-1b-fp8 45 1b triton --quantization fp8
+    for trees in device host; do
+        part "draft-$trees" 40 python3 -m benchmarks.draft_cost --device cuda --depth 4 8 --width 1 4 \
+            --path zoo/weights/drafter-general-2x192 --requests 1 8 --trees $trees --json "$found/draft-$trees.json"
+        part "ended-$trees" 30 python3 -m benchmarks.draft_cost --device cuda --depth 8 --width 1 --used 2 \
+            --path zoo/weights/drafter-general-2x192 --requests 1 --trees $trees --json "$found/ended-$trees.json"
+    done
     for graphs in graphs no-graphs; do
         part "eagle-8b-$graphs" 45 python3 -m benchmarks.eagle_cost --shape 8b --dtype bfloat16 --device cuda \
             --requests 1 8 32 --$graphs --json "$found/eagle-8b-$graphs.json"
     done
-    for trees in device host; do
-        part "draft-$trees" 60 python3 -m benchmarks.draft_cost --device cuda --depth 4 8 --width 1 4 \
-            --path zoo/weights/drafter-general-2x192 --requests 1 8 --trees $trees --json "$found/draft-$trees.json"
-        part "ended-$trees" 40 python3 -m benchmarks.draft_cost --device cuda --depth 8 --width 1 --used 2 \
-            --path zoo/weights/drafter-general-2x192 --requests 1 --trees $trees --json "$found/ended-$trees.json"
-    done
-    ;;
-large)
-    bench forward-70b-fp8 180 forward --device cuda --shape 70b --quantization fp8 --attention triton
-    bench forward-32b 120 forward --device cuda --shape 32b --attention triton
+    forward forward-70b-fp8 120 70b triton --quantization fp8
+    forward forward-32b 80 32b triton
+    forward forward-8b-padded 45 8b padded
     ;;
 *)
-    echo "scripts/gpu_session.sh: no call named '$call': check, floors, speed or large" >&2
+    echo "scripts/gpu_session.sh: no call named '$call': check or measure" >&2
     exit 2
     ;;
 esac
