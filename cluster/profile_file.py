@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -270,8 +271,15 @@ def this_machine() -> Machine:
 
 
 def this_software() -> dict[str, str]:
-    """Versions of the packages that forwards depend on."""
-    return {package: importlib.metadata.version(package) for package in PACKAGES}
+    """Versions of the packages that forwards depend on, of those that are installed.
+
+    From a checkout that is only on the path Flotilla itself runs without being one.
+    """
+    found = {}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def _compare(path: Path, whose: str, measured: ModelIdentity, configured: ModelIdentity) -> None:
