@@ -107,6 +107,20 @@ check)
     forward forward-8b-triton 75 8b triton --kernels
     forward forward-1b-triton 60 1b triton --kernels
     ;;
+tune)
+    for file in runners eagle; do
+        beside "tests-$file" 100 $pytest "tests/gpu/test_${file}_on_gpu.py" -k 'not flashinfer'
+    done
+    together
+    for shape in 8b 1b; do
+        part "few-rows-$shape" 110 python3 -m benchmarks.few_rows_cost --shape $shape \
+            --json "$found/few-rows-$shape.json"
+    done
+    forward forward-8b-flashinfer 60 8b flashinfer --kernels
+    forward forward-8b-fp8 60 8b triton --quantization fp8 --kernels
+    part profile 90 python3 -c "$cli" profile --json "$found/profile.json"
+    part host-profile 90 python3 .gpu/host_profile.py "$found/profile.json"
+    ;;
 measure)
     # First what steps cost here: by the built-in costs, 8 ms a step, the policy would judge another machine.
     part profile 90 python3 -c "$cli" profile --json "$profile"
