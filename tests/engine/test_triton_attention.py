@@ -24,7 +24,7 @@ from engine.llama_weights import LlamaWeights, load_llama_weights
 from engine.padded_segments import Shape
 from engine.runner import Segment
 from engine.static_attention import MOST_COLUMNS
-from engine.triton_attention import FIELDS, MOST_SPLITS, TritonAttention, described, num_splits
+from engine.triton_attention import FIELDS, MOST_SPLITS, Tile, TritonAttention, described, num_splits
 from engine.triton_support import why_not_triton
 from tests.engine import tiny_models
 from tests.engine.test_attention import dense, random_segment
@@ -293,7 +293,7 @@ def test_kernels_are_compiled_before_the_first_batch(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(TritonAttention, "_attend", noted)
     attention.prepare(0, 2)
-    assert asked == {(16, False), (16, True), (64, False), (64, True)}
+    assert asked == {(queries, is_split) for queries in (16, 32, 64) for is_split in (False, True)}
 
 
 def test_a_batch_is_described_by_where_its_rows_keys_and_masks_begin() -> None:
@@ -311,10 +311,39 @@ def test_a_batch_is_described_by_where_its_rows_keys_and_masks_begin() -> None:
 def test_keys_are_split_only_where_processors_would_be_idle(programs: int, keys: int, least: int) -> None:
     splits = num_splits(programs, keys, least)
     assert 1 <= splits <= MOST_SPLITS
-    assert splits & (splits - 1) == 0
     if splits > 1:
         assert programs * splits <= triton_attention.ENOUGH_PROGRAMS
-        assert keys > least * (splits - 1)
+        tiles = -(-keys // least)
+        assert -(-tiles // splits) * (splits - 1) < tiles  # none without keys
+
+
+def test_batches_that_fill_a_gpu_are_not_split() -> None:
+    """Those of 64 requests, with eight key heads each; of one, few keys to each part."""
+    assert num_splits(64 * 8, 100_000, 32) == 1
+    assert num_splits(8 * 8, 1025, 32) == 7  # of five tiles each, the last of three
+    assert num_splits(8, 1025, 32) == 17
+    assert num_splits(8, 1024, 32) == 32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_splits_sum_to_what_attention_without_them_is(dtype: torch.dtype) -> None:
+    """Of segments with fewer rows or keys than the widest, too; launch by launch to the same bits."""
+    torch.manual_seed(0)
+    shapes = [(90, 9, "causal"), (70, 12, "tree"), (0, 1, "causal"), (40, 3, "wide"), (33, 1, "causal")]
+    rng = np.random.default_rng(0)
+    segments = batch(rng, shapes, rng.permutation(SLOTS))
+    attention = TritonAttention(SLOTS, dtype=dtype, device="cpu")
+    filled(attention, 2, 16, 24)
+    plan = attention.plan(segments)
+    q = torch.randn(plan.num_rows, 8, 16).to(dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-3
+    for tile in (Tile(16, 16, 2), Tile(32, 32, 2, 8)):
+        whole = attention._attend(plan, 0, q, None, tile, 1)
+        for splits in (2, 3, 7, 17):
+            first, again = (attention._attend(plan, 0, q, None, tile, splits) for _ in range(2))
+            assert not attention._finished.any()
+            torch.testing.assert_close(first, whole, atol=tolerance, rtol=tolerance)
+            assert torch.equal(first, again)
 
 
 def test_where_it_cannot_serve_it_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
