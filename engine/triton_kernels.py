@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+
 @triton.jit
 def _sum_of_splits(
     partial,
@@ -116,8 +117,8 @@ def attend(
     first_seen = tl.load(about + 5)
     columns = tl.load(about + 6)
     start_query = tl.program_id(1) * QUERIES
-    # Splits are of whole tiles, and equally long. Where a segment has fewer keys than the launch is meant for,
-    # the last splits are of no use; all programs know which, and wait for none of them.
+    # Splits are of whole tiles, and equally long. Where a segment has fewer keys than the launch is meant
+    # for, the last splits are of no use: all programs know which, and wait for none of them.
     length = tl.cdiv(tl.cdiv(keys, KEYS), tl.num_programs(2)) * KEYS
     begin = split * length
     if (start_query >= rows * SHARED) | (begin >= keys):

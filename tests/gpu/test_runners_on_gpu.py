@@ -133,10 +133,11 @@ def weights(target: Path) -> dict[torch.dtype, LlamaWeights]:
     return found
 
 
-def ragged(rng: np.random.Generator, slots: int) -> list[Segment]:
+def ragged(rng: np.random.Generator, slots: int, past: int = 60, rows: int = 9) -> list[Segment]:
+    """One to eight requests in a pool of so many slots, with fewer keys than `past` and 1 to `rows` rows."""
     kinds = ("causal", "tree", "wide")
     shapes = [
-        (int(rng.integers(0, 60)), int(rng.integers(1, 10)), kinds[rng.integers(3)])
+        (int(rng.integers(0, past)), int(rng.integers(1, rows + 1)), kinds[rng.integers(3)])
         for _ in range(rng.integers(1, 9))
     ]
     return batch(rng, shapes, rng.permutation(slots).astype(np.int32))
@@ -303,10 +304,12 @@ def test_kernels_equal_padded_attention(
         pytest.skip(reason)
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    padded = PaddedAttention(1000, dtype=dtype, device=cuda)
-    paged = make_attention(backend, 1000, dtype=dtype, device=cuda, head_dim=dim)
-    for _ in range(30):
-        segments = ragged(rng, 1000)
+    slots = 3000
+    padded = PaddedAttention(slots, dtype=dtype, device=cuda)
+    paged = make_attention(backend, slots, dtype=dtype, device=cuda, head_dim=dim)
+    for turn in range(40):
+        # Few keys, then enough for splits of them.
+        segments = ragged(rng, slots) if turn % 2 else ragged(rng, slots, past=300, rows=16)
         earlier = [
             Segment(tokens=s.past, positions=s.past, slots=s.past, past=s.past[:0])
             for s in segments
