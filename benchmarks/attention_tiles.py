@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,8 +141,14 @@ def compile_all(
     with ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
-        compile_one = functools.partial(compile_kernel, device=device, dtype=dtype)
-        return dict(zip(kernels, pool.map(compile_one, kernels), strict=True))
+        started = {kernel: pool.submit(compile_kernel, kernel, device, dtype) for kernel in kernels}
+        found: dict[Kernel, str | None] = {}
+        for kernel, future in started.items():
+            try:
+                found[kernel] = future.result()
+            except BrokenProcessPool:  # the compiler has ended one: which kernel it was is not said
+                found[kernel] = "a process that compiles has ended"
+        return found
 
 
 class Graphs:
