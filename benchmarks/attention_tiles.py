@@ -74,6 +74,8 @@ def tiles(dim: int, queries: int, *, quick: bool = False) -> list[Tile]:
         for size, keys, stages, warps in grid
         for stage, warp in itertools.product(stages, warps)
         if (keys > 16 or dim > 64) and (keys < 128 or stage < 7)
+        # What a warp has of a tile is to fit in its registers.
+        and size * keys <= 1024 * warp
     ]
     if quick:
         found = [tile for tile in found if tile.stages in (2, 5) and tile.warps in (2, 4) and tile.keys < 128]
@@ -90,7 +92,7 @@ def splits_of(requests: int, rows: int, keys: int, tile: Tile) -> list[int]:
     usual = programs(requests, rows, tile)
     today = num_splits(usual, keys, tile.keys)
     most = min(-(-keys // tile.keys), max(1, _MOST_PROGRAMS // usual))
-    least = min(most, max(1, 64 // usual))  # so few programs leave half of a GPU idle
+    least = min(most, max(1, 128 // usual))  # fewer leave half of a GPU's processors idle
     return [today] + [number for number in SPLITS if least <= number <= most and number != today]
 
 
