@@ -73,7 +73,8 @@ def tiles(dim: int, queries: int, *, quick: bool = False) -> list[Tile]:
         Tile(size, keys, stage, warp)
         for size, keys, stages, warps in grid
         for stage, warp in itertools.product(stages, warps)
-        if (keys > 16 or dim > 64) and (keys < 128 or stage < 7)
+        if (keys > 16 or dim > 64)
+        and (keys < 128 or stage < 7)
         # What a warp has of a tile is to fit in its registers.
         and size * keys <= 1024 * warp
     ]
