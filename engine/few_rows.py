@@ -8,17 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from engine.padded_segments import power_of_two
+from engine.triton_support import runs_triton
 
-#: Rows that the kernel takes: the least that tensor cores multiply at once.
-MOST_ROWS = 16
+#: Rows that the kernel takes; more, and a product of cuBLAS is not bound by reading the weights.
+MOST_ROWS = 64
+_LEAST_ROWS = 16  # that tensor cores multiply, padding among them
 #: Splits of a product's inputs, at most.
 MOST_SPLITS = 8
 #: Of programs that count each other, over all outputs of a product.
 _MOST_TILES = 1 << 16
 _DTYPES = (torch.bfloat16, torch.float16)
+#: Compute capability of the GPUs that this was measured on: Hopper. With the tensor cores' instructions of
+#: older ones it took twice cuBLAS' time there.
+_MEASURED = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +35,20 @@ class Tile:
     stages: int
 
 
-#: Programs that a GPU of some 130 processors has at once, two to each, of which a few more are wanted.
-ENOUGH_PROGRAMS = 264
-TILE, GATED_TILE = Tile(64, 128, 4, 4), Tile(32, 128, 4, 4)
+#: Programs from which an H200's memory is busy, one to a processor; inputs are split for as many.
+ENOUGH_PROGRAMS = 128
 
 
 def serves(weight: torch.Tensor) -> bool:
-    """Whether products with `weight` [outputs, inputs] can be computed here, where Triton runs."""
-    return weight.dtype in _DTYPES and weight.is_contiguous()
+    """Whether products with `weight` [outputs, inputs] are computed here."""
+    if weight.dtype not in _DTYPES or not runs_triton(weight.device):
+        return False
+    return torch.cuda.get_device_capability(weight.device)[0] == _MEASURED
+
+
+def tile_of(rows: int) -> Tile:
+    """The tile for a number of rows: two programs of a plain product fit on a processor."""
+    return Tile(64, 128, 4, 4 if rows <= 32 else 3)
 
 
 def num_splits(outputs: int, inputs: int, tile: Tile) -> int:
@@ -80,8 +90,9 @@ def multiply(
     """
     kernels: Any = importlib.import_module("engine.few_rows_kernels")
     rows, inputs = x.shape
+    held = max(_LEAST_ROWS, power_of_two(rows))
     outputs = weight.shape[0] // (2 if gated else 1)
-    tile = tile or (GATED_TILE if gated else TILE)
+    tile = tile or tile_of(rows)
     splits = splits or num_splits(outputs, inputs, tile)
     tiles, blocks = -(-outputs // tile.outputs), -(-inputs // tile.inputs)
     if x.stride(1) != 1:
@@ -91,7 +102,7 @@ def multiply(
     if splits > 1:
         numbers = splits * rows * outputs * (2 if gated else 1)
         partial = torch.empty(numbers, dtype=torch.float32, device=x.device)
-        squares = torch.empty(tiles * splits * MOST_ROWS, dtype=torch.float32, device=x.device)
+        squares = torch.empty(tiles * splits * held, dtype=torch.float32, device=x.device)
         counters = _counters(x.device)
     kernels.multiply[tiles, splits](
         x,
@@ -109,7 +120,7 @@ def multiply(
         -(-blocks // splits),
         0.0 if eps is None else eps,
         OUTPUTS=tile.outputs,
-        ROWS=MOST_ROWS,
+        ROWS=held,
         INPUTS=tile.inputs,
         SPLITS=splits,
         IS_NORMED=eps is not None,
@@ -145,8 +156,3 @@ def normalised_by_triton(x: torch.Tensor, gain: torch.Tensor | None, eps: float)
             num_warps=8 if size > 2048 else 4,
         )
     return out
-
-
-def normalised(x: torch.Tensor, gain: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """The same by torch."""
-    return F.rms_norm(x, (x.shape[1],), gain, eps)

@@ -41,81 +41,76 @@ def multiply(
     [outputs, inputs], or if IS_GATED [2 * outputs, inputs], gates first, and `out` is SiLU of gates times
     what they gate; bias [outputs] and residual [num_rows, outputs], not if IS_GATED; out [num_rows, outputs].
     If IS_NORMED rows are divided by their root mean square, `eps` added to its square, after the product,
-    with which it commutes.
+    with which that commutes. ROWS: a power of two that holds num_rows.
 
     Of splits: partial float32 [SPLITS, 1 or 2, num_rows, outputs]; squares float32 [tiles, SPLITS, ROWS];
     counters int32 [tiles], zeros, which are zeros again afterwards. split_blocks: tiles of inputs per split.
     """
     tile = tl.program_id(0)
     split = tl.program_id(1)
-    unit = tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    # Of a gated product gates and what they gate are one tile of weights, the one above the other.
+    LINES: tl.constexpr = OUTPUTS * 2 if IS_GATED else OUTPUTS
+    line = tl.arange(0, LINES)
+    unit = tile * OUTPUTS + line % OUTPUTS
+    half = line // OUTPUTS
     row = tl.arange(0, ROWS)
     is_unit = unit < outputs
     is_row = row < num_rows
     first = split * split_blocks
     place = first * INPUTS + tl.arange(0, INPUTS)
-    weight_at = weight + unit[:, None].to(tl.int64) * inputs
-    gated_at = weight_at + outputs.to(tl.int64) * inputs
+    weight_at = weight + (unit + half * outputs)[:, None].to(tl.int64) * inputs
     x_at = x + row[None, :] * x_stride
 
-    total = tl.zeros([OUTPUTS, ROWS], dtype=tl.float32)
-    gated = tl.zeros([OUTPUTS, ROWS], dtype=tl.float32)
+    total = tl.zeros([LINES, ROWS], dtype=tl.float32)
     square = tl.zeros([ROWS], dtype=tl.float32)
     for _ in range(first, tl.minimum(first + split_blocks, tl.cdiv(inputs, INPUTS))):
         is_input = place < inputs
-        is_weight = is_unit[:, None] & is_input[None, :]
         given = tl.load(x_at + place[:, None], mask=is_input[:, None] & is_row[None, :], other=0.0)
-        numbers = tl.load(weight_at + place[None, :], mask=is_weight, other=0.0)
+        numbers = tl.load(weight_at + place[None, :], mask=is_unit[:, None] & is_input[None, :], other=0.0)
         total = tl.dot(numbers, given, total)
-        if IS_GATED:
-            others = tl.load(gated_at + place[None, :], mask=is_weight, other=0.0)
-            gated = tl.dot(others, given, gated)
         if IS_NORMED:
             wide = given.to(tl.float32)
             square += tl.sum(wide * wide, 0)
         place += INPUTS
 
-    at = row[None, :] * outputs + unit[:, None]
-    is_real = is_unit[:, None] & is_row[None, :]
     is_last = True
     if SPLITS > 1:
         size = num_rows * outputs
-        halves = 2 if IS_GATED else 1
-        part = partial + split * halves * size + at
-        tl.store(part, total, mask=is_real)
-        if IS_GATED:
-            tl.store(part + size, gated, mask=is_real)
+        part = partial + half[:, None] * size + row[None, :] * outputs + unit[:, None]
+        is_part = is_unit[:, None] & is_row[None, :]
+        step = size * (2 if IS_GATED else 1)
+        tl.store(part + split * step, total, mask=is_part)
         if IS_NORMED:
             tl.store(squares + (tile * SPLITS + split) * ROWS + row, square)
         tl.debug_barrier()  # all of it is written before this program counts as done
         is_last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLITS - 1
         if is_last:
             # In one order, whoever is last. Past the first cache, which knows nothing of other processors.
-            total = tl.zeros([OUTPUTS, ROWS], dtype=tl.float32)
-            gated = tl.zeros([OUTPUTS, ROWS], dtype=tl.float32)
+            total = tl.zeros([LINES, ROWS], dtype=tl.float32)
             square = tl.zeros([ROWS], dtype=tl.float32)
             for one in tl.static_range(SPLITS):
-                part = partial + one * halves * size + at
-                total += tl.load(part, mask=is_real, other=0.0, cache_modifier=".cg")
-                if IS_GATED:
-                    gated += tl.load(part + size, mask=is_real, other=0.0, cache_modifier=".cg")
+                total += tl.load(part + one * step, mask=is_part, other=0.0, cache_modifier=".cg")
                 if IS_NORMED:
-                    found = squares + (tile * SPLITS + one) * ROWS + row
-                    square += tl.load(found, cache_modifier=".cg")
+                    there = squares + (tile * SPLITS + one) * ROWS + row
+                    square += tl.load(there, cache_modifier=".cg")
             tl.store(counters + tile, 0)
 
     if is_last:
         if IS_NORMED:
-            scale = tl.rsqrt(square / inputs + eps)[None, :]
-            total *= scale
-            gated *= scale
+            total *= tl.rsqrt(square / inputs + eps)[None, :]
         if IS_GATED:
-            total *= tl.sigmoid(total) * gated
+            gate, up = tl.split(tl.permute(tl.reshape(total, [2, OUTPUTS, ROWS]), (1, 2, 0)))
+            found = gate * tl.sigmoid(gate) * up
+        else:
+            found = total
+        output = tile * OUTPUTS + tl.arange(0, OUTPUTS)
+        at = row[None, :] * outputs + output[:, None]
+        is_real = (output < outputs)[:, None] & is_row[None, :]
         if HAS_BIAS:
-            total += tl.load(bias + unit, mask=is_unit, other=0.0).to(tl.float32)[:, None]
+            found += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[:, None]
         if HAS_RESIDUAL:
-            total += tl.load(residual + at, mask=is_real, other=0.0).to(tl.float32)
-        tl.store(out + at, total.to(out.dtype.element_ty), mask=is_real)
+            found += tl.load(residual + at, mask=is_real, other=0.0).to(tl.float32)
+        tl.store(out + at, found.to(out.dtype.element_ty), mask=is_real)
 
 
 @triton.jit

@@ -108,18 +108,20 @@ check)
     forward forward-1b-triton 60 1b triton --kernels
     ;;
 tune)
-    for file in runners eagle; do
-        beside "tests-$file" 100 $pytest "tests/gpu/test_${file}_on_gpu.py" -k 'not flashinfer'
+    limit=${BESIDE_SECONDS:-75}
+    for file in few_rows verify lossless eagle; do
+        beside "tests-$file" "$limit" $pytest "tests/gpu/test_${file}_on_gpu.py" -k 'not flashinfer'
     done
+    beside tests-runners "$limit" $pytest tests/gpu/test_runners_on_gpu.py \
+        -k 'not flashinfer and (captured or float32 or kernels_equal or widened)'
+    beside tests-drafts "$limit" $pytest tests/gpu/test_drafts_on_gpu.py -k 'triton and host'
     together
-    for shape in 8b 1b; do
-        part "few-rows-$shape" 110 python3 -m benchmarks.few_rows_cost --shape $shape \
-            --json "$found/few-rows-$shape.json"
-    done
-    forward forward-8b-flashinfer 60 8b flashinfer --kernels
-    forward forward-8b-fp8 60 8b triton --quantization fp8 --kernels
-    part profile 90 python3 -c "$cli" profile --json "$found/profile.json"
-    part host-profile 90 python3 .gpu/host_profile.py "$found/profile.json"
+    forward forward-8b-triton 45 8b triton --kernels
+    part attention-tiles 75 python3 -m benchmarks.attention_tiles --dim 128 --json "$found/attention-tiles.json"
+    forward forward-1b-triton 45 1b triton --kernels
+    part few-rows-8b 60 python3 -m benchmarks.few_rows_cost --shape 8b --json "$found/few-rows-8b.json"
+    part draft-device 30 python3 -m benchmarks.draft_cost --device cuda --depth 4 --width 1 4 \
+        --path zoo/weights/drafter-general-2x192 --requests 1 8 --trees device --json "$found/draft-device.json"
     ;;
 measure)
     # First what steps cost here: by the built-in costs, 8 ms a step, the policy would judge another machine.

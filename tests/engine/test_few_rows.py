@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import few_rows
-from engine.few_rows import MOST_ROWS, Tile, multiply, normalised, normalised_by_triton, num_splits
+from engine.few_rows import Tile, multiply, normalised_by_triton, num_splits, tile_of
 from tests.engine.compiling import Kernel, compiled
 
 pytest.importorskip("triton")
@@ -18,9 +17,9 @@ SMALL = Tile(16, 32, 4, 2)
 
 
 @interpreted
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
-    rows=st.integers(1, MOST_ROWS),
+    rows=st.integers(1, 40),
     sizes=st.sampled_from([(16, 32), (40, 100), (64, 256), (24, 64)]),
     splits=st.sampled_from([1, 2, 4]),
     normed=st.booleans(),
@@ -63,15 +62,16 @@ def test_the_norm_equals_that_of_torch(has_gain: bool) -> None:
     torch.manual_seed(0)
     x = torch.randn(5, 100) * 3
     gain = torch.randn(90) if has_gain else None
-    expected = normalised(x[:, :90], gain, 1e-5)
+    expected = F.rms_norm(x[:, :90], (90,), gain, 1e-5)
     torch.testing.assert_close(normalised_by_triton(x[:, :90], gain, 1e-5), expected)
 
 
 def test_splits_fill_a_gpu() -> None:
-    """Of the 8B shape: query, key and value heads; out; down; output projection; one that cannot be split."""
-    tile = Tile(64, 128, 4, 4)
-    assert num_splits(6144, 4096, tile) == 4
-    assert num_splits(4096, 4096, tile) == 8
+    """Of the 8B shape: query, key and value heads; out; output projection; one that cannot be split."""
+    tile = tile_of(1)
+    assert num_splits(6144, 4096, tile) == 2
+    assert num_splits(4096, 4096, tile) == 2
+    assert num_splits(2048, 2048, tile) == 4
     assert num_splits(128_256, 4096, tile) == 1
     assert num_splits(64, 128, tile) == 1
 
@@ -83,26 +83,28 @@ def test_kernels_compile_for_gpus() -> None:
     types |= dict.fromkeys(("num_rows", "outputs", "inputs", "x_stride", "split_blocks"), "i32")
     types |= {"eps": "fp32"}
 
-    def product(tile: Tile, arch: int, *, splits: int = 1, gated: bool = False) -> Kernel:
-        sizes = {"OUTPUTS": tile.outputs, "ROWS": MOST_ROWS, "INPUTS": tile.inputs, "SPLITS": splits}
+    def product(rows: int, *, splits: int = 1, gated: bool = False) -> Kernel:
+        tile = tile_of(rows)
+        sizes = {"OUTPUTS": tile.outputs, "ROWS": rows, "INPUTS": tile.inputs, "SPLITS": splits}
         sizes |= {"IS_NORMED": True, "IS_GATED": gated, "HAS_BIAS": False, "HAS_RESIDUAL": splits > 1}
         return (
             "engine.few_rows_kernels.multiply",
             types,
             sizes,
-            {"arch": arch, "num_warps": tile.warps, "num_stages": tile.stages},
+            {"arch": 90, "num_warps": tile.warps, "num_stages": tile.stages},
         )
 
     norm = {"x": "*bf16", "gain": "*bf16", "out": "*bf16", "size": "i32", "x_stride": "i32", "eps": "fp32"}
     found = compiled(
         [
-            *(product(few_rows.TILE, arch, splits=4) for arch in (80, 90)),
-            *(product(few_rows.GATED_TILE, arch, gated=True) for arch in (80, 90)),
+            *(product(rows, splits=2) for rows in (16, 64)),
+            *(product(rows, gated=True) for rows in (16, 64)),
             ("engine.few_rows_kernels.normalise", norm, {"BLOCK": 4096, "HAS_GAIN": False}, {"num_warps": 8}),
         ]
     )
     for one in found:
         assert one.spilled == 0
-        assert one.shared <= 99 << 10
-    for one in found[:4]:
+    for one, programs in zip(found[:4], (2, 2, 1, 1), strict=True):
         assert "cp.async" in one.ptx
+        assert "wgmma" in one.ptx
+        assert one.fitting(227 << 10) >= programs

@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 
 from engine.eagle_loading import EagleFiles
 from engine.loading import load_runner
+from engine.proposals import Proposals
 from engine.runner import ModelRunner, Segment
 from engine.sampling_params import SamplingParams
 from engine.stop_rules import EstimateRule
