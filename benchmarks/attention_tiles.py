@@ -32,7 +32,7 @@ from engine.triton_attention import Tile, TritonAttention, TritonPlan, num_split
 
 #: Key heads, and query heads that share each.
 KV_HEADS, SHARED = 8, 4
-SPLITS = (1, 2, 4, 8, 16, 17, 32, 33)
+SPLITS = (1, 2, 4, 8, 16, 17, 32)
 #: Bytes of keys and values that all layers of a case have together, at least: several times a GPU's cache.
 _ALL_LAYERS_BYTES = 256 << 20
 _LEAST_LAYERS, _MOST_LAYERS = 8, 64
@@ -126,11 +126,13 @@ def _small(dim: int, device: str, dtype: torch.dtype) -> tuple[TritonAttention, 
 @torch.inference_mode()
 def compile_kernel(kernel: Kernel, device: str, dtype: torch.dtype) -> str | None:
     """Compile one by a launch with few keys; what is wrong if it cannot be launched, most often its size."""
+    from triton.errors import TritonError
+
     try:
         attention, plan, q = _small(kernel.dim, device, dtype)
         attention._attend(plan, 0, q, None, kernel.tile, 2 if kernel.is_split else 1)
         synchronize(torch.device(device))
-    except Exception as error:  # OutOfResources, and the compiler has limits of its own
+    except (TritonError, RuntimeError) as error:  # too large, or beyond what the compiler can do
         return f"{type(error).__name__}: {error}"
     return None
 

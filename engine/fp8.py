@@ -107,7 +107,7 @@ def quantized(weight: torch.Tensor, block: int = BLOCK) -> Fp8Weight:
     padded[:outputs, :inputs] = weight
     tiles = padded.view(rows, block, columns, block)
     largest = tiles.abs().amax(dim=(1, 3))
-    # By a tensor: on a GPU PyTorch multiplies with the inverse of a number, which rounds otherwise than a CPU.
+    # By a tensor: for a number PyTorch multiplies with its inverse on a GPU, and rounds otherwise than a CPU.
     scales = torch.where(largest == 0, torch.ones_like(largest), largest / torch.full_like(largest, _LARGEST))
     numbers = (tiles / scales[:, None, :, None]).clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
     kept = numbers.view(torch.uint8).reshape(rows * block, columns * block)[:outputs, :inputs]

@@ -10,8 +10,6 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from engine import few_rows
-
 Product = Callable[[torch.Tensor], torch.Tensor]
 """From float32 [rows, inputs] to float32 [rows, outputs]."""
 
@@ -113,7 +111,6 @@ class Linear:
         self._packed: torch.Tensor | None = None
         self._transposed: torch.Tensor | None = None
         self._half: Product | None = None
-        self._serves_few = False
         kernel = None
         if weight.device.type == "cpu" and weight.dtype == torch.float32:
             kernel = _half_kernel(torch.get_num_threads())
@@ -129,11 +126,6 @@ class Linear:
             # Folded in it costs nothing, but the products are no float16 numbers any more.
             weight = (weight.float() * scale.to(weight.device).float()).to(weight.dtype)
         self._size = weight.numel()
-        if weight.device.type == "cuda":
-            self._weight = weight.contiguous()
-            self._transposed = self._weight.t()
-            self._serves_few = few_rows.serves(self._weight)
-            return
         if weight.device.type == "cpu" and _can_pack(weight.dtype):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 8)
         # oneDNN is the faster one for bfloat16 at every size.
@@ -142,8 +134,6 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, outputs] for `x` [rows, inputs]."""
-        if self.takes_few(len(x)):
-            return few_rows.multiply(x, self._weight, bias=self._bias)
         if self._half is not None:
             product = self._half(x if self._scale is None else x * self._scale)
             return product if self._bias is None else product.add_(self._bias)
@@ -161,8 +151,6 @@ class Linear:
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """`residual` [rows, outputs] plus this map of `x` [rows, inputs], maybe in `residual`'s memory."""
-        if self.takes_few(len(x)):
-            return few_rows.multiply(x, self._weight, bias=self._bias, residual=residual)
         if self._half is not None:
             return self(x).add_(residual)
         transposed = self._transposed
@@ -172,20 +160,3 @@ class Linear:
             out = residual.addmm_(x, transposed) if in_place else torch.addmm(residual, x, transposed)
             return out if self._bias is None else out.add_(self._bias)
         return self(x).add_(residual)
-
-    def takes_few(self, rows: int) -> bool:
-        """Whether so many rows are multiplied by `engine.few_rows`, which also does what is around it."""
-        return self._serves_few and 0 < rows <= few_rows.MOST_ROWS
-
-    def of_normalised(self, x: torch.Tensor, eps: float) -> torch.Tensor:
-        """This map of `x` [rows, inputs], a few (`takes_few`), divided by their root mean square."""
-        return few_rows.multiply(x, self._weight, bias=self._bias, eps=eps)
-
-    @property
-    def is_gateable(self) -> bool:
-        """Whether `gated` can be asked for: without a bias."""
-        return self._bias is None
-
-    def gated(self, x: torch.Tensor, eps: float) -> torch.Tensor:
-        """`of_normalised`, whose first half, after SiLU, is multiplied with the second: [rows, outputs / 2]."""
-        return few_rows.multiply(x, self._weight, eps=eps, gated=True)

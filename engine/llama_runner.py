@@ -14,10 +14,9 @@ from engine.attention import PaddedAttention, PaddedPlan
 from engine.attention_kinds import AttentionKind, make_attention
 from engine.device_rows import DeviceRows
 from engine.devices import to_device
-from engine.few_rows import normalised_by_triton
 from engine.gated import gate, gate_by_triton
-from engine.linear import Linear
 from engine.llama_weights import AnyLinear, LlamaWeights
+from engine.norms import normalised_by_triton
 from engine.runner import KeyTokens, ModelShape, Segment
 from engine.triton_attention import TritonAttention
 from engine.triton_support import runs_triton
@@ -65,6 +64,7 @@ class LlamaRunner:
             )
         self._attention = attention
         self._gated = gate_by_triton if isinstance(attention, TritonAttention) else gate
+        self._has_triton = runs_triton(weights.device)
         self._key_tokens = KeyTokens(0, 0)
         for layer in range(len(weights.layers)):
             self._attention.allocate(layer, weights.kv_heads, weights.head_dim, weights.head_dim)
@@ -172,7 +172,7 @@ class LlamaRunner:
         for index, layer in enumerate(weights.layers):
             if index in self._feature_layers:
                 self._note_feature(features, index, x)
-            qkv = self._of_normalised(layer.qkv, x)
+            qkv = layer.qkv(self._normalised(x, layer.qkv.gain))
             if layer.head_norms is not None:
                 _normalise_heads(qkv, layer.head_norms, rotated_heads, head_dim, weights.eps)
             attention.store_rotated(plan, index, qkv, rotation, heads)
@@ -184,19 +184,10 @@ class LlamaRunner:
                 # What follows is row by row, so rows whose logits nobody wants can go.
                 mixed, x = mixed.index_select(0, selected), x.index_select(0, selected)
             x = self._added(layer.out, x, mixed)
-            x = self._added(layer.down, x, self._gated_units(layer.gate_up, x))
+            both = layer.gate_up(self._normalised(x, layer.gate_up.gain))
+            x = self._added(layer.down, x, self._gated(both))
         final = self._normalised(x)
         return Computed(weights.head(final), final, features)
-
-    def _of_normalised(self, linear: AnyLinear, x: torch.Tensor) -> torch.Tensor:
-        if isinstance(linear, Linear) and linear.takes_few(len(x)):
-            return linear.of_normalised(x, self._weights.eps)
-        return linear(self._normalised(x, linear.gain))
-
-    def _gated_units(self, linear: AnyLinear, x: torch.Tensor) -> torch.Tensor:
-        if isinstance(linear, Linear) and linear.takes_few(len(x)) and linear.is_gateable:
-            return linear.gated(x, self._weights.eps)
-        return self._gated(self._of_normalised(linear, x))
 
     def _note_feature(self, features: torch.Tensor, layer: int, x: torch.Tensor) -> None:
         for part, wanted in zip(
@@ -264,7 +255,7 @@ class LlamaRunner:
         """RMS-normalised rows of `x` [rows, hidden] times `gain`, up to what the weights absorbed."""
         weights = self._weights
         if weights.norm_floor is None:
-            if runs_triton(weights.device):
+            if self._has_triton:
                 return normalised_by_triton(x, gain, weights.eps)
             return F.rms_norm(x, (x.shape[1],), gain, weights.eps)
         # x / sqrt(mean(x^2) + eps) = sqrt(hidden) * x / hypot(|x|, sqrt(hidden * eps)); three operations

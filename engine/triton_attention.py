@@ -29,12 +29,8 @@ Int32 = NDArray[np.int32]
 
 #: Programs that a GPU of 132 processors holds at once, four on each, and most splits of keys for that.
 ENOUGH_PROGRAMS, MOST_SPLITS = 528, 32
-#: Tiles of queries, over all requests and key heads, of launches whose keys are split, at most.
-MOST_SPLIT_TILES = 2048
 #: Queries of a request and key head, one number for each tile there may be.
 QUERIES = (16, 32, 64)
-#: Splits whose results are read at a time when they are summed, and numbers of them that a thread holds then.
-_SUMMED_SPLITS, _SUMMED_NUMBERS = 8, 32
 #: Numbers that describe a segment to the kernels.
 FIELDS = 7
 
@@ -128,8 +124,6 @@ class TritonAttention(PaddedAttention):
             raise ValueError(f"attention `triton`: {obstacle}")
         self._kernels: Any = importlib.import_module("engine.triton_kernels")
         self._integers: dict[int, torch.Tensor] = {}
-        # Captured forwards hold its address.
-        self._finished = torch.zeros(MOST_SPLIT_TILES, dtype=torch.int32, device=self._device)
 
     def shared_integers(self, number: int) -> torch.Tensor:
         """int32 [number] that stays where it is, one for all who ask for as many: forwards of fixed shapes,
@@ -247,7 +241,7 @@ class TritonAttention(PaddedAttention):
     def _attend(
         self, plan: TritonPlan, layer: int, q: torch.Tensor, scale: float | None, tile: Tile, splits: int
     ) -> torch.Tensor:
-        """`attend`, with tiles of this size and each segment's keys in so many parts at most."""
+        """`attend`, with tiles of this size and keys in so many parts."""
         kv_heads, k_dim, v_dim = self._shapes[layer]
         rows, heads, _ = q.shape
         if q.stride(2) != 1:
@@ -255,9 +249,7 @@ class TritonAttention(PaddedAttention):
         tiles = -(-plan.most_rows * (heads // kv_heads) // tile.queries)
         out = torch.empty(rows, heads * v_dim, dtype=q.dtype, device=q.device)
         partial = weight = out
-        v_block = max(16, power_of_two(v_dim))
         if splits > 1:
-            assert plan.num_segments * kv_heads * tiles <= MOST_SPLIT_TILES
             partial = torch.empty(splits, rows, heads, v_dim, dtype=torch.float32, device=q.device)
             weight = torch.empty(splits, rows, heads, dtype=torch.float32, device=q.device)
         storage = self._layers[layer]
@@ -267,7 +259,6 @@ class TritonAttention(PaddedAttention):
             out,
             partial,
             weight,
-            self._finished,
             plan.table.segments,
             plan.table.slots,
             plan.table.seen,
@@ -276,20 +267,31 @@ class TritonAttention(PaddedAttention):
             q.stride(1),
             storage.stride(0),
             rows,
+            splits,
             KV_HEADS=kv_heads,
             SHARED=heads // kv_heads,
             K_DIM=k_dim,
             V_DIM=v_dim,
             K_BLOCK=max(16, power_of_two(k_dim)),
-            V_BLOCK=v_block,
+            V_BLOCK=max(16, power_of_two(v_dim)),
             QUERIES=tile.queries,
             KEYS=tile.keys,
-            SUMMED_QUERIES=summed_queries(tile, v_block),
-            SUMMED_SPLITS=_SUMMED_SPLITS,
             IS_SPLIT=splits > 1,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
+        if splits > 1:
+            self._kernels.combine[(rows * heads,)](
+                partial,
+                weight,
+                out,
+                rows * heads,
+                splits,
+                V_DIM=v_dim,
+                V_BLOCK=power_of_two(v_dim),
+                SPLITS=MOST_SPLITS,
+                num_warps=4,
+            )
         return out
 
 
@@ -303,19 +305,13 @@ def tile_of(queries: int, head_dim: int, dtype: torch.dtype) -> Tile:
     """
     if dtype.itemsize > 2:
         return Tile(16, 32 if head_dim <= 64 else 16, 2)
-    if queries <= 16:  # small enough for two programs on a processor that has 100 KB of shared memory
-        return Tile(16, 64 if head_dim <= 64 else 32, 5)
-    if queries <= 32 and head_dim <= 128:  # trees to verify
-        return Tile(32, 64 if head_dim <= 64 else 32, 5)
+    # Measured with heads of 128 on an H200 (docs/gpu.md); the others are small enough for two programs on a
+    # processor that has 100 KB of shared memory.
+    if queries <= 16:
+        return Tile(16, 64, 5) if head_dim <= 64 else Tile(16, 32, 5, warps=1 if head_dim <= 128 else 4)
+    if queries <= 32 and 64 < head_dim <= 128:  # trees to verify
+        return Tile(32, 32, 3, warps=2)
     return Tile(64, 64, 2) if head_dim <= 128 else Tile(32, 32, 2)
-
-
-def summed_queries(tile: Tile, v_block: int) -> int:
-    """Queries of a tile whose splits are summed at a time: as many as a program's threads can hold.
-
-    `v_block` is the size of a value, a power of two.
-    """
-    return max(1, min(tile.queries, _SUMMED_NUMBERS * 32 * tile.warps // (_SUMMED_SPLITS * v_block)))
 
 
 def num_splits(programs: int, keys: int, least: int) -> int:
@@ -331,8 +327,6 @@ def num_splits(programs: int, keys: int, least: int) -> int:
     Returns:
         1 to `MOST_SPLITS`.
     """
-    if programs > MOST_SPLIT_TILES:
-        return 1
     tiles = -(-keys // least)
     length = -(-tiles // max(1, min(ENOUGH_PROGRAMS // programs, MOST_SPLITS)))
     return -(-tiles // length)

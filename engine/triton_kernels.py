@@ -1,4 +1,4 @@
-"""Kernels in Triton: attention over keys where they lie, rotary embedding with the store of keys, gating.
+"""Kernels in Triton: attention over keys where they lie, rotary embedding with their store, norms, gating.
 
 Imported only where they are launched, since it imports Triton, which comes with CUDA builds of torch.
 With TRITON_INTERPRET=1 set before, Triton runs them on a CPU, operation by operation in numpy.
@@ -9,68 +9,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _sum_of_splits(
-    partial,
-    weight,
-    out,
-    start_query,
-    first_row,
-    rows,
-    head,
-    splits,
-    num_lines,
-    KV_HEADS: tl.constexpr,
-    SHARED: tl.constexpr,
-    V_DIM: tl.constexpr,
-    V_BLOCK: tl.constexpr,
-    QUERIES: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
-    """Write to `out` the splits' results of QUERIES queries, weighed by their shares of the denominators.
-
-    Always in the same order, whichever split finished last. See `attend`; SPLITS are read at a time.
-    """
-    query = start_query + tl.arange(0, QUERIES)
-    row = query // SHARED
-    is_real = row < rows
-    at = (first_row + row) * (KV_HEADS * SHARED) + head * SHARED + query % SHARED
-    v_unit = tl.arange(0, V_BLOCK)
-    is_unit = is_real[:, None] & (v_unit < V_DIM)[None, :]
-    highest = tl.full([QUERIES], -float("inf"), dtype=tl.float32)
-    total = tl.zeros([QUERIES], dtype=tl.float32)
-    mixed = tl.zeros([QUERIES, V_BLOCK], dtype=tl.float32)
-    for start_split in range(0, splits, SPLITS):
-        split = start_split + tl.arange(0, SPLITS)
-        is_split = split < splits
-        line = split[:, None] * num_lines + at[None, :]
-        # Other processors wrote it: from the cache that all share.
-        is_line = is_split[:, None] & is_real[None, :]
-        logs = tl.load(weight + line, mask=is_line, other=-float("inf"), cache_modifier=".cg")
-        part_at = partial + line[:, :, None] * V_DIM + v_unit[None, None, :]
-        is_part = is_split[:, None, None] & is_unit[None, :, :]
-        part = tl.load(part_at, mask=is_part, other=0.0, cache_modifier=".cg")
-        higher = tl.maximum(highest, tl.max(logs, 0))
-        base = tl.where(higher == -float("inf"), 0.0, higher)
-        share = tl.exp2(logs - base[None, :])
-        fade = tl.exp2(highest - base)
-        total = total * fade + tl.sum(share, 0)
-        mixed = mixed * fade[:, None] + tl.sum(part * share[:, :, None], 0)
-        highest = higher
-    mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(out + at[:, None] * V_DIM + v_unit[None, :], mixed.to(out.dtype.element_ty), mask=is_unit)
-
-
 # Compiled once for every model, whatever the batch: of what differs between batches nothing is assumed.
-@triton.jit(do_not_specialize=("num_rows",), do_not_specialize_on_alignment=("slots", "seen"))
+_OF_THE_BATCH = ("num_rows", "num_splits", "num_lines")
+
+
+@triton.jit(do_not_specialize=_OF_THE_BATCH[:2], do_not_specialize_on_alignment=("slots", "seen"))
 def attend(
     q,
     storage,
     out,
     partial,
     weight,
-    finished,
     segments,
     slots,
     seen,
@@ -79,6 +28,7 @@ def attend(
     q_head_stride,
     storage_stride,
     num_rows,
+    num_splits,
     KV_HEADS: tl.constexpr,
     SHARED: tl.constexpr,
     K_DIM: tl.constexpr,
@@ -87,23 +37,18 @@ def attend(
     V_BLOCK: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
-    SUMMED_QUERIES: tl.constexpr,
-    SUMMED_SPLITS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
 ):
     """Attention of one tile of a segment's queries over one split of its keys, for one key head.
 
     Queries are rows times the query heads that share the key head, row by row. Softmax as it goes along the
-    keys (FlashAttention-2, arXiv 2307.08691, algorithm 1); of a tile's splits the one that finishes last sums
-    the results of all (Flash-Decoding, without a launch for it). Grid: (segments * KV_HEADS, tiles, splits);
-    a segment has at most as many splits, and none without a tile of keys.
+    keys (FlashAttention-2, arXiv 2307.08691, algorithm 1); splits are weighed by `combine` (Flash-Decoding).
+    Grid: (segments * KV_HEADS, tiles, splits).
 
     q [rows, KV_HEADS * SHARED, K_DIM]; storage [slots, KV_HEADS * (K_DIM + V_DIM)]; out, of q's type,
-    [rows, KV_HEADS * SHARED * V_DIM]. Only if IS_SPLIT: partial, float32 [splits, rows, heads, V_DIM];
-    weight, float32 [splits, rows, heads], base-2 logarithms of the softmaxes' denominators; finished, int32
-    [segments * KV_HEADS * tiles], zero before and after. segments, slots, seen: see `SegmentTable`. scale: of
-    scores, times log2(e). K_BLOCK, V_BLOCK: next powers of two. SUMMED_QUERIES, of QUERIES, and SUMMED_SPLITS
-    are summed at a time.
+    [rows, KV_HEADS * SHARED * V_DIM], or if IS_SPLIT partial, float32 [splits, rows, heads, V_DIM], and
+    weight, float32 [splits, rows, heads], base-2 logarithms of the softmaxes' denominators. segments, slots,
+    seen: see `SegmentTable`. scale: of scores, times log2(e). K_BLOCK, V_BLOCK: next powers of two.
     """
     segment = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
@@ -117,13 +62,8 @@ def attend(
     first_seen = tl.load(about + 5)
     columns = tl.load(about + 6)
     start_query = tl.program_id(1) * QUERIES
-    # Splits are of whole tiles, and equally long. Where a segment has fewer keys than the launch is meant
-    # for, the last splits are of no use: all programs know which, and wait for none of them.
-    length = tl.cdiv(tl.cdiv(keys, KEYS), tl.num_programs(2)) * KEYS
-    begin = split * length
-    if (start_query >= rows * SHARED) | (begin >= keys):
+    if start_query >= rows * SHARED:
         return
-    splits = tl.cdiv(keys, length)
 
     query = start_query + tl.arange(0, QUERIES)
     row = query // SHARED
@@ -136,6 +76,8 @@ def attend(
     asked = tl.load(q_at, mask=is_real[:, None] & (k_unit < K_DIM)[None, :], other=0.0)
 
     # Of this split's keys, none behind the last that a causal tile sees.
+    length = tl.cdiv(tl.cdiv(keys, num_splits), KEYS) * KEYS
+    begin = split * length
     end = tl.minimum(keys, begin + length)
     if first_seen < 0:
         last_row = tl.minimum(rows, (start_query + QUERIES - 1) // SHARED + 1)
@@ -175,37 +117,43 @@ def attend(
     mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
     at = batch_row * (KV_HEADS * SHARED) + query_head
     is_unit = is_real[:, None] & (v_unit < V_DIM)[None, :]
-    is_alone = splits == 1
-    if not IS_SPLIT or is_alone:
-        tl.store(out + at[:, None] * V_DIM + v_unit[None, :], mixed.to(out.dtype.element_ty), mask=is_unit)
-    else:
-        num_lines = num_rows * (KV_HEADS * SHARED)
-        line = split.to(tl.int64) * num_lines + at
+    if IS_SPLIT:
+        line = split.to(tl.int64) * num_rows * (KV_HEADS * SHARED) + at
         tl.store(weight + line, highest + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=is_real)
         tl.store(partial + line[:, None] * V_DIM + v_unit[None, :], mixed, mask=is_unit)
-        # All threads have stored before one of them says so, and that one is heard before any reads.
-        tl.debug_barrier()
-        counter = finished + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == splits - 1:
-            tl.store(counter, 0)
-            for first_query in range(0, tl.minimum(QUERIES, rows * SHARED - start_query), SUMMED_QUERIES):
-                _sum_of_splits(
-                    partial,
-                    weight,
-                    out,
-                    start_query + first_query,
-                    first_row,
-                    rows,
-                    head,
-                    splits,
-                    num_lines,
-                    KV_HEADS,
-                    SHARED,
-                    V_DIM,
-                    V_BLOCK,
-                    SUMMED_QUERIES,
-                    SUMMED_SPLITS,
-                )
+    else:
+        tl.store(out + at[:, None] * V_DIM + v_unit[None, :], mixed.to(out.dtype.element_ty), mask=is_unit)
+
+
+@triton.jit(do_not_specialize=_OF_THE_BATCH[1:])
+def combine(
+    partial,
+    weight,
+    out,
+    num_lines,
+    num_splits,
+    V_DIM: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """The splits' results of one row and head, weighed by their shares of the softmax's denominator.
+
+    Grid: (rows * heads,). partial float32 [splits, lines, V_DIM], weight float32 [splits, lines], where a
+    line is a row and a head; out [lines, V_DIM]. SPLITS: a power of two that holds all splits.
+    """
+    line = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS)
+    unit = tl.arange(0, V_BLOCK)
+    is_split = split < num_splits
+    logs = tl.load(weight + split * num_lines + line, mask=is_split, other=-float("inf"))
+    highest = tl.max(logs, 0)
+    share = tl.exp2(logs - tl.where(highest == -float("inf"), 0.0, highest))
+    at = partial + (split[:, None] * num_lines + line) * V_DIM + unit[None, :]
+    is_unit = is_split[:, None] & (unit < V_DIM)[None, :]
+    mixed = tl.sum(tl.load(at, mask=is_unit, other=0.0) * share[:, None], 0)
+    total = tl.sum(share, 0)
+    mixed = mixed / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + line * V_DIM + unit, mixed.to(out.dtype.element_ty), mask=unit < V_DIM)
 
 
 @triton.jit
@@ -286,3 +234,19 @@ def gate(gate_up, out, units, BLOCK: tl.constexpr):
     gate = tl.load(at, mask=is_unit, other=0.0).to(tl.float32)
     up = tl.load(at + units, mask=is_unit, other=0.0).to(tl.float32)
     tl.store(out + row * units + unit, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=is_unit)
+
+
+@triton.jit
+def normalise(x, gain, out, size, x_stride, eps, BLOCK: tl.constexpr, HAS_GAIN: tl.constexpr):
+    """Rows divided by the root of their mean square plus `eps`, times `gain`.
+
+    Grid: (rows,). x [rows, size]; gain [size]; out [rows, size]. BLOCK: a power of two that holds `size`.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    is_place = place < size
+    wide = tl.load(x + row * x_stride + place, mask=is_place, other=0.0).to(tl.float32)
+    wide *= tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+    if HAS_GAIN:
+        wide *= tl.load(gain + place, mask=is_place, other=0.0).to(tl.float32)
+    tl.store(out + row * size + place, wide.to(out.dtype.element_ty), mask=is_place)

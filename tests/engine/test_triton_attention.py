@@ -293,7 +293,7 @@ def test_kernels_are_compiled_before_the_first_batch(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(TritonAttention, "_attend", noted)
     attention.prepare(0, 2)
-    assert asked == {(queries, is_split) for queries in (16, 32, 64) for is_split in (False, True)}
+    assert asked == {(queries, is_split) for queries in (16, 64) for is_split in (False, True)}
 
 
 def test_a_batch_is_described_by_where_its_rows_keys_and_masks_begin() -> None:
@@ -341,7 +341,6 @@ def test_splits_sum_to_what_attention_without_them_is(dtype: torch.dtype) -> Non
         whole = attention._attend(plan, 0, q, None, tile, 1)
         for splits in (2, 3, 7, 17):
             first, again = (attention._attend(plan, 0, q, None, tile, splits) for _ in range(2))
-            assert not attention._finished.any()
             torch.testing.assert_close(first, whole, atol=tolerance, rtol=tolerance)
             assert torch.equal(first, again)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from engine.attention import PaddedAttention
 from engine.attention_kinds import AttentionKind, make_attention
@@ -22,6 +23,7 @@ from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
 from engine.loading import RunnerKind, load_runner
 from engine.noise import gumbel_noise, uniform_noise
+from engine.norms import normalised_by_triton
 from engine.quantization import Quantization
 from engine.runner import Segment
 from engine.warm_up import capture, usual_batches
@@ -269,6 +271,18 @@ def test_a_product_is_added_to_what_is_there_without_a_copy_of_it(cuda: torch.de
     got = Linear(weight.to(cuda), bias.to(cuda)).add_to(there, x.to(cuda))
     assert got.data_ptr() == there.data_ptr()
     torch.testing.assert_close(got.cpu(), expected, atol=1e-4, rtol=1e-4)
+
+
+@only_on_gpus  # without, see tests/engine/test_norms.py
+def test_norms_equal_those_of_torch(cuda: torch.device) -> None:
+    torch.manual_seed(0)
+    gain = torch.randn(4096, device=cuda).bfloat16()
+    for rows in (1, 64, 1000):
+        x = torch.randn(rows, 4096, device=cuda).bfloat16() * 3
+        for one in (None, gain):
+            expected = F.rms_norm(x.float(), (4096,), None if one is None else one.float(), 1e-5)
+            found = normalised_by_triton(x, one, 1e-5).float()
+            torch.testing.assert_close(found, expected, atol=2e-2, rtol=8e-3)
 
 
 @pytest.mark.parametrize("backend", ["padded", "triton"])
