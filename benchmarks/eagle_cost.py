@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.environment import describe
 from benchmarks.tables import console, progress
-from engine.attention_kinds import attention_of_drafter, make_attention
+from engine.attention_kinds import make_attention
 from engine.devices import resolve_device, synchronize
 from engine.eagle import EagleLayer
 from engine.eagle_weights import EagleWeights
@@ -211,8 +211,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     num_slots = max(args.requests) * (args.context + 3)
     target = RandomTarget(sizes, num_slots, max_tokens, dtype, device)
     weights, layer_bytes = random_weights(sizes, max_tokens, dtype, device)
-    kind = attention_of_drafter(None, device)
-    attention = make_attention(kind or "padded", num_slots + DRAFT_SLOTS, dtype=dtype, device=device)
+    attention = make_attention(None, num_slots + DRAFT_SLOTS, dtype=dtype, device=device)
     drafts = EagleDrafts(EagleLayer(weights, target, attention), target, max_tokens, graphs=args.graphs)
     costs = []
     with progress() as bar:

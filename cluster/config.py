@@ -53,7 +53,7 @@ class TargetConfig(DeviceConfig):
         default=None,
         description="How requests of different lengths share a forward: `padded` in groups of like length, "
         "`decomposed` in pieces of one length (SPIN), `flashinfer` and `triton` without padding (CUDA), "
-        "`auto` by predicted cost, on CUDA `flashinfer` where it is installed and else `triton`. Unset: "
+        "`auto` by predicted cost, on CUDA `triton`, or `flashinfer` where there is none. Unset: "
         "`padded` on a CPU, `auto` on CUDA.",
     )
     prefix_sharing: bool = Field(

@@ -68,7 +68,7 @@ class ModelDrafterConfig(PooledConfig, DeviceConfig):
     )
     runner: Literal["auto", "hf", "lean"] = Field(default="auto", description="As for the target.")
     attention: Literal["padded", "decomposed", "flashinfer", "triton", "auto"] | None = Field(
-        default=None, description="As for the target, but on CUDA `auto` is `triton`."
+        default=None, description="As for the target."
     )
     prefix_sharing: bool = Field(default=True, description="As for the target.")
     retokenize: bool = Field(

@@ -57,8 +57,6 @@ def build_drafter(
         if path is None:
             raise ValueError("a model drafter needs the path of its model")
         from drafters.model_drafter import ModelDrafter
-        from engine.attention_kinds import attention_of_drafter
-        from engine.devices import resolve_device
         from engine.loading import load_runner
         from engine.model_size import count_parameters
         from engine.numpy_llama import in_numpy
@@ -69,7 +67,7 @@ def build_drafter(
             num_slots=num_slots,
             max_tokens=max_tokens,
             runner=runner,
-            attention=attention_of_drafter(attention, resolve_device(device)),
+            attention=attention,
             device=device,
             memory_fraction=memory_fraction,
             device_share=device_share,

@@ -14,9 +14,9 @@ from engine.triton_support import why_not_triton
 
 AttentionKind = Literal["padded", "decomposed", "flashinfer", "triton", "auto"]
 """`padded` groups keys by shape, `decomposed` cuts them into pieces, `flashinfer` and `triton` read them
-where they lie, on CUDA. `auto` on CUDA is `flashinfer` where that is installed and has kernels for the model,
-else `triton`, and `padded` where there is no Triton; on a CPU it is padded or decomposed, whichever costs
-less in a forward."""
+where they lie, on CUDA. `auto` on CUDA is `triton`, which was the faster one wherever both were measured
+(docs/gpu.md); without Triton `flashinfer` where that is installed and has such kernels, else `padded`.
+On a CPU it is padded or decomposed, whichever costs less in a forward."""
 
 
 def make_attention(
@@ -45,9 +45,10 @@ def make_attention(
     if kind not in get_args(AttentionKind):
         raise ValueError(f"attention must be one of {', '.join(get_args(AttentionKind))}, not {kind!r}")
     if kind == "auto" and device.type == "cuda":
-        kind = "padded" if why_not_triton(device) else "triton"
-        if why_not_flashinfer(dtype, device, head_dim) is None:
-            kind = "flashinfer"
+        if why_not_triton(device) is None:
+            kind = "triton"
+        else:
+            kind = "padded" if why_not_flashinfer(dtype, device, head_dim) else "flashinfer"
     if kind == "flashinfer":
         return FlashInferAttention(num_slots, dtype=dtype, device=device)
     if kind == "triton":
@@ -55,14 +56,3 @@ def make_attention(
     if kind == "padded":
         return PaddedAttention(num_slots, dtype=dtype, device=device)
     return DecomposedAttention(num_slots, dtype=dtype, device=device, when_cheaper=kind == "auto")
-
-
-def attention_of_drafter(kind: AttentionKind | None, device: torch.device | str) -> AttentionKind | None:
-    """What a model drafter takes for `kind`: where that is `auto` on CUDA, one that takes masks made there.
-
-    FlashInfer packs masks with the host waiting, once a layer of the draft (docs/gpu.md).
-    """
-    device = torch.device(device)
-    if kind in (None, "auto") and device.type == "cuda" and why_not_triton(device) is None:
-        return "triton"
-    return kind

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from engine.attention_kinds import attention_of_drafter, make_attention
+from engine.attention_kinds import make_attention
 from engine.eagle import EagleLayer, FeatureRunner
 from engine.eagle_config import (
     CONFIG,
@@ -94,9 +94,8 @@ class EagleFiles:
             dtype=runner.embed_ids(torch.zeros(1, dtype=torch.int64, device=device)).dtype,
             device=device,
         )
-        kind = attention_of_drafter(None, device)
         attention = make_attention(
-            "padded" if kind is None else kind,
+            None,
             runner.num_slots + num_draft_slots,
             dtype=weights.output_scale.dtype,
             device=device,

@@ -13,9 +13,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine import triton_attention
+from engine import attention_kinds, triton_attention
 from engine.attention import PaddedAttention
-from engine.attention_kinds import attention_of_drafter, make_attention
+from engine.attention_kinds import AttentionKind, make_attention
 from engine.cuda_graphs import GraphedRunner
 from engine.device_rows import DeviceRows, all_rows
 from engine.gated import gate, gate_by_triton
@@ -365,17 +365,19 @@ def test_where_it_cannot_serve_it_says_why(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.delenv("CC")
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert "install gcc" in (why_not_triton(gpu) or "")
-    assert attention_of_drafter("auto", "cuda") == "auto"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install triton" in (why_not_triton(gpu) or "")
 
 
-def test_drafters_take_masks_that_the_device_made() -> None:
-    assert [attention_of_drafter(kind, "cuda") for kind in (None, "auto", "padded", "flashinfer")] == [
-        "triton",
-        "triton",
-        "padded",
-        "flashinfer",
-    ]
-    assert attention_of_drafter(None, "cpu") is None
-    assert attention_of_drafter("auto", "cpu") == "auto"
+def test_on_cuda_it_is_the_usual_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Triton serves, as its interpreter does here; else FlashInfer, and padding without either."""
+    made: list[str] = []
+    for name in ("TritonAttention", "FlashInferAttention", "PaddedAttention"):
+        monkeypatch.setattr(attention_kinds, name, lambda *_, name=name, **__: made.append(name))
+    kinds: tuple[AttentionKind | None, ...] = (None, "auto")
+    for triton, flashinfer in ((None, None), ("none", None), ("none", "none")):
+        monkeypatch.setattr(attention_kinds, "why_not_triton", lambda _, why=triton: why)
+        monkeypatch.setattr(attention_kinds, "why_not_flashinfer", lambda *_, why=flashinfer: why)
+        for kind in kinds:
+            make_attention(kind, 16, dtype=torch.float32, device="cuda")
+    assert made[::2] == made[1::2] == ["TritonAttention", "FlashInferAttention", "PaddedAttention"]
