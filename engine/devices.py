@@ -144,6 +144,11 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device)
 
 
+def staging(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory of the host, [size], to be written and then copied to `device` without waiting."""
+    return torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda")
+
+
 def index_on(numbers: NDArray[Any], device: torch.device) -> torch.Tensor:
     """Integers of the host as int64 on `device`, as indices are."""
     return to_device(torch.from_numpy(numbers.astype(np.int64)), device)

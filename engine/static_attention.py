@@ -11,7 +11,7 @@ import torch
 
 from engine.attention import Group, PaddedAttention, PaddedPlan
 from engine.device_rows import DeviceRows
-from engine.devices import overwrite
+from engine.devices import overwrite, staging
 from engine.flashinfer_attention import FlashInferAttention, FlashInferPlan, Part
 from engine.padded_segments import Shape, filled
 from engine.paged_layout import paged_layout, without_mask
@@ -163,18 +163,20 @@ class TritonStatic:
 
     def fill(self, segments: Sequence[Segment], rows: DeviceRows | None = None) -> KeyTokens:
         """See `StaticAttention`."""
-        shape = self._shape
-        table, slots, seen = described(segments)
-        everybody = np.zeros((shape.requests, FIELDS), dtype=np.int32)
-        everybody[: len(table)] = table
-        everybody[len(table) :, 5] = -1
-        values = np.concatenate([everybody.reshape(-1), slots])
-        overwrite(self._segments_and_slots[: len(values)], values)
+        shape, description = self._shape, described(segments)
+        first_slot = shape.requests * FIELDS
+        staged = staging(first_slot + description.num_keys, torch.int32, self._attention.device)
+        values = staged.numpy()
+        description.write(values, first_slot)
+        nobody = values[len(description.table) : first_slot].reshape(-1, FIELDS)
+        nobody[:], nobody[:, 5] = 0, -1
+        self._segments_and_slots[: len(values)].copy_(staged, non_blocking=True)
+        seen = description.seen
         if len(seen):
             overwrite(self.plan.table.seen[: len(seen)], seen)
         if rows is not None:
             self._attention.see_rows(self.plan.table, rows, shape.rows)
-        return KeyTokens(len(slots), 0)
+        return KeyTokens(description.num_keys, 0)
 
 
 def most_keys(shape: Shape, max_tokens: int, num_slots: int) -> int:

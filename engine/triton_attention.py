@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from engine.attention import PaddedAttention, PaddedPlan
 from engine.device_rows import DeviceRows
-from engine.devices import to_device
+from engine.devices import staging, to_device
 from engine.padded_segments import power_of_two
 from engine.rectangles import key_counts
 from engine.runner import KeyTokens, Segment
@@ -84,26 +84,51 @@ class TritonPlan(PaddedPlan):
         return len(self.table.segments) // FIELDS
 
 
-def described(segments: Sequence[Segment]) -> tuple[Int32, Int32, NDArray[np.uint8]]:
-    """`SegmentTable` of a batch, on the host."""
-    table = np.empty((len(segments), FIELDS), dtype=np.int32)
-    row = key = bit = 0
+class Description(NamedTuple):
+    """`SegmentTable` of a batch, on the host.
+
+    Attributes:
+        table: int32 [segments * FIELDS].
+        slots: those of the keys, in parts.
+        num_keys: in all parts.
+        seen: uint8.
+    """
+
+    table: Int32
+    slots: list[Int32]
+    num_keys: int
+    seen: NDArray[np.uint8]
+
+    def write(self, into: Int32, first_slot: int) -> None:
+        """Write the table to the beginning of an array, and the slots from `first_slot` on."""
+        into[: len(self.table)] = self.table
+        np.concatenate(self.slots, out=into[first_slot : first_slot + self.num_keys])
+
+
+def described(segments: Sequence[Segment]) -> Description:
+    """What the kernels are to know of a batch."""
+    table: list[int] = []
+    slots: list[Int32] = []
     seen = []
-    for line, segment in zip(table, segments, strict=True):
+    row = key = bit = 0
+    for segment in segments:
         rows = len(segment.slots)
         keys = len(segment.past) + rows
         if segment.visible is None:
-            line[:] = row, rows, key, keys, keys - rows, -1, 0
+            table += (row, rows, key, keys, keys - rows, -1, 0)
         else:
             columns = segment.visible.shape[1]
-            line[:] = row, rows, key, keys, keys - columns, bit, columns
+            table += (row, rows, key, keys, keys - columns, bit, columns)
             seen.append(segment.visible.reshape(-1).view(np.uint8))
             bit += rows * columns
+        slots += (segment.past, segment.slots)
         row, key = row + rows, key + keys
-    slots = np.concatenate([part for s in segments for part in (s.past, s.slots)]).astype(
-        np.int32, copy=False
+    return Description(
+        np.array(table, dtype=np.int32),
+        slots,
+        key,
+        np.concatenate(seen) if seen else np.zeros(0, dtype=np.uint8),
     )
-    return table, slots, np.concatenate(seen) if seen else np.zeros(0, dtype=np.uint8)
 
 
 class TritonAttention(PaddedAttention):
@@ -134,13 +159,15 @@ class TritonAttention(PaddedAttention):
 
     def plan(self, segments: Sequence[Segment]) -> TritonPlan:
         """See `AttentionBackend`."""
-        table, slots, seen = described(segments)
-        # One transfer for all of it.
-        sizes = [table.size, len(slots)]
-        whole = np.empty(sum(sizes) + -(-len(seen) // 4), dtype=np.int32)
-        whole[: sizes[0]], whole[sizes[0] : sum(sizes)] = table.reshape(-1), slots
+        description = described(segments)
+        seen = description.seen
+        # One transfer for all of it, from where it is written to.
+        sizes = [len(description.table), description.num_keys]
+        staged = staging(sum(sizes) + -(-len(seen) // 4), torch.int32, self._device)
+        whole = staged.numpy()
+        description.write(whole, sizes[0])
         whole[sum(sizes) :].view(np.uint8)[: len(seen)] = seen
-        there = to_device(torch.from_numpy(whole), self._device)
+        there = to_device(staged, self._device)
         on_device = SegmentTable(
             segments=there[: sizes[0]],
             slots=there[sizes[0] : sum(sizes)],

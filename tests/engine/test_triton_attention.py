@@ -300,11 +300,14 @@ def test_a_batch_is_described_by_where_its_rows_keys_and_masks_begin() -> None:
     segments = batch(
         np.random.default_rng(0), [(4, 1, "causal"), (3, 2, "tree"), (0, 3, "causal")], np.arange(SLOTS)
     )
-    table, slots, seen = described(segments)
+    description = described(segments)
+    written = np.zeros(3 * FIELDS + 13, dtype=np.int32)
+    description.write(written, 3 * FIELDS)
+    table = written[: 3 * FIELDS].reshape(-1, FIELDS)
     assert table.tolist() == [[0, 1, 0, 5, 4, -1, 0], [1, 2, 5, 5, 3, 0, 2], [3, 3, 10, 3, 0, -1, 0]]
-    assert slots.tolist() == list(range(13))
+    assert written[3 * FIELDS :].tolist() == list(range(13))
     assert segments[1].visible is not None
-    assert seen.tolist() == segments[1].visible.reshape(-1).tolist()
+    assert description.seen.tolist() == segments[1].visible.reshape(-1).tolist()
 
 
 @given(st.integers(1, 5000), st.integers(1, 200_000), st.sampled_from([16, 32, 64]))
