@@ -104,50 +104,34 @@ check)
     nvidia-smi
     python3 -c "import torch, transformers as t, triton; print(torch.__version__, t.__version__, triton.__version__)"
     together
-    forward forward-8b-triton 75 8b triton --kernels
-    forward forward-1b-triton 60 1b triton --kernels
-    ;;
-tune)
-    limit=${BESIDE_SECONDS:-75}
-    for file in few_rows verify lossless eagle; do
-        beside "tests-$file" "$limit" $pytest "tests/gpu/test_${file}_on_gpu.py" -k 'not flashinfer'
-    done
-    beside tests-runners "$limit" $pytest tests/gpu/test_runners_on_gpu.py \
-        -k 'not flashinfer and (captured or float32 or kernels_equal or widened)'
-    beside tests-drafts "$limit" $pytest tests/gpu/test_drafts_on_gpu.py -k 'triton and host'
-    together
-    forward forward-8b-triton 45 8b triton --kernels
-    part attention-tiles 75 python3 -m benchmarks.attention_tiles --dim 128 --json "$found/attention-tiles.json"
-    forward forward-1b-triton 45 1b triton --kernels
-    part few-rows-8b 60 python3 -m benchmarks.few_rows_cost --shape 8b --json "$found/few-rows-8b.json"
-    part draft-device 30 python3 -m benchmarks.draft_cost --device cuda --depth 4 --width 1 4 \
-        --path zoo/weights/drafter-general-2x192 --requests 1 8 --trees device --json "$found/draft-device.json"
+    forward forward-8b 45 8b triton --kernels
+    forward forward-1b 45 1b triton --kernels
     ;;
 measure)
     # First what steps cost here: by the built-in costs, 8 ms a step, the policy would judge another machine.
-    part profile 90 python3 -c "$cli" profile --json "$profile"
+    part profile 60 python3 -c "$cli" profile --json "$profile"
     cp "$profile" "$found/" && given="--profile $profile"
-    bench engine 240 engine --no-processes --batch 1 --batch 32 --rounds 3 --per-domain 2 --max-tokens 96 ${given-}
+    bench engine 200 engine --no-processes --batch 1 --batch 32 --rounds 3 --per-domain 2 --max-tokens 96 ${given-}
     # Without a first round there is no record: what a peer breaks is not to take our own figures with it.
     [ -s "$found/engine.json" ] ||
         bench engine-alone 90 engine --no-processes --no-peers --batch 1 --batch 32 --rounds 3 --per-domain 2 \
             --max-tokens 96 ${given-}
-    forward forward-8b-flashinfer 60 8b flashinfer --kernels
-    forward forward-8b-fp8 60 8b triton --quantization fp8 --kernels
-    forward forward-1b-fp8 45 1b triton --quantization fp8
+    part attention-tiles 75 python3 -m benchmarks.attention_tiles --json "$found/attention-tiles.json"
+    forward forward-1b-fp8 30 1b triton --quantization fp8
     for trees in device host; do
-        part "draft-$trees" 40 python3 -m benchmarks.draft_cost --device cuda --depth 4 8 --width 1 4 \
+        part "draft-$trees" 25 python3 -m benchmarks.draft_cost --device cuda --depth 4 8 --width 1 4 \
             --path zoo/weights/drafter-general-2x192 --requests 1 8 --trees $trees --json "$found/draft-$trees.json"
-        part "ended-$trees" 30 python3 -m benchmarks.draft_cost --device cuda --depth 8 --width 1 --used 2 \
+        part "ended-$trees" 20 python3 -m benchmarks.draft_cost --device cuda --depth 8 --width 1 --used 2 \
             --path zoo/weights/drafter-general-2x192 --requests 1 --trees $trees --json "$found/ended-$trees.json"
     done
     for graphs in graphs no-graphs; do
-        part "eagle-8b-$graphs" 45 python3 -m benchmarks.eagle_cost --shape 8b --dtype bfloat16 --device cuda \
+        part "eagle-8b-$graphs" 30 python3 -m benchmarks.eagle_cost --shape 8b --dtype bfloat16 --device cuda \
             --requests 1 8 32 --$graphs --json "$found/eagle-8b-$graphs.json"
     done
-    forward forward-70b-fp8 120 70b triton --quantization fp8
-    forward forward-32b 80 32b triton
-    forward forward-8b-padded 45 8b padded
+    forward forward-70b-fp8 90 70b triton --quantization fp8
+    forward forward-32b 60 32b triton
+    forward forward-8b-fp8 30 8b triton --quantization fp8
+    forward forward-8b-padded 30 8b padded
     ;;
 *)
     echo "scripts/gpu_session.sh: no call named '$call': check or measure" >&2
