@@ -119,6 +119,71 @@ class KVCache:
         table.reserved.append(slots)
         return slots
 
+    def reserve_all(self, wanted: Sequence[tuple[str, int]]) -> list[Int32]:
+        """`reserve` for several requests, each named once, for little more than one costs.
+
+        Raises:
+            OutOfSlots: if there are not enough for all; nothing is changed then.
+        """
+        tables = [self._tables[request_id] for request_id, _ in wanted]
+        counts = [n for _, n in wanted]
+        total = sum(counts)
+        missing = total - self._pool.free_count
+        if missing > 0:
+            available = self.free_slots
+            if total > available or self._prefixes is None:
+                raise OutOfSlots(total, available)
+            self._prefixes.evict(missing)
+        slots = self._pool.allocate(total)
+        self._reserved_for[slots] = np.repeat([table.number for table in tables], counts)
+        parts = []
+        first = 0
+        for table, n in zip(tables, counts, strict=True):
+            part = slots[first : first + n]
+            table.reserved.append(part)
+            parts.append(part)
+            first += n
+        return parts
+
+    def settle_all(self, rows: Sequence[tuple[str, Int32, Sequence[int]]]) -> None:
+        """Commit some of the slots that requests have reserved, and free the others.
+
+        As `commit` and then `discard` of each, for little more than one of them costs.
+
+        Args:
+            rows: per request, each named once: its name, all slots it has reserved as `reserve` gave them,
+                and which of these are committed, ascending indices.
+
+        Raises:
+            ValueError: if other slots are reserved for a request, or an index is not one of a slot, or comes
+                twice; nothing is changed then.
+        """
+        if not rows:
+            return
+        tables = [self._tables[request_id] for request_id, _, _ in rows]
+        slots = np.concatenate([reserved for _, reserved, _ in rows])
+        is_dropped = np.ones(len(slots), dtype=np.bool_)
+        num_kept = first = 0
+        kept: list[int] = []
+        for table, (request_id, reserved, chosen) in zip(tables, rows, strict=True):
+            if len(table.reserved) != 1 or table.reserved[0] is not reserved:
+                raise ValueError(f"slots to settle are not what is reserved for request {request_id!r}")
+            if len(chosen) and not 0 <= min(chosen) <= max(chosen) < len(reserved):
+                raise ValueError(f"no such slots are reserved for request {request_id!r}")
+            kept += [first + index for index in chosen]
+            num_kept += len(chosen)
+            first += len(reserved)
+        is_dropped[kept] = False
+        if np.count_nonzero(is_dropped) != len(slots) - num_kept:
+            raise ValueError("a slot is to be committed twice")
+        for table, (_, reserved, chosen) in zip(tables, rows, strict=True):
+            # Most often all of the first rows: a view of them is enough.
+            is_prefix = len(chosen) == 0 or chosen[-1] == len(chosen) - 1
+            table.append(reserved[: len(chosen)] if is_prefix else reserved[list(chosen)])
+            table.reserved = []
+        self._reserved_for[slots] = 0
+        self._pool.release(slots[is_dropped])
+
     def commit(self, request_id: str, slots: Int32) -> None:
         """Append reserved `slots`, int32 [n] in order of position, to the request's table.
 

@@ -37,7 +37,6 @@ class PrefixCache:
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
         self._blocks: dict[tuple[int, bytes], _Block] = {}
-        self._held = np.zeros(len(pool), dtype=np.bool_)
         self._clock = count(1)
         self._numbers = count(1)
         # (last_used, number, block) of leaves, oldest first; entries out of date are skipped when met.
@@ -49,14 +48,12 @@ class PrefixCache:
     @property
     def held(self) -> NDArray[np.bool_]:
         """bool [num_slots], slots the index holds a reference on. A live view: read only."""
-        return self._held
+        return self._pool.kept
 
     @property
     def evictable_slots(self) -> int:
         """Slots that would become free if everything were evicted: those nobody else holds."""
-        if not self._blocks:
-            return 0
-        return int(np.count_nonzero(self._held & (self._pool.references == 1)))
+        return self._pool.num_unused
 
     def match(self, tokens: Int32) -> Int32:
         """Slots, int32 [matched], of the longest indexed prefix of `tokens`, in whole blocks.
@@ -88,8 +85,7 @@ class PrefixCache:
                 slots=np.array(slots[span], dtype=np.int32),
                 last_used=0,
             )
-            self._pool.retain(block.slots)
-            self._held[block.slots] = True
+            self._pool.keep(block.slots)
             self._blocks[block.key] = block
             if parent is not None:
                 parent.children += 1
@@ -123,7 +119,7 @@ class PrefixCache:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless the tree, its slots and the leaf queue agree."""
-        held = np.zeros_like(self._held)
+        held = np.zeros_like(self.held)
         children: dict[int, int] = {}
         queued = {(number, last_used) for last_used, number, _ in self._leaves}
         for key, block in self._blocks.items():
@@ -134,7 +130,7 @@ class PrefixCache:
                 if self._blocks.get(block.parent.key) is not block.parent:
                     raise AssertionError("a block outlived its parent")
                 children[block.parent.number] = children.get(block.parent.number, 0) + 1
-        if not np.array_equal(held, self._held) or (self._pool.references[held] < 1).any():
+        if not np.array_equal(held, self.held) or (self._pool.references[held] < 1).any():
             raise AssertionError("held slots and blocks disagree")
         for block in self._blocks.values():
             if block.children != children.get(block.number, 0):
@@ -173,8 +169,7 @@ class PrefixCache:
 
     def _remove(self, block: _Block) -> int:
         del self._blocks[block.key]
-        self._held[block.slots] = False
         if block.parent is not None:
             block.parent.children -= 1
             self._queue(block.parent)
-        return self._pool.release(block.slots)
+        return self._pool.let_go(block.slots)

@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -83,8 +84,7 @@ class TokenHistory:
         return ids, counts
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One decision to take: the next token after a tree node, or after a sequence.
 
     Attributes:
@@ -139,7 +139,7 @@ def perturbed_scores(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
         float32 [n, vocab].
     """
     scores = processed_logits(logits, rows).log_softmax(-1)
-    return _add_noise(scores, rows, _sampled(rows))
+    return _add_noise(scores, rows, _asked(rows).sampled)
 
 
 def decide(logits: torch.Tensor, rows: Sequence[Row]) -> Decision:
@@ -181,42 +181,77 @@ def processed_logits(
     """
     if len(rows) != len(logits):
         raise ValueError(f"{len(logits)} rows of logits but {len(rows)} descriptions")
-    sampled = _sampled(rows)
+    asked = _asked(rows)
+    sampled = asked.sampled
     if sampled and runs_triton(logits.device):
-        work = _adjusted(logits, rows)
+        work = _adjusted(logits, rows, asked)
         params, positions = [row.params for row in rows], [row.position for row in rows]
         return shape_by_triton(work, params, positions, perturbed=perturbed, in_place=work is not logits)
-    work = _adjusted(logits, rows, copies=bool(sampled))
+    work = _adjusted(logits, rows, asked, copies=bool(sampled))
     if sampled:
         _truncate(work, rows, sampled, may_wait=may_wait)
     return _add_noise(work, rows, sampled) if perturbed else work
 
 
-def _where(rows: Sequence[Row], needs: Callable[[Row], bool]) -> list[int]:
-    return [i for i, row in enumerate(rows) if needs(row)]
+class _Asked(NamedTuple):
+    """Which rows ask for what.
+
+    Attributes:
+        masked: by a grammar, and by which mask.
+        barred, shifted, penalized: to be given to the functions of these names.
+        sampled: not greedy.
+    """
+
+    masked: dict[int, NDArray[np.int32]]
+    barred: list[int]
+    shifted: list[int]
+    penalized: list[int]
+    sampled: list[int]
 
 
-def _sampled(rows: Sequence[Row]) -> list[int]:
-    return _where(rows, lambda row: not row.params.is_greedy)
+def _asked(rows: Sequence[Row]) -> _Asked:
+    """In one pass: rows of a request are neighbours, and hundreds in a step."""
+    asked = _Asked({}, [], [], [], [])
+    params: SamplingParams | None = None
+    is_plain = is_barred = is_shifted = is_penalized = is_sampled = False
+    for i, row in enumerate(rows):
+        if row.params is not params:
+            params = row.params
+            is_sampled = not params.is_greedy
+            is_barred = bool(params.allowed_token_ids or params.bad_words)
+            is_shifted, is_penalized = bool(params.logit_bias), params.has_penalties
+            is_plain = not (is_barred or is_shifted or is_penalized or params.min_tokens)
+        if is_sampled:
+            asked.sampled.append(i)
+        if row.allowed is not None:
+            asked.masked[i] = row.allowed
+        if is_plain:
+            continue
+        if is_barred:
+            asked.barred.append(i)
+        if is_shifted or row.position < params.min_tokens:
+            asked.shifted.append(i)
+        if is_penalized:
+            asked.penalized.append(i)
+    return asked
 
 
-def _adjusted(logits: torch.Tensor, rows: Sequence[Row], *, copies: bool = False) -> torch.Tensor:
+def _adjusted(
+    logits: torch.Tensor, rows: Sequence[Row], asked: _Asked, *, copies: bool = False
+) -> torch.Tensor:
     """What comes before the temperature, each on the rows that ask for it; a copy unless nothing applies."""
-    masked = {i: row.allowed for i, row in enumerate(rows) if row.allowed is not None}
-    barred = _where(rows, lambda row: bool(row.params.allowed_token_ids or row.params.bad_words))
-    shifted = _where(rows, lambda row: bool(row.params.logit_bias) or row.position < row.params.min_tokens)
-    penalized = _where(rows, lambda row: row.params.has_penalties)
-    if not (copies or masked or barred or shifted or penalized):
+    masked = asked.masked
+    if not (copies or masked or asked.barred or asked.shifted or asked.penalized):
         return logits
     work = logits.clone()
     if masked:
         mask_out_(work, list(masked), list(masked.values()))
-    if barred:
-        _bar(work, rows, barred)
-    if shifted:
-        _mask_and_bias(work, rows, shifted)
-    if penalized:
-        _penalize(work, rows, penalized)
+    if asked.barred:
+        _bar(work, rows, asked.barred)
+    if asked.shifted:
+        _mask_and_bias(work, rows, asked.shifted)
+    if asked.penalized:
+        _penalize(work, rows, asked.penalized)
     return work
 
 

@@ -8,6 +8,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+#: Nodes up to which a pass over them takes less than numpy's few operations.
+_SMALL = 24
+
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
@@ -78,7 +81,14 @@ class TokenTree(msgspec.Struct, frozen=True, eq=False, gc=False):
             raise ValueError("token, parent, logp and depth differ in length")
         if self.parent[0] != -1 or self.depth[0] != 0:
             raise ValueError("node 0 must be the root: parent -1, depth 0")
-        if n > 1:
+        if n <= _SMALL:
+            parents, depths = self.parent.tolist(), self.depth.tolist()
+            for node in range(1, n):
+                if not 0 <= parents[node] < node:
+                    raise ValueError("every node but the root needs a parent before it")
+                if depths[node] != depths[parents[node]] + 1:
+                    raise ValueError("a node is one deeper than its parent")
+        else:
             parent = self.parent[1:]
             if (parent < 0).any() or (parent >= np.arange(1, n)).any():
                 raise ValueError("every node but the root needs a parent before it")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.grammar import Grammars, TokenMask
+from engine.grammar import GrammarError, Grammars, TokenMask
 from engine.kv_cache import KVCache
 from engine.runner import ModelShape, Segment
 from engine.slots import OutOfSlots
@@ -34,7 +35,8 @@ class Planned:
         segment: its rows: `num_context` known tokens, then the nodes of `tree`.
         num_context: rows before the root (prefill only).
         tree: nodes that are decided on; None while a prefill is not complete.
-        nodes: int32 [len(tree)], their indices in the tree that was sent; -1 for those the grammar added.
+        nodes: of the nodes of `tree`, their indices in the tree that was sent, -1 for those the grammar
+            added; None if they are its first ones in order.
         is_prefill: whether the item asked for prefill.
         num_cached: tokens found in the cache when this item opened the request, None if it did not.
         num_candidates, num_heads, least_logp, stop_token_logp: what was asked of heads or EAGLE, as of
@@ -47,7 +49,7 @@ class Planned:
     segment: Segment
     num_context: int
     tree: TokenTree | None
-    nodes: Int32
+    nodes: list[int] | None
     is_prefill: bool
     num_cached: int | None = None
     num_candidates: int = 0
@@ -55,6 +57,19 @@ class Planned:
     least_logp: float = float("-inf")
     stop_token_logp: float = float("-inf")
     masks: list[TokenMask] | None = None
+
+
+class _Draft(NamedTuple):
+    """What is to be verified of an item; its attributes are those of `Planned`."""
+
+    state: RequestState
+    tree: TokenTree
+    nodes: list[int] | None
+    masks: list[TokenMask] | None
+
+
+NotPlanned = KeyError | OutOfSlots | ValueError | GrammarError
+"""Why an item cannot be planned."""
 
 
 class RequestTable:
@@ -115,59 +130,99 @@ class RequestTable:
         if with_prefixes:
             self._cache = KVCache(self._cache.num_slots, prefix_sharing=self._prefix_sharing)
 
-    def plan_verify(self, item: VerifyItem) -> Planned:
-        """Rows of a draft tree. A malformed tree is planned as if nothing had been drafted.
+    def plan_verify(self, items: Sequence[VerifyItem]) -> list[Planned | NotPlanned]:
+        """Rows of draft trees, of requests each named once. A malformed tree is planned as if nothing had
+        been drafted.
 
-        Raises:
-            KeyError: if the request is not held.
-            OutOfSlots: nothing is changed then.
-            ValueError: if the tree does not continue what is known of the request.
-            GrammarError: if the request's grammar cannot be followed; nothing is changed then.
+        What cannot be planned changes nothing, and is returned in its place: KeyError if the request is not
+        held; OutOfSlots; ValueError if the tree does not continue what is known of the request; GrammarError
+        if the request's grammar cannot be followed.
         """
+        drafts: list[_Draft | NotPlanned] = []
+        num_rows = 0
+        for item in items:
+            try:
+                draft = self._draft_of(item, num_rows)
+            except (KeyError, ValueError, GrammarError) as error:
+                drafts.append(error)
+            else:
+                drafts.append(draft)
+                num_rows += len(draft.tree)
+        wanted = [(d.state.request_id, len(d.tree)) for d in drafts if isinstance(d, _Draft)]
+        slots: Iterator[Int32 | OutOfSlots]
+        try:
+            slots = iter(self._cache.reserve_all(wanted))
+        except OutOfSlots:  # some may fit
+            slots = (self._reserve_or_not(*one) for one in wanted)
+        planned: list[Planned | NotPlanned] = []
+        for found, item in zip(drafts, items, strict=True):
+            if not isinstance(found, _Draft):
+                planned.append(found)
+                continue
+            reserved = next(slots)
+            planned.append(
+                reserved if isinstance(reserved, OutOfSlots) else self._of_draft(found, item, reserved)
+            )
+        return planned
+
+    def _draft_of(self, item: VerifyItem, num_rows: int) -> _Draft:
+        """What is to be verified of an item; others of the call take `num_rows` slots before."""
         state = self._requests[item.request_id]
-        context = len(state.tokens) - 1
-        if self._cache.length(item.request_id) != context:
+        if self._cache.length(item.request_id) != len(state.tokens) - 1:
             raise ValueError("a tree came before the prefill was complete")
-        tree = item.tree
+        tree, nodes, masks = item.tree, None, None
         if len(tree) == 0 or tree.token[0] != state.tokens[-1]:
             raise ValueError("the tree's root is not the last committed token")
         try:
             tree.validate()
-            if tree.token.min() < 0 or tree.token.max() >= self._shape.vocab_size:
+            tokens = tree.token.tolist()
+            if min(tokens) < 0 or max(tokens) >= self._shape.vocab_size:
                 raise ValueError("drafted token outside the vocabulary")
         except (ValueError, IndexError, TypeError) as error:  # the latter two from arrays of a wrong type
             logger.error("draft tree of %s ignored: %s", item.request_id, error)
             tree = TokenTree.root_only(state.tokens[-1])
         # Deeper nodes could not be committed any more, and might lie beyond the longest sequence.
-        nodes = np.flatnonzero(tree.depth < state.remaining).astype(np.int32)
-        tree = tree.subset(nodes)
-        masks = None
-        # What a grammar adds should not cost another request its turn when slots are scarce.
-        room = max(0, self._cache.free_slots - len(tree)) // 4
-        masked = state.masked(tree, min(item.max_forced, room))
-        if masked is not None:
-            tree, masks = masked.tree, masked.masks
-            nodes = np.where(masked.nodes < 0, np.int32(-1), nodes[masked.nodes])
-        is_chain = bool((tree.parent == np.arange(-1, len(tree) - 1)).all())
+        if len(tree) > 1 and max(tree.depth.tolist()) >= state.remaining:
+            chosen = np.flatnonzero(tree.depth < state.remaining).astype(np.int32)
+            tree, nodes = tree.subset(chosen), chosen.tolist()
+        if state.params.constraint is not None:
+            # What a grammar adds should not cost another request its turn when slots are scarce.
+            room = max(0, self._cache.free_slots - num_rows - len(tree)) // 4
+            masked = state.masked(tree, min(item.max_forced, room))
+            if masked is not None:
+                sent = range(len(tree)) if nodes is None else nodes
+                nodes = [-1 if node < 0 else sent[node] for node in masked.nodes.tolist()]
+                tree, masks = masked.tree, masked.masks
+        return _Draft(state, tree, nodes, masks)
+
+    def _reserve_or_not(self, request_id: str, n: int) -> Int32 | OutOfSlots:
+        try:
+            return self._cache.reserve(request_id, n)
+        except OutOfSlots as error:
+            return error
+
+    def _of_draft(self, draft: _Draft, item: VerifyItem, slots: Int32) -> Planned:
+        state, tree = draft.state, draft.tree
+        parents = tree.parent.tolist()
         segment = Segment(
             tokens=tree.token,
-            positions=tree.depth + np.int32(context),
-            slots=self._cache.reserve(item.request_id, len(tree)),
-            past=self._cache.past(item.request_id),
-            visible=None if is_chain else tree.ancestor_mask(),
+            positions=tree.depth + np.int32(len(state.tokens) - 1),
+            slots=slots,
+            past=self._cache.past(state.request_id),
+            visible=None if parents == list(range(-1, len(parents) - 1)) else tree.ancestor_mask(),
         )
         return Planned(
             state,
             segment,
             num_context=0,
             tree=tree,
-            nodes=nodes,
+            nodes=draft.nodes,
             is_prefill=False,
             num_candidates=item.num_candidates,
             num_heads=item.num_heads,
             least_logp=item.least_logp,
             stop_token_logp=item.stop_token_logp,
-            masks=masks,
+            masks=draft.masks,
         )
 
     def plan_prefill(self, item: PrefillItem) -> Planned:
@@ -212,7 +267,7 @@ class RequestTable:
             segment,
             num_context=len(slots) - is_complete,
             tree=TokenTree.root_only(state.tokens[-1]) if is_complete else None,
-            nodes=np.zeros(1, dtype=np.int32),
+            nodes=None,
             is_prefill=True,
             num_cached=num_cached,
             num_candidates=item.num_candidates,
@@ -236,11 +291,15 @@ class RequestTable:
         if planned.num_cached is not None:
             self.forget(request_id)
 
-    def settle(self, planned: Planned, kept: Int32, tokens: list[int]) -> None:
-        """Commit the KV of the rows `kept` (int32, indices into the segment) and append output `tokens`."""
-        state = planned.state
-        self._cache.commit(state.request_id, planned.segment.slots[kept])
-        self._cache.discard(state.request_id)
-        if planned.is_prefill and planned.tree is not None:
-            self._cache.publish(state.request_id, state.tokens[: state.prompt_len])
-        state.extend(tokens)
+    def settle(self, outcomes: Sequence[tuple[Planned, list[int], list[int]]]) -> None:
+        """Commit what became of a call's items.
+
+        Args:
+            outcomes: each item; rows of its segment whose KV is kept, ascending; output tokens to append.
+        """
+        self._cache.settle_all([(p.state.request_id, p.segment.slots, kept) for p, kept, _ in outcomes])
+        for planned, _, tokens in outcomes:
+            state = planned.state
+            if planned.is_prefill and planned.tree is not None:
+                self._cache.publish(state.request_id, state.tokens[: state.prompt_len])
+            state.extend(tokens)

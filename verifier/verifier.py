@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,14 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.devices import CPU, Stopwatch, to_device
+from engine.devices import CPU, Stopwatch
 from engine.grammar import GrammarError, Grammars
-from engine.logprobs import raw_logprobs
 from engine.runner import KeyTokens, ModelRunner
 from engine.sampling import Row, decide
 from engine.slots import OutOfSlots
 from engine.stop_rules import StopRule
-from engine.tree import TokenTree
 from verifier.messages import (
     PrefillItem,
     PrefillProgress,
@@ -31,9 +28,9 @@ from verifier.messages import (
     VerifyItem,
     VerifyResult,
 )
-from verifier.planning import Planned, RequestTable
+from verifier.planning import NotPlanned, Planned, RequestTable
 from verifier.proposing import Asking, Proposer, Read, ReadingProposer
-from verifier.tree_walk import walk
+from verifier.verdicts import digest_of, failure_of, prompt_logprobs_of, verdict_of
 
 Int32 = NDArray[np.int32]
 
@@ -107,30 +104,43 @@ class Verifier:
         deferred: list[str] = []
         unknown: list[str] = []
         seen: set[str] = set()
-        items: list[VerifyItem | PrefillItem] = [*call.verify, *call.prefill]
-        for item in items:
-            request_id = item.request_id
-            if request_id in seen:
-                logger.error("second item of request %s in call %d ignored", request_id, call.call_id)
-                continue
-            seen.add(request_id)
-            try:
-                if not isinstance(item, VerifyItem):
-                    planned.append(self._table.plan_prefill(item))
-                elif self._table.is_finished(request_id):
-                    finished.append(Verdict(request_id=request_id, tokens=[]))
-                else:
-                    planned.append(self._table.plan_verify(item))
-            except OutOfSlots:
+
+        def is_first(item: VerifyItem | PrefillItem) -> bool:
+            if item.request_id in seen:
+                logger.error("second item of request %s in call %d ignored", item.request_id, call.call_id)
+                return False
+            seen.add(item.request_id)
+            return True
+
+        def note(request_id: str, outcome: Planned | NotPlanned) -> None:
+            if isinstance(outcome, Planned):
+                planned.append(outcome)
+            elif isinstance(outcome, OutOfSlots):
                 deferred.append(request_id)
-            except KeyError:
+            elif isinstance(outcome, KeyError):
                 unknown.append(request_id)
-            except GrammarError as error:
-                finished.append(_failure(request_id, error))
-            except ValueError as error:
-                logger.error("request %s dropped: %s", request_id, error)
+            elif isinstance(outcome, GrammarError):
+                finished.append(failure_of(request_id, outcome))
+            else:
+                logger.error("request %s dropped: %s", request_id, outcome)
                 self._table.forget(request_id)
                 unknown.append(request_id)
+
+        trees: list[VerifyItem] = []
+        for tree in call.verify:
+            if is_first(tree):
+                if self._table.is_finished(tree.request_id):
+                    finished.append(Verdict(request_id=tree.request_id, tokens=[]))
+                else:
+                    trees.append(tree)
+        for tree, outcome in zip(trees, self._table.plan_verify(trees), strict=True):
+            note(tree.request_id, outcome)
+        for chunk in call.prefill:
+            if is_first(chunk):
+                try:
+                    note(chunk.request_id, self._table.plan_prefill(chunk))
+                except (OutOfSlots, KeyError, GrammarError, ValueError) as error:
+                    note(chunk.request_id, error)
 
         verdicts: list[Verdict | None] = []
         prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
@@ -139,7 +149,7 @@ class Verifier:
         if planned:
             try:
                 logits, prompt_logits, forward = self._forward(planned)
-                prompt_logprobs = _prompt_logprobs(planned, prompt_logits)
+                prompt_logprobs = prompt_logprobs_of(planned, prompt_logits)
                 decided = self._decide(planned, logits)
                 decided, read = self._with_proposals(planned, decided, call.stop_rule)
                 forward_seconds = forward.seconds() + (read.seconds() if read is not None else 0.0)
@@ -148,9 +158,13 @@ class Verifier:
                     self._table.abandon(p)
                 raise
             keys = self._runner.key_tokens
-            for p, one in zip(planned, decided, strict=True):
-                self._table.settle(p, one.kept, one.verdict.tokens if one.verdict is not None else [])
-                verdicts.append(one.verdict)
+            verdicts = [one.verdict for one in decided]
+            self._table.settle(
+                [
+                    (p, one.kept, one.verdict.tokens if one.verdict is not None else [])
+                    for p, one in zip(planned, decided, strict=True)
+                ]
+            )
         return VerifyResult(
             call_id=call.call_id,
             verdicts=[v for p, v in zip(planned, verdicts, strict=True) if v is not None and not p.is_prefill]
@@ -174,7 +188,7 @@ class Verifier:
             padded_tokens=keys.padding,
             seconds=time.perf_counter() - start,
             forward_seconds=forward_seconds,
-            digest=_digest(verdicts),
+            digest=digest_of(verdicts),
         )
 
     def _forward(self, planned: Sequence[Planned]) -> tuple[torch.Tensor, torch.Tensor, Stopwatch]:
@@ -219,7 +233,7 @@ class Verifier:
         decided: list[_Decided] = []
         first = 0
         for p in planned:
-            context = np.arange(p.num_context, dtype=np.int32)
+            context = list(range(p.num_context))
             if p.tree is None:
                 decided.append(_Decided(None, context))
                 continue
@@ -228,10 +242,9 @@ class Verifier:
                 decided.append(_Decided(failures[p.state.request_id], context))
                 first = end
                 continue
-            verdict, path = _verdict(p, p.tree, tokens[first:end], gaps[first:end], logits[first:end])
-            kept = np.array([p.num_context + node for node in path], dtype=np.int32)
+            verdict, path = verdict_of(p, p.tree, tokens[first:end], gaps[first:end], logits, first)
             last = first + path[-1] if path else first
-            decided.append(_Decided(verdict, np.concatenate((context, kept)), last))
+            decided.append(_Decided(verdict, context + [p.num_context + node for node in path], last))
             first = end
         return decided
 
@@ -246,7 +259,7 @@ class Verifier:
         try:
             masked = p.state.masked(p.tree)
         except GrammarError as error:
-            return _failure(p.state.request_id, error)
+            return failure_of(p.state.request_id, error)
         p.masks = masked.masks if masked is not None else None
         return None
 
@@ -296,18 +309,19 @@ class _Decided:
 
     Attributes:
         verdict: None if nothing is decided yet.
-        kept: int32, rows of its segment whose KV is kept.
+        kept: rows of its segment whose KV is kept, ascending.
         row: of the forward's kept rows, the one that decided the last token.
     """
 
     verdict: Verdict | None
-    kept: Int32
+    kept: list[int]
     row: int = -1
 
 
 def _rows_read(planned: Planned, decided: _Decided, first: int) -> Read:
     """The rows kept of an item whose rows begin at `first` of the forward, and the token after each."""
-    segment, kept, verdict = planned.segment, decided.kept, decided.verdict
+    segment, verdict = planned.segment, decided.verdict
+    kept = np.array(decided.kept, dtype=np.int32)
     if verdict is not None and verdict.tokens:
         last = verdict.tokens[-1]
     else:  # nothing was decided: what is known of the prompt goes on
@@ -321,63 +335,3 @@ def _rows_read(planned: Planned, decided: _Decided, first: int) -> Read:
         past=segment.past,
         is_prompt=planned.is_prefill,
     )
-
-
-def _failure(request_id: str, error: GrammarError) -> Verdict:
-    """The verdict of a request that its grammar ends."""
-    logger.error("request %s: its grammar cannot be followed: %s", request_id, error)
-    return Verdict(request_id=request_id, tokens=[], error=str(error))
-
-
-def _verdict(
-    planned: Planned, tree: TokenTree, decided: Sequence[int], gaps: Sequence[float], logits: torch.Tensor
-) -> tuple[Verdict, list[int]]:
-    """What becomes of a tree, and the nodes (root included) whose successors were committed."""
-    state = planned.state
-    accepted, _ = walk(tree, decided)
-    path = [0, *accepted]
-    path = path[: state.cut([decided[node] for node in path])]
-    tokens = [decided[node] for node in path]
-    logprobs: list[TokenLogprobs] = []
-    if state.params.logprobs is not None and tokens:
-        rows = logits.index_select(0, to_device(torch.tensor(path), logits.device))
-        found = raw_logprobs(rows, tokens, state.params.logprobs)
-        logprobs = [TokenLogprobs(*one) for one in found]
-    nodes = [int(planned.nodes[node]) for node in accepted]
-    drafted = [node for node in nodes if node >= 0]
-    verdict = Verdict(
-        request_id=state.request_id,
-        tokens=tokens,
-        num_accepted=len(drafted),
-        nodes=drafted,
-        logprobs=logprobs,
-        min_gap=min((gaps[node] for node in path), default=float("inf")),
-        num_forced=int(np.count_nonzero(planned.nodes < 0)),
-        num_forced_accepted=len(nodes) - len(drafted),
-    )
-    return verdict, path
-
-
-def _prompt_logprobs(planned: Sequence[Planned], logits: torch.Tensor) -> dict[str, list[TokenLogprobs]]:
-    """Of the prompt tokens after the rows of `logits`, by request."""
-    found: dict[str, list[TokenLogprobs]] = {}
-    first = 0
-    for p in planned:
-        num_top = p.state.params.prompt_logprobs
-        if num_top is None or not p.is_prefill or not p.state.wants_prompt_logprobs:
-            continue
-        start, end = int(p.segment.positions[0]) + 1, first + p.num_context
-        tokens = p.state.tokens[start : start + p.num_context]
-        rows = raw_logprobs(logits[first:end], tokens, num_top) if tokens else []
-        found[p.state.request_id] = [TokenLogprobs(*row) for row in rows]
-        first = end
-    return found
-
-
-def _digest(verdicts: Sequence[Verdict | None]) -> int:
-    """CRC-32 over all committed tokens in order."""
-    digest = 0
-    for verdict in verdicts:
-        if verdict is not None:
-            digest = zlib.crc32(np.array(verdict.tokens, dtype=np.int32).tobytes(), digest)
-    return digest

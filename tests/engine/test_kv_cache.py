@@ -61,6 +61,15 @@ def test_slot_pool_refuses_misuse() -> None:
     with pytest.raises(ValueError, match="free"):
         pool.retain(ints(3))
     assert pool.references.tolist() == [1, 1, 0, 0]
+    pool.keep(slots)
+    assert pool.release(slots) == 0
+    assert pool.num_unused == 2
+    for misuse, wrong in ((pool.keep, slots[:1]), (pool.release, slots[:1]), (pool.let_go, ints(3))):
+        with pytest.raises(ValueError, match=r"twice|only an index holds|not kept"):
+            misuse(wrong)
+    assert pool.let_go(slots[:1]) == 1
+    assert (pool.num_unused, pool.free_count) == (1, 3)
+    pool.check_invariants()
     with pytest.raises(ValueError, match="at least one"):
         SlotPool(0)
 
@@ -183,6 +192,73 @@ def test_kv_cache_shares_rolls_back_and_never_leaks(data: st.DataObject) -> None
         oracle.release(name)
     oracle.check()
     assert oracle.cache.free_slots == SLOTS
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(
+        st.lists(st.tuples(st.integers(0, 6), st.sets(st.integers(0, 5))), min_size=1, max_size=4),
+        min_size=1,
+        max_size=4,
+    ),
+    is_shared=st.booleans(),
+)
+def test_several_requests_at_once_are_one_after_the_other(
+    steps: list[list[tuple[int, set[int]]]], is_shared: bool
+) -> None:
+    """With one that holds the rest of the pool as a shared prefix, which is evicted on the way."""
+    together, singly = KVCache(SLOTS), KVCache(SLOTS)
+    for cache in (together, singly):
+        for name in "abcd":
+            cache.open(name, [1])
+        if is_shared:
+            cache.open("other", [1])
+            cache.commit("other", cache.reserve("other", 80))
+            cache.publish("other", range(80))
+            cache.release("other")
+    for step in steps:
+        wanted = [(name, n) for name, (n, _) in zip("abcd", step, strict=False)]
+        reserved = together.reserve_all(wanted)
+        alone = [singly.reserve(name, n) for name, n in wanted]
+        assert [len(part) for part in reserved] == [n for _, n in wanted]
+        together.check_invariants()
+        kept = [sorted(index for index in chosen if index < n) for n, chosen in step]
+        together.settle_all(
+            [(name, part, some) for (name, _), part, some in zip(wanted, reserved, kept, strict=True)]
+        )
+        for (name, _), part, some in zip(wanted, alone, kept, strict=True):
+            singly.commit(name, part[some])
+            singly.discard(name)
+        together.check_invariants()
+        for (name, _), part, some in zip(wanted, reserved, kept, strict=True):
+            assert together.past(name)[together.length(name) - len(some) :].tolist() == part[some].tolist()
+            assert together.length(name) == singly.length(name)
+        assert together.free_slots == singly.free_slots
+
+
+def test_several_requests_at_once_are_refused_together() -> None:
+    cache = KVCache(8)
+    for name in "ab":
+        cache.open(name, [1])
+    with pytest.raises(OutOfSlots, match="9 KV slots wanted, 8 available"):
+        cache.reserve_all([("a", 4), ("b", 5)])
+    assert cache.free_slots == 8
+    first, second = cache.reserve_all([("a", 3), ("b", 2)])
+    for wrong in (
+        [("a", first, [0, 0])],
+        [("a", first, [3])],
+        [("a", first, [-1])],
+        [("a", first.copy(), [0])],
+        [("a", first, [0]), ("b", first, [0])],
+    ):
+        with pytest.raises(ValueError, match=r"twice|no such slots|not what is reserved"):
+            cache.settle_all(wrong)
+    assert cache.free_slots == 3
+    cache.settle_all([("a", first, [0, 2]), ("b", second, [])])
+    cache.settle_all([])
+    assert cache.past("a").tolist() == first[[0, 2]].tolist()
+    assert cache.free_slots == 6
+    cache.check_invariants()
 
 
 def test_open_reports_a_published_prefix_but_leaves_a_token_to_run() -> None:

@@ -1,0 +1,87 @@
+"""What became of a request's rows: the verdict on its tree, log-probabilities, and what ranks compare."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.devices import to_device
+from engine.grammar import GrammarError
+from engine.logprobs import raw_logprobs
+from engine.tree import TokenTree
+from verifier.messages import TokenLogprobs, Verdict
+from verifier.planning import Planned
+from verifier.tree_walk import walk
+
+logger = logging.getLogger(__name__)
+
+
+def failure_of(request_id: str, error: GrammarError) -> Verdict:
+    """The verdict of a request that its grammar ends."""
+    logger.error("request %s: its grammar cannot be followed: %s", request_id, error)
+    return Verdict(request_id=request_id, tokens=[], error=str(error))
+
+
+def verdict_of(
+    planned: Planned,
+    tree: TokenTree,
+    decided: Sequence[int],
+    gaps: Sequence[float],
+    logits: torch.Tensor,
+    first: int,
+) -> tuple[Verdict, list[int]]:
+    """What becomes of a tree, and the nodes (root included) whose successors were committed.
+
+    `decided` and `gaps` are those of its nodes, whose rows of `logits` begin at `first`.
+    """
+    state = planned.state
+    accepted, _ = walk(tree, decided)
+    path = [0, *accepted]
+    path = path[: state.cut([decided[node] for node in path])]
+    tokens = [decided[node] for node in path]
+    logprobs: list[TokenLogprobs] = []
+    if state.params.logprobs is not None and tokens:
+        rows = logits.index_select(0, to_device(torch.tensor(path) + first, logits.device))
+        found = raw_logprobs(rows, tokens, state.params.logprobs)
+        logprobs = [TokenLogprobs(*one) for one in found]
+    nodes, drafted, num_forced = planned.nodes, accepted, 0
+    if nodes is not None:
+        drafted = [nodes[node] for node in accepted if nodes[node] >= 0]
+        num_forced = sum(node < 0 for node in nodes)
+    verdict = Verdict(
+        request_id=state.request_id,
+        tokens=tokens,
+        num_accepted=len(drafted),
+        nodes=drafted,
+        logprobs=logprobs,
+        min_gap=min((gaps[node] for node in path), default=float("inf")),
+        num_forced=num_forced,
+        num_forced_accepted=len(accepted) - len(drafted),
+    )
+    return verdict, path
+
+
+def prompt_logprobs_of(planned: Sequence[Planned], logits: torch.Tensor) -> dict[str, list[TokenLogprobs]]:
+    """Of the prompt tokens after the rows of `logits`, by request."""
+    found: dict[str, list[TokenLogprobs]] = {}
+    first = 0
+    for p in planned:
+        num_top = p.state.params.prompt_logprobs
+        if num_top is None or not p.is_prefill or not p.state.wants_prompt_logprobs:
+            continue
+        start, end = int(p.segment.positions[0]) + 1, first + p.num_context
+        tokens = p.state.tokens[start : start + p.num_context]
+        rows = raw_logprobs(logits[first:end], tokens, num_top) if tokens else []
+        found[p.state.request_id] = [TokenLogprobs(*row) for row in rows]
+        first = end
+    return found
+
+
+def digest_of(verdicts: Sequence[Verdict | None]) -> int:
+    """CRC-32 over all committed tokens in order."""
+    tokens = [token for verdict in verdicts if verdict is not None for token in verdict.tokens]
+    return zlib.crc32(np.array(tokens, dtype=np.int32).tobytes())
