@@ -192,7 +192,8 @@ class KVCache:
                 changed then.
         """
         table = self._tables[request_id]
-        if (self._reserved_for[slots] != table.number).any() or len(set(slots.tolist())) != len(slots):
+        is_other = self._reserved_for[slots] != table.number
+        if np.count_nonzero(is_other) or len(set(slots.tolist())) != len(slots):
             raise ValueError(f"slots to commit are not reserved for request {request_id!r}")
         self._reserved_for[slots] = 0
         table.append(slots)
@@ -206,7 +207,7 @@ class KVCache:
             ValueError: if a slot to keep is not reserved for this request; nothing is changed then.
         """
         table = self._tables[request_id]
-        if any((self._reserved_for[slots] != table.number).any() for slots in keep):
+        if any(np.count_nonzero(self._reserved_for[slots] != table.number) for slots in keep):
             raise ValueError(f"slots to keep are not reserved for request {request_id!r}")
         for slots in keep:
             self._reserved_for[slots] = 0

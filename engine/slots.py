@@ -94,7 +94,7 @@ class SlotPool:
         if len(slots) == 0:
             return
         counts = self._references[slots]
-        if counts.min() <= 0:
+        if np.count_nonzero(counts <= 0):
             raise ValueError("cannot retain a free slot")
         self._references[slots] = counts + 1
         if self._num_kept:
@@ -135,11 +135,11 @@ class SlotPool:
         if len(slots) == 0:
             return 0
         counts = self._references[slots]
-        if counts.min() <= 0:
+        if np.count_nonzero(counts <= 0):
             raise ValueError("cannot release a free slot")
         if self._num_kept:
             kept = self._kept[slots]
-            if (kept & (counts == 1)).any():
+            if np.count_nonzero(kept & (counts == 1)):
                 raise ValueError("cannot release what only an index holds")
             self._num_unused += int(np.count_nonzero(kept & (counts == 2)))
         self._references[slots] = counts - 1
