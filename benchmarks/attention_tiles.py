@@ -11,30 +11,25 @@ import argparse
 import functools
 import itertools
 import json
-import multiprocessing
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks import kernel_search
 from benchmarks.forward_cost import batch
 from benchmarks.forward_floor import CASES
-from engine.capturing import captured
-from engine.devices import Stopwatch, memory_of, seconds_of, synchronize
+from benchmarks.kernel_search import Graphs, bandwidth_of, compile_all, show_unfit
+from engine.devices import memory_of, synchronize
 from engine.triton_attention import Tile, TritonAttention, TritonPlan, num_splits, tile_of
 
 #: Key heads, and query heads that share each.
 KV_HEADS, SHARED = 8, 4
 SPLITS = (1, 2, 4, 8, 16, 17, 32)
-#: Bytes of keys and values that all layers of a case have together, at least: several times a GPU's cache.
-_ALL_LAYERS_BYTES = 256 << 20
 _LEAST_LAYERS, _MOST_LAYERS = 8, 64
 #: Programs of a launch beyond which more splits are not tried.
 _MOST_PROGRAMS = 2200
@@ -137,53 +132,6 @@ def compile_kernel(kernel: Kernel, device: str, dtype: torch.dtype) -> str | Non
     return None
 
 
-def compile_all(
-    kernels: Sequence[Kernel], device: str, dtype: torch.dtype, workers: int
-) -> dict[Kernel, str | None]:
-    """Compile them, by so many processes or by this one if 0; what is wrong with each."""
-    if workers == 0:
-        return {kernel: compile_kernel(kernel, device, dtype) for kernel in kernels}
-    with ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        started = {kernel: pool.submit(compile_kernel, kernel, device, dtype) for kernel in kernels}
-        found: dict[Kernel, str | None] = {}
-        for kernel, future in started.items():
-            try:
-                found[kernel] = future.result()
-            except BrokenProcessPool:  # the compiler has ended one: which kernel it was is not said
-                found[kernel] = "a process that compiles has ended"
-        return found
-
-
-class Graphs:
-    """Captured launches, which share memory and are kept: see `captured`."""
-
-    def __init__(self, device: torch.device) -> None:
-        """None yet; where nothing can be captured, launches are repeated."""
-        self.device = device
-        self._kept: list[torch.cuda.CUDAGraph] = []
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        # Read before each replay: cached keys of the last are gone, and the host is ahead of the device.
-        size = _ALL_LAYERS_BYTES if device.type == "cuda" else 4
-        self._other = torch.zeros(max(1, size // 4), device=device)
-
-    def seconds(self, compute: Callable[[], None], repeats: int) -> float:
-        """Median seconds of a replay."""
-        run = compute
-        if self.device.type == "cuda":
-            run = captured(compute, self._pool, self._kept).replay
-        run()
-        watches = []
-        for _ in range(repeats):
-            self._other.sum()
-            watch = Stopwatch(self.device)
-            run()
-            watch.stop()
-            watches.append(watch)
-        return statistics.median(watch.seconds() for watch in watches)
-
-
 class Case:
     """Layers' attentions of a batch, each with keys of its own."""
 
@@ -200,7 +148,7 @@ class Case:
         """Allocate and fill them; as many as fit in half of the memory that is free, up to what is of use."""
         slots = requests * (context + rows) + 8
         layer_bytes = slots * 2 * KV_HEADS * dim * dtype.itemsize
-        wanted = min(_MOST_LAYERS, max(_LEAST_LAYERS, -(-_ALL_LAYERS_BYTES // layer_bytes)))
+        wanted = min(_MOST_LAYERS, max(_LEAST_LAYERS, -(-kernel_search.BEYOND_CACHES // layer_bytes)))
         if device.type == "cuda":
             self.layers = max(1, min(wanted, memory_of(device).free // 2 // layer_bytes))
         else:
@@ -246,14 +194,10 @@ def run(
     start = time.perf_counter()
     kernels = kernels_of(cases, dims, context, quick=quick)
     workers = (os.cpu_count() or 1) if workers is None else workers
-    wrong = compile_all(kernels, device, dtype, workers)
-    unfit = {kernel: why for kernel, why in wrong.items() if why is not None}
-    show(f"{len(kernels)} kernels in {time.perf_counter() - start:.0f} s, {len(unfit)} cannot be launched")
-    # Few lines each: most are too large for the shared memory.
-    for kernel, why in itertools.islice(unfit.items(), 5):
-        show(f"  {kernel}: {why.splitlines()[0][:120]}")
+    wrong = compile_all(kernels, functools.partial(compile_kernel, device=device, dtype=dtype), workers)
+    show_unfit(wrong, time.perf_counter() - start, show)
     where = torch.device(device)
-    bandwidth = _bandwidth(where)
+    bandwidth = bandwidth_of(where)
     graphs = Graphs(where)
     results = []
     for dim, (requests, rows) in itertools.product(dims, cases):
@@ -310,16 +254,6 @@ def table(result: dict[str, Any]) -> str:
             f"{tile['warps']:7}{one['splits']:8}{'  WRONG RESULTS' if one['differs'] else ''}"
         )
     return "\n".join(lines)
-
-
-def _bandwidth(device: torch.device) -> float:
-    """Bytes per second of a copy, read and written ones counted."""
-    size = (1 << 30) if device.type == "cuda" and torch.cuda.is_available() else (1 << 20)
-    source = torch.ones(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    target.copy_(source)
-    copied = statistics.median(seconds_of(lambda: target.copy_(source), device)[1] for _ in range(7))
-    return 2 * source.numel() / copied
 
 
 def main() -> None:

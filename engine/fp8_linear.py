@@ -94,19 +94,33 @@ class Fp8Product:
         self.splits = num_splits(outputs, self.blocks)
         self.outputs, self.inputs = outputs, inputs
 
+    def splits_for(self, rows: int) -> int:
+        """In how many parts the inputs are summed for a number of rows."""
+        return self.splits if rows <= SPLIT_ROWS else 1
+
     def __call__(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        *,
+        tile: Tile | None = None,
+        splits: int | None = None,
     ) -> torch.Tensor:
-        """[rows, outputs] for `x` [rows, inputs], `bias` [outputs] and `residual` [rows, outputs], floats."""
+        """[rows, outputs] for `x` [rows, inputs], `bias` [outputs] and `residual` [rows, outputs], floats.
+
+        `tile` and `splits` are by default those for so many rows; others are for a search for faster ones.
+        """
         kernels: Any = importlib.import_module("engine.fp8_kernels")
-        rows, tile = x.shape[0], tile_of(x.shape[0], x.dtype)
+        rows = x.shape[0]
+        tile = tile_of(rows, x.dtype) if tile is None else tile
+        splits = self.splits_for(rows) if splits is None else splits
         out = torch.empty(rows, self.outputs, dtype=x.dtype, device=x.device)
         if not rows:
             return out
         if x.stride(1) != 1:
             x = x.contiguous()
         residual = None if residual is None else residual.contiguous()
-        splits = self.splits if rows <= SPLIT_ROWS else 1
         has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
         into = out if splits == 1 else x.new_empty(splits, rows, self.outputs, dtype=torch.float32)
         # Absent ones are never read.

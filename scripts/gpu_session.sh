@@ -117,6 +117,7 @@ measure)
         bench engine-alone 90 engine --no-processes --no-peers --batch 1 --batch 32 --rounds 3 --per-domain 2 \
             --max-tokens 96 ${given-}
     part attention-tiles 75 python3 -m benchmarks.attention_tiles --json "$found/attention-tiles.json"
+    part fp8-tiles 75 python3 -m benchmarks.fp8_tiles --json "$found/fp8-tiles.json"
     forward forward-1b-fp8 30 1b triton --quantization fp8
     for trees in device host; do
         part "draft-$trees" 25 python3 -m benchmarks.draft_cost --device cuda --depth 4 8 --width 1 4 \

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from unittest import mock
 
 import pytest
 import torch
 
-from benchmarks import attention_tiles
-from benchmarks.attention_tiles import Kernel, compile_all, kernels_of, run, splits_of, table, tiles
+from benchmarks import attention_tiles, kernel_search
+from benchmarks.attention_tiles import Kernel, compile_kernel, kernels_of, run, splits_of, table, tiles
 from benchmarks.forward_floor import CASES
+from benchmarks.kernel_search import compile_all
 from engine.triton_attention import Tile, tile_of
 from tests import emulated_cuda
 
@@ -24,7 +26,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_tiles, "tiles", lambda *args, **options: FEW)
     monkeypatch.setattr(attention_tiles, "KV_HEADS", 1)
     monkeypatch.setattr(attention_tiles, "SHARED", 2)
-    monkeypatch.setattr(attention_tiles, "_ALL_LAYERS_BYTES", 1)
+    monkeypatch.setattr(kernel_search, "BEYOND_CACHES", 1)
     monkeypatch.setattr(attention_tiles, "_LEAST_LAYERS", 2)
     attention_tiles._small.cache_clear()
 
@@ -66,7 +68,7 @@ def test_ways_are_measured_and_none_differs(small: None, device: str) -> None:
 @only_without_gpu
 def test_kernels_are_compiled_by_other_processes_and_those_that_cannot_be_say_why() -> None:
     kernels = [Kernel(16, Tile(16, 32, 3), True), Kernel(16, Tile(16, 24, 3), False)]
-    found = compile_all(kernels, "cpu", torch.float32, 1)
+    found = compile_all(kernels, partial(compile_kernel, device="cpu", dtype=torch.float32), 1)
     assert found[kernels[0]] is None
     assert "power of 2" in (found[kernels[1]] or "")
 

@@ -1,0 +1,148 @@
+"""The search for tiles of products in eight bits, by Triton's interpreter, with few weights."""
+
+from __future__ import annotations
+
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+
+from benchmarks import fp8_tiles, kernel_search
+from benchmarks.forward_floor import SHAPES, Sizes
+from benchmarks.fp8_tiles import (
+    ROWS,
+    Kernel,
+    compile_kernel,
+    kernels_of,
+    products_of,
+    run,
+    splits_of,
+    table,
+    tiles,
+    ways_of,
+)
+from benchmarks.kernel_search import compile_all
+from engine.fp8_linear import Fp8Product, Tile, tile_of
+from tests import emulated_cuda
+
+pytest.importorskip("triton")
+only_without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="by the interpreter")
+FEW = [Tile(32, 16, 2, 4), Tile(64, 32, 4, 3)]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tiles and a small shape: a program takes the interpreter a millisecond."""
+    monkeypatch.setattr(fp8_tiles, "tiles", lambda rows: FEW)
+    monkeypatch.setattr(fp8_tiles, "_LEAST_PROGRAMS", 1)
+    monkeypatch.setattr(fp8_tiles, "_LEAST_LAUNCHES", 3)
+    monkeypatch.setattr(fp8_tiles, "SPLIT_ROWS", 4)
+    monkeypatch.setattr(kernel_search, "BEYOND_CACHES", 1)
+    monkeypatch.setitem(SHAPES, "small", Sizes(2, 256, 2, 1, 64, 128, 512))
+    fp8_tiles._small.cache_clear()
+
+
+@only_without_gpu
+@pytest.mark.parametrize(
+    ("device", "dtype"), [("cpu", torch.float32), ("cpu", torch.float16), ("cuda", torch.float32)]
+)
+def test_ways_are_measured_and_none_is_wrong(small: None, device: str, dtype: torch.dtype) -> None:
+    shown: list[str] = []
+
+    def measured() -> dict[str, object]:
+        return run(
+            shape="small",
+            all_rows=(1, 5),
+            device=device,
+            dtype=dtype,
+            repeats=1,
+            workers=0,
+            show=shown.append,
+        )
+
+    if device == "cuda":
+        with emulated_cuda.emulated_cuda():
+            record = measured()
+    else:
+        record = measured()
+    results = record["results"]
+    assert isinstance(results, list)
+    assert [(one["product"], one["rows"]) for one in results] == [
+        (name, rows) for name in ("qkv", "out", "gate_up", "down") for rows in (1, 5)
+    ]
+    for result in results:
+        ways = [(tuple(one["tile"].values()), one["splits"]) for one in result["found"]]
+        assert len(ways) == len(set(ways))
+        assert len(ways) == (3 if result["rows"] == 5 or result["inputs"] == 128 else 6), shown
+        assert not any(one["differs"] for one in result["found"])
+        assert not result["cublas"]["differs"]
+        text = table(result)
+        assert "  today" in text
+        assert " cuBLAS" in text
+    assert "all products of 2 layers" in shown[-2]
+    assert "all in" in shown[-1]
+
+
+@only_without_gpu
+def test_a_way_that_is_wrong_or_fails_is_told(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = Fp8Product.__call__
+
+    def broken(self: Fp8Product, x: torch.Tensor, *, tile: Tile, splits: int) -> torch.Tensor:
+        if tile == FEW[0]:
+            raise RuntimeError("too large")
+        return usual(self, x, tile=tile, splits=splits) * (1.02 if tile == FEW[1] else 1.0)
+
+    monkeypatch.setattr(fp8_tiles, "compile_kernel", lambda kernel, device, dtype: None)
+    monkeypatch.setattr(Fp8Product, "__call__", broken)
+    shown: list[str] = []
+    record = run(
+        shape="small",
+        all_rows=(1,),
+        device="cpu",
+        dtype=torch.float32,
+        repeats=1,
+        workers=0,
+        show=shown.append,
+    )
+    for result in record["results"]:
+        differs = {tuple(one["tile"].values()): one["differs"] for one in result["found"]}
+        assert differs == {(64, 16, 2, 3): False, (64, 32, 4, 3): True}
+        assert "WRONG RESULTS" in table(result)
+    assert any("2 splits: RuntimeError: too large" in line for line in shown)
+
+
+@only_without_gpu
+def test_kernels_are_compiled_by_other_processes_and_those_that_cannot_be_say_why() -> None:
+    kernels = [Kernel(Tile(32, 16, 2, 3), True), Kernel(Tile(24, 16, 2, 3), False)]
+    found = compile_all(kernels, partial(compile_kernel, device="cpu", dtype=torch.float32), 1)
+    assert found[kernels[0]] is None
+    assert "power of 2" in (found[kernels[1]] or "")
+
+
+def test_kernels_that_cannot_be_launched_are_left_out(small: None) -> None:
+    with mock.patch.object(fp8_tiles, "compile_all", lambda kernels, *_: dict.fromkeys(kernels, "no")):
+        record = run(shape="small", all_rows=(1,), device="cpu", repeats=1, show=lambda line: None)
+    assert [result["found"] for result in record["results"]] == [[]] * 4
+    assert "today" not in table(record["results"][0])
+
+
+@pytest.mark.parametrize("shape", ["8b", "1b"])
+def test_the_search_is_short_and_has_what_is_chosen_today(shape: str) -> None:
+    sizes = SHAPES[shape]
+    assert len(kernels_of(sizes, ROWS)) <= 60
+    for rows in ROWS:
+        today = tile_of(rows, torch.bfloat16)
+        assert today in tiles(rows)
+        assert len(set(tiles(rows))) == 12
+        for outputs, inputs in products_of(sizes).values():
+            product_ways = ways_of(outputs, inputs, rows)
+            assert len(product_ways) == len(set(product_ways)) <= 60
+            assert product_ways[0] == (today, splits_of(outputs, inputs, rows, today)[0])
+            assert rows <= 128 or len(product_ways) == 12
+
+
+def test_products_are_those_of_a_forward() -> None:
+    sizes = SHAPES["8b"]
+    weights = sum(outputs * inputs for outputs, inputs in products_of(sizes).values())
+    assert sizes.layers * weights == sizes.multiplied - sizes.hidden * sizes.vocab
