@@ -123,5 +123,7 @@ class RequestObserver:
             found = scope.get("route")
             route = getattr(found, "path", _NO_ROUTE)
             # Of those that a route does not answer there are as many as clients make up.
-            method = scope["method"] if scope["method"] in (getattr(found, "methods", None) or ()) else "ANY"
+            answered = set(getattr(found, "methods", None) or ())
+            answered |= {"HEAD"} if "GET" in answered else set()  # `HeadAsGet`
+            method = scope["method"] if scope["method"] in answered else "ANY"
             metrics.answered(route, method, status, time.perf_counter() - begun)

@@ -29,6 +29,7 @@ from deployments.debug_api import add_debug_routes
 from deployments.errors import ApiError, bad_request, body_too_large, body_too_slow, internal, model_not_found
 from deployments.event_streams import error_event, event_stream, unless_disconnected
 from deployments.front_end_metrics import FrontEndMetrics, RequestObserver
+from deployments.head_requests import HeadAsGet
 from deployments.http_limits import RequestTimeout
 from deployments.idempotency import Answers, seeded
 from deployments.idempotent_routes import answer_once, key_of
@@ -217,6 +218,7 @@ def create_app(
     add_debug_routes(app, service.decisions, service.timeline, service.workers)
     add_admin_routes(app, pool, body_of)
     _install_error_handlers(app)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(RequestTimeout, limit_s=request_timeout_s)
     if authenticator is not None:
         app.add_middleware(KeyGate, authenticator=authenticator)

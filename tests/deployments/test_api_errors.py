@@ -236,6 +236,16 @@ async def test_unknown_route_and_method(http: httpx.AsyncClient) -> None:
     assert check_error(await http.get(CHAT), 405)["code"] == "method_not_allowed"
 
 
+async def test_heads_are_those_of_gets(http: httpx.AsyncClient) -> None:
+    for path, status in (("/health", 200), ("/v1/models", 200), ("/v2/nothing", 404), (CHAT, 405)):
+        whole, head = await http.get(path), await http.head(path)
+        assert (whole.status_code, head.status_code) == (status, status)
+        assert head.content == b""
+        assert whole.content
+        for name in ("content-type", "content-length"):
+            assert head.headers[name] == whole.headers[name]
+
+
 async def test_body_too_large(http: httpx.AsyncClient) -> None:
     check_error(await http.post(COMPLETIONS, json={"prompt": "x" * 30_000}), 413)
 

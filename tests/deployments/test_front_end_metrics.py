@@ -14,6 +14,7 @@ async def test_clients_make_no_series_of_their_own(service: ApiService) -> None:
     transport = httpx.ASGITransport(app=create_app(service, metrics=metrics))
     async with httpx.AsyncClient(transport=transport, base_url="http://cell") as http:
         assert (await http.get("/v1/models")).status_code == 200
+        assert (await http.head("/v1/models")).status_code == 200
         for number in range(5):
             assert (await http.request(f"MADEUP{number}", "/v1/models")).status_code == 405
             assert (await http.get(f"/made/up/{number}")).status_code == 404
@@ -25,4 +26,5 @@ async def test_clients_make_no_series_of_their_own(service: ApiService) -> None:
         f'{name}ANY",route="/v1/models",status="405"}} 5.0',
         f'{name}ANY",route="unknown",status="404"}} 5.0',
         f'{name}GET",route="/v1/models",status="200"}} 1.0',
+        f'{name}HEAD",route="/v1/models",status="200"}} 1.0',
     ]
