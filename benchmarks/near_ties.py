@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 import torch
@@ -144,7 +144,7 @@ def _parting(logits: torch.Tensor, row: list[Row], pair: tuple[int, int]) -> tup
     if not params.is_greedy and params.top_p < 1.0:
         settled = int(decide(logits, row).tokens[0])
         for edge in (params.top_p - _EDGE, min(1.0, params.top_p + _EDGE)):
-            moved = replace(row[0], params=msgspec.structs.replace(params, top_p=edge))
+            moved = msgspec.structs.replace(row[0], params=msgspec.structs.replace(params, top_p=edge))
             at_edge |= {int(decide(logits, [moved]).tokens[0]), settled} == set(pair)
     return score_gap(logits, row, pair), at_edge
 
