@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from unittest import mock
 
 import pytest
@@ -12,8 +11,6 @@ from benchmarks import fp8_tiles, kernel_search
 from benchmarks.forward_floor import SHAPES, Sizes
 from benchmarks.fp8_tiles import (
     ROWS,
-    Kernel,
-    compile_kernel,
     kernels_of,
     products_of,
     run,
@@ -22,7 +19,6 @@ from benchmarks.fp8_tiles import (
     tiles,
     ways_of,
 )
-from benchmarks.kernel_search import compile_all
 from engine.fp8_linear import Fp8Product, Tile, tile_of
 from tests import emulated_cuda
 
@@ -45,15 +41,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @only_without_gpu
 @pytest.mark.parametrize(
-    ("device", "dtype"), [("cpu", torch.float32), ("cpu", torch.float16), ("cuda", torch.float32)]
+    ("device", "dtype", "all_rows"), [("cpu", torch.float16, (1, 5)), ("cuda", torch.float32, (1,))]
 )
-def test_ways_are_measured_and_none_is_wrong(small: None, device: str, dtype: torch.dtype) -> None:
+def test_ways_are_measured_and_none_is_wrong(
+    small: None, device: str, dtype: torch.dtype, all_rows: tuple[int, ...]
+) -> None:
     shown: list[str] = []
 
     def measured() -> dict[str, object]:
         return run(
             shape="small",
-            all_rows=(1, 5),
+            all_rows=all_rows,
             device=device,
             dtype=dtype,
             repeats=1,
@@ -69,7 +67,7 @@ def test_ways_are_measured_and_none_is_wrong(small: None, device: str, dtype: to
     results = record["results"]
     assert isinstance(results, list)
     assert [(one["product"], one["rows"]) for one in results] == [
-        (name, rows) for name in ("qkv", "out", "gate_up", "down") for rows in (1, 5)
+        (name, rows) for name in ("qkv", "out", "gate_up", "down") for rows in all_rows
     ]
     for result in results:
         ways = [(tuple(one["tile"].values()), one["splits"]) for one in result["found"]]
@@ -110,14 +108,6 @@ def test_a_way_that_is_wrong_or_fails_is_told(small: None, monkeypatch: pytest.M
         assert differs == {(64, 16, 2, 3): False, (64, 32, 4, 3): True}
         assert "WRONG RESULTS" in table(result)
     assert any("2 splits: RuntimeError: too large" in line for line in shown)
-
-
-@only_without_gpu
-def test_kernels_are_compiled_by_other_processes_and_those_that_cannot_be_say_why() -> None:
-    kernels = [Kernel(Tile(32, 16, 2, 3), True), Kernel(Tile(24, 16, 2, 3), False)]
-    found = compile_all(kernels, partial(compile_kernel, device="cpu", dtype=torch.float32), 1)
-    assert found[kernels[0]] is None
-    assert "power of 2" in (found[kernels[1]] or "")
 
 
 def test_kernels_that_cannot_be_launched_are_left_out(small: None) -> None:
