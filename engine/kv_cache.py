@@ -108,13 +108,7 @@ class KVCache:
             OutOfSlots: if even evicting is not enough; nothing is changed then.
         """
         table = self._tables[request_id]
-        missing = n - self._pool.free_count
-        if missing > 0:
-            available = self.free_slots
-            if n > available or self._prefixes is None:
-                raise OutOfSlots(n, available)
-            self._prefixes.evict(missing)
-        slots = self._pool.allocate(n)
+        slots = self._taken(n)
         self._reserved_for[slots] = table.number
         table.reserved.append(slots)
         return slots
@@ -127,14 +121,7 @@ class KVCache:
         """
         tables = [self._tables[request_id] for request_id, _ in wanted]
         counts = [n for _, n in wanted]
-        total = sum(counts)
-        missing = total - self._pool.free_count
-        if missing > 0:
-            available = self.free_slots
-            if total > available or self._prefixes is None:
-                raise OutOfSlots(total, available)
-            self._prefixes.evict(missing)
-        slots = self._pool.allocate(total)
+        slots = self._taken(sum(counts))
         self._reserved_for[slots] = np.repeat([table.number for table in tables], counts)
         parts = []
         first = 0
@@ -144,6 +131,16 @@ class KVCache:
             parts.append(part)
             first += n
         return parts
+
+    def _taken(self, n: int) -> Int32:
+        """`n` slots of the pool, evicting if needed; OutOfSlots changes nothing."""
+        missing = n - self._pool.free_count
+        if missing > 0:
+            available = self.free_slots
+            if n > available or self._prefixes is None:
+                raise OutOfSlots(n, available)
+            self._prefixes.evict(missing)
+        return self._pool.allocate(n)
 
     def settle_all(self, rows: Sequence[tuple[str, Int32, Sequence[int]]]) -> None:
         """Commit some of the slots that requests have reserved, and free the others.
@@ -163,7 +160,7 @@ class KVCache:
         tables = [self._tables[request_id] for request_id, _, _ in rows]
         slots = np.concatenate([reserved for _, reserved, _ in rows])
         is_dropped = np.ones(len(slots), dtype=np.bool_)
-        num_kept = first = 0
+        first = 0
         kept: list[int] = []
         for table, (request_id, reserved, chosen) in zip(tables, rows, strict=True):
             if len(table.reserved) != 1 or table.reserved[0] is not reserved:
@@ -171,10 +168,9 @@ class KVCache:
             if len(chosen) and not 0 <= min(chosen) <= max(chosen) < len(reserved):
                 raise ValueError(f"no such slots are reserved for request {request_id!r}")
             kept += [first + index for index in chosen]
-            num_kept += len(chosen)
             first += len(reserved)
         is_dropped[kept] = False
-        if np.count_nonzero(is_dropped) != len(slots) - num_kept:
+        if np.count_nonzero(is_dropped) != len(slots) - len(kept):
             raise ValueError("a slot is to be committed twice")
         for table, (_, reserved, chosen) in zip(tables, rows, strict=True):
             # Most often all of the first rows: a view of them is enough.

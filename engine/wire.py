@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 
 T = TypeVar("T")
-
-
-_dtype = functools.lru_cache(64)(np.dtype)
-_is_array: dict[Any, bool] = {}
 
 
 def _encode_array(value: Any) -> Any:
@@ -24,16 +19,10 @@ def _encode_array(value: Any) -> Any:
 
 
 def _decode_array(target: type, value: Any) -> Any:
-    # Four times for each tree of a step: what is known of a type of arrays is looked up.
-    is_array = _is_array.get(target)
-    if is_array is None:
-        is_array = target is np.ndarray or getattr(target, "__origin__", None) is np.ndarray
-        _is_array[target] = is_array
-    if not is_array:
-        raise NotImplementedError(f"cannot receive a {target}")
-    dtype, shape, data = value
-    flat = np.frombuffer(data, dtype=_dtype(dtype))
-    return flat if len(shape) == 1 and shape[0] == len(flat) else flat.reshape(shape)
+    if target is np.ndarray or getattr(target, "__origin__", None) is np.ndarray:
+        dtype, shape, data = value
+        return np.frombuffer(data, dtype=dtype).reshape(shape)
+    raise NotImplementedError(f"cannot receive a {target}")
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
