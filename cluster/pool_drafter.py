@@ -84,6 +84,7 @@ def build_pool_drafter(config: DrafterConfig, vocab_size: int, max_tokens: int, 
 def _build_model(config: ModelDrafterConfig, vocab_size: int, target: Path) -> Drafter:
     """A model drafter, in a retokenizing one if its tokens are not the target's."""
     from drafters.first_drafts import draft_first
+    from drafters.model_drafter import ModelDrafter
     from drafters.retokenize_vocabulary import have_same_tokens
     from engine.devices import resolve_device
     from engine.triton_support import runs_triton
@@ -113,6 +114,8 @@ def _build_model(config: ModelDrafterConfig, vocab_size: int, target: Path) -> D
     )
     if runs_triton(resolve_device(config.device)):
         draft_first(drafter)
+        if isinstance(drafter, ModelDrafter):
+            drafter.capture_layers()
     num_tokens = drafter.capabilities.vocab_size
     # Models of one family round the same tokenizer's vocabulary up differently (Qwen2.5: 151,936 for 0.5B to
     # 3B, 152,064 from 7B on): what only the target has is no token of any text.

@@ -18,15 +18,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from drafters.device_beam import Layer
 from drafters.device_growth import Growth, Rows
-from drafters.device_state import DeviceState
+from drafters.device_layers import DeviceLayers, Roots
 from drafters.forwards import Missing, Reading, compute, readings
 from drafters.job import Job
+from drafters.laid_out_layers import LaidOutLayers
+from drafters.layer_graphs import LayerGraphs
 from drafters.next_tokens import NextTokens, OnDevice, Sent
-from engine.device_rows import DeviceRows
 from engine.kv_cache import KVCache
-from engine.runner import Segment
 
 #: Layers launched before the host has looked at the one above them. One is enough to keep the device busy
 #: where a layer takes it longer than looking takes the host.
@@ -36,17 +35,21 @@ AHEAD = 1
 class DeviceDraft:
     """The forwards of one call."""
 
-    def __init__(self, jobs: Sequence[Job], model: NextTokens, kv: KVCache) -> None:
-        """For the `jobs` of the call; the model takes rows from the device."""
+    def __init__(
+        self, jobs: Sequence[Job], model: NextTokens, kv: KVCache, graphs: LayerGraphs | None = None
+    ) -> None:
+        """For the `jobs` of the call; the model takes rows from the device. `graphs` has captured layers."""
         self._model = model
         self._kv = kv
+        self._graphs = graphs
         self._num_choices = max((job.tree.num_choices for job in jobs), default=1)
+        if graphs is not None:
+            self._num_choices = graphs.num_choices(self._num_choices)
         self._readings: list[tuple[Reading, OnDevice, Sent | None]] = []
-        self._state: DeviceState | None = None
         self._found: list[Growth] = []  # those with most layers first
         self._growths: dict[str, Growth] = {}  # of them, those that are grown on the device still
-        self._last: tuple[Layer, OnDevice] | None = None
-        self._layers: list[Sent] = []
+        self._layers: DeviceLayers | None = None
+        self._sent: list[Sent] = []
         self._num_received = 0
 
     def catch_up(self, jobs: Sequence[Job], max_rows: int) -> None:
@@ -64,7 +67,7 @@ class DeviceDraft:
         self._found.sort(key=lambda growth: -growth.num_layers)
         self._growths = {growth.job.request_id: growth for growth in self._found}
         if self._found:
-            self._state = DeviceState(self._found, self._model.device)
+            self._layers = self._layers_of(self._found)
             self._launch(AHEAD)
 
     def settle(self) -> None:
@@ -90,29 +93,34 @@ class DeviceDraft:
     def _num_layers(self) -> int:
         return self._found[0].num_layers if self._found else 0
 
+    def _layers_of(self, growths: Sequence[Growth]) -> DeviceLayers:
+        """What launches them: captured layers, where there are some that serve."""
+        number = {growth.job.request_id: i for i, growth in enumerate(growths) if not growth.frontier}
+        roots = []
+        for reading, best, _ in self._readings:
+            rows = [(number[job.request_id], row) for job, row in reading.roots if job.request_id in number]
+            if rows:
+                roots.append(Roots(rows, best))
+        arguments = growths, roots, self._model, self._kv, self._num_choices
+        captured = None if self._graphs is None else self._graphs.layers(*arguments)
+        return LaidOutLayers(*arguments) if captured is None else captured
+
     def _launch(self, num_layers: int) -> None:
         """Launch layers until there are so many, or all."""
-        growths, state = self._found, self._state
-        for number in range(len(self._layers), min(num_layers, self._num_layers)):
-            assert state is not None
-            active = sum(growth.num_layers > number for growth in growths)
-            if self._last is None:
-                layer = self._first_layer(growths, state)
-            else:
-                layer = state.grow(*self._last, active, number)
-            best = self._forward(growths[:active], number, state.rows(layer))
-            self._last = layer, best
-            found = [best.tokens, layer.token, layer.parent, best.values, layer.is_open]
-            self._layers.append(self._model.send(found))
+        for number in range(len(self._sent), min(num_layers, self._num_layers)):
+            assert self._layers is not None
+            self._sent.append(self._layers.launch(number))
 
     def _receive(self, num_layers: int) -> None:
         """Have the first layers on the host, and as many as it may be ahead launched."""
         for number in range(self._num_received, min(num_layers, self._num_layers)):
             self._launch(number + 1 + AHEAD)
-            arrays = self._model.receive(self._layers[number])
-            tokens, token, parent, values, is_open = (array.tolist() for array in arrays)
-            start = 0
-            for index, growth in enumerate(self._found[: len(token)]):
+            arrays = self._model.receive(self._sent[number])
+            token, is_open, parent, tokens, values = (array.tolist() for array in arrays)
+            assert self._layers is not None
+            for index, (growth, start) in enumerate(zip(self._found, self._layers.first_rows, strict=False)):
+                if growth.num_layers <= number:
+                    break
                 end = start + growth.width
                 of = {
                     (parent[index][row], token[index][row]): row
@@ -120,41 +128,7 @@ class DeviceDraft:
                     if is_open[index][row]
                 }
                 growth.rows.append(Rows(values[start:end], tokens[start:end], of))
-                start = end
-            assert start == len(values), f"rows of layer {number}"
             self._num_received += 1
-
-    def _first_layer(self, growths: Sequence[Growth], state: DeviceState) -> Layer:
-        """Where the host knows it, what it says; elsewhere grown from the root's next tokens."""
-        number = {growth.job.request_id: i for i, growth in enumerate(growths) if not growth.frontier}
-        if not number:
-            return state.first_layer()
-        next_tokens = []
-        for reading, best, _ in self._readings:
-            roots = reading.roots
-            pairs = [(number[job.request_id], row) for job, row in roots if job.request_id in number]
-            if pairs:
-                next_tokens.append((pairs, best))
-        return state.grow_roots(list(number.values()), next_tokens)
-
-    def _forward(self, growths: Sequence[Growth], number: int, rows: DeviceRows) -> OnDevice:
-        """Launch the forward of one layer."""
-        segments, rankings = [], []
-        for growth in growths:
-            job, width = growth.job, growth.width
-            depth = growth.first_depth + number
-            above = np.array([job.tree.slot[node] for node in growth.above], dtype=np.int32)
-            past = self._kv.past(job.request_id)
-            segments.append(
-                Segment(
-                    tokens=np.zeros(width, dtype=np.int32),
-                    positions=np.full(width, len(job.held.tokens) - 1 + depth, dtype=np.int32),
-                    slots=growth.slots[number * width : (number + 1) * width],
-                    past=np.concatenate((past, above, growth.slots[: number * width])),
-                )
-            )
-            rankings += [job.held.layer_ranking(depth)] * width
-        return self._model.launch_rows(segments, rows, rankings, self._num_choices)
 
     def _taken(self, job: Job, nodes: list[int]) -> list[int]:
         """Give a job's tree what the device computed of `nodes`; which of them it did not."""

@@ -96,6 +96,11 @@ class Growth:
         """Rows of each layer."""
         return self.job.beam.plan.width
 
+    @property
+    def above_slots(self) -> Int32:
+        """Slots of the nodes above."""
+        return np.array([self.job.tree.slot[node] for node in self.above], dtype=np.int32)
+
     def last_layer(self, nodes: Sequence[int]) -> int:
         """The last of its layers in which some of the nodes are; -1 if none is."""
         layers = [self.job.tree.depth[node] - self.first_depth for node in nodes]

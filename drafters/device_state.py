@@ -11,6 +11,7 @@ import torch
 
 from drafters.device_beam import DeviceBeams, Layer
 from drafters.device_growth import Growth
+from drafters.device_layers import Roots
 from drafters.next_tokens import OnDevice
 from engine.device_rows import DeviceRows
 from engine.devices import to_device
@@ -24,6 +25,7 @@ class DeviceState:
     Attributes:
         beams: how they grow.
         width: rows per request; those beyond its own width are never forwarded.
+        rows_before: rows of the requests before each that are forwarded in a layer.
     """
 
     def __init__(self, growths: Sequence[Growth], device: torch.device) -> None:
@@ -35,16 +37,19 @@ class DeviceState:
         self._committed = to_device(torch.tensor(num_keys), device)
         widths = [growth.width for growth in growths]
         self._widths = to_device(torch.tensor(widths), device)
-        self._rows_before = [0, *np.cumsum(widths).tolist()]
+        self.rows_before = [0, *np.cumsum(widths).tolist()]
         real = np.arange(self.width) < np.array(widths)[:, None]
         self._flat = to_device(torch.from_numpy(np.flatnonzero(real)), device)
         self._row_tokens: torch.Tensor | None = None
         self._kernels: Any = None
         if runs_triton(device):
             self._kernels = importlib.import_module("drafters.growth_kernels")
-            self._first_row = to_device(torch.tensor(self._rows_before[:-1]), device)
+            self._first_row = to_device(torch.tensor(self.rows_before[:-1]), device)
             above = [len(growth.above) for growth in growths]
             self._first_own = to_device(torch.tensor(above), device)
+            most = max(growth.num_layers for growth in growths)
+            # Per layer its number, for each beam. That of the first says also that it is not given to any.
+            self._layers = to_device(torch.arange(most).unsqueeze(1).repeat(1, len(growths)), device)
         self._seen: torch.Tensor | None = None
         if self.width > 1:
             ends = [len(growth.above) + growth.num_layers * growth.width for growth in growths]
@@ -71,26 +76,20 @@ class DeviceState:
         )
         return Layer(tokens, torch.zeros_like(tokens), logps, open_rows)
 
-    def grow_roots(
-        self, numbers: Sequence[int], next_tokens: Sequence[tuple[Sequence[tuple[int, int]], OnDevice]]
-    ) -> Layer:
-        """The first layer of some requests, after their roots; of the others what the host knows.
-
-        Args:
-            numbers: of those requests.
-            next_tokens: of their roots: requests' numbers and rows, and what the rows are of.
-        """
+    def grow_roots(self, roots: Sequence[Roots]) -> Layer:
+        """The first layer of some requests, after their `roots`; of the others what the host knows."""
+        numbers = [number for root in roots for number, _ in root.rows]
         # One launch grows all beams, but each as it was grown before.
         at_once = self._kernels is not None and len(numbers) == len(self._growths)
-        root, best = self.roots(numbers), self._nothing(next_tokens[0][1])
-        for pairs, found in next_tokens:
-            rows = [(self._rows_before[n] if at_once else n * self.width, row) for n, row in pairs]
+        layer, best = self.roots(numbers), self._nothing(roots[0].best)
+        for root in roots:
+            rows = [(self.rows_before[n] if at_once else n * self.width, row) for n, row in root.rows]
             target, source = to_device(torch.tensor(rows), self._device).unbind(1)
-            best.values.index_copy_(0, target, found.values.index_select(0, source))
-            best.tokens.index_copy_(0, target, found.tokens.index_select(0, source))
+            best.values.index_copy_(0, target, root.best.values.index_select(0, source))
+            best.tokens.index_copy_(0, target, root.best.tokens.index_select(0, source))
         if at_once:
-            return self._grow_in_one_launch(self._kernels, root, best, 0)
-        return self.beams.grow(root, best).where(root.is_open.any(dim=1), self.first_layer())
+            return self._grow_in_one_launch(self._kernels, layer, best, 0)
+        return self.beams.grow(layer, best).where(layer.is_open.any(dim=1), self.first_layer())
 
     def roots(self, numbers: Sequence[int]) -> Layer:
         """A layer of nothing but the roots of some requests, each in its first row."""
@@ -117,7 +116,7 @@ class DeviceState:
         """
         if self._kernels is not None:
             return self._grow_in_one_launch(self._kernels, layer.first(active), best, number)
-        spread, num_rows = self._nothing(best, active), self._rows_before[active]
+        spread, num_rows = self._nothing(best, active), self.rows_before[active]
         flat = self._flat[:num_rows]
         spread.values.index_copy_(0, flat, best.values[:num_rows])
         spread.tokens.index_copy_(0, flat, best.tokens[:num_rows])
@@ -152,7 +151,7 @@ class DeviceState:
         grown = Layer(
             *(torch.empty_like(part) for part in (layer.token, layer.parent, layer.logp, layer.is_open))
         )
-        self._row_tokens = torch.empty(self._rows_before[active], dtype=torch.int64, device=self._device)
+        self._row_tokens = torch.empty(self.rows_before[active], dtype=torch.int64, device=self._device)
         # Without masks any bytes do for what is not read.
         seen, columns = layer.is_open, 1
         if self._seen is not None:
@@ -176,7 +175,8 @@ class DeviceState:
             grown.is_open.view(torch.uint8),
             next_seen.view(torch.uint8),
             self._row_tokens,
-            number,
+            self._layers[number],
+            self._layers[0],
             width,
             num_choices,
             num_stops,
@@ -184,6 +184,7 @@ class DeviceState:
             CHOICES=choices,
             CANDIDATES=choices * power_of_two(width),
             STOPS=power_of_two(num_stops),
+            ROWS=power_of_two(width),
             COLUMNS=power_of_two(columns),
             HAS_SEEN=self._seen is not None,
             num_warps=4,

@@ -34,6 +34,7 @@ def draft_first(drafter: Drafter) -> None:
     for number, (width, depth, stops) in enumerate(shapes):
         sampling = SamplingParams(
             temperature=number % 2,  # sampled ones take kernels of their own
+            logit_bias={0: 0.0},  # else their layers may be captured, which takes other kernels
             top_p=0.9,
             max_tokens=1000,
             stop_token_ids=tuple(range(stops)),

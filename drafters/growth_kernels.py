@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=("layer", "num_rows", "num_choices", "num_stops", "num_columns"))
+@triton.jit(do_not_specialize=("num_rows", "num_choices", "num_stops", "num_columns"))
 def grow(
     values,
     tokens,
@@ -28,6 +28,7 @@ def grow(
     seen,
     row_tokens,
     layer,
+    is_given,
     num_rows,
     num_choices,
     num_stops,
@@ -35,6 +36,7 @@ def grow(
     CHOICES: tl.constexpr,
     CANDIDATES: tl.constexpr,
     STOPS: tl.constexpr,
+    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     HAS_SEEN: tl.constexpr,
 ):
@@ -42,13 +44,17 @@ def grow(
 
     Grid: (beams,). values float32 and tokens int64 [rows, num_choices], next tokens of the rows forwarded, a
     beam's from first_row on, as many as widths says (both int64 [beams]); least float64 [beams]; stops int64
-    [beams, num_stops]; own_column int64 [beams], column of the first row of layer 0. old_logp float64 and
-    old_open uint8 [beams, num_rows], old_seen uint8 [beams, num_rows, num_columns], of the layer before.
-    Written: token, parent int64, logp float64, is_open uint8 [beams, num_rows], seen as old_seen, and
-    row_tokens int64 [rows]. CHOICES, CANDIDATES, STOPS, COLUMNS: powers of two that hold num_choices,
-    num_rows * CHOICES, stops and columns.
+    [beams, num_stops]; own_column int64 [beams], column of the first row of layer 0; layer int64 [beams],
+    number of the new layer. is_given int64 [beams], whether layer 0 is known, and left as it is. old_logp
+    float64 and old_open uint8 [beams, num_rows], old_seen uint8 [beams, num_rows, num_columns], of the layer
+    before. Written: token, parent int64, logp float64, is_open uint8 [beams, num_rows], seen as old_seen, and
+    row_tokens int64 [rows]; what is of the layer before may be written over. CHOICES, CANDIDATES, STOPS,
+    ROWS, COLUMNS: powers of two that hold num_choices, num_rows * CHOICES, stops, num_rows and columns.
     """
     beam = tl.program_id(0).to(tl.int64)
+    number_of_layer = tl.load(layer + beam)
+    if (number_of_layer == 0) & (tl.load(is_given + beam) != 0):
+        return
     width = tl.load(widths + beam)
     start = tl.load(first_row + beam)
     threshold = tl.load(least + beam)
@@ -66,7 +72,13 @@ def grow(
     ending = tl.load(stops + beam * num_stops + stop, mask=stop < num_stops, other=-1)
     column = tl.arange(0, COLUMNS)
     is_column = column < num_columns
-    first_own = tl.load(own_column + beam) + layer * width
+    first_own = tl.load(own_column + beam) + number_of_layer * width
+    if HAS_SEEN:
+        old_row = tl.arange(0, ROWS)
+        above = old_seen + (beam * num_rows + old_row)[:, None] * num_columns + column[None, :]
+        is_above = (old_row < num_rows)[:, None] & is_column[None, :]
+        all_seen = tl.load(above, mask=is_above, other=0)
+    tl.debug_barrier()  # other threads write what these have read
     for number in range(num_rows):
         # The first of equals: ties by row, then by choice.
         least_loss = tl.min(loss, 0)
@@ -85,8 +97,7 @@ def grow(
         tl.store(is_open + line, keeps_on.to(tl.uint8))
         tl.store(row_tokens + start + number, chosen, mask=number < width)
         if HAS_SEEN:
-            above = old_seen + (beam * num_rows + from_row) * num_columns + column
-            inherited = tl.load(above, mask=is_column, other=0)
+            inherited = tl.max(tl.where((old_row == from_row)[:, None], all_seen, 0), 0)
             sees = (inherited != 0) | (column == first_own + number)
             tl.store(seen + line * num_columns + column, sees.to(tl.uint8), mask=is_column)
         loss = tl.where(candidate == place, float("inf"), loss)

@@ -16,10 +16,12 @@ from drafters.draft_ahead import DraftAhead
 from drafters.forwards import catch_up, compute, grow
 from drafters.heard import fit_plan, news
 from drafters.job import Held, Job
+from drafters.layer_graphs import LayerGraphs
 from drafters.messages import Draft, DraftCall, DraftItem, DraftResult
 from drafters.next_tokens import NextTokens
 from drafters.noise_window import close_windows, move_windows
 from drafters.protocol import Capabilities
+from engine.cuda_graphs import GraphedRunner
 from engine.kv_cache import KVCache
 from engine.runner import ModelRunner
 from engine.slots import OutOfSlots
@@ -66,6 +68,9 @@ class ModelDrafter:
         if on_device is None:
             on_device = self._model.device.type != "cpu"
         self._on_device = on_device and self._model.takes_rows
+        self._graphs: LayerGraphs | None = None
+        if self._on_device and isinstance(runner, GraphedRunner) and runner.moves_rows:
+            self._graphs = LayerGraphs(runner)
         self._kv = KVCache(runner.num_slots, prefix_sharing=prefix_sharing)
         self._held: dict[str, Held] = {}  # least recently used first
         self._catch_up_rows = catch_up_rows
@@ -92,6 +97,11 @@ class ModelDrafter:
     def free_slots(self) -> int:
         """KV slots that no open request holds."""
         return self._kv.free_slots
+
+    def capture_layers(self) -> None:
+        """Where layers can be captured, capture those that most calls need, before the first request."""
+        if self._graphs is not None:
+            self._graphs.capture_usual()
 
     def draft(self, call: DraftCall) -> DraftResult:
         """Draft for every item of the call.
@@ -124,7 +134,7 @@ class ModelDrafter:
             ]
             move_windows(windows, self._capabilities.vocab_size, self._model.device)
             behind = [job for job in ready if not job.tree.is_computed(ROOT)]
-            device = DeviceDraft(ready, self._model, self._kv) if self._on_device else None
+            device = DeviceDraft(ready, self._model, self._kv, self._graphs) if self._on_device else None
             if device is not None:
                 device.catch_up(behind, self._catch_up_rows)
             else:

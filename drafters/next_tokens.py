@@ -11,7 +11,7 @@ probability of acceptance: calibration maps it to one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -24,13 +24,13 @@ from engine.best_tokens import best_tokens, highest_log_probabilities
 from engine.device_rows import DeviceRows, DeviceRowsRunner
 from engine.devices import Transfer, to_device
 from engine.noise import gumbel_noise
+from engine.packed import Kind, arrays_in
 from engine.runner import ModelRunner, Segment
 from engine.sampling import Row, processed_logits
 from engine.sampling_params import SamplingParams
 from engine.triton_support import runs_triton
 
 Int32 = NDArray[np.int32]
-_IN_NUMPY = {torch.float32: np.float32, torch.int64: np.int64, torch.bool: np.bool_}
 Values = list[list[float]]
 Tokens = list[list[int]]
 
@@ -64,7 +64,7 @@ class Sent:
     """Tensors of the device on their way to the host: `transfer` has their bytes, one after the other."""
 
     transfer: Transfer
-    kinds: list[tuple[torch.Size, torch.dtype]]
+    kinds: Sequence[Kind]
 
 
 class NextTokens:
@@ -147,6 +147,19 @@ class NextTokens:
         self._begin()
         return _highest(self._rows_runner.forward_rows(segments, rows), rankings, k)
 
+    def replay(self, layer: Callable[[], None], memory: torch.Tensor, kinds: Sequence[Kind]) -> Sent:
+        """Launch a captured forward, and begin to bring to the host what it leaves.
+
+        Args:
+            layer: launches it.
+            memory: uint8, where its results lie.
+            kinds: what they are, one after the other.
+        """
+        self._begin()
+        layer()
+        self._num_sent += 1
+        return Sent(Transfer(memory), kinds)
+
     def send(self, tensors: Sequence[torch.Tensor]) -> Sent:
         """Begin to bring tensors of what was launched to the host, in one transfer."""
         self._num_sent += 1
@@ -161,11 +174,7 @@ class NextTokens:
             self._waited(self._waiting_since)
             if not self._num_sent:
                 self._waiting_since = None
-        ends = np.cumsum([shape.numel() * dtype.itemsize for shape, dtype in sent.kinds])
-        return [
-            part.view(_IN_NUMPY[dtype]).reshape(tuple(shape))
-            for part, (shape, dtype) in zip(np.split(joined, ends[:-1]), sent.kinds, strict=True)
-        ]
+        return arrays_in(joined, sent.kinds)
 
     def _waited(self, since: float) -> None:
         """Count the time since then, unless it is counted already."""

@@ -69,5 +69,7 @@ def best_of_blocks(
         found = tl.max(value, 0)
         place = tl.argmax(value, 0)
         tl.store(out_values + row * k + choice, (found - base) - log_total)
-        tl.store(out_tokens + row * k + choice, tl.load(tokens + first + place).to(tl.int64))
+        # Scores of rows that are nobody's may be no numbers, of which any may be the highest.
+        token = tl.load(tokens + first + place, mask=place < num_blocks * k, other=0)
+        tl.store(out_tokens + row * k + choice, token.to(tl.int64))
         value = tl.where(candidate == place, -float("inf"), value)

@@ -57,10 +57,13 @@ def highest_log_probabilities(scores: torch.Tensor, k: int) -> tuple[torch.Tenso
     return highest(torch.log_softmax(scores, dim=-1), k)
 
 
-def highest_by_triton(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def highest_by_triton(
+    scores: torch.Tensor, k: int, out: tuple[torch.Tensor, torch.Tensor] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """`highest_log_probabilities`, with the best of each block of tokens first, then the best of those.
 
-    Scores of minus infinity give some token, again and again if there are fewer others than `k`.
+    Scores of minus infinity give some token, again and again if there are fewer others than `k`. `out` is
+    where both are to be put, for at most as many tokens as there are.
     """
     kernels: Any = importlib.import_module("engine.best_kernels")
     rows, vocab = scores.shape
@@ -71,8 +74,11 @@ def highest_by_triton(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch
     kernels.best_of_block[rows, blocks](
         scores.contiguous(), values, tokens, weight, vocab, blocks, k, BLOCK=_BLOCK, num_warps=8
     )
-    best = torch.empty(rows, k, dtype=torch.float32, device=device)
-    token = torch.empty(rows, k, dtype=torch.int64, device=device)
+    if out is None:
+        best = torch.empty(rows, k, dtype=torch.float32, device=device)
+        token = torch.empty(rows, k, dtype=torch.int64, device=device)
+    else:
+        best, token = out
     kernels.best_of_blocks[(rows,)](
         values,
         tokens,

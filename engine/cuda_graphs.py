@@ -23,10 +23,12 @@ from engine.capturing import captured
 from engine.device_rows import DeviceRows, all_rows
 from engine.devices import overwrite
 from engine.llama_runner import LlamaRunner
+from engine.moving_rows import BeamShape, MovingRows
 from engine.padded_segments import Shape, pad_rows, shape_of
 from engine.rectangles import key_counts
 from engine.runner import KeyTokens, ModelShape, Segment
 from engine.static_attention import MOST_COLUMNS, MOST_READS, StaticAttention, has_workspace, static_attention
+from engine.triton_attention import TritonAttention
 
 Int32 = NDArray[np.int32]
 
@@ -119,6 +121,28 @@ class GraphedRunner:
     def takes_trees(self) -> bool:
         """See `DeviceRowsRunner`."""
         return self._runner.takes_trees
+
+    @property
+    def moves_rows(self) -> bool:
+        """Whether layers of beams can be captured, by `moving_rows` and the two after it."""
+        runner = self._runner
+        is_alone = runner.weights.group is None
+        return is_alone and runner.device.type == "cuda" and isinstance(runner.attention, TritonAttention)
+
+    def moving_rows(self, shape: BeamShape, tokens: torch.Tensor) -> MovingRows:
+        """For layers of beams of a shape; `tokens` int64 [rows] is where they are found."""
+        attention = self._runner.attention
+        assert isinstance(attention, TritonAttention)
+        longest = self._runner.shape.max_tokens
+        return MovingRows(attention, shape, max_tokens=longest, spare=self._scratch, tokens=tokens)
+
+    def compute_rows(self, rows: MovingRows) -> torch.Tensor:
+        """Logits, float32 [rows, vocab], of the layer the rows are at; may be captured."""
+        return self._runner.compute(rows.tokens, rows.positions, rows.plan, None).logits.float()
+
+    def captured(self, compute: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Capture what is launched with forwards of this runner, in the memory that they share."""
+        return captured(compute, self._pool, self._graphs)
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], keep: Int32) -> torch.Tensor:

@@ -75,12 +75,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranks_by_logits(self) -> bool:
         """Whether the model's own logits order the tokens, as far as drafts need know of it."""
-        return (
-            self.is_greedy
-            and not self.needs_history
-            and not self.logit_bias
-            and not self.allowed_token_ids
-            and not (self.min_tokens and self.stop_token_ids)
+        return self.is_greedy and not self.adjusts_logits
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether anything is done to logits before the temperature, as far as drafts need know of it."""
+        return bool(
+            self.needs_history
+            or self.logit_bias
+            or self.allowed_token_ids
+            or (self.min_tokens and self.stop_token_ids)
         )
 
     @property

@@ -148,14 +148,14 @@ class TritonAttention(PaddedAttention):
         if obstacle is not None:
             raise ValueError(f"attention `triton`: {obstacle}")
         self._kernels: Any = importlib.import_module("engine.triton_kernels")
-        self._integers: dict[int, torch.Tensor] = {}
+        self._integers: dict[tuple[int, str], torch.Tensor] = {}
 
-    def shared_integers(self, number: int) -> torch.Tensor:
-        """int32 [number] that stays where it is, one for all who ask for as many: forwards of fixed shapes,
-        of which only one is under way at a time."""
-        if number not in self._integers:
-            self._integers[number] = torch.zeros(number, dtype=torch.int32, device=self._device)
-        return self._integers[number]
+    def shared_integers(self, number: int, of: str = "forwards") -> torch.Tensor:
+        """int32 [number] that stays where it is, one for all who ask for as many by the same name: forwards
+        of fixed shapes, of which only one is under way at a time."""
+        if (number, of) not in self._integers:
+            self._integers[number, of] = torch.zeros(number, dtype=torch.int32, device=self._device)
+        return self._integers[number, of]
 
     def plan(self, segments: Sequence[Segment]) -> TritonPlan:
         """See `AttentionBackend`."""

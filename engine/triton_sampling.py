@@ -27,6 +27,8 @@ _TOKENS, _WARPS = 2048, 8
 # so blocks are large. 1,024 threads may have 64 registers each.
 _CUT_TOKENS, _CUT_WARPS = 8192, 32
 _MASK64 = (1 << 64) - 1
+#: Numbers that describe a row to the kernels, and which of them is its output position.
+FIELDS, POSITION = 8, 2
 
 
 def gumbel_by_triton(
@@ -66,10 +68,17 @@ def shape_by_triton(
     Returns:
         float32 [n, vocab]; tokens that were cut are -inf.
     """
+    table = to_device(torch.from_numpy(described_rows(params, positions, scores.shape[1])), scores.device)
+    return shape_rows(scores, table, perturbed=perturbed, in_place=in_place)
+
+
+def shape_rows(
+    scores: torch.Tensor, table: torch.Tensor, *, perturbed: bool, in_place: bool = False
+) -> torch.Tensor:
+    """`shape_by_triton` of rows whose `described_rows` the device has."""
     kernels: Any = importlib.import_module("engine.sampling_kernels")
     scores = scores.contiguous()
     rows, vocab = scores.shape
-    table = to_device(torch.from_numpy(_described(params, positions, vocab)), scores.device)
     keys = torch.empty(rows, dtype=torch.int32, device=scores.device)
     out = scores if in_place else torch.empty_like(scores)
     kernels.scale_and_find_cuts[(rows,)](
@@ -100,13 +109,13 @@ def prepare_sampling(vocab_size: int, device: torch.device) -> None:
     _log.info("kernels for sampling are compiled, %.1f s", time.perf_counter() - began)
 
 
-def _described(
+def described_rows(
     params: Sequence[SamplingParams], positions: Sequence[int], vocab: int
 ) -> np.ndarray[Any, Any]:
-    """int32 [n, 8], the table of `engine.sampling_kernels`."""
-    table = np.zeros((len(params), 8), dtype=np.int32)
+    """int32 [n, FIELDS], the table of `engine.sampling_kernels`: in column POSITION the output positions."""
+    table = np.zeros((len(params), FIELDS), dtype=np.int32)
     table.view(np.uint64)[:, 0] = [one.seed & _MASK64 for one in params]
-    table.view(np.uint32)[:, 2] = positions
+    table.view(np.uint32)[:, POSITION] = positions
     table[:, 3] = [one.top_k if 0 < one.top_k < vocab else 0 for one in params]
     numbers = table.view(np.float32)
     numbers[:, 4] = [0.0 if one.is_greedy else max(one.temperature, LEAST_DIVISOR) for one in params]

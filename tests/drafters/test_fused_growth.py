@@ -162,11 +162,18 @@ def test_drafts_are_those_of_the_host(runner: Any, data: st.DataObject, seed: in
 
 
 def test_kernels_compile_for_gpus() -> None:
-    rows = {"layer": "i32", "num_rows": "i32", "num_choices": "i32", "num_stops": "i32", "num_columns": "i32"}
+    rows = {"layer": "*i64", "is_given": "*i64"}
+    rows |= {"num_rows": "i32", "num_choices": "i32", "num_stops": "i32", "num_columns": "i32"}
     beams = {"first_row": "*i64", "widths": "*i64", "least": "*fp64", "stops": "*i64", "own_column": "*i64"}
     old = {"old_logp": "*fp64", "old_open": "*u8", "old_seen": "*u8"}
     new = {"token": "*i64", "parent": "*i64", "logp": "*fp64", "is_open": "*u8", "seen": "*u8"}
-    sizes: dict[str, Any] = {"CHOICES": 4, "CANDIDATES": 16, "STOPS": 2, "COLUMNS": 64, "HAS_SEEN": True}
+    sizes: dict[str, Any] = {"CHOICES": 4, "CANDIDATES": 16, "STOPS": 2, "ROWS": 4, "COLUMNS": 64}
+    widest = {"CHOICES": 16, "CANDIDATES": 256, "STOPS": 8, "ROWS": 16, "COLUMNS": 256, "HAS_SEEN": True}
+    captured = {"is_open": "*i64", "old_open": "*i64"}  # one type in the memory that the host is sent
+    move_on = {
+        "segments": "*i32", "first_position": "*i64", "widths": "*i64", "layer": "*i64",
+        "layer_slots": "*i64", "positions": "*i64", "write": "*i64",
+    }  # fmt: skip
     best = {"values": "*fp32", "tokens": "*i64"}
     candidates = {"values": "*fp32", "tokens": "*i32", "weight": "*fp32"}
     out = {"out_values": "*fp32", "out_tokens": "*i64"}
@@ -176,8 +183,20 @@ def test_kernels_compile_for_gpus() -> None:
             (
                 "drafters.growth_kernels.grow",
                 best | beams | old | new | {"row_tokens": "*i64"} | rows,
-                sizes,
+                sizes | {"HAS_SEEN": True},
                 {"num_warps": 4},
+            ),
+            (
+                "drafters.growth_kernels.grow",
+                best | beams | old | new | captured | {"row_tokens": "*i64"} | rows,
+                widest,
+                {"num_warps": 4},
+            ),
+            (
+                "engine.moving_kernels.move_on",
+                move_on | {"width": "i32", "num_layers": "i32", "last_position": "i32"},
+                {"WIDTH": 4},
+                {"num_warps": 1},
             ),
             (
                 "engine.best_kernels.best_of_block",
@@ -193,7 +212,7 @@ def test_kernels_compile_for_gpus() -> None:
             ),
         ]
     )
-    assert len(found) == 3
+    assert len(found) == 5
     for kernel in found:
         assert kernel.spilled == 0
         assert kernel.shared <= 48 << 10

@@ -1,0 +1,108 @@
+"""Which layers of draft calls are captured, and when."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+
+from drafters.captured_layers import CapturedLayers, LayerShape, is_captured
+from drafters.device_growth import Growth
+from drafters.device_layers import Roots
+from drafters.next_tokens import NextTokens
+from engine.cuda_graphs import GraphedRunner
+from engine.kv_cache import KVCache
+from engine.moving_rows import BeamShape
+from engine.padded_segments import power_of_two
+
+_log = logging.getLogger(__name__)
+
+#: Rows of a captured layer, over all requests.
+MOST_ROWS = 256
+#: Shapes captured, at most, each when it comes for the so manieth time.
+MOST_SHAPES, CAPTURE_AT = 48, 2
+#: Beams of two and three rows are computed as beams of so many, and of so many next tokens all are kept.
+LEAST_WIDTH = 4
+#: Beams that are captured before the first request.
+USUAL_REQUESTS, USUAL_WIDTHS = (1, 2, 4, 8, 16, 32), (1, LEAST_WIDTH)
+
+
+class LayerGraphs:
+    """The captured layers of a drafter."""
+
+    def __init__(self, runner: GraphedRunner) -> None:
+        """None yet; the runner `moves_rows`."""
+        self._runner = runner
+        self._met: dict[LayerShape, int] = {}
+        self._layers: dict[LayerShape, CapturedLayers] = {}
+        self._has_room = True
+
+    @property
+    def shapes(self) -> list[LayerShape]:
+        """Those that are captured."""
+        return list(self._layers)
+
+    def num_choices(self, wanted: int) -> int:
+        """How many next tokens are kept of each row where at least so many are wanted."""
+        return power_of_two(max(wanted, LEAST_WIDTH))
+
+    def layers(
+        self,
+        growths: Sequence[Growth],
+        roots: Sequence[Roots],
+        model: NextTokens,
+        kv: KVCache,
+        num_choices: int,
+    ) -> CapturedLayers | None:
+        """See `drafters.laid_out_layers`; None if these are to be laid out."""
+        width = max(growth.width for growth in growths)
+        shape = LayerShape(
+            BeamShape(power_of_two(len(growths)), _rounded(width)),
+            num_choices,
+            any(not growth.job.held.is_plain for growth in growths),
+        )
+        if not self._serves(shape) or not all(map(is_captured, growths)):
+            return None
+        found = self._layers.get(shape)
+        if found is None:
+            self._met[shape] = self._met.get(shape, 0) + 1
+            if self._met[shape] < CAPTURE_AT or len(self._layers) == MOST_SHAPES or not self._has_room:
+                return None
+            found = self._capture(shape)
+        return found if found is not None and found.begin(growths, roots, model, kv) else None
+
+    def capture_usual(self) -> None:
+        """Capture the layers that most calls need, the largest first; before the first request."""
+        began = time.perf_counter()
+        for requests, width, is_sampled in product(
+            reversed(USUAL_REQUESTS), reversed(USUAL_WIDTHS), (False, True)
+        ):
+            shape = LayerShape(BeamShape(requests, width), self.num_choices(width), is_sampled)
+            if self._has_room and self._serves(shape) and shape not in self._layers:
+                self._capture(shape)
+        _log.info(
+            "captured layers of %d usual drafts, %.1f s", len(self._layers), time.perf_counter() - began
+        )
+
+    def _serves(self, shape: LayerShape) -> bool:
+        return shape.beams.num_rows <= MOST_ROWS and shape.num_choices <= self._runner.shape.vocab_size
+
+    @torch.inference_mode()
+    def _capture(self, shape: LayerShape) -> CapturedLayers | None:
+        """The layers of a new shape; None if memory runs out, and then there are no more."""
+        try:
+            made = CapturedLayers(self._runner, shape)
+            made.graph = self._runner.captured(made.compute)
+        except torch.cuda.OutOfMemoryError:
+            self._has_room = False
+            _log.warning("memory is left for captured layers of %d drafts only", len(self._layers))
+            return None
+        self._layers[shape] = made
+        return made
+
+
+def _rounded(width: int) -> int:
+    return 1 if width == 1 else max(LEAST_WIDTH, power_of_two(width))

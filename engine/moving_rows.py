@@ -1,0 +1,221 @@
+"""Rows of beams that a captured forward moves on from layer to layer: laid out by the host once a draft.
+
+What changes from one layer of a beam to the next is known beforehand, but for the tokens and their parents,
+which the device chooses: slots, positions, and how many keys there are. So the host describes the first
+layer, with the slots of all, and each captured layer begins with moving the description on to its own rows.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.devices import overwrite, staging
+from engine.padded_segments import Shape, power_of_two
+from engine.runner import KeyTokens
+from engine.static_attention import most_keys
+from engine.triton_attention import FIELDS, SegmentTable, TritonAttention, TritonPlan
+
+Int32 = NDArray[np.int32]
+
+#: Layers of a beam, and keys of which its rows do not all see the same, at most.
+MOST_LAYERS, MOST_COLUMNS = 64, 256
+# Columns of `SegmentTable.segments`.
+_ROW, _ROWS, _KEY, _KEYS, _COMMITTED, _SEEN, _COLUMNS = range(FIELDS)
+
+
+class BeamShape(NamedTuple):
+    """Of layers: `requests`, with those of nobody, and rows of each, of which not all need be somebody's."""
+
+    requests: int
+    width: int
+
+    @property
+    def num_rows(self) -> int:
+        """Of a layer."""
+        return self.requests * self.width
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BeamRows:
+    """One request's rows, over all layers of its beam.
+
+    Attributes:
+        past: int32, slots of the keys that all rows see.
+        above: int32, slots of the keys between those and the first layer's, which some rows see.
+        slots: int32 [layers * width], of the rows, layer by layer.
+        width: of each layer.
+        position: of the first layer.
+        seen: bool [width, len(above) + width], which keys from `above` on the rows of the first layer see;
+            None where the device says it.
+    """
+
+    past: Int32
+    above: Int32
+    slots: Int32
+    width: int
+    position: int
+    seen: NDArray[np.bool_] | None = None
+
+    @property
+    def num_layers(self) -> int:
+        """That have slots."""
+        return len(self.slots) // self.width
+
+    @property
+    def num_columns(self) -> int:
+        """Keys of which rows see some."""
+        return len(self.above) + len(self.slots)
+
+
+class MovingRows:
+    """What the forwards of the layers of beams of one shape are given, in tensors that stay where they are.
+
+    Requests of nobody have no rows, and so have layers behind a request's last: they write to a slot that
+    nobody sees.
+
+    Attributes:
+        shape: of a layer.
+        tokens: int64 [rows], to be chosen by the device or the host.
+        positions: int64 [rows].
+        widths: int64 [requests], rows that are somebody's.
+        own_column: int64 [requests], of `seen`, the first that belongs to layer 0.
+        layer: int64 [requests], number of the next layer.
+        seen: uint8 [requests, width, MOST_COLUMNS], which keys behind `BeamRows.past` each row sees: to be
+            kept by whoever chooses parents. Not looked at where beams are chains.
+        plan: what the rows attend to.
+    """
+
+    def __init__(
+        self,
+        attention: TritonAttention,
+        shape: BeamShape,
+        *,
+        max_tokens: int,
+        spare: int,
+        tokens: torch.Tensor | None = None,
+    ) -> None:
+        """Of nobody, until `begin`.
+
+        Args:
+            attention: of the forwards.
+            shape: of the layers.
+            max_tokens: of a sequence, at most.
+            spare: a slot that no row ever sees.
+            tokens: int64 [rows], where they are; None for a new one.
+        """
+        requests, rows, device = shape.requests, shape.num_rows, attention.device
+        self.shape = shape
+        self._spare = spare
+        self._last_position = max_tokens - 1
+        self._kernels: Any = importlib.import_module("engine.moving_kernels")
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device) if tokens is None else tokens
+        self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        write = torch.full((rows,), spare, dtype=torch.int64, device=device)
+        # All that the host says of the beams, in one transfer as far as there are layers.
+        self._numbers = torch.zeros(4 * requests + MOST_LAYERS * rows, dtype=torch.int64, device=device)
+        self._first_position, self.widths, self.own_column, self.layer = (
+            self._numbers[: 4 * requests].view(4, requests).unbind(0)
+        )
+        self._layer_slots = self._numbers[4 * requests :]
+        self._layer_slots.fill_(spare)
+        self.seen = torch.zeros(requests, shape.width, MOST_COLUMNS, dtype=torch.uint8, device=device)
+        self._num_fields = requests * FIELDS
+        self._most_keys = most_keys(Shape(requests, shape.width, 0), max_tokens, attention.num_slots)
+        self._integers = attention.shared_integers(self._num_fields + self._most_keys, "layers")
+        self._integers[: self._num_fields].zero_()
+        self.plan = TritonPlan(
+            num_rows=rows,
+            write=write,
+            groups=[],
+            key_tokens=KeyTokens(0, 0),
+            table=SegmentTable(
+                self._integers[: self._num_fields], self._integers[self._num_fields :], self.seen.view(-1)
+            ),
+            most_rows=shape.width,
+            most_keys=max_tokens,
+        )
+
+    def holds(self, beams: Sequence[BeamRows]) -> bool:
+        """Whether the beams find room."""
+        layers = max(beam.num_layers for beam in beams)
+        return (
+            len(beams) <= self.shape.requests
+            and layers <= MOST_LAYERS
+            and all(beam.width <= self.shape.width for beam in beams)
+            and (self.shape.width == 1 or all(_columns(beam, layers) <= MOST_COLUMNS for beam in beams))
+            and sum(len(beam.past) + _columns(beam, layers) for beam in beams) <= self._most_keys
+        )
+
+    def begin(self, beams: Sequence[BeamRows]) -> None:
+        """Describe what comes before the first layer of some beams, which find room."""
+        (requests, width), layers = self.shape, max(beam.num_layers for beam in beams)
+        numbers = np.zeros(4 * requests + layers * requests * width, dtype=np.int64)
+        first_position, widths, own_column, _ = numbers[: 4 * requests].reshape(4, requests)
+        layer_slots = numbers[4 * requests :].reshape(layers, requests, width)
+        layer_slots[:] = self._spare
+        table = np.zeros((requests, FIELDS), dtype=np.int32)
+        table[:, _SEEN] = -1
+        keys: list[Int32] = []
+        first_key = 0
+        for number, beam in enumerate(beams):
+            own, rows = beam.num_layers, beam.width
+            first_position[number], widths[number] = beam.position, rows
+            own_column[number] = len(beam.above)
+            layer_slots[:own, number, :rows] = beam.slots.reshape(own, rows)
+            columns = _columns(beam, layers)
+            behind = np.full(columns - beam.num_columns, self._spare, dtype=np.int32)
+            keys += [beam.past, beam.above, beam.slots, behind]
+            first_seen = -1 if width == 1 else number * width * MOST_COLUMNS
+            # Keys move on before each layer, and with them those that all rows of a chain see.
+            num_keys, committed = len(beam.past) + len(beam.above), len(beam.past)
+            table[number] = (number * width, rows, first_key, num_keys, committed, first_seen, MOST_COLUMNS)
+            first_key += len(beam.past) + columns
+        overwrite(self._numbers[: len(numbers)], numbers)
+        staged = staging(self._num_fields + first_key, torch.int32, self._integers.device)
+        values = staged.numpy()
+        values[: self._num_fields] = table.reshape(-1)
+        np.concatenate(keys, out=values[self._num_fields :])
+        self._integers[: len(values)].copy_(staged, non_blocking=True)
+        if width > 1:
+            self._begin_to_see(beams)
+
+    def _begin_to_see(self, beams: Sequence[BeamRows]) -> None:
+        if all(beam.seen is None for beam in beams):
+            self.seen.zero_()
+            return
+        seen = np.zeros(self.seen.shape, dtype=np.uint8)
+        for lines, beam in zip(seen, beams, strict=False):
+            if beam.seen is not None:
+                rows, columns = beam.seen.shape
+                lines[:rows, :columns] = beam.seen
+        overwrite(self.seen, seen)
+
+    def move_on(self) -> None:
+        """Have the next layer's positions, slots and keys; may be captured."""
+        requests, width = self.shape
+        self._kernels.move_on[(requests,)](
+            self.plan.table.segments,
+            self._first_position,
+            self.widths,
+            self.layer,
+            self._layer_slots,
+            self.positions,
+            self.plan.write,
+            width,
+            MOST_LAYERS,
+            self._last_position,
+            WIDTH=power_of_two(width),
+            num_warps=1,
+        )
+
+
+def _columns(beam: BeamRows, layers: int) -> int:
+    """Keys behind those that all its rows see, had it so many layers."""
+    return len(beam.above) + layers * beam.width
