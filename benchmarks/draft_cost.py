@@ -28,7 +28,8 @@ from engine.stop_rules import EstimateRule
 
 # Beside it no layer is dear, so that nothing but the objective ends a draft.
 _WHOLE_STEP_S = 1e9
-TREES = {"host": False, "device": True}
+#: Who grows trees: whether the device, and whether by captured layers.
+TREES = {"host": (False, False), "laid-out": (True, False), "device": (True, True)}
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--path", type=Path, help="drafter's Hugging Face directory; default random, 2x128")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--trees", choices=("auto", *TREES), default="auto", help="where they are grown")
+    parser.add_argument(
+        "--trees",
+        choices=("auto", *TREES),
+        default="auto",
+        help="where they are grown: laid-out is by the device, layer by layer",
+    )
     parser.add_argument("--runner", choices=("auto", "hf", "lean"), default="auto")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--depth", type=int, nargs="+", default=[4])
@@ -87,13 +93,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         if path is None:
             path = Path(directory)
             _random_drafter(path, max_tokens=args.context + 8 * args.calls + 64)
+        on_device, layer_graphs = TREES.get(args.trees, (None, True))
         drafter = build_drafter(
             "model",
             path=str(path),
             dtype=args.dtype,
             runner=args.runner,
             device=args.device,
-            on_device=TREES.get(args.trees),
+            on_device=on_device,
+            layer_graphs=layer_graphs,
             num_slots=max(args.requests) * (args.context + 8 * args.calls + 512),
         )
         shapes = [

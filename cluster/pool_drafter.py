@@ -115,7 +115,7 @@ def _build_model(config: ModelDrafterConfig, vocab_size: int, target: Path) -> D
     if runs_triton(resolve_device(config.device)):
         draft_first(drafter)
         if isinstance(drafter, ModelDrafter):
-            drafter.capture_layers()
+            drafter.warm_up()
     num_tokens = drafter.capabilities.vocab_size
     # Models of one family round the same tokenizer's vocabulary up differently (Qwen2.5: 151,936 for 0.5B to
     # 3B, 152,064 from 7B on): what only the target has is no token of any text.

@@ -23,6 +23,7 @@ def build_drafter(
     graphs: bool = True,
     quantization: Literal["fp8"] | None = None,
     on_device: bool | None = None,
+    layer_graphs: bool = True,
     prefix_sharing: bool = True,
     max_ngram: int = 4,
     min_ngram: int = 2,
@@ -42,7 +43,8 @@ def build_drafter(
         path: model: its Hugging Face directory.
         dtype, num_slots, runner, attention, device, memory_fraction, device_share, graphs, quantization: for
             a model, as for `engine.loading.load_runner`.
-        on_device: model: whether trees grow where the model runs; see `ModelDrafter`.
+        on_device, layer_graphs: model: whether trees grow where the model runs, and by captured layers; see
+            `ModelDrafter`.
         prefix_sharing: model: whether requests share KV of equal prefixes.
         max_ngram, min_ngram: prompt lookup: lengths of the suffixes looked up.
         max_match, min_match, scope, capacity: suffix automaton: see `SuffixAutomatonDrafter`.
@@ -81,6 +83,7 @@ def build_drafter(
             prefix_sharing=prefix_sharing,
             num_parameters=count_parameters(path),
             on_device=on_device,
+            layer_graphs=layer_graphs,
         )
     if kind == "prompt_lookup":
         if vocab_size is None or max_tokens is None:

@@ -51,6 +51,7 @@ class ModelDrafter:
         prefix_sharing: bool = True,
         num_parameters: int = 0,
         on_device: bool | None = None,
+        layer_graphs: bool = True,
     ) -> None:
         """A drafter on `runner`, whose KV slots it takes over.
 
@@ -63,13 +64,15 @@ class ModelDrafter:
             on_device: whether trees grow where the model runs, which then never waits for the host to choose
                 a layer (see `drafters.device_draft`); None for where that is not the CPU. Never with a
                 runner that cannot be given rows by its device.
+            layer_graphs: whether layers grown there are captured, where they can be (see
+                `drafters.layer_graphs`).
         """
         self._model = NextTokens(runner)
         if on_device is None:
             on_device = self._model.device.type != "cpu"
         self._on_device = on_device and self._model.takes_rows
         self._graphs: LayerGraphs | None = None
-        if self._on_device and isinstance(runner, GraphedRunner) and runner.moves_rows:
+        if layer_graphs and self._on_device and isinstance(runner, GraphedRunner) and runner.moves_rows:
             self._graphs = LayerGraphs(runner)
         self._kv = KVCache(runner.num_slots, prefix_sharing=prefix_sharing)
         self._held: dict[str, Held] = {}  # least recently used first
@@ -98,8 +101,8 @@ class ModelDrafter:
         """KV slots that no open request holds."""
         return self._kv.free_slots
 
-    def capture_layers(self) -> None:
-        """Where layers can be captured, capture those that most calls need, before the first request."""
+    def warm_up(self) -> None:
+        """Capture the layers that most calls need, where they can be; before the first request."""
         if self._graphs is not None:
             self._graphs.capture_usual()
 

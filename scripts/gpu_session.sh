@@ -119,7 +119,7 @@ measure)
     part attention-tiles 75 python3 -m benchmarks.attention_tiles --json "$found/attention-tiles.json"
     part fp8-tiles 75 python3 -m benchmarks.fp8_tiles --json "$found/fp8-tiles.json"
     forward forward-1b-fp8 30 1b triton --quantization fp8
-    for trees in device host; do
+    for trees in device laid-out host; do
         part "draft-$trees" 25 python3 -m benchmarks.draft_cost --device cuda --depth 4 8 --width 1 4 \
             --path zoo/weights/drafter-general-2x192 --requests 1 8 --trees $trees --json "$found/draft-$trees.json"
         part "ended-$trees" 20 python3 -m benchmarks.draft_cost --device cuda --depth 8 --width 1 --used 2 \

@@ -36,7 +36,9 @@ def laid_out(sizes: list[tuple[int, int, int, int]], rng: np.random.Generator) -
     for past, above, layers, width in sizes:
         counts = np.cumsum([past, above, layers * width])
         one, two, three, free = np.split(free, counts)
-        found.append(BeamRows(one, two, three, width, position=past + int(rng.integers(0, LONGEST))))
+        found.append(
+            BeamRows(one, two, three, width, position=int(rng.choice([past, LONGEST - 2, LONGEST + 9])))
+        )
     return found
 
 

@@ -33,6 +33,7 @@ def emulation() -> Iterator[Emulation | None]:
         "engine.warm_up.CAPTURED_REQUESTS": (),
         "engine.transformers_loading.PROMPT_ROWS": (40,),
         "drafters.first_drafts.WIDTHS": (),
+        "drafters.layer_graphs.USUAL_REQUESTS": (),
         "engine.triton_sampling._CUT_TOKENS": 512,
     }
     with contextlib.ExitStack() as stack:

@@ -25,7 +25,6 @@ from tests.emulated_cuda import Emulation
 from tests.gpu.waiting import never_waiting
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, min_p=0.01, seed=-3, max_tokens=999)
-ENDING = SamplingParams(temperature=0.0, stop_token_ids=(5, 9, 17), max_tokens=999)
 
 
 @pytest.fixture
@@ -34,11 +33,13 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_graphs, "CAPTURE_AT", 1)
 
 
-def drafting(directory: Path, *, on_device: bool, graphs: bool = True) -> ModelDrafter:
+def drafting(
+    directory: Path, *, on_device: bool, graphs: bool = True, layer_graphs: bool = True
+) -> ModelDrafter:
     runner = load_runner(
         directory, num_slots=2048, attention="triton", device="cuda", graphs=graphs, self_test=False
     )
-    return ModelDrafter(runner, on_device=on_device)
+    return ModelDrafter(runner, on_device=on_device, layer_graphs=layer_graphs)
 
 
 def shapes(drafter: ModelDrafter) -> list[LayerShape]:
@@ -83,22 +84,26 @@ def test_drafts_are_those_of_the_host(drafter: Path, at_once: None, monkeypatch:
     """In beams of several widths and depths: of new requests, of some whose tree goes on, and of both."""
     used = Used(monkeypatch)
     device, host = drafting(drafter, on_device=True), drafting(drafter, on_device=False, graphs=False)
+    laid_out = drafting(drafter, on_device=True, layer_graphs=False)
     known = prompts(device, [7, 12, 20])
-    samplings = [GREEDY, SAMPLED, ENDING]
+    samplings = [GREEDY, SAMPLED, GREEDY]
     opened = [
         opening(str(i), known[i], plan, sampling=samplings[i])
-        for i, plan in enumerate([DraftPlan(4, 1), DraftPlan(3, 4), DraftPlan(4, 2, stop_token_logp=-4.0)])
+        for i, plan in enumerate([DraftPlan(4, 3), DraftPlan(3, 4), DraftPlan(4, 2, stop_token_logp=-4.0)])
     ]
     found = device.draft(call(*opened))
     assert_same(found, host.draft(call(*opened)))
+    laid_out.draft(call(*opened))
     # The first follows what was drafted, the second does not, the third is as it was.
     new = [path(found, "0", 2), [1, 2], []]
     later = [
         following(str(i), len(known[i]), new[i], plan)
-        for i, plan in enumerate([DraftPlan(5, 3), DraftPlan(3, 1), DraftPlan(5, 3)])
+        for i, plan in enumerate([DraftPlan(5, 2), DraftPlan(3, 1), DraftPlan(6, 2)])
     ]
     found = device.draft(call(*later))
     assert_same(found, host.draft(call(*later)))
+    # Else the host has forwarded what the device had not chosen.
+    assert found.num_forwards == laid_out.draft(call(*later)).num_forwards
     starts = [len(tokens) + len(more) for tokens, more in zip(known, new, strict=True)]
     # Of chains alone the first two, of which one goes on where its tree ended.
     last = [
@@ -111,6 +116,21 @@ def test_drafts_are_those_of_the_host(drafter: Path, at_once: None, monkeypatch:
     device._kv.check_invariants()
     device.draft(call(release=["0", "1", "2"]))
     assert device.free_slots == device.capabilities.num_slots
+
+
+def test_tokens_that_end_a_request_get_no_children(drafter: Path, at_once: None) -> None:
+    """Nor on the device, which would have given other tokens none for them, and left those to the host."""
+    device, host = drafting(drafter, on_device=True), drafting(drafter, on_device=False, graphs=False)
+    (tokens,) = prompts(device, [11])
+    plan = DraftPlan(4, 2)
+    whole = host.draft(call(opening("a", tokens, plan)))
+    ending = SamplingParams(temperature=0.0, stop_token_ids=tuple(path(whole, "a", 2)[1:]), max_tokens=99)
+    item = opening("b", tokens, plan, sampling=ending)
+    found, expected = device.draft(call(item)), host.draft(call(item))
+    assert_same(found, expected)
+    assert trees(found)["b"].token.tolist() != trees(whole)["a"].token.tolist()
+    assert found.num_forwards == expected.num_forwards
+    assert len(shapes(device)) == 1
 
 
 def drafted(device: ModelDrafter, depth: int, width: int, sampling: SamplingParams) -> list[DraftItem]:
@@ -189,7 +209,7 @@ def test_usual_layers_are_captured_before_the_first_request(
     monkeypatch.setattr(layer_graphs, "USUAL_WIDTHS", (1,))
     used = Used(monkeypatch)
     device = drafting(drafter, on_device=True)
-    device.capture_layers()
+    device.warm_up()
     assert [(shape.beams, shape.is_sampled) for shape in shapes(device)] == [
         (BeamShape(requests, 1), is_sampled) for requests in (2, 1) for is_sampled in (False, True)
     ]

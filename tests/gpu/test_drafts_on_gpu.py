@@ -132,6 +132,7 @@ def test_kernels_of_usual_drafts_are_launched_before_a_drafter_serves(
 ) -> None:
     monkeypatch.setattr("drafters.first_drafts.WIDTHS", (2,))
     monkeypatch.setattr("drafters.first_drafts._DEPTHS", (3,))
+    monkeypatch.setattr("drafters.layer_graphs.USUAL_REQUESTS", (1,))
     monkeypatch.setattr("engine.loading.warm_up", lambda *_: None)  # interpreted, half a minute
     config = ModelDrafterConfig(
         name="a", path=str(drafter), device="cuda", num_slots=64, placement=PlacementConfig(num_gpus=1)
@@ -142,6 +143,8 @@ def test_kernels_of_usual_drafts_are_launched_before_a_drafter_serves(
     kernels = {"grow", "see", "best_of_block", "best_of_blocks", "scale_and_find_cuts", "cut_and_perturb"}
     assert kernels <= set(emulated.launches[before:])
     assert isinstance(made, ModelDrafter)
+    assert made._graphs is not None
+    assert len(made._graphs.shapes) == 4
     assert made.free_slots == 64
 
 
