@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.captured_shapes import CAPTURE_AT, CapturedShapes
 from engine.capturing import captured
 from engine.device_rows import DeviceRows, all_rows
 from engine.devices import overwrite
@@ -36,9 +37,6 @@ Int32 = NDArray[np.int32]
 MOST_ROWS, MOST_ROWS_EACH = 512, 64
 #: Shapes captured, at most: each holds its tensors, and a capture takes about as long as ten forwards.
 MOST_SHAPES = 128
-#: A shape is captured when it comes for the so manieth time: soon where batches of it would go the ordinary
-#: way, later where they can be padded to a larger captured one, since a capture holds up who is in the batch.
-CAPTURE_AT, CAPTURE_AT_BESIDE = 2, 16
 
 
 class _Static:
@@ -71,12 +69,8 @@ class GraphedRunner:
         """Wrap `runner`, of whose slots the last is kept for padding; capture shapes met so often."""
         self._runner = runner
         self._scratch = runner.num_slots - 1
-        self._capture_at = capture_at
-        self._capture_at_beside = capture_at * CAPTURE_AT_BESIDE // CAPTURE_AT
-        self._met: dict[Shape, int] = {}
-        self._static: dict[Shape, _Static] = {}
+        self._captured = CapturedShapes[_Static](MOST_SHAPES, capture_at=capture_at)
         self._graphs: list[torch.cuda.CUDAGraph] = []
-        self._has_room = True
         # What forwards of all shapes leave: each is read before the next is begun, and what a graph keeps
         # for itself no other graph can use.
         self._logits = self._final = self._features = torch.empty(0, device=runner.device)
@@ -100,7 +94,7 @@ class GraphedRunner:
     @property
     def shapes(self) -> list[Shape]:
         """Those that are replayed, in the order of their capture."""
-        return list(self._static)
+        return self._captured.shapes
 
     @property
     def pads_rows(self) -> bool:
@@ -182,10 +176,10 @@ class GraphedRunner:
             static = self._static_for(segments, keep, columns)
             return None if static is None else self._replay(static, segments, keep, rows)
         except torch.cuda.OutOfMemoryError:
-            is_new = static is None or static.shape not in self._static
+            is_new = static is None or static.shape not in self._captured
             if not is_new or self._runner.weights.group is not None:
                 raise
-            self._has_room = False
+            self._captured.has_room = False
             return None
 
     def _replay(
@@ -204,10 +198,10 @@ class GraphedRunner:
         try:
             self._run(static)
         except torch.cuda.OutOfMemoryError:
-            self._has_room = False
+            self._captured.has_room = False
             raise
         # Not before: a shape whose capture has failed is not one that others may be padded to.
-        self._static[static.shape] = static
+        self._captured.keep(static.shape, static)
         num_rows = len(keep)
         if np.array_equal(numbers[3, :num_rows], np.arange(num_rows)):
             # Where they lie, until the next forward.
@@ -233,20 +227,14 @@ class GraphedRunner:
         if not attention.pads_keys and sum(key_counts(segments)) > MOST_READS * attention.num_slots:
             return None
         shape = shape_of(segments, with_keys=attention.pads_keys, is_rectangle=attention.pads_rows)
-        found = self._static.get(shape)
+        found = self._captured[shape]
         if found is not None or shape.num_rows > MOST_ROWS:
             return found
-        self._met[shape] = self._met.get(shape, 0) + 1
-        near = min(
-            (one for one in self._static if one.serves(shape)), key=lambda one: one.num_rows, default=None
-        )
-        needed = self._capture_at if near is None else self._capture_at_beside
         runner = self._runner
-        is_due = self._met[shape] >= needed or at_once
-        has_room = self._has_room and len(self._static) < MOST_SHAPES
-        if not is_due or not has_room or not has_workspace(attention, shape, runner.heads):
-            return None if near is None else self._static[near]
-        if not self._static:
+        is_due = self._captured.is_due(shape, at_once=at_once)
+        if not is_due or not has_workspace(attention, shape, runner.heads):
+            return self._captured.serving(shape)
+        if not self.shapes:
             hidden = runner.embed(np.zeros(1, dtype=np.int32))
             self._logits = torch.zeros(MOST_ROWS, runner.shape.vocab_size, device=runner.device)
             self._final = hidden.new_zeros(MOST_ROWS, hidden.shape[1])

@@ -35,7 +35,7 @@ def warm_up(runner: ModelRunner, numbers: Sequence[int] = range(1, WARM_ROWS + 1
     """
     most = min(runner.num_slots, runner.shape.max_tokens)
     for rows in sorted({min(rows, most) for rows in numbers}):
-        runner.forward(_prompts([rows]), np.arange(rows, dtype=np.int32))
+        runner.forward(new_requests([rows]), np.arange(rows, dtype=np.int32))
 
 
 def capture(runner: GraphedRunner, *, is_alone: bool = True) -> None:
@@ -56,7 +56,7 @@ def capture(runner: GraphedRunner, *, is_alone: bool = True) -> None:
     for number, counts in enumerate(batches, 1):
         if sum(counts) <= runner.num_slots and max(counts) < runner.shape.max_tokens:
             try:
-                runner.capture(_prompts(counts))
+                runner.capture(new_requests(counts))
             except torch.cuda.OutOfMemoryError:
                 if not is_alone:
                     raise
@@ -96,7 +96,7 @@ def tree_sizes(requests: int, rows: int) -> list[int]:
     return [first, *(left // rest + (i < left % rest) for i in range(rest))]
 
 
-def _prompts(counts: Sequence[int]) -> list[Segment]:
+def new_requests(counts: Sequence[int]) -> list[Segment]:
     """New requests, one per number, of so many rows."""
     segments, used = [], 0
     for rows in counts:

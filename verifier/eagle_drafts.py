@@ -28,11 +28,13 @@ from engine.sampling import Row, processed_logits
 from engine.sampling_params import RequestSpec, SamplingParams
 from engine.stop_rules import StopRule
 from engine.triton_attention import TritonAttention
+from engine.warm_up import new_requests, usual_batches
 from verifier.eagle_beams import Beams, Growth
 from verifier.eagle_ending import Ending
 from verifier.eagle_forwards import DraftSlots, Forwards, LaidOutForwards, Roots
 from verifier.eagle_graphs import CAPTURE_AT, EagleGraphs
 from verifier.eagle_reading import EagleReading
+from verifier.eagle_reading_graphs import MOST_REQUESTS, MOST_ROWS, LastRows, ReadingGraphs
 from verifier.proposing import Asking, Read
 from verifier.request_state import RequestState
 
@@ -65,19 +67,21 @@ class EagleDrafts:
         self._last_position = max_tokens - 1
         self._slots = DraftSlots(runner.num_slots, layer.attention.num_slots - runner.num_slots)
         self._graphs: EagleGraphs | None = None
+        self._reading_graphs: ReadingGraphs | None = None
         if graphs and isinstance(layer.attention, TritonAttention) and self.device.type == "cuda":
             self._graphs = EagleGraphs(layer, self._slots, max_tokens)
-        self._reading = EagleReading(layer, runner)
+            self._reading_graphs = ReadingGraphs(layer, self._slots.spare, max_tokens)
+        self._reading = EagleReading(layer, runner, self._reading_graphs)
         # What was read last, and what the layer made of it.
         self._reads: Sequence[Read] = ()
-        self._hidden = torch.empty(0, device=self.device)
+        self._last = LastRows(torch.empty(0, device=self.device), None)
 
     @torch.inference_mode()
     def read(self, reads: Sequence[Read], *, is_asked: bool) -> Stopwatch:
         """See `ReadingProposer`."""
         watch = Stopwatch(self.device)
         if is_asked:
-            self._reads, self._hidden = self._reading.read(reads)
+            self._reads, self._last = self._reading.read(reads)
         else:
             self._reading.put_off(reads)
         watch.stop()
@@ -146,14 +150,22 @@ class EagleDrafts:
             )
             for _ in range(1 if self._graphs is None else CAPTURE_AT):
                 self.propose([Asking(state, [0], i, width, _WARM_DEPTH, i) for i in range(n)])
+        if self._reading_graphs is not None:
+            self._capture_reads(self._reading_graphs)
+
+    def _capture_reads(self, graphs: ReadingGraphs) -> None:
+        """Of what usual steps keep: few rows of each request."""
+        for counts in usual_batches(is_rectangle=False):
+            rows = sum(counts)
+            if rows <= min(MOST_ROWS, self._runner.num_slots) and len(counts) <= MOST_REQUESTS:
+                features = self._runner.features(np.zeros(rows, dtype=np.int32))
+                graphs.read(new_requests(counts), [features], at_once=True)
 
     def _grow(self, asking: Sequence[Asking], depth: int, width: int, rule: StopRule | None) -> list[Beams]:
         """The layers of all beams."""
         rankings = _rankings(asking, depth)
-        ends = np.cumsum([len(one.tokens) for one in self._reads]) - 1
-        last = index_on(ends[[one.read for one in asking]], self.device)
-        hidden = self._hidden.index_select(0, last)
-        logp, token = self._best(self._layer.logits(hidden), None if rankings is None else rankings[0], width)
+        hidden, scores = self._after([one.read for one in asking])
+        logp, token = self._best(scores, None if rankings is None else rankings[0], width)
         width = token.shape[1]  # a vocabulary may be smaller
         growth, ending = Growth(asking, self.device), Ending(asking, depth, self.device, rule)
         layers = [growth.first(logp, token)]
@@ -169,6 +181,15 @@ class EagleDrafts:
             logp, token = self._best(forwards.next(layer), ranked, width)
             layers.append(growth.next(layer, logp, token))
         return layers
+
+    def _after(self, which: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the layer made of the last rows of some of the requests read, and what it says comes next."""
+        hidden, scores = self._last
+        if which != list(range(len(hidden))):
+            rows = index_on(np.array(which), self.device)
+            hidden = hidden.index_select(0, rows)
+            scores = None if scores is None else scores.index_select(0, rows)
+        return hidden, self._layer.logits(hidden) if scores is None else scores
 
     def _forwards(self, roots: Roots) -> Forwards:
         found = None if self._graphs is None else self._graphs.forwards(roots)

@@ -87,7 +87,8 @@ class LaidOutForwards:
         """From `roots` on, over `slots` of the layer's attention."""
         self._layer, self._roots, self._slots = layer, roots, slots
         width, device = roots.width, roots.hidden.device
-        self._hidden = roots.hidden.repeat_interleave(width, 0) if width > 1 else roots.hidden
+        # The layer may overwrite what it reads.
+        self._hidden = roots.hidden.repeat_interleave(width, 0) if width > 1 else roots.hidden.clone()
         self._first_rows = torch.arange(len(roots.reads), device=device).unsqueeze(1) * width
         self._committed: torch.Tensor | None = None
         self._seen: torch.Tensor | None = None

@@ -16,6 +16,7 @@ import torch
 from engine.devices import index_on
 from engine.eagle import EagleLayer, FeatureRunner
 from engine.runner import Segment
+from verifier.eagle_reading_graphs import LastRows, ReadingGraphs
 from verifier.proposing import Read
 
 #: Rows put off, of all requests together: with more, all are read.
@@ -45,17 +46,17 @@ class EagleReading:
         num_unread: rows put off.
     """
 
-    def __init__(self, layer: EagleLayer, runner: FeatureRunner) -> None:
-        """Of `layer` on the target of `runner`."""
-        self._layer, self._runner = layer, runner
+    def __init__(self, layer: EagleLayer, runner: FeatureRunner, graphs: ReadingGraphs | None = None) -> None:
+        """Of `layer` on the target of `runner`; `graphs` has captured reads."""
+        self._layer, self._runner, self._graphs = layer, runner, graphs
         self._unread: dict[str, _Unread] = {}
         self.num_unread = 0
 
-    def read(self, reads: Sequence[Read]) -> tuple[list[Read], torch.Tensor]:
+    def read(self, reads: Sequence[Read]) -> tuple[list[Read], LastRows]:
         """Read rows of the latest forward, each request's after those of it that were put off.
 
         Returns:
-            what was read of each request, and what the layer made of all those rows, [rows, hidden].
+            what was read of each request, and what the layer made of the last row of each.
         """
         features = self._features(reads)
         merged, parts = [], []
@@ -65,7 +66,13 @@ class EagleReading:
                 before = _Unread()
             merged.append(_joined([*before.reads, one]))
             parts += [*before.features, own]
-        return merged, self._forward(merged, parts)
+        segments = _segments(merged)
+        found = None if self._graphs is None else self._graphs.read(segments, parts)
+        if found is None:
+            ends = np.cumsum([len(one.tokens) for one in merged]) - 1
+            made = self._forward(segments, parts)
+            found = LastRows(made.index_select(0, index_on(ends, self._runner.device)), None)
+        return merged, found
 
     def put_off(self, reads: Sequence[Read]) -> None:
         """Read prompts' rows of the latest forward, and put the others off."""
@@ -103,7 +110,7 @@ class EagleReading:
     def _read_all(self) -> None:
         every = [self._taken(request_id) for request_id in list(self._unread)]
         self._forward(
-            [_joined(unread.reads) for unread in every],
+            _segments([_joined(unread.reads) for unread in every]),
             [part for unread in every for part in unread.features],
         )
 
@@ -114,15 +121,19 @@ class EagleReading:
         features = self._runner.features(np.concatenate([one.rows for one in reads]))
         return torch.split(features, [len(one.rows) for one in reads])
 
-    def _forward(self, reads: Sequence[Read], features: Sequence[torch.Tensor]) -> torch.Tensor:
-        segments = [Segment(one.tokens, one.positions, one.slots, one.past) for one in reads]
+    def _forward(self, segments: Sequence[Segment], features: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What the layer makes of all rows."""
         plan = self._layer.attention.plan(segments)
         tokens, positions = (
             index_on(np.concatenate(parts), self._runner.device)
-            for parts in ([one.tokens for one in reads], [one.positions for one in reads])
+            for parts in ([one.tokens for one in segments], [one.positions for one in segments])
         )
         hidden = self._layer.combined(torch.cat(list(features)))
         return self._layer.forward(hidden, tokens, positions, plan)
+
+
+def _segments(reads: Sequence[Read]) -> list[Segment]:
+    return [Segment(one.tokens, one.positions, one.slots, one.past) for one in reads]
 
 
 def _joined(reads: Sequence[Read]) -> Read:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import cuda_graphs
-from engine.cuda_graphs import CAPTURE_AT, CAPTURE_AT_BESIDE, MOST_ROWS_EACH, MOST_SHAPES, GraphedRunner
+from engine.captured_shapes import CAPTURE_AT, CAPTURE_AT_BESIDE
+from engine.cuda_graphs import MOST_ROWS_EACH, MOST_SHAPES, GraphedRunner
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
 from engine.padded_segments import Shape, pad_rows, rounded, rounded_keys, shape_of

@@ -1,0 +1,141 @@
+"""Captured forwards of EAGLE's layer over rows of the target's forward, with what its beams grow from.
+
+Decisions have come to the host when it is known what is to be read, and the device waits for it: launched
+kernel by kernel, a read takes the host several times as long as it takes a GPU to read the layer's weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.captured_shapes import CapturedShapes
+from engine.capturing import captured
+from engine.devices import overwrite
+from engine.eagle import EagleLayer
+from engine.padded_segments import Shape, pad_rows, shape_of
+from engine.rectangles import key_counts
+from engine.runner import Segment
+from engine.static_attention import MOST_READS, TritonStatic
+from engine.triton_attention import TritonAttention
+
+#: Rows and requests of a captured read; larger ones have enough work per launch.
+MOST_ROWS, MOST_REQUESTS, MOST_ROWS_EACH = 256, 64, 64
+#: Shapes captured, at most.
+MOST_SHAPES = 64
+
+
+class LastRows(NamedTuple):
+    """Of the last row of each request read; where they are captured, until the next read.
+
+    Attributes:
+        hidden: [requests, hidden], what the layer made of it.
+        scores: float32 [requests, drafted tokens], what comes after; None if not computed yet.
+    """
+
+    hidden: torch.Tensor
+    scores: torch.Tensor | None
+
+
+class _Static:
+    """The tensors of one shape, and its graph once captured."""
+
+    def __init__(self, attention: TritonAttention, shape: Shape, like: torch.Tensor, max_tokens: int) -> None:
+        """Of a shape; `like` has features, and sequences have at most `max_tokens`."""
+        rows, device = shape.num_rows, attention.device
+        # All that the host says of rows and requests, in one transfer: tokens, positions, slots to write to,
+        # and the last row of each request.
+        self.numbers = torch.zeros(3 * rows + shape.requests, dtype=torch.int64, device=device)
+        self.tokens, self.positions, write = self.numbers[: 3 * rows].view(3, rows).unbind(0)
+        self.last = self.numbers[3 * rows :]
+        self.features = like.new_zeros(rows, like.shape[1])
+        self.shape = shape
+        self.attention = TritonStatic(attention, shape, write, max_tokens)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+
+class ReadingGraphs:
+    """The captured reads of an `EagleLayer` whose attention is in Triton, on a GPU.
+
+    With tensor parallelism all ranks capture at the same calls.
+    """
+
+    def __init__(self, layer: EagleLayer, spare: int, max_tokens: int) -> None:
+        """None yet; `spare` is a slot that nobody sees, and sequences have at most `max_tokens`."""
+        assert isinstance(layer.attention, TritonAttention)
+        self._layer, self._attention = layer, layer.attention
+        self._spare, self._max_tokens = spare, max_tokens
+        self._captured = CapturedShapes[_Static](MOST_SHAPES)
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._pool = torch.cuda.graph_pool_handle()
+        # What reads of all shapes leave: each is read before the next is begun.
+        self._hidden = self._scores = torch.empty(0, device=layer.attention.device)
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Those that are replayed, in the order of their capture."""
+        return self._captured.shapes
+
+    def read(
+        self, segments: Sequence[Segment], features: Sequence[torch.Tensor], *, at_once: bool = False
+    ) -> LastRows | None:
+        """Read rows of some requests; None if these are to be read the ordinary way.
+
+        Args:
+            segments: rows of each request, with the tokens after them.
+            features: of all those rows, in parts.
+            at_once: capture their shape now, if there is room.
+        """
+        static = self._static_for(segments, features, at_once=at_once)
+        if static is None:
+            return None
+        padded = pad_rows(segments, static.shape, self._spare)
+        rows, n = static.shape.num_rows, len(segments)
+        numbers = np.zeros(len(static.numbers), dtype=np.int64)
+        numbers[: 3 * rows].reshape(3, rows)[:] = padded.tokens, padded.positions, padded.write
+        numbers[3 * rows : 3 * rows + n] = np.cumsum([len(segment.slots) for segment in segments]) - 1
+        overwrite(static.numbers, numbers)
+        torch.cat(list(features), out=static.features[: len(padded.batch_rows)])
+        static.attention.fill(segments)
+        if static.graph is None:
+            try:
+                static.graph = captured(lambda: self._compute(static), self._pool, self._graphs)
+            except torch.cuda.OutOfMemoryError:
+                self._captured.has_room = False
+                return None
+            self._captured.keep(static.shape, static)
+        static.graph.replay()
+        return LastRows(self._hidden[:n], self._scores[:n])
+
+    def _static_for(
+        self, segments: Sequence[Segment], features: Sequence[torch.Tensor], *, at_once: bool
+    ) -> _Static | None:
+        """Tensors of a shape that holds the rows."""
+        most_keys = MOST_READS * self._attention.num_slots
+        most_rows = max(len(segment.slots) for segment in segments)
+        if most_rows > MOST_ROWS_EACH or sum(key_counts(segments)) > most_keys:
+            return None
+        shape = shape_of(segments, with_keys=False, is_rectangle=False)
+        if shape.num_rows > MOST_ROWS or shape.requests > MOST_REQUESTS:
+            return None
+        found = self._captured[shape]
+        if found is not None:
+            return found
+        if not self._captured.is_due(shape, at_once=at_once):
+            return self._captured.serving(shape)
+        if not len(self._hidden):
+            num_scores = self._layer.logits(self._layer.combined(features[0][:1])).shape[1]
+            width, device = self._layer.weights.hidden_size, self._attention.device
+            self._hidden = torch.zeros(MOST_REQUESTS, width, dtype=features[0].dtype, device=device)
+            self._scores = torch.zeros(MOST_REQUESTS, num_scores, device=device)
+        return _Static(self._attention, shape, features[0], self._max_tokens)
+
+    def _compute(self, static: _Static) -> None:
+        layer, plan = self._layer, static.attention.plan
+        made = layer.forward(layer.combined(static.features), static.tokens, static.positions, plan)
+        last = made.index_select(0, static.last)
+        self._hidden[: len(last)].copy_(last)
+        self._scores[: len(last)].copy_(layer.logits(last))
