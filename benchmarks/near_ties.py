@@ -15,7 +15,8 @@ import torch
 
 from benchmarks.engine_under_test import until_end
 from benchmarks.transformers_engine import Reference
-from engine.grammar import GrammarError, TokenMask
+from engine.grammar import GrammarError
+from engine.mask_bits import TokenMask
 from engine.sampling import Row, TokenHistory, decide, processed_logits
 from engine.sampling_params import SamplingParams
 

@@ -26,6 +26,7 @@ def commit(request: Request, verdict: Verdict, now: float) -> TokenEvent:
         drafter=request.drafted_kind if num_accepted else drafter_of(request, verdict),
         num_accepted=num_told if num_told < num_tokens else num_tokens,
         trace=trace,
+        error=verdict.error,
     )
 
 

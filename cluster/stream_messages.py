@@ -219,6 +219,8 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         drafter: who proposed the accepted tokens of this step; empty without speculation.
         num_accepted: how many of `tokens`, from the first, were drafted (the rest are the target's own).
         trace: of the step, if the request asked for it.
+        error: with the finish reason "error", for the client: why what it asked for cannot be had. Empty if
+            the reason lies with the cell.
     """
 
     request_id: str
@@ -231,6 +233,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     drafter: str = ""
     num_accepted: int = 0
     trace: StepTrace | None = None
+    error: str = ""
 
 
 class TokenBatch(msgspec.Struct, frozen=True, tag="tokens"):

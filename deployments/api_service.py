@@ -261,13 +261,13 @@ class ApiService:
             contract = mapping.contract(
                 request, headers or Asked(), self._tiers, info, len(prompt), max_tokens
             )
-            for choice in range(num_choices):
+            for _ in range(num_choices):
                 submit = Submit(
                     request_id=f"{call_id}-{len(choices)}",
                     prompt=prompt,
                     sampling=mapping.sampling_params(
                         request,
-                        seed=mapping.choice_seed(seed, choice),
+                        seed=mapping.choice_seed(seed, len(choices)),
                         max_tokens=max_tokens,
                         eos_ids=self._codec.eos_ids,
                         info=info,

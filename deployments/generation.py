@@ -205,6 +205,9 @@ async def merge(choices: Sequence[AsyncGenerator[Update, None]]) -> AsyncGenerat
 
 
 def _check_end(event: TokenEvent) -> None:
+    if event.finish_reason == "error" and event.error:
+        message = f"What the answer must look like cannot be followed any further: {event.error}"
+        raise ApiError(400, message, code="invalid_constraint")
     if event.finish_reason == "error":
         raise ApiError(500, "The cell failed on this request; its log says why.", code="cell_error")
     if event.finish_reason == "cancelled":

@@ -103,7 +103,7 @@ class Envelope:
         for token, entry in zip(state.prompt[1:], state.prompt_logprobs, strict=False):
             top = _top(entry)
             ranked = {other: (value, rank) for rank, (other, value) in enumerate(top, start=1)}
-            listed = {token: ranked.get(token, (entry.logprob, None)), **ranked}
+            listed = {token: ranked.get(token, (entry.logprob, entry.rank or None)), **ranked}
             shown.append(
                 {
                     str(other): {

@@ -124,7 +124,7 @@ class CommonFields(RequestModel):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: RepetitionPenalty = None
     logit_bias: LogitBias = Field(default_factory=dict)
-    seed: int | None = Field(None, ge=-MAX_INT64, le=MAX_INT64)
+    seed: int | None = Field(None, ge=-MAX_INT64 - 1, le=MAX_INT64)
     allowed_token_ids: list[TokenId] | None = Field(
         None, min_length=1, max_length=1 << 17, description="No other token is possible."
     )

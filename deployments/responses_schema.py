@@ -105,7 +105,7 @@ RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt": (None,),
     "prompt_cache_options": (None,),
     "prompt_cache_retention": (None,),
-    "reasoning": (None, {}),
+    "reasoning": (None, {}, {"effort": "none"}),
     "store": (None, False),
     "truncation": (None, "disabled"),
 }
@@ -217,6 +217,8 @@ def parse_responses(data: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest
     for name in data.keys() & RESPONSES_NEUTRAL.keys():
         value = data.pop(name)
         neutral = RESPONSES_NEUTRAL[name]
+        if isinstance(value, dict):  # null is the same as leaving a field out
+            value = {key: part for key, part in value.items() if part is not None}
         if not any(value == one and type(value) is type(one) for one in neutral):
             reason = _REASONS.get(name, "leave it out")
             message = f"`{name}` is not supported here: {reason}."

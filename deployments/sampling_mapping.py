@@ -23,7 +23,7 @@ from engine.sampling_params import SamplingParams
 COMPLETION_MAX_TOKENS = 16
 CHAT_MAX_TOKENS = 4096
 
-_MAX_INT64 = (1 << 63) - 1
+_LEAST_INT64 = 1 << 63  # without its sign
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,9 @@ def choose_seed(request: GenerationRequest) -> int:
 
 
 def choice_seed(seed: int, choice: int) -> int:
-    """The seed of one of `n` choices; the first has the request's own, so it is what `n = 1` would give."""
-    return (seed + choice) & _MAX_INT64
+    """The seed of a request's choices, those of all prompts counted; the first has the request's own, so that
+    it is what `n = 1` would give. Beyond 64 bits it goes on with the lowest."""
+    return (seed + choice + _LEAST_INT64) % (2 * _LEAST_INT64) - _LEAST_INT64
 
 
 def max_new_tokens(request: GenerationRequest, prompt_length: int, info: CellInfo, prompt_field: str) -> int:

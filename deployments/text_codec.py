@@ -21,7 +21,7 @@ _TEMPLATE_ARGUMENTS = frozenset(
     (
         "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt",
         "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors",
-        "return_dict", "return_assistant_tokens_mask", "sanitize_control_tokens", "tokenizer_kwargs",
+        "return_dict", "return_assistant_tokens_mask", "sanitize_control_tokens", "self", "tokenizer_kwargs",
     )
 )  # fmt: skip
 
@@ -46,6 +46,7 @@ class TextCodec:
         own = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
         self.eos_ids = eos_ids | frozenset(own)
         self._special = _special_ids(tokenizer)
+        self._backend = _plain_backend(tokenizer)
         self._bytes = _token_bytes(tokenizer)
 
     @classmethod
@@ -61,7 +62,12 @@ class TextCodec:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int]
+        if self._backend is not None:
+            (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            ids = encoded.ids
+        else:
+            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
     def encode_chat(
@@ -201,6 +207,28 @@ def _load_tokenizer(directory: Path, *, trust_remote_code: bool) -> Any:
     return AutoTokenizer.from_pretrained(
         str(directory), local_files_only=True, trust_remote_code=trust_remote_code
     )
+
+
+def _plain_backend(tokenizer: Any) -> Any | None:
+    """What encodes a text, where Transformers only converts what it says; None if it does more.
+
+    For a megabyte the conversion takes several times as long as the tokens, and no other thread runs.
+    """
+    from transformers import TokenizersBackend
+
+    kind = type(tokenizer)
+    is_plain = (
+        isinstance(tokenizer, TokenizersBackend)
+        and kind.encode is TokenizersBackend.encode
+        and kind._encode_plus is TokenizersBackend._encode_plus
+        and not tokenizer.split_special_tokens
+    )
+    if not is_plain:
+        return None
+    # As Transformers sees to before every call: files may say otherwise.
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer.backend_tokenizer
 
 
 def _special_ids(tokenizer: Any) -> frozenset[int]:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from threading import Lock, stack_size
 from typing import TYPE_CHECKING
@@ -18,15 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from llguidance.numpy import fill_next_token_bitmask
-from numpy.typing import NDArray
 
 from engine.constraint import Constraint
 from engine.end_tokens import end_tokens
+from engine.exact_schema import Number, why_not_exact
+from engine.mask_bits import TokenMask, only_token, tokens_in
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
-
-TokenMask = NDArray[np.int32]
 
 #: Most characters of a constraint's text.
 MAX_TEXT = 64 * 1024
@@ -75,6 +75,15 @@ def _source(constraint: Constraint) -> str:
             # A regular expression may begin and end with any character, and one of no characters is fine.
             quoted = "|".join(_quote(choice) for choice in json.loads(constraint.text))
             return str(LLMatcher.grammar_from_regex(f"({quoted})"))
+
+
+def _unforced(source: str) -> str:
+    """A grammar in Lark that leaves open how text is spelled where there is no choice what it is."""
+    if source.startswith("{"):
+        (grammar,) = json.loads(source)["grammars"]
+        schema, lark = grammar["json_schema"], grammar["lark_grammar"]
+        source = lark if schema is None else f"start: %json {json.dumps(schema)}"
+    return '%llguidance {"no_forcing": true}\n' + source
 
 
 def _quote(text: str) -> str:
@@ -145,7 +154,7 @@ class Grammars:
         self._tokenizer = self._thread.submit(load)
         stack_size(before)
         self._max_compiled = max_compiled
-        self._compiled: OrderedDict[Constraint, Future[LLMatcher]] = OrderedDict()
+        self._compiled: OrderedDict[tuple[Constraint, bool], Future[LLMatcher]] = OrderedDict()
         self._lock = Lock()  # front ends ask from several threads
 
     @classmethod
@@ -158,17 +167,21 @@ class Grammars:
         """llguidance's tokenizer, once loaded; raises GrammarError if the model has none that serves."""
         return self._tokenizer.result()
 
-    def prepare(self, constraint: Constraint) -> Future[LLMatcher]:
-        """Begin to compile, unless it is done already; the result is shared and must be copied."""
+    def prepare(self, constraint: Constraint, *, forced: bool = True) -> Future[LLMatcher]:
+        """Begin to compile, unless it is done already; the result is shared and must be copied.
+
+        Where there is no choice what the text is, the tokenizer says how it is spelled, if `forced`.
+        """
+        key = constraint, forced
         with self._lock:
-            found = self._compiled.get(constraint)
+            found = self._compiled.get(key)
             if found is None:
-                found = self._thread.submit(self._compile, constraint)
-                self._compiled[constraint] = found
+                compiles = self._compile if forced else self._compile_unforced
+                found = self._compiled[key] = self._thread.submit(compiles, constraint)
                 if len(self._compiled) > self._max_compiled:
                     self._compiled.popitem(last=False)
             else:
-                self._compiled.move_to_end(constraint)
+                self._compiled.move_to_end(key)
             return found
 
     def check(self, constraint: Constraint) -> None:
@@ -195,19 +208,54 @@ class Grammars:
             words[last + 1 :] = 0
         return mask
 
+    def spells_special(self, state: LLMatcher, mask: TokenMask) -> bool:
+        """Whether a mask is that of a special token that stands for text which the answer has to contain.
+
+        llguidance has the tokenizer spell text that is forced, and that takes `<|end|>` for the token which
+        ends an answer.
+        """
+        token = only_token(mask)
+        if token is None or not self.tokenizer.is_special_token(token):
+            return False
+        return token not in self.tokenizer.eos_tokens or not state.is_accepting()
+
     def _compile(self, constraint: Constraint) -> LLMatcher:
-        tokenizer = self._tokenizer.result()
-        compiled = LLMatcher(tokenizer, _source(constraint), log_level=0, limits=_limits())
-        if compiled.is_error():
-            raise GrammarError(_message(compiled))
+        source = _source(constraint)
+        if constraint.kind == "json_schema":
+            reason = why_not_exact(json.loads(constraint.text), self._keeps)
+            if reason is not None:
+                raise GrammarError(reason)
+        compiled = self._matcher(source)
         start = compiled.deep_copy()
         mask = self.mask(start)
+        if not start.is_error() and self.spells_special(start, mask):
+            start = self._matcher(_unforced(source))
+            mask = self.mask(start)
         if start.is_error():
             raise GrammarError(_message(start))
-        ends = set(tokenizer.eos_tokens)
-        if not start.is_accepting() and set(_ids(mask)) <= ends:
+        ends = set(self.tokenizer.eos_tokens)
+        going_on = [token for token in tokens_in(mask) if token not in ends]
+        if not start.is_accepting() and not going_on:
             raise GrammarError("nothing can satisfy this")
+        # Expressions that are too large fail with the first token they read.
+        if going_on and not start.consume_token(going_on[0]) and start.is_error():
+            raise GrammarError(_message(start))
         return compiled
+
+    def _compile_unforced(self, constraint: Constraint) -> LLMatcher:
+        return self._matcher(_unforced(_source(constraint)))
+
+    def _matcher(self, source: str) -> LLMatcher:
+        compiled = LLMatcher(self._tokenizer.result(), source, log_level=0, limits=_limits())
+        if compiled.is_error():
+            raise GrammarError(_message(compiled))
+        return compiled
+
+    def _keeps(self, number: Number) -> bool:
+        """Whether llguidance writes a number as what it is."""
+        source = LLMatcher.grammar_from_json_schema(json.dumps({"const": number}))
+        written = self._matcher(source).compute_ff_bytes()
+        return bool(written) and json.loads(written) == number
 
 
 class Matcher:
@@ -221,11 +269,14 @@ class Matcher:
 
     def __init__(self, grammars: Grammars, constraint: Constraint, output: Sequence[int] = ()) -> None:
         self._grammars = grammars
+        self._constraint = constraint
         self._compiling = grammars.prepare(constraint)
         self._output = list(output)
         self._num_read = 0
         self._state: LLMatcher | None = None
-        self._path = 0
+        self._path: list[int] = []
+        self._unforced: LLMatcher | None = None
+        self._unforced_read: list[int] = []
         self._ended = False
         self.end_tokens: frozenset[int] = frozenset()
 
@@ -248,8 +299,27 @@ class Matcher:
         mask = self._grammars.mask(state)
         if state.is_error():
             raise GrammarError(_message(state))
+        if self._grammars.spells_special(state, mask):
+            mask = self._unforced_mask()
         if not mask.any():
             raise GrammarError(_NO_TOKEN)
+        return mask
+
+    def _unforced_mask(self) -> TokenMask:
+        """The mask here where nothing says how text is spelled: what came before decides it as ever."""
+        wanted = [*self._output, *self._path]
+        if self._unforced is None:
+            compiled = self._grammars.prepare(self._constraint, forced=False).result()
+            self._unforced, self._unforced_read = compiled.deep_copy(), []
+        state, read = self._unforced, self._unforced_read
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(wanted, read, strict=False)))
+        state.rollback(len(read) - shared)
+        self._unforced_read = wanted
+        if not state.consume_tokens(wanted[shared:]):
+            raise GrammarError(_message(state))
+        mask = self._grammars.mask(state)
+        if state.is_error():
+            raise GrammarError(_message(state))
         return mask
 
     def ends(self) -> TokenMask:
@@ -270,7 +340,7 @@ class Matcher:
         self._back_to(depth - 1)
         if not state.consume_token(token):
             raise GrammarError(_message(state))
-        self._path = depth
+        self._path.append(token)
 
     def leave(self) -> None:
         """Back to the committed tokens."""
@@ -278,19 +348,20 @@ class Matcher:
 
     def recover(self) -> None:
         """As `leave`, after an error on a path: it spoils llguidance's state, so all is read again."""
-        self._state, self._num_read, self._path, self._ended = None, 0, 0, False
+        self._state, self._num_read, self._path, self._ended = None, 0, [], False
+        self._unforced = None
 
     def _back_to(self, depth: int) -> None:
-        if self._state is not None and self._path > depth:
-            self._state.rollback(self._path - depth)
-            self._path = depth
+        if self._state is not None and len(self._path) > depth:
+            self._state.rollback(len(self._path) - depth)
+            del self._path[depth:]
 
     def _read(self) -> LLMatcher:
         if self._state is None:
             self._state = self._compiling.result().deep_copy()
             self.end_tokens = frozenset(self._grammars.tokenizer.eos_tokens)
         state, unread = self._state, self._output[self._num_read :]
-        if unread and self._path == 0:
+        if unread and not self._path:
             self._num_read += len(unread)
             for token in unread:
                 if token in self.end_tokens:
@@ -307,33 +378,3 @@ def _message(state: LLMatcher) -> str:
         text = text.partition(end)[0]
     text = text.strip()
     return _NO_TOKEN if text.startswith("NoExtension") else text
-
-
-def holds(mask: TokenMask, token: int) -> bool:
-    """Whether a mask allows a token."""
-    return bool((int(mask[token >> 5]) >> (token & 31)) & 1)
-
-
-def only_token(mask: TokenMask) -> int | None:
-    """The one token that a mask allows; None if there are more."""
-    words = mask.view(np.uint32)
-    where = np.flatnonzero(words)
-    if len(where) != 1:
-        return None
-    word = int(words[where[0]])
-    return None if word & (word - 1) else int(where[0]) * 32 + word.bit_length() - 1
-
-
-def without(mask: TokenMask, tokens: Iterable[int]) -> TokenMask:
-    """A mask that allows none of `tokens`."""
-    result = mask.copy()
-    words = result.view(np.uint32)
-    for token in tokens:
-        if 0 <= token < 32 * len(words):
-            words[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
-    return result
-
-
-def _ids(mask: TokenMask) -> list[int]:
-    found: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
-    return found

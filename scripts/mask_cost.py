@@ -17,7 +17,8 @@ import torch
 from llguidance import LLTokenizer
 
 from engine.constraint import Constraint
-from engine.grammar import Grammars, TokenMask
+from engine.grammar import Grammars
+from engine.mask_bits import TokenMask
 from engine.token_masks import mask_out_
 from engine.tree import TokenTree
 from verifier.constrained import Bounds, mask_tree

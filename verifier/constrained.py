@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.grammar import GrammarError, Matcher, TokenMask, holds, only_token, without
+from engine.grammar import GrammarError, Matcher
+from engine.mask_bits import TokenMask, holds, only_token, without
 from engine.tree import TokenTree
 
 Int32 = NDArray[np.int32]

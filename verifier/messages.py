@@ -85,6 +85,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     logprob: float
     top_ids: list[int]
     top_logprobs: list[float]
+    rank: int = 0  # among all tokens, from 1
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):

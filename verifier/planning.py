@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.grammar import GrammarError, Grammars, TokenMask
+from engine.grammar import GrammarError, Grammars
 from engine.kv_cache import KVCache
+from engine.mask_bits import TokenMask
 from engine.runner import ModelShape, Segment
 from engine.slots import OutOfSlots
 from engine.tree import TokenTree

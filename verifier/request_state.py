@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.grammar import GrammarError, Grammars, Matcher, TokenMask
+from engine.grammar import GrammarError, Grammars, Matcher
+from engine.mask_bits import TokenMask
 from engine.runner import ModelShape
 from engine.sampling import Row, TokenHistory
 from engine.sampling_params import RequestSpec

@@ -112,6 +112,21 @@ async def test_choices(http: httpx.AsyncClient, cell: CellStandIn, path: str) ->
     assert shown == cell.submissions[0].prompt
 
 
+@pytest.mark.api("completions", "prompt", "n", "seed")
+async def test_choices_of_several_prompts(http: httpx.AsyncClient, cell: CellStandIn) -> None:
+    """A list of equal prompts is one way to ask for several samples: no two of them have the same seed."""
+    cell.script = lambda submit: ids(f"seed {submit.sampling.seed}")
+    path = "/v1/completions"
+    body = await answered(http, path, prompt=["a", "a"], n=2, seed=70)
+    assert [text_of(body, choice) for choice in range(4)] == [f"seed {70 + i}" for i in range(4)]
+    last, least = (1 << 63) - 1, -1 << 63
+    body = await answered(http, path, prompt=["a", "a"], seed=last)
+    assert [text_of(body, choice) for choice in range(2)] == [f"seed {last}", f"seed {least}"]
+    assert text_of(await answered(http, path, prompt=["a"], seed=least)) == f"seed {least}"
+    await answered(http, path, prompt=["a"] * 4)
+    assert len({submission.sampling.seed for submission in cell.submissions[-4:]}) == 4
+
+
 @both
 @pytest.mark.api("completions", "priority", "service_tier", "slo", "speculation", "request_id")
 @pytest.mark.api("chat.completions", "priority", "service_tier", "slo", "speculation", "request_id")

@@ -310,6 +310,18 @@ async def test_cell_error_before_the_answer_and_in_its_middle(
     assert "[DONE]" not in response.text
 
 
+async def test_a_constraint_that_cannot_be_followed_any_further_is_the_clients(
+    http: httpx.AsyncClient, cell: CellStandIn
+) -> None:
+    cell.finish_reason, cell.error = "error", "it takes too much work"
+    error = check_error(await http.post(COMPLETIONS, json={"prompt": "a"}), 400)
+    assert error["code"] == "invalid_constraint"
+    assert "too much work" in error["message"]
+    response = await http.post(COMPLETIONS, json={"prompt": "a", "stream": True})
+    assert "event: error\ndata: " in response.text
+    assert "invalid_constraint" in response.text
+
+
 async def test_a_cell_that_describes_itself_wrongly_is_not_ready(
     http: httpx.AsyncClient, cell: CellStandIn
 ) -> None:

@@ -72,8 +72,11 @@ async def test_prompt_logprobs_as_vllm_shows_them(http: httpx.AsyncClient, cell:
     assert [next(iter(entry)) for entry in rest] == ["51", "52"]
     assert rest[0]["51"] == {"logprob": -0.25, "rank": 1, "decoded_token": codec().token_text(51)}
     assert len(rest[0]) == 2
+    body = await completed(http, prompt=[50, 51], prompt_logprobs=0)
+    (entry,) = body["choices"][0]["prompt_logprobs"][1:]
+    assert entry["51"]["rank"] == 1
     body = await chatted(http, prompt_logprobs=0)
-    assert len(body["prompt_logprobs"]) == len(cell.submissions[1].prompt)
+    assert len(body["prompt_logprobs"]) == len(cell.submissions[-1].prompt)
     for path, base in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": MESSAGES})):
         response = await http.post(path, json={**base, "prompt_logprobs": 1, "stream": True})
         assert response.status_code == 400
@@ -213,6 +216,7 @@ async def test_how_the_template_is_used(http: httpx.AsyncClient, cell: CellStand
     for fields, param in (
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
     ):
         response = await http.post(CHAT, json={"messages": MESSAGES, **fields})

@@ -105,7 +105,7 @@ def test_mistakes_are_explained(tmp_path: Path, arguments: list[str], message: s
     assert message in result.output
 
 
-@pytest.mark.parametrize("url", ["flotilla", "localhost:8000", "http://[::1"])
+@pytest.mark.parametrize("url", ["flotilla", "localhost:1", "http://[::1"])
 @pytest.mark.parametrize("command", [["drafters", "list"], ["timeline"]])
 def test_an_address_that_is_none_is_told(command: list[str], url: str) -> None:
     result = CliRunner().invoke(cli.app, [*command, "--url", url])

@@ -162,3 +162,10 @@ async def test_only_calls_may_stand_for_the_content_of_a_message(http: httpx.Asy
         called = [message | {"tool_calls": [CALL]}, {"role": "tool", "content": "b", "tool_call_id": "c"}]
         response = await http.post(CHAT, json={"messages": [last, *called]})
         assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("reasoning", [{}, {"effort": None, "summary": None}, {"effort": "none"}])
+async def test_asking_for_no_reasoning_is_fine(http: httpx.AsyncClient, reasoning: dict[str, Any]) -> None:
+    assert (await http.post(RESPONSES, json={"input": "a", "reasoning": reasoning})).status_code == 200
+    response = await http.post(RESPONSES, json={"input": "a", "reasoning": {"effort": "low"}})
+    assert response.json()["error"]["param"] == "reasoning"

@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 
 from engine.constraint import Constraint
-from engine.grammar import GrammarError, Grammars, holds, make_tokenizer
+from engine.grammar import GrammarError, Grammars, make_tokenizer
+from engine.mask_bits import holds
 from tests.fakes.tiny_tokenizer import ids, tokenizer
 
 MODEL = len(tokenizer())

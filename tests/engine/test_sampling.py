@@ -259,7 +259,8 @@ def test_raw_logprobs() -> None:
     expected = logits.double().log_softmax(-1)
     for num_top in (0, 1, 5, 10_000):
         found = raw_logprobs(logits, [7, 8], num_top)
-        for row, (chosen, ids, values) in enumerate(found):
+        for row, (chosen, ids, values, rank) in enumerate(found):
+            assert rank == 1 + int((expected[row] > expected[row, 7 + row]).sum())
             assert chosen == pytest.approx(float(expected[row, 7 + row]), abs=1e-5)
             assert len(ids) == len(values) == min(num_top, VOCAB)
             best = expected[row].sort(descending=True).values[: len(values)].tolist()

@@ -70,6 +70,7 @@ class CellStandIn:
         self.stage: str | None = None
         self.num_described = 0
         self.finish_reason: str | None = None
+        self.error = ""
         self._token = b"sesame"
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -209,7 +210,7 @@ class CellStandIn:
             prompt_logprobs = [] if position else self._prompt_logprobs(submit)
             if ends:
                 event = self._last(submit.request_id, position, part, self.finish_reason or reason, logprobs)
-                event = msgspec.structs.replace(event, prompt_logprobs=prompt_logprobs)
+                event = msgspec.structs.replace(event, prompt_logprobs=prompt_logprobs, error=self.error)
             else:
                 event = TokenEvent(
                     request_id=submit.request_id,
@@ -258,7 +259,7 @@ class CellStandIn:
         if alternatives is None:
             return None
         others = [token, *(other for other in range(40, 60) if other != token)][:alternatives]
-        return TokenLogprobs(score, others, [score - index for index in range(len(others))])
+        return TokenLogprobs(score, others, [score - index for index in range(len(others))], rank=1)
 
     def _last(
         self,
