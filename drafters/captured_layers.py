@@ -23,7 +23,7 @@ from engine.devices import overwrite, staging
 from engine.kv_cache import KVCache
 from engine.moving_rows import MOST_COLUMNS, BeamRows, BeamShape
 from engine.packed import Kind, arrays_in, num_bytes, tensors_in
-from engine.padded_segments import power_of_two
+from engine.padded_segments import MOST_ROWS_PADDED, power_of_two
 from engine.sampling_params import SamplingParams
 from engine.triton_sampling import FIELDS, POSITION, described_rows, shape_rows
 
@@ -38,6 +38,18 @@ class LayerShape(NamedTuple):
     beams: BeamShape
     num_choices: int
     is_sampled: bool
+
+    @property
+    def num_rows(self) -> int:
+        """Of a layer."""
+        return self.beams.num_rows
+
+    def serves(self, other: Any) -> bool:
+        """Whether layers of another shape may be computed in this one: it holds them, and not much more."""
+        assert isinstance(other, LayerShape)
+        holds = self.beams.requests >= other.beams.requests and self.beams.width >= other.beams.width
+        ranks = self.num_choices >= other.num_choices and self.is_sampled >= other.is_sampled
+        return holds and ranks and self.num_rows <= other.num_rows + MOST_ROWS_PADDED
 
 
 class CapturedLayers:
@@ -116,8 +128,9 @@ class CapturedLayers:
         start = 0
         for root in roots:
             target, source = self._root_rows[:, start : start + len(root.rows)].unbind(0)
-            self._values.index_copy_(0, target, root.best.values.index_select(0, source))
-            self._tokens.index_copy_(0, target, root.best.tokens.index_select(0, source))
+            k = root.best.tokens.shape[1]  # there may be fewer; of what else is there nothing is read
+            self._values[:, :k].index_copy_(0, target, root.best.values.index_select(0, source))
+            self._tokens[:, :k].index_copy_(0, target, root.best.tokens.index_select(0, source))
             start += len(root.rows)
         if self.shape.is_sampled:
             overwrite(self._table, self._sampling(growths))

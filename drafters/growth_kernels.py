@@ -8,8 +8,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# They lie in one piece of memory, and begin anywhere in it: of that nothing is assumed either, or each number
+# of requests would be compiled for.
+_TENSORS = (
+    "values", "tokens", "first_row", "widths", "least", "stops", "own_column", "old_logp", "old_open",
+    "old_seen", "token", "parent", "logp", "is_open", "seen", "row_tokens", "layer", "is_given",
+)  # fmt: skip
 
-@triton.jit(do_not_specialize=("num_rows", "num_choices", "num_stops", "num_columns"))
+
+@triton.jit(
+    do_not_specialize=("num_rows", "num_choices", "num_stops", "num_columns"),
+    do_not_specialize_on_alignment=_TENSORS,
+)
 def grow(
     values,
     tokens,

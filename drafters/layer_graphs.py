@@ -13,6 +13,7 @@ from drafters.captured_layers import CapturedLayers, LayerShape, is_captured
 from drafters.device_growth import Growth
 from drafters.device_layers import Roots
 from drafters.next_tokens import NextTokens
+from engine.captured_shapes import CAPTURE_AT, CapturedShapes
 from engine.cuda_graphs import GraphedRunner
 from engine.kv_cache import KVCache
 from engine.moving_rows import BeamShape
@@ -22,8 +23,8 @@ _log = logging.getLogger(__name__)
 
 #: Rows of a captured layer, over all requests.
 MOST_ROWS = 256
-#: Shapes captured, at most, each when it comes for the so manieth time.
-MOST_SHAPES, CAPTURE_AT = 48, 2
+#: Shapes captured, at most.
+MOST_SHAPES = 48
 #: Beams of two and three rows are computed as beams of so many, and of so many next tokens all are kept.
 LEAST_WIDTH = 4
 #: Beams that are captured before the first request.
@@ -36,14 +37,12 @@ class LayerGraphs:
     def __init__(self, runner: GraphedRunner) -> None:
         """None yet; the runner `moves_rows`."""
         self._runner = runner
-        self._met: dict[LayerShape, int] = {}
-        self._layers: dict[LayerShape, CapturedLayers] = {}
-        self._has_room = True
+        self._captured = CapturedShapes[LayerShape, CapturedLayers](MOST_SHAPES, capture_at=CAPTURE_AT)
 
     @property
     def shapes(self) -> list[LayerShape]:
         """Those that are captured."""
-        return list(self._layers)
+        return self._captured.shapes
 
     def num_choices(self, wanted: int) -> int:
         """How many next tokens are kept of each row where at least so many are wanted."""
@@ -64,31 +63,32 @@ class LayerGraphs:
             num_choices,
             any(not growth.job.held.is_plain for growth in growths),
         )
-        if not self._serves(shape) or not all(map(is_captured, growths)):
+        if not self._is_possible(shape) or not all(map(is_captured, growths)):
             return None
-        found = self._layers.get(shape)
-        if found is None:
-            self._met[shape] = self._met.get(shape, 0) + 1
-            if self._met[shape] < CAPTURE_AT or len(self._layers) == MOST_SHAPES or not self._has_room:
-                return None
+        found = self._captured[shape]
+        if found is None and self._captured.is_due(shape):
             found = self._capture(shape)
+        if found is None:
+            found = self._captured.serving(shape)
         return found if found is not None and found.begin(growths, roots, model, kv) else None
 
     def capture_usual(self) -> None:
-        """Capture the layers that most calls need, the largest first; before the first request."""
+        """Capture the layers that most calls need, the largest first; before the first request.
+
+        Where memory runs out, smaller ones may yet find room.
+        """
         began = time.perf_counter()
         for requests, width, is_sampled in product(
             reversed(USUAL_REQUESTS), reversed(USUAL_WIDTHS), (False, True)
         ):
             shape = LayerShape(BeamShape(requests, width), self.num_choices(width), is_sampled)
-            if self._has_room and self._serves(shape) and shape not in self._layers:
-                self._capture(shape)
-        _log.info(
-            "captured layers of %d usual drafts, %.1f s", len(self._layers), time.perf_counter() - began
-        )
+            if self._is_possible(shape) and shape not in self._captured:
+                self._captured.has_room = self._capture(shape) is not None
+        seconds = time.perf_counter() - began
+        _log.info("captured layers of %d usual drafts, %.1f s", len(self.shapes), seconds)
 
-    def _serves(self, shape: LayerShape) -> bool:
-        return shape.beams.num_rows <= MOST_ROWS and shape.num_choices <= self._runner.shape.vocab_size
+    def _is_possible(self, shape: LayerShape) -> bool:
+        return shape.num_rows <= MOST_ROWS and shape.num_choices <= self._runner.shape.vocab_size
 
     @torch.inference_mode()
     def _capture(self, shape: LayerShape) -> CapturedLayers | None:
@@ -97,10 +97,10 @@ class LayerGraphs:
             made = CapturedLayers(self._runner, shape)
             made.graph = self._runner.captured(made.compute)
         except torch.cuda.OutOfMemoryError:
-            self._has_room = False
-            _log.warning("memory is left for captured layers of %d drafts only", len(self._layers))
+            self._captured.has_room = False
+            _log.warning("memory is left for captured layers of %d drafts only", len(self.shapes))
             return None
-        self._layers[shape] = made
+        self._captured.keep(shape, made)
         return made
 
 

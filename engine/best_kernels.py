@@ -34,7 +34,9 @@ def best_of_block(scores, values, tokens, weight, vocab, num_blocks, k, BLOCK: t
         score = tl.where(token == block * BLOCK + place, -float("inf"), score)
 
 
-@triton.jit(do_not_specialize=("num_blocks", "k"))
+@triton.jit(
+    do_not_specialize=("num_blocks", "k"), do_not_specialize_on_alignment=("out_values", "out_tokens")
+)
 def best_of_blocks(
     values,
     tokens,

@@ -69,7 +69,7 @@ class GraphedRunner:
         """Wrap `runner`, of whose slots the last is kept for padding; capture shapes met so often."""
         self._runner = runner
         self._scratch = runner.num_slots - 1
-        self._captured = CapturedShapes[_Static](MOST_SHAPES, capture_at=capture_at)
+        self._captured = CapturedShapes[Shape, _Static](MOST_SHAPES, capture_at=capture_at)
         self._graphs: list[torch.cuda.CUDAGraph] = []
         # What forwards of all shapes leave: each is read before the next is begun, and what a graph keeps
         # for itself no other graph can use.

@@ -9,7 +9,10 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=("width", "num_layers", "last_position"))
+@triton.jit(
+    do_not_specialize=("width", "num_layers", "last_position"),
+    do_not_specialize_on_alignment=("first_position", "widths", "layer", "layer_slots", "positions", "write"),
+)
 def move_on(
     segments,
     first_position,

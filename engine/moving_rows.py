@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.devices import overwrite, staging
-from engine.padded_segments import Shape, power_of_two
+from engine.padded_segments import MOST_ROWS_PADDED, Shape, power_of_two
 from engine.runner import KeyTokens
 from engine.static_attention import most_keys
 from engine.triton_attention import FIELDS, SegmentTable, TritonAttention, TritonPlan
@@ -40,6 +40,12 @@ class BeamShape(NamedTuple):
     def num_rows(self) -> int:
         """Of a layer."""
         return self.requests * self.width
+
+    def serves(self, other: Any) -> bool:
+        """Whether beams of another shape may be computed in this one: as wide, and not many more rows."""
+        assert isinstance(other, BeamShape)
+        is_near = self.num_rows <= other.num_rows + MOST_ROWS_PADDED
+        return self.width == other.width and self.requests >= other.requests and is_near
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,13 +151,9 @@ class MovingRows:
     def holds(self, beams: Sequence[BeamRows]) -> bool:
         """Whether the beams find room."""
         layers = max(beam.num_layers for beam in beams)
-        return (
-            len(beams) <= self.shape.requests
-            and layers <= MOST_LAYERS
-            and all(beam.width <= self.shape.width for beam in beams)
-            and (self.shape.width == 1 or all(_columns(beam, layers) <= MOST_COLUMNS for beam in beams))
-            and sum(len(beam.past) + _columns(beam, layers) for beam in beams) <= self._most_keys
-        )
+        is_wide_enough = all(beam.width <= self.shape.width for beam in beams)
+        has_keys = sum(len(beam.past) + _columns(beam, layers) for beam in beams) <= self._most_keys
+        return len(beams) <= self.shape.requests and is_wide_enough and has_keys and can_move(beams)
 
     def begin(self, beams: Sequence[BeamRows]) -> None:
         """Describe what comes before the first layer of some beams, which find room."""
@@ -214,6 +216,14 @@ class MovingRows:
             WIDTH=power_of_two(width),
             num_warps=1,
         )
+
+
+def can_move(beams: Sequence[BeamRows]) -> bool:
+    """Whether beams find room in any shape."""
+    layers = max(beam.num_layers for beam in beams)
+    is_chains = all(beam.width == 1 for beam in beams)
+    has_columns = is_chains or all(_columns(beam, layers) <= MOST_COLUMNS for beam in beams)
+    return layers <= MOST_LAYERS and has_columns
 
 
 def _columns(beam: BeamRows, layers: int) -> int:

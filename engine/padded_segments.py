@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +44,9 @@ class Shape(NamedTuple):
         """Rows of the batch, padding included."""
         return self.tokens or self.requests * self.rows
 
-    def serves(self, other: Shape) -> bool:
+    def serves(self, other: Any) -> bool:
         """Whether batches of another shape may be padded to this one: it holds them, and not much more."""
+        assert isinstance(other, Shape)
         holds = (
             self.requests >= other.requests and self.rows >= other.rows and self.num_rows >= other.num_rows
         )

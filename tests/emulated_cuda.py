@@ -51,6 +51,7 @@ class Emulation(TorchDispatchMode):
     Attributes:
         waits: names of operations the host has waited for.
         launches: operations and kernels launched on the device.
+        num_transfers: copies between host and device.
     """
 
     def __init__(self) -> None:
@@ -58,6 +59,7 @@ class Emulation(TorchDispatchMode):
         super().__init__()
         self.waits: list[str] = []
         self.launches: list[str] = []
+        self.num_transfers = 0
         self.pinned: set[int] = set()
         # Copies to the host that nobody has waited for: until then it finds other values there.
         self.under_way: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -150,6 +152,7 @@ class Emulation(TorchDispatchMode):
         if non_blocking and isinstance(source, DeviceTensor) and target.data_ptr() in self.pinned:
             if self.graph is not None:
                 raise BrokenRule(f"copy_ of {tuple(source.shape)} from the device within a capture")
+            self.num_transfers += 1
             self.under_way.append((target, source.inner.clone()))
             target.fill_(-7)
             return target
@@ -169,6 +172,7 @@ class Emulation(TorchDispatchMode):
 
     def _cross(self, name: str, source: torch.Tensor, *, there: bool, lazily: bool) -> None:
         """Between host and device."""
+        self.num_transfers += 1
         what = f"{name} of {tuple(source.shape)} {'to' if there else 'from'} the device"
         if self.graph is not None:
             raise BrokenRule(f"{what} within a capture")

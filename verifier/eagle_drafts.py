@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.best_tokens import best_on_host, highest_log_probabilities
+from engine.captured_shapes import CAPTURE_AT
 from engine.devices import Stopwatch, index_on, to_host
 from engine.eagle import EagleLayer, FeatureRunner
 from engine.proposals import Proposals
@@ -32,7 +33,7 @@ from engine.warm_up import new_requests, usual_batches
 from verifier.eagle_beams import Beams, Growth
 from verifier.eagle_ending import Ending
 from verifier.eagle_forwards import DraftSlots, Forwards, LaidOutForwards, Roots
-from verifier.eagle_graphs import CAPTURE_AT, EagleGraphs
+from verifier.eagle_graphs import EagleGraphs
 from verifier.eagle_reading import EagleReading
 from verifier.eagle_reading_graphs import MOST_REQUESTS, MOST_ROWS, LastRows, ReadingGraphs
 from verifier.proposing import Asking, Read

@@ -7,12 +7,15 @@ description on (see `engine.moving_rows`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
+from engine.captured_shapes import CapturedShapes
 from engine.capturing import captured
 from engine.eagle import EagleLayer
-from engine.moving_rows import MOST_COLUMNS, BeamRows, BeamShape, MovingRows
+from engine.moving_rows import MOST_COLUMNS, BeamRows, BeamShape, MovingRows, can_move
 from engine.padded_segments import power_of_two
 from engine.triton_attention import TritonAttention
 from verifier.eagle_beams import Beams
@@ -20,8 +23,8 @@ from verifier.eagle_forwards import DraftSlots, Roots
 
 #: Rows of a captured layer, over all requests.
 MOST_ROWS = 128
-#: Shapes captured, at most, each when it comes for the so manieth time.
-MOST_SHAPES, CAPTURE_AT = 32, 2
+#: Shapes captured, at most.
+MOST_SHAPES = 32
 
 
 class EagleGraphs:
@@ -35,39 +38,55 @@ class EagleGraphs:
         assert isinstance(layer.attention, TritonAttention)
         self._layer, self._attention, self._slots = layer, layer.attention, slots
         self._max_tokens = max_tokens
-        self._met: dict[BeamShape, int] = {}
-        self._layers: dict[BeamShape, CapturedLayer] = {}
+        self._captured = CapturedShapes[BeamShape, CapturedLayer](MOST_SHAPES)
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._pool = torch.cuda.graph_pool_handle()
-        self._has_room = True
         # What layers of all shapes leave: each is read before the next is begun.
         self._scores = self._hidden = torch.empty(0, device=layer.attention.device)
 
     def forwards(self, roots: Roots) -> CapturedLayer | None:
         """`Forwards` from `roots` on; None if they are to be laid out one by one."""
         shape = BeamShape(power_of_two(len(roots.reads)), roots.width)
-        if shape.num_rows > MOST_ROWS:
+        beams = self._beams(roots)
+        if shape.num_rows > MOST_ROWS or not can_move(beams):
             return None
-        found = self._layers.get(shape)
-        if found is None:
-            self._met[shape] = self._met.get(shape, 0) + 1
-            if self._met[shape] < CAPTURE_AT or len(self._layers) == MOST_SHAPES or not self._has_room:
-                return None
+        found = self._captured[shape]
+        if found is None and self._captured.is_due(shape):
             try:
-                found = self._captured(shape, roots)
+                found = self._capture(shape, roots)
+                self._captured.keep(shape, found)
             except torch.cuda.OutOfMemoryError:
-                self._has_room = False
-                return None
-            self._layers[shape] = found
-        return found if found.begin(roots) else None
+                self._captured.has_room = False
+        if found is None:
+            found = self._captured.serving(shape)
+        return found if found is not None and found.begin(beams, roots.hidden) else None
 
-    def _captured(self, shape: BeamShape, roots: Roots) -> CapturedLayer:
+    @property
+    def shapes(self) -> list[BeamShape]:
+        """Those that are replayed, in the order of their capture."""
+        return self._captured.shapes
+
+    def _beams(self, roots: Roots) -> list[BeamRows]:
+        n, width = len(roots.reads), roots.width
+        nothing = np.zeros(0, dtype=np.int32)
+        return [
+            BeamRows(
+                past=np.concatenate((read.past, read.slots)),
+                above=nothing,
+                slots=self._slots.of(number, n, (roots.depth - 1) * width),
+                width=width,
+                position=int(read.positions[-1]) + 1,
+            )
+            for number, read in enumerate(roots.reads)
+        ]
+
+    def _capture(self, shape: BeamShape, roots: Roots) -> CapturedLayer:
         if not len(self._scores):
             self._hidden = roots.hidden.new_zeros(MOST_ROWS, roots.hidden.shape[1])
             num_scores = self._layer.logits(roots.hidden[:1]).shape[1]
             self._scores = torch.zeros(MOST_ROWS, num_scores, device=roots.hidden.device)
         rows = MovingRows(self._attention, shape, max_tokens=self._max_tokens, spare=self._slots.spare)
-        made = CapturedLayer(self._layer, self._slots, rows, self._hidden, self._scores)
+        made = CapturedLayer(self._layer, rows, self._hidden, self._scores)
         made.graph = captured(made.compute, self._pool, self._graphs)
         return made
 
@@ -82,14 +101,13 @@ class CapturedLayer:
     def __init__(
         self,
         layer: EagleLayer,
-        slots: DraftSlots,
         rows: MovingRows,
         hidden: torch.Tensor,
         scores: torch.Tensor,
     ) -> None:
         """Of beams of nobody, until `begin`; `hidden` and `scores` [MOST_ROWS, ...] are where results go."""
         self.graph: torch.cuda.CUDAGraph | None = None
-        self._layer, self._slots, self._rows = layer, slots, rows
+        self._layer, self._rows = layer, rows
         requests, width = rows.shape
         device, num_rows = scores.device, rows.shape.num_rows
         self._hidden, self._scores = hidden[:num_rows], scores[:num_rows]
@@ -97,25 +115,14 @@ class CapturedLayer:
         self._first_rows = torch.arange(requests, device=device).unsqueeze(1) * width
         self._column = torch.arange(width, device=device)
 
-    def begin(self, roots: Roots) -> bool:
-        """Describe the first layer of the beams of `roots`; False if they find no room."""
-        n, width = len(roots.reads), roots.width
-        nothing = np.zeros(0, dtype=np.int32)
-        beams = [
-            BeamRows(
-                past=np.concatenate((read.past, read.slots)),
-                above=nothing,
-                slots=self._slots.of(number, n, (roots.depth - 1) * width),
-                width=width,
-                position=int(read.positions[-1]) + 1,
-            )
-            for number, read in enumerate(roots.reads)
-        ]
+    def begin(self, beams: Sequence[BeamRows], roots: torch.Tensor) -> bool:
+        """Describe the first layer after `roots` [beams, hidden]; False if the beams find no room."""
         if not self._rows.holds(beams):
             return False
         self._rows.begin(beams)
+        n, width = len(beams), self._rows.shape.width
         hidden = self._hidden[: n * width].view(n, width, -1)
-        hidden.copy_(roots.hidden.unsqueeze(1).expand_as(hidden))
+        hidden.copy_(roots.unsqueeze(1).expand_as(hidden))
         return True
 
     def next(self, beams: Beams) -> torch.Tensor:

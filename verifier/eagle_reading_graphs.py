@@ -68,7 +68,7 @@ class ReadingGraphs:
         assert isinstance(layer.attention, TritonAttention)
         self._layer, self._attention = layer, layer.attention
         self._spare, self._max_tokens = spare, max_tokens
-        self._captured = CapturedShapes[_Static](MOST_SHAPES)
+        self._captured = CapturedShapes[Shape, _Static](MOST_SHAPES)
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._pool = torch.cuda.graph_pool_handle()
         # What reads of all shapes leave: each is read before the next is begun.

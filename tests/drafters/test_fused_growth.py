@@ -216,3 +216,6 @@ def test_kernels_compile_for_gpus() -> None:
     for kernel in found:
         assert kernel.spilled == 0
         assert kernel.shared <= 48 << 10
+    # What other threads may write is read before they do; of the next tokens, which nobody writes, two loads.
+    for kernel, num_loads in zip(found[:3], (2, 2, 0), strict=True):
+        assert kernel.ptx.split("bar.sync", 1)[1].count("ld.global") == num_loads

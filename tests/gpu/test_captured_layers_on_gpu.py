@@ -15,13 +15,14 @@ from drafters.captured_layers import CapturedLayers, LayerShape
 from drafters.layer_graphs import LayerGraphs
 from drafters.messages import DraftItem, DraftPlan, DraftResult
 from drafters.model_drafter import ModelDrafter
+from engine import captured_shapes
 from engine.cuda_graphs import GraphedRunner
 from engine.loading import load_runner
 from engine.moving_rows import BeamShape
 from engine.sampling_params import SamplingParams
 from tests.drafters.both_ways import assert_same
 from tests.drafters.tiny import GREEDY, call, following, opening, trees
-from tests.emulated_cuda import Emulation
+from tests.emulated_cuda import IS_NEEDED, Emulation
 from tests.gpu.waiting import never_waiting
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, min_p=0.01, seed=-3, max_tokens=999)
@@ -29,8 +30,9 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, min_p=0.01, seed
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers are captured when a shape comes for the first time."""
+    """Layers are captured when a shape comes for the first time, whatever else it could be padded to."""
     monkeypatch.setattr(layer_graphs, "CAPTURE_AT", 1)
+    monkeypatch.setattr(captured_shapes, "CAPTURE_AT_BESIDE", captured_shapes.CAPTURE_AT)
 
 
 def drafting(
@@ -93,7 +95,8 @@ def test_drafts_are_those_of_the_host(drafter: Path, at_once: None, monkeypatch:
     ]
     found = device.draft(call(*opened))
     assert_same(found, host.draft(call(*opened)))
-    laid_out.draft(call(*opened))
+    # Else the host has forwarded what the device had not chosen; also below.
+    assert found.num_forwards == laid_out.draft(call(*opened)).num_forwards
     # The first follows what was drafted, the second does not, the third is as it was.
     new = [path(found, "0", 2), [1, 2], []]
     later = [
@@ -102,7 +105,6 @@ def test_drafts_are_those_of_the_host(drafter: Path, at_once: None, monkeypatch:
     ]
     found = device.draft(call(*later))
     assert_same(found, host.draft(call(*later)))
-    # Else the host has forwarded what the device had not chosen.
     assert found.num_forwards == laid_out.draft(call(*later)).num_forwards
     starts = [len(tokens) + len(more) for tokens, more in zip(known, new, strict=True)]
     # Of chains alone the first two, of which one goes on where its tree ended.
@@ -145,17 +147,58 @@ def drafted(device: ModelDrafter, depth: int, width: int, sampling: SamplingPara
 def test_a_layer_is_a_replay_and_a_transfer(
     width: int, sampling: SamplingParams, drafter: Path, at_once: None, emulated: Emulation
 ) -> None:
-    """Whatever is asked; and nothing of a call waits but for events."""
+    """Whatever is asked."""
     found = []
     for depth in (2, 3):
         device = drafting(drafter, on_device=True)
         items = drafted(device, depth, width, sampling)
-        count = len(emulated.launches)
-        result = never_waiting(lambda device=device, items=items: device.draft(call(*items)))
-        assert result.num_forwards == depth
-        found.append(emulated.launches[count:])
-    short, long = found
+        before = len(emulated.launches), emulated.num_transfers
+        assert device.draft(call(*items)).num_forwards == depth
+        found.append((emulated.launches[before[0] :], emulated.num_transfers - before[1]))
+    (short, few), (long, more) = found
     assert sorted(long) == sorted([*short, "replay"])
+    assert more == few + 1
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_drafts_wait_for_events_only(
+    width: int, drafter: Path, cuda: torch.device, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Call after call, greedy and sampled; on a GPU many, and the drafts are those of layers laid out."""
+    used = Used(monkeypatch)
+    device = drafting(drafter, on_device=True)
+    laid_out = drafting(drafter, on_device=True, layer_graphs=False)
+    known, rng = prompts(device, [9, 14, 5]), np.random.default_rng(2)
+    samplings = [GREEDY, SAMPLED, GREEDY]
+    plan = DraftPlan(4 if IS_NEEDED else 8, width)
+    opened = [opening(str(i), known[i], plan, sampling=samplings[i]) for i in range(3)]
+    found = device.draft(call(*opened))
+    assert_same(found, laid_out.draft(call(*opened)))
+    for _ in range(1 if IS_NEEDED else 100):
+        items = []
+        for i, tokens in enumerate(known):
+            follows = path(found, str(i), int(rng.integers(0, 4))) if rng.random() < 0.7 else []
+            new = [*follows, int(rng.integers(device.capabilities.vocab_size))]
+            items.append(following(str(i), len(tokens), new, plan))
+            tokens += new
+        found = never_waiting(lambda items=items: device.draft(call(*items)))
+        assert_same(found, laid_out.draft(call(*items)))
+    assert set(used.calls[::2]) == {True}
+
+
+def test_a_shape_that_has_not_come_often_is_padded_to_a_larger_one(
+    drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_graphs, "CAPTURE_AT", 1)
+    used = Used(monkeypatch)
+    device, host = drafting(drafter, on_device=True), drafting(drafter, on_device=False, graphs=False)
+    known = prompts(device, [7, 12, 20])
+    wide = [opening(str(i), tokens, DraftPlan(3, 5), sampling=SAMPLED) for i, tokens in enumerate(known[:2])]
+    narrow = [opening("c", known[2], DraftPlan(4, 1))]
+    for items in (wide, narrow):
+        assert_same(device.draft(call(*items)), host.draft(call(*items)))
+    assert used.calls == [True, True]
+    assert shapes(device) == [LayerShape(BeamShape(2, 8), 8, is_sampled=True)]
 
 
 def test_what_shifts_logits_is_laid_out(

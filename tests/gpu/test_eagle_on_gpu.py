@@ -154,7 +154,7 @@ def test_captured_layers_draft_as_a_cpu_does(
     assert ordinary._graphs is None
     for places, depth in (((0, 1, 2), 2), ((2, 0, 1), 4), ((1, 2, 0), 3), ((0, 2, 1), 4)):
         asking = [Asking(states[i], [7], 0, width, depth, i) for i in places]
-        if len(graphs._layers) == 1:  # one that is captured in the midst of it waits
+        if len(graphs.shapes) == 1:  # one that is captured in the midst of it waits
             found = waiting_once(monkeypatch, eagle_drafts, partial(captured.propose, asking))
         else:
             found = captured.propose(asking)
@@ -163,7 +163,7 @@ def test_captured_layers_draft_as_a_cpu_does(
             assert one.token.shape == (depth, width)
             assert_same_choices(one, other)
             np.testing.assert_allclose(one.logp, other.logp, atol=1e-3)
-    assert list(graphs._layers) == [(4, width)]
+    assert graphs.shapes == [(4, width)]
 
 
 @pytest.mark.parametrize(("width", "most"), [(1, 9), (4, 14)])
