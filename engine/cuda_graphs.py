@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.capturable import CapturableRunner
 from engine.captured_shapes import CAPTURE_AT, CapturedShapes
 from engine.capturing import captured
 from engine.device_rows import DeviceRows, all_rows
 from engine.devices import overwrite
-from engine.llama_runner import LlamaRunner
 from engine.moving_rows import BeamShape, MovingRows
 from engine.padded_segments import Shape, pad_rows, shape_of
 from engine.rectangles import key_counts
@@ -59,13 +59,13 @@ class _Static:
 
 
 class GraphedRunner:
-    """A `LlamaRunner` whose small forwards are captured; also a `FeatureRunner` and a `DeviceRowsRunner`.
+    """A runner whose small forwards are captured; also a `FeatureRunner` and a `DeviceRowsRunner`.
 
     With tensor parallelism all ranks capture at the same calls, for the same calls decide it. One of the
     runner's slots is its own: `num_slots` is one less.
     """
 
-    def __init__(self, runner: LlamaRunner, *, capture_at: int = CAPTURE_AT) -> None:
+    def __init__(self, runner: CapturableRunner, *, capture_at: int = CAPTURE_AT) -> None:
         """Wrap `runner`, of whose slots the last is kept for padding; capture shapes met so often."""
         self._runner = runner
         self._scratch = runner.num_slots - 1
@@ -120,8 +120,8 @@ class GraphedRunner:
     def moves_rows(self) -> bool:
         """Whether layers of beams can be captured, by `moving_rows` and the two after it."""
         runner = self._runner
-        is_alone = runner.weights.group is None
-        return is_alone and runner.device.type == "cuda" and isinstance(runner.attention, TritonAttention)
+        has_triton = runner.device.type == "cuda" and isinstance(runner.attention, TritonAttention)
+        return has_triton and not runner.is_sharded
 
     def moving_rows(self, shape: BeamShape, tokens: torch.Tensor) -> MovingRows:
         """For layers of beams of a shape; `tokens` int64 [rows] is where they are found."""
@@ -177,7 +177,7 @@ class GraphedRunner:
             return None if static is None else self._replay(static, segments, keep, rows)
         except torch.cuda.OutOfMemoryError:
             is_new = static is None or static.shape not in self._captured
-            if not is_new or self._runner.weights.group is not None:
+            if not is_new or self._runner.is_sharded:
                 raise
             self._captured.has_room = False
             return None
@@ -235,10 +235,9 @@ class GraphedRunner:
         if not is_due or not has_workspace(attention, shape, runner.heads):
             return self._captured.serving(shape)
         if not self.shapes:
-            hidden = runner.embed(np.zeros(1, dtype=np.int32))
             self._logits = torch.zeros(MOST_ROWS, runner.shape.vocab_size, device=runner.device)
-            self._final = hidden.new_zeros(MOST_ROWS, hidden.shape[1])
-            self._features = hidden.new_zeros(MOST_ROWS, len(runner.feature_layers) * hidden.shape[1])
+            self._final = runner.no_final.new_zeros(MOST_ROWS, runner.no_final.shape[1])
+            self._features = runner.no_features.new_zeros(MOST_ROWS, runner.no_features.shape[1])
         attend = partial(
             static_attention,
             attention,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,96 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from engine.attention import PaddedAttention, PaddedPlan
 from engine.attention_kinds import AttentionKind, make_attention
+from engine.capturable import Computed
+from engine.device_rows import DeviceRows
 from engine.devices import index_on
+from engine.hf_attention import ATTENTION_NAME, Pass, check_window, current
 from engine.runner import KeyTokens, ModelShape, Segment
 from engine.unsupported_model import UnsupportedModel
 
 Int32 = NDArray[np.int32]
 
-ATTENTION_NAME = "flotilla_tree"
-"""Name of our attention in Transformers' registry. It must not contain "sdpa", "flash" or "paged|", which
-Transformers treats specially, and must have no mask function of that name, so that none is built."""
-
-# Arguments that say nothing about which keys a row sees or how it weighs them.
-_HARMLESS = frozenset(
-    {
-        "cache_position",
-        "logits_to_keep",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "position_embeddings",
-        "position_ids",
-        "return_dict",
-        "use_cache",
-    }
-)
-
 # Layer types of a configuration whose keys are all earlier tokens, or a window of them.
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-
-
-class _Pass:
-    """One forward pass in progress: where its attention layers find their keys, and how many ran."""
-
-    __slots__ = ("attention", "calls", "max_tokens", "plan")
-
-    def __init__(self, attention: PaddedAttention, plan: PaddedPlan, max_tokens: int) -> None:
-        self.attention = attention
-        self.plan = plan
-        self.max_tokens = max_tokens
-        self.calls = 0
-
-
-class _Current(threading.local):
-    # Thread-local and not a keyword argument: several architectures do not hand keyword arguments of
-    # `forward` down to their attention layers.
-    running: _Pass | None = None
-
-
-_current = _Current()
-
-
-def _tree_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Transformers' attention signature: q, k, v [1, heads, rows, dim] to [1, rows, heads, v_dim]."""
-    running = _current.running
-    if running is None:
-        raise RuntimeError(f"attention {ATTENTION_NAME!r} was called outside an engine forward pass")
-    if attention_mask is not None:
-        raise UnsupportedModel("the model builds an attention mask of its own")
-    _check_window(kwargs.pop("sliding_window", None), running.max_tokens)
-    if kwargs.pop("is_causal", None) is False:
-        raise UnsupportedModel("the model has an attention layer that is not causal")
-    unknown = sorted(name for name, value in kwargs.items() if value is not None and name not in _HARMLESS)
-    if unknown:
-        raise UnsupportedModel(f"the model's attention uses {', '.join(unknown)}, not implemented here")
-    layer = running.calls
-    running.calls += 1
-    out = running.attention.run(
-        running.plan,
-        layer,
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        scaling,
-    )
-    return out.view(1, query.shape[2], query.shape[1], value.shape[3]), None
-
-
-AttentionInterface.register(ATTENTION_NAME, _tree_attention)
 
 
 class HFRunner:
@@ -153,7 +77,7 @@ class HFRunner:
         limit = getattr(config, "max_position_embeddings", None) or num_slots
         self._max_tokens = int(min(limit, max_tokens or limit))
         if _builds_windows(model):
-            _check_window(getattr(config, "sliding_window", None) or None, self._max_tokens)
+            check_window(getattr(config, "sliding_window", None) or None, self._max_tokens)
         fixed = _longest_with_fixed_rotations(config)
         if fixed is not None and fixed < self._max_tokens:
             raise UnsupportedModel(
@@ -169,7 +93,9 @@ class HFRunner:
         self._final = torch.empty(0, device=self._device)
         self._output.register_forward_pre_hook(self._note_hidden)
         self._feature_layers: tuple[int, ...] = ()
-        self._features: dict[int, torch.Tensor] = {}
+        self._noted: dict[int, torch.Tensor] = {}  # what enters those layers in the forward under way
+        self._features = torch.empty(0, 0, device=self._device)
+        self._feature_rows: Int32 | None = None
         zero = np.zeros(1, dtype=np.int32)
         self.forward([Segment(tokens=zero, positions=zero, slots=zero, past=zero[:0])], zero)
         self._shape = ModelShape(
@@ -253,13 +179,13 @@ class HFRunner:
         self, layer: int, module: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
         hidden: torch.Tensor = arguments[0] if arguments else named["hidden_states"]
-        self._features[layer] = hidden.flatten(0, -2)
+        self._noted[layer] = hidden.flatten(0, -2)
 
     @torch.inference_mode()
     def features(self, rows: Int32) -> torch.Tensor:
         """See `FeatureRunner`."""
-        index = index_on(rows, self._device)
-        return torch.cat([self._features[layer].index_select(0, index) for layer in self._feature_layers], 1)
+        rows = rows if self._feature_rows is None else self._feature_rows[rows]
+        return self._features.index_select(0, index_on(rows, self._device))
 
     @torch.inference_mode()
     def embed_ids(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -293,35 +219,104 @@ class HFRunner:
         Raises:
             UnsupportedModel: if an attention layer of the model bypasses the attention interface.
         """
-        tokens = np.concatenate([segment.tokens for segment in segments]).astype(np.int64)
-        positions = np.concatenate([segment.positions for segment in segments]).astype(np.int64)
-        kept = index_on(keep, self._device)
-        arguments: dict[str, Any] = {"use_cache": False}
-        if self._keeps_logits:
-            arguments["logits_to_keep"] = kept
-        plan = self._attention.plan(segments)
+        tokens = np.concatenate([segment.tokens for segment in segments])
+        return self._forward(segments, index_on(tokens, self._device), self._attention.plan(segments), keep)
+
+    @property
+    def takes_trees(self) -> bool:
+        """See `DeviceRowsRunner`."""
+        return self._attention.takes_device_masks
+
+    @torch.inference_mode()
+    def forward_rows(self, segments: Sequence[Segment], rows: DeviceRows) -> torch.Tensor:
+        """See `DeviceRowsRunner`."""
+        if rows.seen is None:
+            plan = self._attention.plan(segments)
+        else:
+            plan = self._attention.plan_rows(segments, rows)
+        return self._forward(segments, rows.tokens, plan, None)
+
+    def _forward(
+        self, segments: Sequence[Segment], tokens: torch.Tensor, plan: PaddedPlan, keep: Int32 | None
+    ) -> torch.Tensor:
+        positions = np.concatenate([segment.positions for segment in segments])
+        selected = None if keep is None else index_on(keep, self._device)
+        computed = self.compute(tokens, index_on(positions, self._device), plan, selected)
         self._key_tokens = plan.key_tokens
-        running = _Pass(self._attention, plan, self._max_tokens)
-        previous = _current.running
-        _current.running = running
+        self._final, self._features, self._feature_rows = computed.final, computed.features, None
+        return computed.logits.float()
+
+    def compute(
+        self, tokens: torch.Tensor, positions: torch.Tensor, plan: PaddedPlan, selected: torch.Tensor | None
+    ) -> Computed:
+        """See `CapturableRunner`; whether nothing waits for the host is up to the model.
+
+        Raises:
+            UnsupportedModel: if an attention layer of the model bypasses the attention interface.
+        """
+        arguments: dict[str, Any] = {"use_cache": False}
+        selects = selected is not None and self._keeps_logits
+        if selects:
+            arguments["logits_to_keep"] = selected
+        running = Pass(self._attention, plan, self._max_tokens)
+        previous = current.running
+        current.running = running
         try:
             output = self._model(
-                input_ids=torch.from_numpy(tokens)[None].to(self._device),
-                position_ids=torch.from_numpy(positions)[None].to(self._device),
-                **arguments,
+                input_ids=tokens.long()[None], position_ids=positions.long()[None], **arguments
             )
         finally:
-            _current.running = previous
+            current.running = previous
         if running.calls != self._num_layers:
             raise UnsupportedModel(
                 f"{running.calls} of {self._num_layers} layers of {type(self._model).__name__} went through "
                 "Transformers' attention interface"
             )
-        logits: torch.Tensor = output.logits[0]
-        if not self._keeps_logits:
-            logits = logits.index_select(0, kept)
-            self._final = self._final.index_select(0, kept)
-        return logits.float()
+        logits, final = output.logits[0], self._final
+        if selected is not None and not selects:
+            logits, final = logits.index_select(0, selected), final.index_select(0, selected)
+        features = logits.new_empty(len(tokens), 0)
+        if self._feature_layers:
+            features = torch.cat([self._noted[layer] for layer in self._feature_layers], 1)
+        return Computed(logits, final, features)
+
+    def note(
+        self, final: torch.Tensor, features: torch.Tensor, feature_rows: Int32, key_tokens: KeyTokens
+    ) -> None:
+        """See `CapturableRunner`."""
+        self._final, self._key_tokens = final, key_tokens
+        self._features, self._feature_rows = features, feature_rows
+
+    @property
+    def attention(self) -> PaddedAttention:
+        """See `CapturableRunner`."""
+        return self._attention
+
+    @property
+    def heads(self) -> int:
+        """See `CapturableRunner`."""
+        return 0
+
+    @property
+    def scale(self) -> float:
+        """See `CapturableRunner`."""
+        return 0.0
+
+    @property
+    def is_sharded(self) -> bool:
+        """See `CapturableRunner`."""
+        return getattr(self._model, "tp_size", None) not in (None, 1)
+
+    @property
+    def no_final(self) -> torch.Tensor:
+        """See `CapturableRunner`."""
+        return self._final[:0]
+
+    @property
+    def no_features(self) -> torch.Tensor:
+        """See `CapturableRunner`."""
+        width = int(self._model.config.get_text_config().hidden_size)
+        return self._final.new_zeros(0, len(self._feature_layers) * width)
 
 
 def _largest_head(config: Any) -> int:
@@ -332,15 +327,6 @@ def _largest_head(config: Any) -> int:
         int(getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
         for layer in layers
     )
-
-
-def _check_window(window: int | None, max_tokens: int) -> None:
-    """Raise UnsupportedModel for a sliding window shorter than the longest sequence."""
-    if window is not None and window < max_tokens:
-        raise UnsupportedModel(
-            f"the model attends to a sliding window of {window} tokens, shorter than its longest sequence of "
-            f"{max_tokens}: set max_model_len to {window} at most"
-        )
 
 
 def _builds_windows(model: PreTrainedModel) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from engine.attention import PaddedAttention, PaddedPlan
 from engine.attention_kinds import AttentionKind, make_attention
+from engine.capturable import Computed
 from engine.device_rows import DeviceRows
 from engine.devices import to_device
 from engine.gated import gate, gate_by_triton
@@ -22,20 +22,6 @@ from engine.triton_attention import TritonAttention
 from engine.triton_support import runs_triton
 
 Int32 = NDArray[np.int32]
-
-
-class Computed(NamedTuple):
-    """What a forward computes, of the weights' type.
-
-    Attributes:
-        logits: [selected, vocab].
-        final: [selected, hidden], what the output projection was given.
-        features: [rows, layers * hidden], hidden states that enter the layers asked for (`keep_features`).
-    """
-
-    logits: torch.Tensor
-    final: torch.Tensor
-    features: torch.Tensor
 
 
 class LlamaRunner:
@@ -115,6 +101,22 @@ class LlamaRunner:
         return self._weights.scale
 
     @property
+    def is_sharded(self) -> bool:
+        """See `CapturableRunner`."""
+        return self._weights.group is not None
+
+    @property
+    def no_final(self) -> torch.Tensor:
+        """See `CapturableRunner`."""
+        return self._weights.embedding.new_zeros(0, self._weights.embedding.shape[1])
+
+    @property
+    def no_features(self) -> torch.Tensor:
+        """See `CapturableRunner`."""
+        final = self.no_final
+        return final.new_zeros(0, len(self._feature_layers) * final.shape[1])
+
+    @property
     def weights(self) -> LlamaWeights:
         """What it runs."""
         return self._weights
@@ -152,13 +154,7 @@ class LlamaRunner:
     def compute(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: PaddedPlan, selected: torch.Tensor | None
     ) -> Computed:
-        """The part of a forward that the device does, with nothing that waits for the host.
-
-        Args:
-            tokens, positions: int32 or int64 [rows], on the device.
-            plan: of the batch.
-            selected: rows whose logits are wanted; None for all.
-        """
+        """See `CapturableRunner`."""
         weights, attention = self._weights, self._attention
         x = weights.embedding.index_select(0, tokens)
         features = x.new_empty(len(x), len(self._feature_layers) * x.shape[1])
@@ -205,14 +201,7 @@ class LlamaRunner:
     def note(
         self, final: torch.Tensor, features: torch.Tensor, feature_rows: Int32, key_tokens: KeyTokens
     ) -> None:
-        """Take in what a forward left that was computed by `compute` alone (see `engine.cuda_graphs`).
-
-        Args:
-            final: of the rows kept.
-            features: as of `Computed`, of more rows perhaps.
-            feature_rows: int32 [rows], which of those each row of the batch is.
-            key_tokens: what attention read.
-        """
+        """See `CapturableRunner`."""
         self._final, self._key_tokens = final, key_tokens
         self._features, self._feature_rows = features, feature_rows
 

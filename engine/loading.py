@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.attention_kinds import AttentionKind
+from engine.capturable import CapturableRunner
 from engine.checkpoint import Checkpoint
 from engine.cuda_graphs import GraphedRunner
 from engine.devices import DeviceUnavailable, memory_of, resolve_device
 from engine.eagle_config import is_eagle
 from engine.fp8_linear import UnsuitableBlocks
 from engine.gpu_sharing import why_by_turns
+from engine.hf_capturing import why_not_captured
 from engine.kv_budget import CPU_SLOTS, NOTHING_BESIDE, Beside, KVBudget, NotEnoughMemory, NumSlots
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_share
@@ -29,6 +31,7 @@ from engine.unsupported_model import UnsupportedModel
 from engine.warm_up import capture, warm_up
 
 if TYPE_CHECKING:
+    from engine.hf_runner import HFRunner
     from engine.quantization import Quantization
 
 __all__ = ["DeviceUnavailable", "NotEnoughMemory", "RunnerKind", "UnsupportedModel", "load_runner"]
@@ -122,7 +125,7 @@ def load_runner(
         first_slots = min(first_slots, _TEST_SLOTS)
     record = SelfTestRecord(directory, where, options) if self_test else None
     stored = None if record is None else _recalled(record, where, world_size)
-    loaded: ModelRunner
+    loaded: LlamaRunner | HFRunner
     try:
         if stored is not None:
             _log.info("%s passed its self-test here before, and nothing has changed since", directory)
@@ -140,8 +143,8 @@ def load_runner(
         if isinstance(loaded, LlamaRunner):
             loaded.attention.prepare(0, loaded.heads)
         if where.type != "cpu":
-            if device_share < 1 and (obstacle := why_by_turns()) is not None:
-                _log.warning(obstacle)
+            if device_share < 1 and (by_turns := why_by_turns()) is not None:
+                _log.warning(by_turns)
             torch.cuda.empty_cache()
             budget = KVBudget(str(where), memory_of(where), memory_fraction, device_share, beside)
             slots = _fitting(num_slots, budget, loaded.shape.kv_bytes_per_token, where, world_size)
@@ -150,6 +153,8 @@ def load_runner(
                 captured = GraphedRunner(loaded)
                 capture(captured, is_alone=world_size == 1)
                 return captured
+            if graphs and (found := _captured_if_possible(loaded, slots, directory)) is not None:
+                return found
             loaded.resize(slots)
     except UnsuitableBlocks as error:
         raise UnsupportedModel(f"cannot lay out the model in {directory}: {error}") from None
@@ -170,6 +175,23 @@ def load_runner(
             f"into this machine's memory: lower num_slots, or use a smaller dtype or model ({told})"
         ) from error
     return loaded
+
+
+def _captured_if_possible(runner: CapturableRunner, slots: int, directory: Path) -> GraphedRunner | None:
+    """A Transformers model with captured forwards; None, and a line in the log, where it cannot have them."""
+    obstacle = why_not_captured(runner)
+    if obstacle is None:
+        runner.resize(slots + 1)
+        captured = GraphedRunner(runner)
+        try:
+            capture(captured)
+            return captured
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            obstacle = str(error).splitlines()[0]
+    _log.warning("forwards of %s are not captured: %s", directory, obstacle)
+    return None
 
 
 def _load_stored(

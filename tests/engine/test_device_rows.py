@@ -48,7 +48,7 @@ def described(
 
 
 def assert_rows_are_forwarded(
-    runner: LlamaRunner | GraphedRunner,
+    runner: LlamaRunner | HFRunner | GraphedRunner,
     weights: LlamaWeights,
     shapes: list[tuple[int, int, int]],
     is_chain: bool,
@@ -77,6 +77,7 @@ def assert_rows_are_forwarded(
 
 
 @pytest.mark.parametrize("is_graphed", [False, True])
+@pytest.mark.parametrize("kind", ["lean", "hf"])
 @settings(max_examples=40, deadline=None)
 @given(
     shapes=st.lists(
@@ -86,13 +87,19 @@ def assert_rows_are_forwarded(
     seed=st.integers(0, 1000),
 )
 def test_rows_of_the_device_are_forwarded_as_those_of_the_host(
-    weights: LlamaWeights, is_graphed: bool, shapes: list[tuple[int, int, int]], is_chain: bool, seed: int
+    weights: LlamaWeights,
+    kind: str,
+    is_graphed: bool,
+    shapes: list[tuple[int, int, int]],
+    is_chain: bool,
+    seed: int,
 ) -> None:
-    runner: LlamaRunner | GraphedRunner = LlamaRunner(weights, SLOTS)
-    if is_graphed:
-        runner = GraphedRunner(LlamaRunner(weights, SLOTS + 1), capture_at=1)
+    def made(num_slots: int) -> LlamaRunner | HFRunner:
+        return (
+            LlamaRunner(weights, num_slots)
+            if kind == "lean"
+            else HFRunner(tiny_models.build("llama"), num_slots)
+        )
+
+    runner = GraphedRunner(made(SLOTS + 1), capture_at=1) if is_graphed else made(SLOTS)
     assert_rows_are_forwarded(runner, weights, shapes, is_chain, seed)
-
-
-def test_a_runner_of_transformers_takes_no_rows() -> None:
-    assert not isinstance(HFRunner(tiny_models.build("llama"), 40), DeviceRowsRunner)
