@@ -80,16 +80,17 @@ check)
     export TORCH_CUDNN_SDPA_DEPRIORITIZED=1
     limit=${BESIDE_SECONDS:-150}
     # Each file in a process of its own: what an illegal address leaves is an error in all that comes after it.
-    for file in runners verify drafts eagle lossless; do
-        beside "tests-$file" "$limit" $pytest "tests/gpu/test_${file}_on_gpu.py" -k 'not flashinfer'
+    for path in tests/gpu/test_*_on_gpu.py; do
+        file=${path#tests/gpu/test_}
+        beside "tests-${file%_on_gpu.py}" "$limit" $pytest "$path" -k 'not flashinfer'
     done
     # Without float16, for which no module is built beforehand.
     beside flashinfer "$limit" $pytest tests/gpu -k flashinfer --deselect \
         'tests/gpu/test_runners_on_gpu.py::test_kernels_equal_padded_attention[flashinfer-dtype6-64]'
     # Addresses outside of what was allocated.
     beside memcheck "$limit" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $pytest \
-        tests/gpu/test_runners_on_gpu.py tests/gpu/test_verify_on_gpu.py \
-        -k 'triton-dtype and padded_attention or eight_bits and dtype1 or decisions'
+        tests/gpu/test_runners_on_gpu.py tests/gpu/test_verify_on_gpu.py tests/gpu/test_captured_layers_on_gpu.py \
+        -k 'triton-dtype and padded_attention or eight_bits and dtype1 or decisions or padded_to_a_larger'
     # What the other call measures, to see that it runs: beside all this no time counts.
     beside try-profile "$limit" python3 -c "$cli" profile --json "$found/try-profile.json"
     beside try-engine "$limit" python3 -c "$benches" engine --no-processes --batch 1 --batch 4 --rounds 1 \
