@@ -39,7 +39,10 @@ class LogConfig(StrictModel):
 
 
 class TelemetryConfig(StrictModel):
-    """OpenTelemetry traces, one per request; off without an endpoint. Needs `pip install flotilla[otel]`."""
+    """OpenTelemetry traces, one per request; off without an endpoint.
+
+    Needs the extra `otel` (`pip install -e '.[otel]'`).
+    """
 
     otlp_endpoint: str | None = Field(
         default=None,

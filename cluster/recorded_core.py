@@ -109,7 +109,7 @@ class DecisionFile:
         if not self._log.has_unwritten:
             return
         try:
-            with self._path.open("ab+") as file:
+            with open(self._path, "ab+", opener=_private) as file:
                 size = file.seek(0, os.SEEK_END)
                 is_begun, is_cut_off = size == self._size, False
                 if size and not is_begun:
@@ -187,3 +187,8 @@ def newest_decisions(core: SchedulerCore, limit: int) -> bytes | None:
     if not isinstance(core, RecordedCore) or core.config.debug.decisions == 0:
         return None
     return b"".join(line + b"\n" for line in core.log.dump(limit))
+
+
+def _private(path: str, flags: int) -> int:
+    """What the record holds of answers is for its owner."""
+    return os.open(path, flags, 0o600)

@@ -114,18 +114,23 @@ async def ask(
 class ListedCells:
     """The cells among the members, for a front end's connections (`cell_clients.CellSource`).
 
+    While another target takes this one's place, which Kubernetes does when told to, there are cells of both.
+    What one has begun the other must not go on with, nor read the tokens of its front ends.
+
     Args:
         members: all that were last heard of; may be called from other threads than the one that hears.
+        target: whose cells they must be (`cluster.served_target`).
     """
 
     poll_s: float | None = 0.1
 
-    def __init__(self, members: Callable[[], Sequence[Member]]) -> None:
-        self._members = members
+    def __init__(self, members: Callable[[], Sequence[Member]], target: str) -> None:
+        self._members, self._target = members, target
 
     async def cells(self) -> Sequence[Member]:
         """See `CellSource`."""
-        return [member for member in self._members() if member.kind == "cell"]
+        cells = [member for member in self._members() if member.kind == "cell"]
+        return [cell for cell in cells if cell.details.get("target") == self._target]
 
 
 class DirectoryClient:

@@ -19,6 +19,7 @@ from cluster.config import FlotillaConfig
 from cluster.logs import configure_logs
 from cluster.members import Member
 from cluster.model_paths import model_directory
+from cluster.served_target import served_target
 from deployments.admin_api import Instances
 from deployments.api_service import ApiService
 from deployments.authentication import Authenticator
@@ -196,7 +197,7 @@ class FrontEnd(GrpcReplica):
 
     def _make_service(self) -> ApiService:
         """The API with connections of its own to the cells, for one event loop."""
-        cells = ListedCells(lambda: self._directory.members)
+        cells = ListedCells(lambda: self._directory.members, served_target(self._config.target))
         service = ApiService(
             CellHandle(self._cell),
             self._codec,

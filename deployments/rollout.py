@@ -18,6 +18,7 @@ from ray.serve.schema import ApplicationStatus
 
 from cluster.config import FlotillaConfig
 from cluster.members import Member
+from cluster.served_target import FIELDS
 from deployments.application import APP_NAME, build_app
 from deployments.directory import DIRECTORY_NAME, ask
 
@@ -26,10 +27,7 @@ _CALL_TIMEOUT_S = 10.0
 
 #: Settings by which clients and requests under way know the system; others may change.
 _FIXED = (
-    "target.path",
-    "target.dtype",
-    "target.quantization",
-    "target.served_name",
+    *(f"target.{field}" for field in FIELDS),
     "http.host",
     "http.port",
     "http.direct",

@@ -42,7 +42,7 @@ def trace_requests(config: TelemetryConfig, front_end: str) -> RequestTracer | N
     except ImportError as error:
         raise MissingTelemetry(
             "`telemetry.otlp_endpoint` is set, but OpenTelemetry is not installed: "
-            "`pip install flotilla[otel]`, or unset it"
+            "install the extra `otel` (`pip install -e '.[otel]'` in the repository), or unset it"
         ) from error
     endpoint = config.otlp_endpoint.rstrip("/")
     endpoint = endpoint if endpoint.endswith("/v1/traces") else f"{endpoint}/v1/traces"

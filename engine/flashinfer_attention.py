@@ -43,7 +43,7 @@ def why_not_flashinfer(dtype: torch.dtype, device: torch.device, head_dim: int |
     if head_dim is not None and head_dim not in HEAD_DIMS:
         return f"FlashInfer has kernels for head sizes {', '.join(map(str, HEAD_DIMS))}, not {head_dim}"
     if importlib.util.find_spec("flashinfer") is None:
-        return "FlashInfer is not installed (pip install 'flotilla[gpu]')"
+        return "FlashInfer is not installed (the extra `gpu`: pip install -e '.[gpu]' in the repository)"
     return None
 
 

@@ -42,6 +42,20 @@ http:
   port: 8000
 """
 
+ENVIRONMENT = """\
+## Environment
+
+Two things are the machine's rather than the system's, and are read from the environment of its processes
+(with a Ray of its own they have that of `flotilla serve`):
+
+| variable | default | meaning |
+|---|---|---|
+| `FLOTILLA_TORCH_THREADS` | 1 | Threads with which a model computes on a CPU. On a machine of many cores \
+more are faster; a cost profile is of one number. |
+| `FLOTILLA_CACHE` | `~/.cache/flotilla` | Where it is kept which models passed their self-test here; \
+elsewhere they are compared with Transformers at every start. |
+"""
+
 Schema = Mapping[str, Any]
 
 
@@ -108,7 +122,7 @@ def reference() -> str:
     definitions = schema["$defs"]
     mentioned = sorted(definitions, key=json.dumps(schema["properties"]).find)
     sections = [section("FlotillaConfig", schema), *(section(name, definitions[name]) for name in mentioned)]
-    return INTRODUCTION + EXAMPLE + "```\n\n" + "\n".join(sections)
+    return INTRODUCTION + EXAMPLE + "```\n\n" + "\n".join(sections) + "\n" + ENVIRONMENT
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ def generated(targets: SloTargets | None = None, runbooks: str = RUNBOOKS) -> di
         from deployments.dashboards.grafana import dashboard_files
     except ModuleNotFoundError as error:
         raise DashboardsFailed(
-            f"{error.name} is not installed: `pip install flotilla[dashboards]`; the dashboards and rules "
+            f"{error.name} is not installed: install the extra `dashboards` "
+            "(`pip install -e '.[dashboards]'` in the repository); the dashboards and rules "
             "with the usual targets lie in helm/flotilla"
         ) from None
     targets = targets or SloTargets()

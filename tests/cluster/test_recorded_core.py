@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,3 +91,17 @@ def test_steps_in_which_the_policy_rested_are_in_the_record(policy: str) -> None
         assert step.context is not None
         assert step.whole.predicted > step.verify.predicted, "what is outside the forward is predicted, too"
         assert all(not one.request.drafter for one in step.requests)
+
+
+def test_a_record_is_for_its_owner_to_read(tmp_path: Path) -> None:
+    file = tmp_path / "decisions.jsonl"
+    world = ObservedWorld("adaserve", decisions=0)
+    raw: dict[str, Any] = world.config.model_dump() | {"debug": {"decisions_file": file}}
+    world.core = make_core(FlotillaConfig.model_validate(raw), CostModel(PROFILE))
+    world.start_target()
+    world.start_drafter("good")
+    world.serve()
+    assert isinstance(world.core, RecordedCore)
+    world.core.reflect()
+    assert file.stat().st_size
+    assert file.stat().st_mode & 0o777 == 0o600
