@@ -177,7 +177,9 @@ class PaddedAttention:
         return self._plan(segments, self.partition(segments))
 
     def plan_rows(self, segments: Sequence[Segment], rows: DeviceRows) -> PaddedPlan:
-        """As `plan`, with what the device's masks say of the rows, which are not None."""
+        """As `plan`, with what the device says of the rows."""
+        if rows.seen is None:
+            return self.plan(segments)
         return self._plan(segments, [list(range(len(segments)))], rows.mask)
 
     def _plan(

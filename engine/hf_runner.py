@@ -230,11 +230,7 @@ class HFRunner:
     @torch.inference_mode()
     def forward_rows(self, segments: Sequence[Segment], rows: DeviceRows) -> torch.Tensor:
         """See `DeviceRowsRunner`."""
-        if rows.seen is None:
-            plan = self._attention.plan(segments)
-        else:
-            plan = self._attention.plan_rows(segments, rows)
-        return self._forward(segments, rows.tokens, plan, None)
+        return self._forward(segments, rows.tokens, self._attention.plan_rows(segments, rows), None)
 
     def _forward(
         self, segments: Sequence[Segment], tokens: torch.Tensor, plan: PaddedPlan, keep: Int32 | None

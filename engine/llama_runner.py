@@ -145,10 +145,7 @@ class LlamaRunner:
     def forward_rows(self, segments: Sequence[Segment], rows: DeviceRows) -> torch.Tensor:
         """See `DeviceRowsRunner`."""
         positions = np.concatenate([segment.positions for segment in segments])
-        if rows.seen is None:
-            plan = self._attention.plan(segments)
-        else:
-            plan = self._attention.plan_rows(segments, rows)
+        plan = self._attention.plan_rows(segments, rows)
         return self._taken(self.compute(rows.tokens, self._to_device(positions), plan, None), plan)
 
     def compute(
