@@ -61,9 +61,11 @@ def serve(
 
         def reload() -> FlotillaConfig:
             try:
-                return load_config(config, host, port, policy, drafters, tensor_parallel, dtype)
+                wanted = load_config(config, host, port, policy, drafters, tensor_parallel, dtype)
             except typer.Exit:  # what is wrong has been said
                 raise preflight.StartError("nothing is changed") from None
+            preflight.check(wanted, listens=False)
+            return wanted
 
         serving.run(settings, reload=reload)
     except preflight.StartError as error:

@@ -63,13 +63,27 @@ def check_certificate(http: HttpConfig) -> None:
     for path in (http.tls_certificate, http.tls_key):
         if not path.is_file():
             raise ValueError(f"there is no {path}")
+    _check_pem(http.tls_certificate, "CERTIFICATE-----", "http.tls_certificate", "certificate")
+    _check_pem(http.tls_key, "PRIVATE KEY-----", "http.tls_key", "private key")
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(http.tls_certificate, http.tls_key)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            http.tls_certificate, http.tls_key, password=lambda: _refused(http.tls_key)
+        )
     except OSError as error:  # SSLError is one
         raise ValueError(
             f"http.tls_certificate {http.tls_certificate} and http.tls_key {http.tls_key} cannot be used "
             f"together: {error}"
         ) from None
+
+
+def _check_pem(path: Path, mark: str, field: str, what: str) -> None:
+    if mark not in path.read_text(errors="replace"):
+        raise ValueError(f"{field}: {path} holds no {what} in PEM")
+
+
+def _refused(path: Path | None) -> str:
+    """Nobody is there to be asked for a pass phrase."""
+    raise ValueError(f"http.tls_key: {path} is encrypted; it must be a key without a pass phrase")
 
 
 def grpc_credentials(http: HttpConfig) -> grpc.ServerCredentials | None:

@@ -254,8 +254,13 @@ def model(info: CellInfo) -> pb.Model:
 
 
 def metadata_of(context: Any) -> dict[str, str]:
-    """The text metadata that a client sent, by key; of keys sent more than once, the last."""
-    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    """The text metadata that a client sent, by key; values of a key that came more than once are joined, as
+    HTTP joins headers: so two API keys are none."""
+    found: dict[str, str] = {}
+    for key, value in context.invocation_metadata() or ():
+        if isinstance(value, str):
+            found[key] = f"{found[key]}, {value}" if key in found else value
+    return found
 
 
 def deadline_exceeded(limit_s: float | None) -> ApiError:

@@ -23,6 +23,7 @@ from deployments.api_service import ApiService
 from deployments.authentication import Authenticator
 from deployments.errors import ApiError
 from deployments.front_end_metrics import FrontEndMetrics
+from deployments.grpc_parsing import Parsing
 from deployments.grpc_retries import KeyedCalls
 from deployments.grpc_service import HEALTH_NAME, SERVICE_NAME, GenerationService
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
@@ -132,6 +133,7 @@ def make_server(
     """
     keepalive_ms = int(1e3 * config.keepalive_s)
     server = grpc.aio.server(
+        interceptors=[Parsing()],
         options=[
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", config.max_message_bytes),
@@ -140,7 +142,7 @@ def make_server(
             ("grpc.keepalive_timeout_ms", keepalive_ms),
             # Clients may ping as often without being hung up on.
             ("grpc.http2.min_ping_interval_without_data_ms", keepalive_ms // 2),
-        ]
+        ],
     )
     keyed = KeyedCalls(idempotency, metrics)
     generation = GenerationService(

@@ -158,9 +158,9 @@ class GenerationService:
         self, request: pb.CancelRequest, metadata: Mapping[str, str] = MappingProxyType({})
     ) -> pb.CancelResponse:
         """End requests of the same key by their id; raises `ApiError` (503) if the cell cannot be told."""
-        if not request.request_id:
-            raise bad_request("`request_id` is empty; give the id of the request to end.", "request_id")
         with self._counted("Cancel"), self._admitted(metadata) as grant:
+            if not request.request_id:
+                raise bad_request("`request_id` is empty; give the id of the request to end.", "request_id")
             try:
                 number = await self._service.cancel(self._named(grant, request.request_id))
             except TimeoutError as error:

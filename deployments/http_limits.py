@@ -31,6 +31,9 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large" + _LAST_WORDS
 #: A server that ends waits so long for a connection's request, as that of Go's `net/http` does for the first.
 FIRST_REQUEST_S = 5.0
 
+#: So long a client may take to agree that a connection of TLS is over, when nothing is owed to it.
+CLOSING_S = 1.0
+
 #: uvicorn's parser takes headers of any length.
 MOST_HEADER_BYTES = 1 << 16
 
@@ -213,9 +216,19 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
         def shutdown(self) -> None:
             """The server ends: a client whose request is awaited may still send it."""
             if self._read_timer is not None and not self.transport.is_closing():
-                self.loop.call_later(FIRST_REQUEST_S, super().shutdown)
+                self.loop.call_later(FIRST_REQUEST_S, self._end)
             else:
-                super().shutdown()
+                self._end()
+
+        def _end(self) -> None:
+            super().shutdown()
+            if self.transport.is_closing() and self.transport.get_extra_info("sslcontext") is not None:
+                self.loop.call_later(CLOSING_S, self._hang_up_if_done)
+
+        def _hang_up_if_done(self) -> None:
+            """TLS would wait half a minute for the client to agree that it is over."""
+            if not self.transport.get_write_buffer_size():
+                self.transport.abort()
 
         def pause_writing(self) -> None:
             """The client has not read what fills the buffer."""

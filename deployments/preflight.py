@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import errno
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from itertools import combinations
 from pathlib import Path
 
 from cluster.config import FlotillaConfig
 from cluster.model_paths import model_directory
 from cluster.placement import plan_cell
 from cluster.profile_file import ProfileError, load_profile
+from cluster.tier_config import DEFAULT_TIER
 from deployments.exposure import check_certificate, exposure_warnings
 from deployments.key_store import KeyStore
+from deployments.listening import shared_listener
 from engine.eagle_config import check_eagle_target, is_eagle, read_eagle_config
 from engine.heads_config import UnsuitableHeads, check_target, read_description
 from engine.trusted_files import UntrustedModel, check_files
 from selector.own_classes import is_own, own_class
+
+# Addresses that stand for every one of the machine, and one at which it can be asked.
+_EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class StartError(Exception):
     """The system cannot be started; the message says why and what to do."""
 
 
-def check(config: FlotillaConfig) -> list[str]:
+def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
     """Warnings that do not keep the configuration from being served.
+
+    Args:
+        config: what is to be served.
+        listens: whether on ports that are not in use yet.
 
     Raises:
         StartError: for a model that is missing or in a format that is not trusted, keys or certificates that
@@ -53,7 +64,8 @@ def check(config: FlotillaConfig) -> list[str]:
         for path in paths:
             check_files(model_directory(path), trust_remote_code=_is_trusted(config, path))
         check_certificate(config.http)
-        wants_keys = not KeyStore(config.security).is_empty
+        store = KeyStore(config.security)
+        wants_keys = not store.is_empty
     except (UntrustedModel, ValueError) as error:
         raise StartError(str(error)) from None
     warnings = exposure_warnings(config, wants_keys=wants_keys)
@@ -62,8 +74,9 @@ def check(config: FlotillaConfig) -> list[str]:
             "security.require_keys is set and there are no API keys: make one with `flotilla keys create` "
             "and set `security.keys_file`, or set FLOTILLA_API_KEY"
         )
-    warnings += _check_profile(config) + _unknown_choices(config)
-    _check_ports(config)
+    warnings += _check_profile(config) + _unknown_choices(config) + _unknown_tiers(config, store)
+    if listens:
+        _check_ports(config)
     return warnings
 
 
@@ -96,16 +109,29 @@ def _unknown_choices(config: FlotillaConfig) -> list[str]:
     ]
 
 
+def _unknown_tiers(config: FlotillaConfig, store: KeyStore) -> list[str]:
+    """Not refused: keys come and go while it serves, and one that is wrong is no reason to end."""
+    known, keys = {DEFAULT_TIER, *config.tiers}, store.keys()
+    return [
+        f"API key {key.name} may use {', '.join(unknown)}, and the tiers are: {', '.join(sorted(known))}"
+        for key in keys
+        if (unknown := sorted(set(key.tiers or ()) - known))
+    ]
+
+
 def _check_ports(config: FlotillaConfig) -> None:
-    wanted = [(config.http.host, config.http.port, "choose another with --port, or 0 for any free one")]
+    wanted = [("http.port", config.http.host, config.http.port, "another with --port, or 0 for any free one")]
     if config.grpc.enabled:
         wanted.append(
-            (config.grpc.host, config.grpc.port, "choose another `grpc.port`, or 0 for any free one")
+            ("grpc.port", config.grpc.host, config.grpc.port, "another `grpc.port`, or 0 for any free one")
         )
     if config.metrics.port is not None:
-        wanted.append((config.metrics.host, config.metrics.port, "choose another `metrics.port`"))
+        wanted.append(("metrics.port", config.metrics.host, config.metrics.port, "another `metrics.port`"))
+    for (one, host, port, _), (other, beside, same, remedy) in combinations(wanted, 2):
+        if port == same != 0 and (host == beside or {host, beside} & set(_EVERY)):
+            raise StartError(f"{one} and {other} are both {port}; choose {remedy}")
     with ExitStack() as held:  # until all are looked at: front ends share ports, also with one another
-        for host, port, remedy in wanted:
+        for _, host, port, remedy in wanted:
             if port:
                 held.enter_context(_listening(host, port, remedy))
 
@@ -115,7 +141,24 @@ def _listening(host: str, port: int, remedy: str) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise StartError(f"cannot listen on {host}:{port} ({error.strerror}); {remedy}") from None
+        reason = error
+    if reason.errno == errno.EADDRINUSE and not _answers(host, port):
+        # What is left of a server's connections keeps the port for a minute from who does not share it.
+        with suppress(OSError):
+            return shared_listener(host, port)
+    raise StartError(f"cannot listen on {host}:{port} ({reason.strerror}); choose {remedy}") from None
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether somebody takes connections there."""
+    address = _EVERY.get(host, host)
+    try:
+        with socket.create_connection((address, port), timeout=1.0):
+            return True
+    except ConnectionRefusedError:
+        return False
+    except OSError:  # it may be there, and slow
+        return True
 
 
 def _check_profile(config: FlotillaConfig) -> list[str]:

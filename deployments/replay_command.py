@@ -68,7 +68,7 @@ def _print_segment(segment: Segment) -> None:
     if segment.starts_midway:
         typer.echo(
             f"the record starts mid-way, after {header.first_call} calls of the policy: one that remembers "
-            "earlier steps (specserve does) may decide differently at first"
+            "earlier steps (flotilla and specserve do) may decide differently at first"
         )
 
 

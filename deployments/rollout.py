@@ -132,7 +132,9 @@ def begin(wanted: FlotillaConfig) -> Iterator[Progress]:
         time.sleep(_POLL_S)
         application = serve.status().applications[APP_NAME]
         status = ApplicationStatus(application.status).value
-        progress = Progress(status, application.message, _members_if_told(), old)
+        reasons = [application.message, *(one.message for one in application.deployments.values())]
+        message = " ".join(dict.fromkeys(reason for reason in reasons if reason))
+        progress = Progress(status, message, _members_if_told(), old)
         yield progress
         if progress.is_done or progress.has_failed:
             return

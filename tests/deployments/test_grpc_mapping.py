@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -180,3 +181,11 @@ def test_status_tells_when_to_come_back_and_stays_within_metadata() -> None:
     assert sum(len(key) + len(value) for key, value in trailing) < 7000
     assert dict(trailing)[mapping.ERROR_KEY].isascii()
     assert len(details) < 5000
+
+
+def test_metadata_that_came_twice_is_neither() -> None:
+    """As headers of HTTP are joined: which of two API keys counts would be unclear."""
+    pairs = (("authorization", "Bearer a"), ("x", "1"), ("authorization", "Bearer b"), ("bin-bin", b"\x01"))
+    context = SimpleNamespace(invocation_metadata=lambda: pairs)
+    assert mapping.metadata_of(context) == {"authorization": "Bearer a, Bearer b", "x": "1"}
+    assert mapping.metadata_of(SimpleNamespace(invocation_metadata=lambda: None)) == {}

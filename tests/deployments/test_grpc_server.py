@@ -134,6 +134,16 @@ async def test_errors_are_statuses_with_details(stub: Any, cell: CellStandIn) ->
     assert not (await stub.Describe(pb.DescribeRequest())).ready
 
 
+@pytest.mark.parametrize("data", [b"\x12\x03\xff\xfe\xfd", b"\xff\xff\xff"])
+async def test_a_message_that_cannot_be_read_is_the_clients_fault(
+    channel: grpc.aio.Channel, data: bytes
+) -> None:
+    for make, name in ((channel.unary_unary, "Generate"), (channel.unary_stream, "GenerateStream")):
+        error = await failure(make(f"/flotilla.v1.Generation/{name}")(data))
+        assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "cannot be read" in (error.details() or "")
+
+
 async def test_cancel_ends_requests_by_their_id(stub: Any, cell: CellStandIn) -> None:
     cell.pause_s = 0.02
     one = stub.GenerateStream(pb.GenerateRequest(prompt="hi", max_tokens=200, request_id="one", n=2))

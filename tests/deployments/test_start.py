@@ -16,8 +16,10 @@ from rich.console import Console
 from cluster.config import FlotillaConfig
 from cluster.model_paths import model_directory
 from deployments import preflight
+from deployments.api_keys import hash_key
 from deployments.application import WORKER_ENVIRONMENT
 from deployments.demo import demo_config
+from deployments.listening import shared_listener
 from deployments.startup import Startup
 
 
@@ -59,8 +61,36 @@ def test_a_port_given_twice_is_told(
         name: {field: free_port if value == "SAME" else value for field, value in section.items()}
         for name, section in sections.items()
     }
-    with pytest.raises(preflight.StartError, match=f":{free_port} .*`{remedy}`"):
+    with pytest.raises(preflight.StartError, match=f"both {free_port}; choose another `{remedy}`"):
         preflight.check(changed(http={"port": free_port}, **numbered))
+
+
+def test_one_port_of_two_addresses_is_fine(free_port: int) -> None:
+    preflight.check(changed(http={"port": free_port}, metrics={"port": free_port, "host": "127.0.0.2"}))
+
+
+def test_what_a_server_left_behind_keeps_nobody_from_its_port() -> None:
+    """Its connections are half closed for a minute, if clients do not close theirs."""
+    listener = shared_listener("127.0.0.1", 0)
+    listener.listen()
+    port = listener.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)):
+        with pytest.raises(preflight.StartError, match="cannot listen"):
+            preflight.check(changed(http={"port": port}))
+        accepted, _ = listener.accept()
+        accepted.close()
+        listener.close()
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", port))
+        preflight.check(changed(http={"port": port}))
+
+
+def test_tiers_of_keys_that_do_not_exist_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    hashed = hash_key("a-key-of-one's-own-that-is-long-enough")
+    file.write_text(f"keys: [{{name: team, hash: '{hashed}', tiers: [nowhere, default]}}]")
+    (warning,) = preflight.check(changed(http={"port": 0}, security={"keys_file": str(file)}))
+    assert "team may use nowhere" in warning
 
 
 def test_a_choice_of_drafters_that_are_not_there_is_told() -> None:

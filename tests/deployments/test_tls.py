@@ -14,6 +14,7 @@ import httpx
 import pytest
 import trustme
 import uvicorn
+from cryptography.hazmat.primitives import serialization
 from pydantic import ValidationError
 
 from cluster.config import FlotillaConfig
@@ -26,7 +27,7 @@ from deployments.demo import demo_config
 from deployments.exposure import exposure_warnings, grpc_credentials, is_loopback
 from deployments.grpc_server import make_server
 from deployments.grpc_start import await_grpc
-from deployments.http_limits import server_config
+from deployments.http_limits import CLOSING_S, FIRST_REQUEST_S, server_config
 from deployments.openai_api import create_app
 from deployments.preflight import StartError
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
@@ -73,6 +74,31 @@ async def test_https_is_served_to_who_trusts_the_authority(
             await stranger.get(f"http://localhost:{port}/health")
     server.should_exit = True
     await task
+
+
+async def test_a_client_that_does_not_close_holds_up_no_end(
+    service: ApiService, tls: HttpConfig, authority: trustme.CA
+) -> None:
+    """As a pool of connections that nobody reads: to agree that it is over it would have half a minute."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(server_config(create_app(service), tls))
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    task = asyncio.create_task(server.serve([listener]))
+    while not server.started:
+        await asyncio.sleep(0.005)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+
+    def ask() -> ssl.SSLSocket:
+        plain = socket.create_connection(listener.getsockname())
+        client = context.wrap_socket(plain, server_hostname="localhost")
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert b" 200 " in client.recv(4096)
+        return client
+
+    with await asyncio.to_thread(ask):
+        server.should_exit = True
+        await asyncio.wait_for(task, FIRST_REQUEST_S + CLOSING_S + 10.0)
 
 
 async def test_grpc_is_served_with_the_same_certificate(
@@ -126,9 +152,20 @@ def test_certificates_are_checked_before_anything_starts(
     assert preflight.check(config(http=good)) == []
     other = tmp_path / "other.pem"
     authority.issue_cert("localhost").private_key_pem.write_to_path(other)
+    encrypted = tmp_path / "encrypted.pem"
+    key = serialization.load_pem_private_key(other.read_bytes(), password=None)
+    encrypted.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
     for wrong, said in (
         ({**good, "tls_key": other}, "cannot be used together"),
-        ({**good, "tls_key": tls.tls_certificate}, "cannot be used together"),
+        ({**good, "tls_key": tls.tls_certificate}, "holds no private key in PEM"),
+        ({**good, "tls_certificate": tls.tls_key}, "holds no certificate in PEM"),
+        ({**good, "tls_key": encrypted}, "is encrypted"),
         ({**good, "tls_certificate": tmp_path / "absent.pem"}, "there is no .*absent.pem"),
     ):
         with pytest.raises(StartError, match=said):
