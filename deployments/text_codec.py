@@ -212,7 +212,7 @@ def _load_tokenizer(directory: Path, *, trust_remote_code: bool) -> Any:
 def _plain_backend(tokenizer: Any) -> Any | None:
     """What encodes a text, where Transformers only converts what it says; None if it does more.
 
-    For a megabyte the conversion takes several times as long as the tokens, and no other thread runs.
+    For a megabyte the conversion takes twice as long as the tokens, of processors that others want.
     """
     from transformers import TokenizersBackend
 
