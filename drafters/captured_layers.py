@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from drafters.device_growth import Growth
-from drafters.device_layers import Roots
+from drafters.device_layers import BeamCall
 from drafters.next_tokens import NextTokens, Sent
 from engine.best_tokens import highest_by_triton
 from engine.cuda_graphs import GraphedRunner
@@ -94,18 +94,17 @@ class CapturedLayers:
         """See `DeviceLayers`."""
         return range(0, self.shape.beams.num_rows, self.shape.beams.width)
 
-    def begin(
-        self, growths: Sequence[Growth], roots: Sequence[Roots], model: NextTokens, kv: KVCache
-    ) -> bool:
-        """Describe the layers of a call; as in `LaidOutLayers`.
+    def begin(self, call: BeamCall) -> bool:
+        """Describe the layers of a call.
 
         Returns:
             False if they find no room; then nothing was done.
         """
-        beams = [_beam_rows(growth, kv) for growth in growths]
+        growths, roots = call.growths, call.roots
+        beams = [_beam_rows(growth, call.kv) for growth in growths]
         if not self._rows.holds(beams):
             return False
-        self._model = model
+        self._model = call.model
         self._rows.begin(beams)
         staged = staging(len(self._to_tell), torch.uint8, self._to_tell.device)
         staged.zero_()

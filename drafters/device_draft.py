@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from drafters.device_growth import Growth, Rows
-from drafters.device_layers import DeviceLayers, Roots
+from drafters.device_layers import BeamCall, DeviceLayers, Roots
 from drafters.forwards import Missing, Reading, compute, readings
 from drafters.job import Job
 from drafters.laid_out_layers import LaidOutLayers
@@ -101,9 +101,9 @@ class DeviceDraft:
             rows = [(number[job.request_id], row) for job, row in reading.roots if job.request_id in number]
             if rows:
                 roots.append(Roots(rows, best))
-        arguments = growths, roots, self._model, self._kv, self._num_choices
-        captured = None if self._graphs is None else self._graphs.layers(*arguments)
-        return LaidOutLayers(*arguments) if captured is None else captured
+        call = BeamCall(growths, roots, self._model, self._kv, self._num_choices)
+        captured = None if self._graphs is None else self._graphs.layers(call)
+        return LaidOutLayers(call) if captured is None else captured
 
     def _launch(self, num_layers: int) -> None:
         """Launch layers until there are so many, or all."""

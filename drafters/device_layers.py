@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from drafters.next_tokens import OnDevice, Sent
+from drafters.device_growth import Growth
+from drafters.next_tokens import NextTokens, OnDevice, Sent
+from engine.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,25 @@ class Roots:
 
     rows: Sequence[tuple[int, int]]
     best: OnDevice
+
+
+@dataclass(frozen=True, slots=True)
+class BeamCall:
+    """The beams of one draft call that grow on the device.
+
+    Attributes:
+        growths: of the call, those with most layers first.
+        roots: next tokens of those whose first layer the device is to grow.
+        model: what is forwarded; it takes rows from the device.
+        kv: slot tables.
+        num_choices: next tokens kept of each row.
+    """
+
+    growths: Sequence[Growth]
+    roots: Sequence[Roots]
+    model: NextTokens
+    kv: KVCache
+    num_choices: int
 
 
 class DeviceLayers(Protocol):

@@ -8,37 +8,20 @@ import numpy as np
 
 from drafters.device_beam import Layer
 from drafters.device_growth import Growth
-from drafters.device_layers import Roots
+from drafters.device_layers import BeamCall
 from drafters.device_state import DeviceState
-from drafters.next_tokens import NextTokens, OnDevice, Sent
+from drafters.next_tokens import OnDevice, Sent
 from engine.device_rows import DeviceRows
-from engine.kv_cache import KVCache
 from engine.runner import Segment
 
 
 class LaidOutLayers:
     """`DeviceLayers` of any beams."""
 
-    def __init__(
-        self,
-        growths: Sequence[Growth],
-        roots: Sequence[Roots],
-        model: NextTokens,
-        kv: KVCache,
-        num_choices: int,
-    ) -> None:
-        """Of `growths`, those with most layers first; the model takes rows from the device.
-
-        Args:
-            growths: of the call.
-            roots: next tokens of those whose first layer the device is to grow.
-            model: what is forwarded.
-            kv: slot tables.
-            num_choices: next tokens kept of each row.
-        """
-        self._growths, self._roots = growths, roots
-        self._model, self._kv, self._num_choices = model, kv, num_choices
-        self._state = DeviceState(growths, model.device)
+    def __init__(self, call: BeamCall) -> None:
+        """Of the beams of `call`."""
+        self._call = call
+        self._state = DeviceState(call.growths, call.model.device)
         self._last: tuple[Layer, OnDevice] | None = None
 
     @property
@@ -48,17 +31,17 @@ class LaidOutLayers:
 
     def launch(self, number: int) -> Sent:
         """See `DeviceLayers`."""
-        growths, state = self._growths, self._state
+        growths, roots, state = self._call.growths, self._call.roots, self._state
         active = sum(growth.num_layers > number for growth in growths)
         if self._last is not None:
             layer = state.grow(*self._last, active, number)
-        elif self._roots:
-            layer = state.grow_roots(self._roots)
+        elif roots:
+            layer = state.grow_roots(roots)
         else:
             layer = state.first_layer()
         best = self._forward(growths[:active], number, state.rows(layer))
         self._last = layer, best
-        return self._model.send([layer.token, layer.is_open, layer.parent, best.tokens, best.values])
+        return self._call.model.send([layer.token, layer.is_open, layer.parent, best.tokens, best.values])
 
     def _forward(self, growths: Sequence[Growth], number: int, rows: DeviceRows) -> OnDevice:
         """Launch the forward of one layer."""
@@ -66,7 +49,7 @@ class LaidOutLayers:
         for growth in growths:
             job, width = growth.job, growth.width
             depth = growth.first_depth + number
-            past = self._kv.past(job.request_id)
+            past = self._call.kv.past(job.request_id)
             segments.append(
                 Segment(
                     tokens=np.zeros(width, dtype=np.int32),
@@ -76,4 +59,4 @@ class LaidOutLayers:
                 )
             )
             rankings += [job.held.layer_ranking(depth)] * width
-        return self._model.launch_rows(segments, rows, rankings, self._num_choices)
+        return self._call.model.launch_rows(segments, rows, rankings, self._call.num_choices)

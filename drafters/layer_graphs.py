@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from itertools import product
 
 import torch
 
 from drafters.captured_layers import CapturedLayers, LayerShape, is_captured
-from drafters.device_growth import Growth
-from drafters.device_layers import Roots
-from drafters.next_tokens import NextTokens
+from drafters.device_layers import BeamCall
 from engine.captured_shapes import CAPTURE_AT, CapturedShapes
 from engine.cuda_graphs import GraphedRunner
-from engine.kv_cache import KVCache
 from engine.moving_rows import BeamShape
 from engine.padded_segments import power_of_two
 
@@ -48,19 +44,13 @@ class LayerGraphs:
         """How many next tokens are kept of each row where at least so many are wanted."""
         return power_of_two(max(wanted, LEAST_WIDTH))
 
-    def layers(
-        self,
-        growths: Sequence[Growth],
-        roots: Sequence[Roots],
-        model: NextTokens,
-        kv: KVCache,
-        num_choices: int,
-    ) -> CapturedLayers | None:
-        """See `drafters.laid_out_layers`; None if these are to be laid out."""
+    def layers(self, call: BeamCall) -> CapturedLayers | None:
+        """Of the beams of `call`; None if their layers are to be laid out."""
+        growths = call.growths
         width = max(growth.width for growth in growths)
         shape = LayerShape(
             BeamShape(power_of_two(len(growths)), _rounded(width)),
-            num_choices,
+            call.num_choices,
             any(not growth.job.held.is_plain for growth in growths),
         )
         if not self._is_possible(shape) or not all(map(is_captured, growths)):
@@ -70,7 +60,7 @@ class LayerGraphs:
             found = self._capture(shape)
         if found is None:
             found = self._captured.serving(shape)
-        return found if found is not None and found.begin(growths, roots, model, kv) else None
+        return found if found is not None and found.begin(call) else None
 
     def capture_usual(self) -> None:
         """Capture the layers that most calls need, the largest first; before the first request.

@@ -7,6 +7,7 @@ import copy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from deployments.text_codec import TextCodec
 from tests.fakes.tiny_tokenizer import tokenizer
@@ -36,7 +37,7 @@ def test_what_a_file_says_of_truncation_and_padding_does_not_count() -> None:
 
 @pytest.mark.parametrize("special", [False, True])
 def test_a_tokenizer_that_does_more_is_asked_itself(special: bool) -> None:
-    class Shouting(type(tokenizer())):  # type: ignore[misc]
+    class Shouting(PreTrainedTokenizerFast):
         def encode(self, text: str, **options: object) -> list[int]:
             found: list[int] = super().encode(text.upper(), **options)
             return found

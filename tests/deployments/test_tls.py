@@ -50,19 +50,29 @@ def tls(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Http
     return HttpConfig(tls_certificate=chain, tls_key=key)
 
 
-async def test_https_is_served_to_who_trusts_the_authority(
-    service: ApiService, tls: HttpConfig, authority: trustme.CA
-) -> None:
+@pytest.fixture
+def trusting(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+async def serving(service: ApiService, http: HttpConfig) -> tuple[uvicorn.Server, asyncio.Task[None], int]:
+    """A server, its task, and its port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(server_config(create_app(service), tls))
+    server = uvicorn.Server(server_config(create_app(service), http))
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     task = asyncio.create_task(server.serve([listener]))
     while not server.started:
         await asyncio.sleep(0.005)
-    port = listener.getsockname()[1]
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    async with httpx.AsyncClient(verify=context) as client:
+    return server, task, listener.getsockname()[1]
+
+
+async def test_https_is_served_to_who_trusts_the_authority(
+    service: ApiService, tls: HttpConfig, trusting: ssl.SSLContext
+) -> None:
+    server, task, port = await serving(service, tls)
+    async with httpx.AsyncClient(verify=trusting) as client:
         answer = await client.post(
             f"https://localhost:{port}/v1/completions", json={"prompt": "hi", "max_tokens": 100}
         )
@@ -77,21 +87,14 @@ async def test_https_is_served_to_who_trusts_the_authority(
 
 
 async def test_a_client_that_does_not_close_holds_up_no_end(
-    service: ApiService, tls: HttpConfig, authority: trustme.CA
+    service: ApiService, tls: HttpConfig, trusting: ssl.SSLContext
 ) -> None:
     """As a pool of connections that nobody reads: to agree that it is over it would have half a minute."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(server_config(create_app(service), tls))
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
-    task = asyncio.create_task(server.serve([listener]))
-    while not server.started:
-        await asyncio.sleep(0.005)
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
+    server, task, port = await serving(service, tls)
 
     def ask() -> ssl.SSLSocket:
-        plain = socket.create_connection(listener.getsockname())
-        client = context.wrap_socket(plain, server_hostname="localhost")
+        plain = socket.create_connection(("127.0.0.1", port))
+        client = trusting.wrap_socket(plain, server_hostname="localhost")
         client.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
         assert b" 200 " in client.recv(4096)
         return client

@@ -12,6 +12,7 @@ import torch
 
 from drafters import layer_graphs
 from drafters.captured_layers import CapturedLayers, LayerShape
+from drafters.device_layers import BeamCall
 from drafters.layer_graphs import LayerGraphs
 from drafters.messages import DraftItem, DraftPlan, DraftResult
 from drafters.model_drafter import ModelDrafter
@@ -56,8 +57,8 @@ class Used:
         self.calls: list[bool] = []
         plain = LayerGraphs.layers
 
-        def layers(graphs: LayerGraphs, *arguments: object) -> CapturedLayers | None:
-            found = plain(graphs, *arguments)  # type: ignore[arg-type]
+        def layers(graphs: LayerGraphs, call: BeamCall) -> CapturedLayers | None:
+            found = plain(graphs, call)
             self.calls.append(found is not None)
             return found
 
