@@ -18,11 +18,11 @@ def holds(mask: TokenMask, token: int) -> bool:
 def only_token(mask: TokenMask) -> int | None:
     """The one token that a mask allows; None if there are more."""
     words = mask.view(np.uint32)
-    where = np.flatnonzero(words)
-    if len(where) != 1:
+    if np.count_nonzero(words) != 1:
         return None
-    word = int(words[where[0]])
-    return None if word & (word - 1) else int(where[0]) * 32 + word.bit_length() - 1
+    where = int(words.argmax())
+    word = int(words[where])
+    return None if word & (word - 1) else where * 32 + word.bit_length() - 1
 
 
 def without(mask: TokenMask, tokens: Iterable[int]) -> TokenMask:
