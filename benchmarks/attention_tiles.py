@@ -98,14 +98,14 @@ def kernels_of(
     """All that the cases may need."""
     found: dict[Kernel, None] = {}
     for dim, (requests, rows) in itertools.product(dims, cases):
-        for tile in [_today(rows, dim), *tiles(dim, rows * SHARED, quick=quick)]:
+        for tile in [_today(requests, rows, dim), *tiles(dim, rows * SHARED, quick=quick)]:
             for splits in splits_of(requests, rows, context + rows, tile):
                 found[Kernel(dim, tile, splits > 1)] = None
     return list(found)
 
 
-def _today(rows: int, dim: int) -> Tile:
-    return tile_of(rows * SHARED, dim, torch.bfloat16)
+def _today(requests: int, rows: int, dim: int) -> Tile:
+    return tile_of(rows * SHARED, dim, torch.bfloat16, requests * KV_HEADS)
 
 
 @functools.cache
@@ -203,7 +203,7 @@ def run(
     for dim, (requests, rows) in itertools.product(dims, cases):
         keys = context + rows
         case = Case(requests, rows, context, dim, where, dtype, graphs)
-        today = _today(rows, dim)
+        today = _today(requests, rows, dim)
 
         def measured(
             ways: Iterable[tuple[Tile, int]], case: Case = case, dim: int = dim

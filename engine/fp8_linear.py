@@ -185,6 +185,11 @@ class Fp8Linear:
         self._bias = bias
         self._product = Fp8Product(weight)
 
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether the product with a multiple of `x` is that multiple of the product."""
+        return self._bias is None and self.gain is None
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, outputs] for `x` [rows, inputs]."""
         return self._product(x, self._bias)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from engine.norms import PendingNorm, norm_arguments, norm_block
+
 _BLOCK = 1024
 
 
@@ -17,10 +19,21 @@ def gate(gate_up: torch.Tensor) -> torch.Tensor:
     return F.silu(gates).mul_(up)
 
 
-def gate_by_triton(gate_up: torch.Tensor) -> torch.Tensor:
-    """`gate` in one launch, and rounded once, where Triton can serve (`engine.triton_support`)."""
+def gate_by_triton(gate_up: torch.Tensor, norm: PendingNorm | None = None) -> torch.Tensor:
+    """`gate` in one launch, and rounded once, where Triton can serve (`engine.triton_support`).
+
+    `norm` is applied to `gate_up` before.
+    """
     kernels: Any = importlib.import_module("engine.triton_kernels")
     rows, units = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, units, dtype=gate_up.dtype, device=gate_up.device)
-    kernels.gate[rows, -(-units // _BLOCK)](gate_up, out, units, BLOCK=_BLOCK, num_warps=4)
+    kernels.gate[rows, -(-units // _BLOCK)](
+        gate_up,
+        out,
+        units,
+        *norm_arguments(norm, gate_up),
+        BLOCK=_BLOCK,
+        NORM_BLOCK=norm_block(norm),
+        num_warps=4,
+    )
     return out

@@ -132,6 +132,11 @@ class Linear:
         if self._packed is None or (weight.dtype == torch.float32 and self._size < _ONEDNN_FROM):
             self._transposed = weight.t().contiguous()
 
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether the product with a multiple of `x` is that multiple of the product."""
+        return self._bias is None
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, outputs] for `x` [rows, inputs]."""
         if self._half is not None:

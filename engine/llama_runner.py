@@ -16,12 +16,16 @@ from engine.device_rows import DeviceRows
 from engine.devices import to_device
 from engine.gated import gate, gate_by_triton
 from engine.llama_weights import AnyLinear, LlamaWeights
-from engine.norms import normalised_by_triton
+from engine.norms import PendingNorm, normalised_by_triton
 from engine.runner import KeyTokens, ModelShape, Segment
 from engine.triton_attention import TritonAttention
 from engine.triton_support import runs_triton
 
 Int32 = NDArray[np.int32]
+
+#: Rows up to which a layer's norms are left to the kernels that read what was multiplied: each of their
+#: programs reads a row for its divisor, which takes longer than norms of their own where rows are many.
+MOST_LATE_ROWS = 8
 
 
 class LlamaRunner:
@@ -49,8 +53,10 @@ class LlamaRunner:
                 attention, num_slots, dtype=weights.dtype, device=weights.device, head_dim=weights.head_dim
             )
         self._attention = attention
-        self._gated = gate_by_triton if isinstance(attention, TritonAttention) else gate
+        self._triton = attention if isinstance(attention, TritonAttention) else None
         self._has_triton = runs_triton(weights.device)
+        # Rows that were not divided yet may be too large for float16.
+        self._norms_late = self._has_triton and self._triton is not None and weights.dtype != torch.float16
         self._key_tokens = KeyTokens(0, 0)
         for layer in range(len(weights.layers)):
             self._attention.allocate(layer, weights.kv_heads, weights.head_dim, weights.head_dim)
@@ -165,10 +171,14 @@ class LlamaRunner:
         for index, layer in enumerate(weights.layers):
             if index in self._feature_layers:
                 self._note_feature(features, index, x)
-            qkv = layer.qkv(self._normalised(x, layer.qkv.gain))
+            given, norm = self._given(x, layer.qkv, has_norms_of_heads=layer.head_norms is not None)
+            qkv = layer.qkv(given)
             if layer.head_norms is not None:
                 _normalise_heads(qkv, layer.head_norms, rotated_heads, head_dim, weights.eps)
-            attention.store_rotated(plan, index, qkv, rotation, heads)
+            if self._triton is not None:
+                self._triton.store_rotated(plan, index, qkv, rotation, heads, norm)
+            else:
+                attention.store_rotated(plan, index, qkv, rotation, heads)
             if index == last and selected is not None and len(selected) == 0:
                 return Computed(x.new_zeros(0, weights.vocab_size), x[:0], features)
             q = qkv[:, :query_width].view(rows, heads, head_dim)
@@ -177,8 +187,10 @@ class LlamaRunner:
                 # What follows is row by row, so rows whose logits nobody wants can go.
                 mixed, x = mixed.index_select(0, selected), x.index_select(0, selected)
             x = self._added(layer.out, x, mixed)
-            both = layer.gate_up(self._normalised(x, layer.gate_up.gain))
-            x = self._added(layer.down, x, self._gated(both))
+            given, norm = self._given(x, layer.gate_up)
+            both = layer.gate_up(given)
+            gated = gate(both) if self._triton is None else gate_by_triton(both, norm)
+            x = self._added(layer.down, x, gated)
         final = self._normalised(x)
         return Computed(weights.head(final), final, features)
 
@@ -236,6 +248,15 @@ class LlamaRunner:
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `HiddenStateRunner`."""
         return self._weights.head(hidden).float()
+
+    def _given(
+        self, x: torch.Tensor, linear: AnyLinear, *, has_norms_of_heads: bool = False
+    ) -> tuple[torch.Tensor, PendingNorm | None]:
+        """What `linear` is to multiply for `x` [rows, hidden], and the norm its product is to have then."""
+        is_late = self._norms_late and len(x) <= MOST_LATE_ROWS and not has_norms_of_heads
+        if is_late and linear.is_homogeneous:
+            return x, PendingNorm(x, self._weights.eps)
+        return self._normalised(x, linear.gain), None
 
     def _normalised(self, x: torch.Tensor, gain: torch.Tensor | None = None) -> torch.Tensor:
         """RMS-normalised rows of `x` [rows, hidden] times `gain`, up to what the weights absorbed."""

@@ -53,7 +53,7 @@ class LlamaWeights:
         head_scale: [hidden], the scales in `head`: normalised rows times it are the last hidden state.
         rotation: complex64 [max_tokens, 1, head_dim / 2], rotary factor of each position and pair.
         norm_floor: `sqrt(hidden * eps)` as a scalar tensor; None where the runner normalises with
-            `rms_norm` because `dtype` is too coarse for the shortcut.
+            `rms_norm` or Triton: on GPUs, and where `dtype` is too coarse for the shortcut.
         group: ranks the model is spread over; None for a single one.
     """
 
@@ -143,8 +143,8 @@ def load_llama_weights(
     if isinstance(head, Fp8Weight):  # rare, and its rows are wanted without the final norm's scales, too
         head = head.dequantized(dtype)
     eps = float(config.rms_norm_eps)
-    is_exact = dtype == torch.float32
-    gain = math.sqrt(config.hidden_size) if is_exact else 1.0
+    is_short = dtype == torch.float32 and device.type == "cpu"  # a GPU has kernels for norms
+    gain = math.sqrt(config.hidden_size) if is_short else 1.0
     longest = int(min(config.max_position_embeddings, max_tokens or config.max_position_embeddings))
     with torch.no_grad():
         # First, for on the way it takes the most memory.
@@ -155,7 +155,7 @@ def load_llama_weights(
             head=projection,
             head_scale=base.norm.weight.to(device).float() * gain,
             rotation=rotation_table(base.rotary_emb, longest, model.device).to(device),
-            norm_floor=torch.tensor(math.sqrt(config.hidden_size * eps), device=device) if is_exact else None,
+            norm_floor=torch.tensor(math.sqrt(config.hidden_size * eps), device=device) if is_short else None,
             eps=eps,
             scale=head_dim**-0.5,
             heads=heads,

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from engine.attention import PaddedAttention, PaddedPlan
 from engine.device_rows import DeviceRows
 from engine.devices import staging, to_device
+from engine.norms import PendingNorm, norm_arguments, norm_block
 from engine.padded_segments import power_of_two
 from engine.rectangles import key_counts
 from engine.runner import KeyTokens, Segment
@@ -27,8 +28,10 @@ from engine.triton_support import why_not_triton
 
 Int32 = NDArray[np.int32]
 
-#: Programs that a GPU of 132 processors holds at once, four on each, and most splits of keys for that.
+#: Programs that keep a GPU with 132 processors busy, four on each, and most splits of keys for that.
 ENOUGH_PROGRAMS, MOST_SPLITS = 528, 32
+#: Programs of a launch without splits up to which decoding is bound by how long one program takes.
+FEW_PROGRAMS = 16
 #: Queries of a request and key head, one number for each tile there may be.
 QUERIES = (16, 32, 64)
 #: Numbers that describe a segment to the kernels.
@@ -221,11 +224,18 @@ class TritonAttention(PaddedAttention):
         )
 
     def store_rotated(
-        self, plan: PaddedPlan, layer: int, qkv: torch.Tensor, rotation: torch.Tensor, heads: int
+        self,
+        plan: PaddedPlan,
+        layer: int,
+        qkv: torch.Tensor,
+        rotation: torch.Tensor,
+        heads: int,
+        norm: PendingNorm | None = None,
     ) -> None:
-        """See `PaddedAttention`."""
+        """See `PaddedAttention`; `norm` is applied to `qkv` before, if keys and values are of one size."""
         kv_heads, dim, v_dim = self._shapes[layer]
         if dim != v_dim:
+            assert norm is None
             super().store_rotated(plan, layer, qkv, rotation, heads)
             return
         storage = self._layers[layer]
@@ -236,11 +246,13 @@ class TritonAttention(PaddedAttention):
             plan.write,
             qkv.stride(0),
             storage.stride(0),
+            *norm_arguments(norm, qkv),
             HEADS=heads,
             KV_HEADS=kv_heads,
             DIM=dim,
             HALF_BLOCK=power_of_two(dim // 2),
-            num_warps=1,
+            NORM_BLOCK=norm_block(norm),
+            num_warps=1 if norm is None else 4,
         )
 
     def attend(
@@ -250,7 +262,7 @@ class TritonAttention(PaddedAttention):
         assert isinstance(plan, TritonPlan)
         kv_heads, k_dim, _ = self._shapes[layer]
         queries = plan.most_rows * (q.shape[1] // kv_heads)
-        tile = tile_of(queries, k_dim, q.dtype)
+        tile = tile_of(queries, k_dim, q.dtype, plan.num_segments * kv_heads)
         programs = plan.num_segments * kv_heads * -(-queries // tile.queries)
         splits = num_splits(programs, plan.most_keys, tile.keys)
         return self._attend(plan, layer, q, scale, tile, splits)
@@ -261,7 +273,8 @@ class TritonAttention(PaddedAttention):
         zero = np.zeros(1, dtype=np.int32)
         plan = self.plan([Segment(zero, zero, zero, zero[:0])])
         q = torch.zeros(1, heads, k_dim, dtype=self._dtype, device=self._device)
-        for tile in {tile_of(queries, k_dim, self._dtype) for queries in QUERIES}:
+        few = (1, FEW_PROGRAMS + 1)
+        for tile in {tile_of(number, k_dim, self._dtype, pairs) for number in QUERIES for pairs in few}:
             for splits in (1, 2):
                 self._attend(plan, layer, q, None, tile, splits)
 
@@ -316,35 +329,39 @@ class TritonAttention(PaddedAttention):
                 splits,
                 V_DIM=v_dim,
                 V_BLOCK=power_of_two(v_dim),
-                SPLITS=MOST_SPLITS,
+                SPLITS=power_of_two(splits),
                 num_warps=4,
             )
         return out
 
 
-def tile_of(queries: int, head_dim: int, dtype: torch.dtype) -> Tile:
+def tile_of(queries: int, head_dim: int, dtype: torch.dtype, pairs: int) -> Tile:
     """A tile whose sums and keys fit in the registers and the shared memory of GPUs from Ampere on.
 
     Args:
         queries: of a request and key head.
         head_dim: of keys.
         dtype: of keys; products of float32 are not for tensor cores, and take more registers.
+        pairs: of a request and a key head, in a batch.
     """
     if dtype.itemsize > 2:
         return Tile(16, 32 if head_dim <= 64 else 16, 2)
     # Measured with heads of 128 on an H200 (docs/gpu.md); the others are small enough for two programs on a
     # processor that has 100 KB of shared memory.
+    is_usual = 64 < head_dim <= 128
+    if queries <= 16 and is_usual:
+        return Tile(16, 128, 3) if pairs <= FEW_PROGRAMS else Tile(16, 32, 5, warps=1)
     if queries <= 16:
-        return Tile(16, 64, 5) if head_dim <= 64 else Tile(16, 32, 5, warps=1 if head_dim <= 128 else 4)
-    if queries <= 32 and 64 < head_dim <= 128:  # trees to verify
-        return Tile(32, 32, 3, warps=2)
+        return Tile(16, 64, 5) if head_dim <= 64 else Tile(16, 32, 5)
+    if queries <= 32 and is_usual:  # trees to verify
+        return Tile(32, 128, 3)
     return Tile(64, 64, 2) if head_dim <= 128 else Tile(32, 32, 2)
 
 
 def num_splits(programs: int, keys: int, least: int) -> int:
     """Into how many parts each request's keys go, for a launch that has so many programs without.
 
-    As many as keep the programs within what a GPU holds at once, and as make the parts no longer.
+    As many as keep the programs within what keeps a GPU busy, and as make the parts no longer.
 
     Args:
         programs: tiles of queries over all requests and key heads.
@@ -355,5 +372,7 @@ def num_splits(programs: int, keys: int, least: int) -> int:
         1 to `MOST_SPLITS`.
     """
     tiles = -(-keys // least)
-    length = -(-tiles // max(1, min(ENOUGH_PROGRAMS // programs, MOST_SPLITS)))
+    # A tile of 128 keys keeps a processor's memory busy, or nearly.
+    enough = ENOUGH_PROGRAMS // 3 if least >= 128 else ENOUGH_PROGRAMS
+    length = -(-tiles // max(1, min(enough // programs, MOST_SPLITS)))
     return -(-tiles // length)

@@ -86,11 +86,28 @@ def attend(
     highest = tl.full([QUERIES], -float("inf"), dtype=tl.float32)
     total = tl.zeros([QUERIES], dtype=tl.float32)
     mixed = tl.zeros([QUERIES, V_BLOCK], dtype=tl.float32)
-    for start_key in range(begin, end, KEYS):
+    k_from = storage + head * K_DIM + k_unit
+    v_from = storage + KV_HEADS * K_DIM + head * V_DIM + v_unit
+    # Most keys are in whole tiles that all rows see, which need no masks.
+    masked = begin + tl.maximum(tl.minimum(end, committed) - begin, 0) // KEYS * KEYS
+    for start_key in range(begin, masked, KEYS):
+        slot = tl.load(slots + first_key + start_key + tl.arange(0, KEYS)).to(tl.int64)
+        k_at = k_from[:, None] + slot[None, :] * storage_stride
+        k = tl.load(k_at, mask=(k_unit < K_DIM)[:, None], other=0.0)
+        score = tl.dot(asked, k, input_precision="ieee") * scale
+        higher = tl.maximum(highest, tl.max(score, 1))
+        share = tl.exp2(score - higher[:, None])
+        fade = tl.exp2(highest - higher)
+        total = total * fade + tl.sum(share, 1)
+        v_at = v_from[None, :] + slot[:, None] * storage_stride
+        v = tl.load(v_at, mask=(v_unit < V_DIM)[None, :], other=0.0)
+        mixed = mixed * fade[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
+        highest = higher
+    for start_key in range(masked, end, KEYS):
         key = start_key + tl.arange(0, KEYS)
         is_key = key < end
         slot = tl.load(slots + first_key + key, mask=is_key, other=0).to(tl.int64)
-        k_at = storage + slot[None, :] * storage_stride + head * K_DIM + k_unit[:, None]
+        k_at = k_from[:, None] + slot[None, :] * storage_stride
         k = tl.load(k_at, mask=is_key[None, :] & (k_unit < K_DIM)[:, None], other=0.0)
         score = tl.dot(asked, k, input_precision="ieee") * scale
         column = key - committed
@@ -109,7 +126,7 @@ def attend(
         share = tl.exp2(score - base[:, None])
         fade = tl.exp2(highest - base)
         total = total * fade + tl.sum(share, 1)
-        v_at = storage + slot[:, None] * storage_stride + KV_HEADS * K_DIM + head * V_DIM + v_unit[None, :]
+        v_at = v_from[None, :] + slot[:, None] * storage_stride
         v = tl.load(v_at, mask=is_key[:, None] & (v_unit < V_DIM)[None, :], other=0.0)
         mixed = mixed * fade[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
         highest = higher
@@ -157,6 +174,14 @@ def combine(
 
 
 @triton.jit
+def _inverse_root(x, size, eps, BLOCK: tl.constexpr):
+    """One over the root of a row's mean square plus `eps`; BLOCK: a power of two that holds `size`."""
+    place = tl.arange(0, BLOCK)
+    wide = tl.load(x + place, mask=place < size, other=0.0).to(tl.float32)
+    return tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+
+
+@triton.jit
 def rotate_and_store(
     qkv,
     rotation,
@@ -164,16 +189,22 @@ def rotate_and_store(
     slots,
     qkv_stride,
     storage_stride,
+    x,
+    x_stride,
+    size,
+    eps,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
+    NORM_BLOCK: tl.constexpr,
 ):
     """Rotate one row's query or key head in place, and write a key or value head to the row's slot.
 
     Grid: (rows, HEADS + 2 * KV_HEADS). qkv [rows, (HEADS + 2 * KV_HEADS) * DIM]: query, key and value heads;
     rotation float32 [rows, DIM / 2, 2], cosine and sine of each pair of neighbours; storage
-    [slots, 2 * KV_HEADS * DIM]; slots int64 [rows]. HALF_BLOCK: the next power of two of DIM / 2.
+    [slots, 2 * KV_HEADS * DIM]; slots int64 [rows]. HALF_BLOCK: the next power of two of DIM / 2. NORM_BLOCK:
+    0, or a power of two that holds `size` where qkv is to be divided as the norm of rows x [rows, size] is.
     """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -182,6 +213,10 @@ def rotate_and_store(
     at = qkv + row * qkv_stride + head * DIM + pair * 2
     real = tl.load(at, mask=is_pair, other=0.0)
     imaginary = tl.load(at + 1, mask=is_pair, other=0.0)
+    if NORM_BLOCK > 0:
+        by = _inverse_root(x + row * x_stride, size, eps, NORM_BLOCK)
+        real = (real.to(tl.float32) * by).to(qkv.dtype.element_ty)
+        imaginary = (imaginary.to(tl.float32) * by).to(qkv.dtype.element_ty)
     if head < HEADS + KV_HEADS:
         turn = rotation + row * DIM + pair * 2
         cosine = tl.load(turn, mask=is_pair, other=0.0)
@@ -222,10 +257,21 @@ def see(segments, committed, laid, seen, rows, laid_out, columns, BYTES: tl.cons
 
 
 @triton.jit
-def gate(gate_up, out, units, BLOCK: tl.constexpr):
+def gate(
+    gate_up,
+    out,
+    units,
+    x,
+    x_stride,
+    size,
+    eps,
+    BLOCK: tl.constexpr,
+    NORM_BLOCK: tl.constexpr,
+):
     """SiLU of gates times what they gate.
 
-    Grid: (rows, ceil(units / BLOCK)). gate_up [rows, 2 * units], gates first; out [rows, units].
+    Grid: (rows, ceil(units / BLOCK)). gate_up [rows, 2 * units], gates first; out [rows, units]. x, size and
+    NORM_BLOCK as in `rotate_and_store`.
     """
     row = tl.program_id(0).to(tl.int64)
     unit = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -233,11 +279,24 @@ def gate(gate_up, out, units, BLOCK: tl.constexpr):
     at = gate_up + row * 2 * units + unit
     gate = tl.load(at, mask=is_unit, other=0.0).to(tl.float32)
     up = tl.load(at + units, mask=is_unit, other=0.0).to(tl.float32)
+    if NORM_BLOCK > 0:
+        by = _inverse_root(x + row * x_stride, size, eps, NORM_BLOCK)
+        gate *= by
+        up *= by
     tl.store(out + row * units + unit, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=is_unit)
 
 
 @triton.jit
-def normalise(x, gain, out, size, x_stride, eps, BLOCK: tl.constexpr, HAS_GAIN: tl.constexpr):
+def normalise(
+    x,
+    gain,
+    out,
+    size,
+    x_stride,
+    eps,
+    BLOCK: tl.constexpr,
+    HAS_GAIN: tl.constexpr,
+):
     """Rows divided by the root of their mean square plus `eps`, times `gain`.
 
     Grid: (rows,). x [rows, size]; gain [size]; out [rows, size]. BLOCK: a power of two that holds `size`.

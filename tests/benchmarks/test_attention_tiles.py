@@ -86,6 +86,6 @@ def test_the_search_is_short_and_has_what_is_chosen_today(dim: int) -> None:
     assert len(kernels_of(CASES, [dim], 1024, quick=True)) < 50
     assert len(kernels_of(CASES, [dim], 1024, quick=False)) < 160
     for requests, rows in CASES:
-        for tile in [tile_of(rows * 4, dim, torch.bfloat16), *tiles(dim, rows * 4)]:
+        for tile in [tile_of(rows * 4, dim, torch.bfloat16, requests * 8), *tiles(dim, rows * 4)]:
             splits = splits_of(requests, rows, 1024 + rows, tile)
             assert len(splits) == len(set(splits)) <= 9

@@ -15,14 +15,16 @@ pytest.importorskip("triton")
 FEW_BYTES = 40
 
 
-def attend(dtype: str, head_dim: int, queries: int, *, is_split: bool, arch: int = 90) -> Kernel:
+def attend(
+    dtype: str, head_dim: int, queries: int, *, is_split: bool, arch: int = 90, pairs: int = 512
+) -> Kernel:
     """The attention kernel with the tile it is launched with, for 8 key heads of 4 query heads each."""
     name = {"bfloat16": "*bf16", "float32": "*fp32"}[dtype]
     sums = "*fp32" if is_split else name
     types = {"q": name, "storage": name, "out": name, "partial": sums, "weight": sums}
     types |= {"segments": "*i32", "slots": "*i32", "seen": "*u8", "scale": "fp32"}
     numbers = ("q_row_stride", "q_head_stride", "storage_stride", "num_rows", "num_splits")
-    tile = tile_of(queries, head_dim, getattr(torch, dtype))
+    tile = tile_of(queries, head_dim, getattr(torch, dtype), pairs)
     sizes = {"KV_HEADS": 8, "SHARED": 4, "K_DIM": head_dim, "V_DIM": head_dim, "K_BLOCK": head_dim}
     sizes |= {"V_BLOCK": head_dim, "QUERIES": tile.queries, "KEYS": tile.keys, "IS_SPLIT": is_split}
     options = {"num_warps": tile.warps, "num_stages": tile.stages, "arch": arch}
@@ -33,8 +35,9 @@ def test_kernels_compile_for_gpus() -> None:
     """By Triton's own compiler, which needs no GPU: code for Ampere and Hopper that fits there."""
     partial = {"partial": "*fp32", "weight": "*fp32", "out": "*bf16", "num_lines": "i32", "num_splits": "i32"}
     heads = {"qkv": "*bf16", "rotation": "*fp32", "storage": "*bf16", "slots": "*i64"}
-    heads |= {"qkv_stride": "i32", "storage_stride": "i32"}
-    gates = {"gate_up": "*bf16", "out": "*bf16", "units": "i32"}
+    rows = {"x_stride": "i32", "size": "i32", "eps": "fp32"}
+    heads |= {"qkv_stride": "i32", "storage_stride": "i32", "x": "*bf16"} | rows
+    gates = {"gate_up": "*bf16", "out": "*bf16", "units": "i32", "x": "*bf16"} | rows
     norm = {"x": "*bf16", "gain": "*bf16", "out": "*bf16", "size": "i32", "x_stride": "i32", "eps": "fp32"}
     masks = {"segments": "*i32", "committed": "*i64", "laid": "*u8", "seen": "*u8"}
     masks |= dict.fromkeys(("rows", "laid_out", "columns"), "i32")
@@ -46,6 +49,8 @@ def test_kernels_compile_for_gpus() -> None:
             attend("bfloat16", 128, 32, is_split=True),
             attend("bfloat16", 128, 32, is_split=True, arch=80),
             attend("float32", 64, 4, is_split=True),
+            attend("bfloat16", 128, 4, is_split=True, pairs=8),
+            attend("bfloat16", 128, 4, is_split=True, pairs=8, arch=80),
         ]
     )
     others = compiled(
@@ -59,10 +64,10 @@ def test_kernels_compile_for_gpus() -> None:
             (
                 "engine.triton_kernels.rotate_and_store",
                 heads,
-                {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "HALF_BLOCK": 64},
-                {"num_warps": 1},
+                {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "HALF_BLOCK": 64, "NORM_BLOCK": 4096},
+                {"num_warps": 4},
             ),
-            ("engine.triton_kernels.gate", gates, {"BLOCK": 1024}, {"num_warps": 4}),
+            ("engine.triton_kernels.gate", gates, {"BLOCK": 1024, "NORM_BLOCK": 4096}, {"num_warps": 4}),
             ("engine.triton_kernels.normalise", norm, {"BLOCK": 4096, "HAS_GAIN": True}, {"num_warps": 8}),
             ("engine.triton_kernels.see", masks, {"BYTES": 1024}, {"num_warps": 4}),
         ]
@@ -81,7 +86,7 @@ def test_a_tile_of_decoding_is_computed_while_the_next_is_under_way(head_dim: in
     """Two buffers of keys and of values, and waits that leave copies under way; fits the smallest GPUs."""
     for kernel in compiled([attend("bfloat16", head_dim, 4, is_split=True, arch=arch) for arch in (80, 90)]):
         buffers = re.findall(r"local_alloc[^\n]*memdesc<(\d)x\d+x\d+xbf16[^\n]*mutable", kernel.ttgir)
-        assert buffers == ["2", "2"]
+        assert buffers == ["2", "2"] * 2  # of tiles without masks, and of those with
         waits = [int(number) for number in re.findall(r"async_wait[^\n]*num = (\d+)", kernel.ttgir)]
         assert sum(number > 0 for number in waits) >= 2  # for the slots, the keys, the values
         assert kernel.spilled <= FEW_BYTES
