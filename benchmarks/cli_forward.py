@@ -11,6 +11,10 @@ from benchmarks.cli_common import JsonFile, QuantizationOption, failed
 
 def forward(
     shape: Annotated[str, typer.Option(help="Sizes of the model: tiny, 1b, 8b, 32b or 70b.")] = "tiny",
+    runner: Annotated[
+        str,
+        typer.Option(help="lean, or hf: a Transformers model beside the lean runner."),
+    ] = "lean",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     attention: Annotated[
@@ -31,6 +35,8 @@ def forward(
 
     if shape not in forward_floor.SHAPES:
         raise typer.BadParameter(f"one of {', '.join(forward_floor.SHAPES)}", param_hint="--shape")
+    if runner not in ("lean", "hf"):
+        raise typer.BadParameter("lean or hf", param_hint="--runner")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise typer.BadParameter("float32, bfloat16 or float16", param_hint="--dtype")
     kinds: tuple[AttentionKind, ...] = get_args(AttentionKind)
@@ -40,6 +46,7 @@ def forward(
     try:
         record = forward_floor.run(
             shape,
+            runner="hf" if runner == "hf" else "lean",
             device=device,
             dtype=dtype,
             attention=kind,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ import torch
 from benchmarks.forward_cost import batch
 from benchmarks.kernel_times import kernel_times
 from engine.attention_kinds import AttentionKind
+from engine.capturable import CapturableRunner
 from engine.cuda_graphs import GraphedRunner
 from engine.devices import memory_of, resolve_device, seconds_of, synchronize
 from engine.fp8 import quantized
@@ -24,7 +25,11 @@ from engine.llama_runner import LlamaRunner
 from engine.llama_weights import AnyLinear, LlamaLayer, LlamaWeights
 from engine.quantization import Quantization
 from engine.runner import ModelRunner
+from engine.runner_options import RunnerKind
 from engine.triton_support import runs_triton
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,28 @@ def random_weights(
     )
 
 
+def random_transformers_model(
+    sizes: Sizes, dtype: torch.dtype, device: torch.device, max_tokens: int
+) -> PreTrainedModel:
+    """A Transformers model of a shape, with random weights made on the device."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=sizes.vocab,
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.units,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        max_position_embeddings=max_tokens,
+        tie_word_embeddings=sizes.tied,
+    )
+    with device:
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return model.eval()
+
+
 def measured_rates(device: torch.device, dtype: torch.dtype, repeats: int = 7) -> tuple[float, float]:
     """Bytes per second of a copy, read and written ones counted; operations per second of a large product."""
     on_gpu = device.type == "cuda"
@@ -159,6 +186,7 @@ def floors(
 def run(
     shape: str,
     *,
+    runner: RunnerKind = "lean",
     device: str = "auto",
     dtype: str = "bfloat16",
     attention: AttentionKind | None = None,
@@ -170,6 +198,7 @@ def run(
 ) -> dict[str, Any]:
     """Time forwards of a shape, ordinary and captured in turns, and give each its floor.
 
+    With `runner` "hf" it is a Transformers model, and the lean runner's captured forwards take turns with it.
     With `quantization` the layers' weights have eight bits, and arithmetic is still that of `dtype`.
     With `kernels` each case also has those of a captured forward, profiled after it was timed.
     On a CPU nothing can be captured: there the second way only pads, which shows what padding costs.
@@ -177,8 +206,11 @@ def run(
     Raises:
         KeyError: if there is no such shape.
         DeviceUnavailable: if there is no such device.
-        ValueError: if no case fits in its memory.
+        ValueError: if no case fits in its memory, or a Transformers model is to be quantized or cannot be
+            captured.
     """
+    if runner == "hf" and quantization is not None:
+        raise ValueError("`quantization` is for the lean runner")
     sizes, where = SHAPES[shape], resolve_device(device)
     kind: torch.dtype = getattr(torch, dtype)
     max_tokens = context + max(rows for _, rows in cases)
@@ -186,21 +218,30 @@ def run(
     weights = random_weights(sizes, kind, where, max_tokens, quantization)
     in_eight_bits = quantization is not None and runs_triton(where)  # else they are widened
     weight_bytes = sizes.weight_bytes(kind.itemsize, in_eight_bits=in_eight_bits)
+    model = random_transformers_model(sizes, kind, where, max_tokens) if runner == "hf" else None
     if where.type == "cuda":
-        cases = fitting_cases(cases, context, sizes.kv_numbers * kind.itemsize, memory_of(where).free)
+        ways = 2 if model is None else 3
+        cases = fitting_cases(cases, context, sizes.kv_numbers * kind.itemsize, memory_of(where).free, ways)
     slots = max(requests * (context + rows) for requests, rows in cases) + 8
-    ordinary = LlamaRunner(weights, slots, attention)
-    captured = GraphedRunner(LlamaRunner(weights, slots + 1, attention))
-    runners: dict[str, ModelRunner] = {"ordinary": ordinary, "captured": captured}
+    lean = GraphedRunner(LlamaRunner(weights, slots + 1, attention))
+    runners: dict[str, ModelRunner]
+    if model is None:
+        ordinary: CapturableRunner = LlamaRunner(weights, slots, attention)
+        captured = lean
+        runners = {"ordinary": ordinary, "captured": captured}
+    else:
+        ordinary, captured = _of_transformers(model, slots, attention)
+        runners = {"ordinary": ordinary, "captured": captured, "lean": lean}
     results = []
     for requests, rows in cases:
         segments = batch(requests, rows, context, sizes.vocab, slots)
         keep = np.arange(requests * rows, dtype=np.int32)
-        captured.capture(segments)
+        for one in dict.fromkeys((captured, lean)):
+            one.capture(segments)
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in runners}
         for repeat in range(repeats + 3):  # the first ones build kernels
-            for name, runner in runners.items():
-                seconds = seconds_of(partial(runner.forward, segments, keep), where)
+            for name, way in runners.items():
+                seconds = seconds_of(partial(way.forward, segments, keep), where)
                 if repeat >= 3:
                     times[name].append(seconds)
         memory, arithmetic = floors(
@@ -229,6 +270,7 @@ def run(
         results.append(result)
     return {
         "shape": shape,
+        "runner": runner,
         "sizes": asdict(sizes),
         "weight_bytes": weight_bytes,
         "device": str(where) if where.type == "cpu" else torch.cuda.get_device_name(where),
@@ -242,11 +284,25 @@ def run(
     }
 
 
+def _of_transformers(
+    model: PreTrainedModel, slots: int, attention: AttentionKind | None
+) -> tuple[CapturableRunner, GraphedRunner]:
+    """Two runners of one Transformers model: of its forwards as they are, and captured."""
+    from engine.hf_capturing import why_not_captured
+    from engine.hf_runner import HFRunner
+
+    ordinary, inner = (HFRunner(model, number, attention=attention) for number in (slots, slots + 1))
+    obstacle = why_not_captured(inner) if inner.device.type == "cuda" else None
+    if obstacle is not None:
+        raise ValueError(f"forwards of the Transformers model cannot be captured: {obstacle}")
+    return ordinary, GraphedRunner(inner)
+
+
 def fitting_cases(
-    cases: Sequence[tuple[int, int]], context: int, kv_bytes: int, free: int
+    cases: Sequence[tuple[int, int]], context: int, kv_bytes: int, free: int, ways: int = 2
 ) -> list[tuple[int, int]]:
-    """The cases whose keys and values fit twice, each way of running has its own, beside activations."""
-    kept = [one for one in cases if 2 * one[0] * (context + one[1]) * kv_bytes < 0.85 * free]
+    """The cases whose keys and values fit once for each of so many ways of running, beside activations."""
+    kept = [one for one in cases if ways * one[0] * (context + one[1]) * kv_bytes < 0.85 * free]
     if not kept:
         raise ValueError(
             f"{free / 1e9:.1f} GB are free beside the weights: too little for a context of {context}"
@@ -257,12 +313,13 @@ def fitting_cases(
 def table(record: dict[str, Any]) -> str:
     """The record for people."""
     lines = [
-        f"{record['shape']}, {record['dtype']}{_with(record['quantization'])}, {record['attention']}, "
-        f"context {record['context']}, on {record['device']}: {record['weight_bytes'] / 1e9:.2f} GB of "
-        f"weights, "
+        f"{record['shape']}{_by(record['runner'])}, {record['dtype']}{_with(record['quantization'])}, "
+        f"{record['attention']}, context {record['context']}, on {record['device']}: "
+        f"{record['weight_bytes'] / 1e9:.2f} GB of weights, "
         f"{record['bytes_per_second'] / 1e9:.0f} GB/s, {record['operations_per_second'] / 1e12:.2f} TFLOP/s",
         f"{'requests':>8}{'rows':>6}{'floor ms':>10}  {'bound by':<11}{'ordinary ms':>12}{'captured ms':>12}"
-        f"{'x floor':>9}{'ordinary/captured':>19}{'host ms':>9}",
+        f"{'x floor':>9}{'ordinary/captured':>19}{'host ms':>9}"
+        + (f"{'lean ms':>9}" if "lean" in record["results"][0] else ""),
     ]
     for one in record["results"]:
         ordinary, captured = one["ordinary"], one["captured"]
@@ -270,6 +327,7 @@ def table(record: dict[str, Any]) -> str:
             f"{one['requests']:8}{one['rows']:6}{one['floor_ms']:10.3f}  {one['bound_by']:<11}"
             f"{ordinary['ms']:12.3f}{captured['ms']:12.3f}{captured['of_floor']:9.2f}"
             f"{ordinary['ms'] / captured['ms']:19.2f}{captured['host_ms']:9.3f}"
+            + (f"{one['lean']['ms']:9.3f}" if "lean" in one else "")
         )
     for one in record["results"]:
         if "kernels" in one:
@@ -290,6 +348,10 @@ def _host_seconds(run: Callable[[], object], device: torch.device, repeats: int)
         run()
         found.append(time.perf_counter() - start)
     return statistics.median(found)
+
+
+def _by(runner: str) -> str:
+    return "" if runner == "lean" else " by Transformers"
 
 
 def _with(quantization: str | None) -> str:

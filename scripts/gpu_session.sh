@@ -130,6 +130,9 @@ measure)
         part "eagle-8b-$graphs" 30 python3 -m benchmarks.eagle_cost --shape 8b --dtype bfloat16 --device cuda \
             --requests 1 8 32 --$graphs --json "$found/eagle-8b-$graphs.json"
     done
+    part decisions 40 python3 -m benchmarks.decision_cost --device cuda --json "$found/decisions.json"
+    forward forward-1b-hf 45 1b triton --runner hf
+    part bfloat16-ties 90 python3 -m benchmarks.bfloat16_ties --device cuda --json "$found/bfloat16-ties.json"
     forward forward-70b-fp8 90 70b triton --quantization fp8
     forward forward-32b 60 32b triton
     forward forward-8b-fp8 30 8b triton --quantization fp8

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from benchmarks.cli import app
-from benchmarks.forward_floor import CASES, SHAPES, fitting_cases, floors
+from benchmarks.forward_floor import CASES, SHAPES, fitting_cases, floors, random_transformers_model
 
 
 def test_shapes_are_those_of_the_published_models() -> None:
@@ -39,7 +41,7 @@ def test_cases_that_do_not_fit_are_left_out() -> None:
         fitting_cases(CASES, 1024, SHAPES["70b"].kv_numbers * 2, 10**8)
 
 
-@pytest.mark.parametrize("more", [[], ["--quantization", "fp8"]])
+@pytest.mark.parametrize("more", [[], ["--quantization", "fp8"], ["--runner", "hf"]])
 def test_the_command_measures(more: list[str], tmp_path: Path) -> None:
     file = tmp_path / "forward.json"
     options = [
@@ -58,11 +60,34 @@ def test_the_command_measures(more: list[str], tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     record = json.loads(file.read_text())
     assert record["attention"] == "PaddedAttention"
-    assert record["quantization"] == ("fp8" if more else None)
+    assert record["quantization"] == ("fp8" if "fp8" in more else None)
+    assert record["runner"] == ("hf" if "hf" in more else "lean")
     for one in record["results"]:
         assert one["ordinary"]["ms"] > 0 < one["captured"]["ms"]
         assert one["floor_ms"] > 0
-    assert f"{record['results'][0]['ordinary']['ms']:.3f}" in result.output
+    first = record["results"][0]
+    assert f"{first['ordinary']['ms']:.3f}" in result.output
+    assert ("lean" in first) == ("hf" in more)
+    if "hf" in more:
+        assert f"{first['lean']['ms']:.3f}" in result.output
+
+
+def test_a_transformers_model_has_the_shape_asked_for() -> None:
+    """Its weights in the type asked for, and as many as a forward is said to read."""
+    sizes = SHAPES["tiny"]
+    for dtype, tied in ((torch.bfloat16, False), (torch.float32, True)):
+        of = replace(sizes, tied=tied)
+        model = random_transformers_model(of, dtype, torch.device("cpu"), 48)
+        assert model.dtype == dtype
+        matrices = sum(one.numel() for one in model.parameters() if one.dim() == 2)
+        assert matrices == sizes.multiplied + (0 if tied else sizes.vocab * sizes.hidden)
+        assert model.config.max_position_embeddings == 48
+
+
+def test_a_transformers_model_is_not_quantized() -> None:
+    result = CliRunner().invoke(app, ["forward", "--runner", "hf", "--quantization", "fp8"])
+    assert result.exit_code != 0
+    assert "is for the lean runner" in result.output
 
 
 @pytest.mark.parametrize(
@@ -70,6 +95,7 @@ def test_the_command_measures(more: list[str], tmp_path: Path) -> None:
     [
         (["--shape", "9b"], "tiny, 1b, 8b"),
         (["--dtype", "int8"], "bfloat16"),
+        (["--runner", "vllm"], "lean or hf"),
         (["--quantization", "q4"], "fp8"),
     ],
 )
