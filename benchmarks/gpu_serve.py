@@ -22,17 +22,19 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from benchmarks import tables
-from benchmarks.live_client import Choice, Delivery, LiveClient
-from benchmarks.live_comparison import Comparison
-from benchmarks.live_requests import LiveRequest, mixed_requests
 from benchmarks.live_system import LiveSystem
 from benchmarks.served_load import load, show
 from cluster.config import FlotillaConfig
+
+if TYPE_CHECKING:  # with these comes torch, which takes the other parts seconds
+    from benchmarks.live_client import Choice, Delivery, LiveClient
+    from benchmarks.live_comparison import Comparison
+    from benchmarks.live_requests import LiveRequest
 
 # By name, because it ships no types.
 psutil: Any = importlib.import_module("psutil")
@@ -116,24 +118,6 @@ async def await_ready(url: str, pid: int) -> None:
             print(f"{role}: {len(processes)} processes, {[process.pid for process in processes]}")
 
 
-def join_and_set(policy: str) -> None:
-    """Change the policy of the served cell; that Ray can be joined only by its address."""
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    import logging
-
-    import ray
-    from ray import serve
-
-    from deployments.application import APP_NAME, CELL_NAME
-
-    port = next(Path("/tmp/ray/session_latest").glob("gcs_server_port_*")).read_text().strip()
-    ray.init(f"127.0.0.1:{port}", log_to_driver=False, logging_level=logging.ERROR)
-    cell = serve.get_deployment_handle(CELL_NAME, APP_NAME)
-    cell.set_policy.remote({"name": policy}).result(timeout_s=20)
-    print("policy", cell.describe.remote().result(timeout_s=20)["policy"])
-    ray.shutdown()
-
-
 async def _ask_all(
     ask: Callable[[LiveRequest], Awaitable[Delivery]], requests: Sequence[LiveRequest], compared: Comparison
 ) -> float:
@@ -170,6 +154,10 @@ def _judge(compared: Comparison, references: Mapping[int, Mapping[int, Choice]])
 
 async def ask_in_every_way(url: str, count: int) -> int:
     """Requests of every kind, streamed and whole: alone, then all at once, twice."""
+    from benchmarks.live_client import LiveClient
+    from benchmarks.live_comparison import Comparison
+    from benchmarks.live_requests import mixed_requests
+
     requests = mixed_requests(count, 0, 48)
     async with LiveClient(url, give_up_s=_GIVE_UP_S) as client:
         references = await _alone(client, requests)
@@ -186,6 +174,10 @@ async def ask_in_every_way(url: str, count: int) -> int:
 
 async def kill_the_target(url: str, pid: int) -> int:
     """End the target's process while it answers; every answer must be that of the undisturbed system."""
+    from benchmarks.live_client import LiveClient
+    from benchmarks.live_comparison import Comparison
+    from benchmarks.live_requests import mixed_requests
+
     system = LiveSystem(url, pid, served("cpu", 0.0))
     requests = [one for one in mixed_requests(56, 1, 96) if one.mode in ("greedy", "sampled", "JSON schema")]
     arrived = asyncio.Event()
@@ -258,7 +250,6 @@ def main(arguments: Sequence[str]) -> int:
     config.add_argument("--device", default="cuda")
     config.add_argument("--num-gpus", type=float, default=0.5)
     parts.add_parser("ray")
-    parts.add_parser("policy").add_argument("policy")
     for name in ("ready", "ask", "kill", "load", "stop"):
         part = parts.add_parser(name)
         part.add_argument("url")
@@ -266,8 +257,9 @@ def main(arguments: Sequence[str]) -> int:
         if name == "stop":
             part.add_argument("--metrics", type=Path, default=None)
         if name == "load":
-            part.add_argument("--way", default="flotilla")
-            part.add_argument("--seconds", type=float, default=4.0)
+            part.add_argument("--way", required=True)
+            part.add_argument("--drafters", default="")
+            part.add_argument("--seconds", type=float, default=3.0)
             part.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
             part.add_argument("--json", type=Path, default=None)
     asked = parser.parse_args(arguments)
@@ -276,8 +268,6 @@ def main(arguments: Sequence[str]) -> int:
             print(served(asked.device, asked.num_gpus).model_dump_json(indent=1))  # JSON is YAML
         case "ray":
             return look_at_ray()
-        case "policy":
-            join_and_set(asked.policy)
         case "ready":
             asyncio.run(await_ready(asked.url, asked.pid))
         case "ask":
@@ -285,7 +275,9 @@ def main(arguments: Sequence[str]) -> int:
         case "kill":
             return asyncio.run(kill_the_target(asked.url, asked.pid))
         case "load":
-            found = asyncio.run(load(asked.url, asked.way, asked.seconds, asked.concurrency))
+            names = [name for name in asked.drafters.split(",") if name]
+            loops = load(asked.url, asked.way, names, asked.seconds, asked.concurrency)
+            found = asyncio.run(loops)
             show(found)
             tables.write_json(asked.json, {"benchmark": "gpu-serve", "loops": [asdict(one) for one in found]})
         case "stop":

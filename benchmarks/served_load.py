@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,31 +107,42 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 async def closed_loop(
     client: LoadClient,
-    requests: Sequence[workload.BenchRequest],
+    requests: Iterator[workload.BenchRequest],
     concurrency: int,
     seconds: float,
     extra: Mapping[str, Any],
 ) -> tuple[list[Outcome], float]:
     """Outcomes of so many requests at once, the next sent as one ends, and the seconds until the last did."""
-    turns, outcomes, started = itertools.cycle(requests), list[Outcome](), time.monotonic()
+    outcomes, started = list[Outcome](), time.monotonic()
 
     async def one() -> None:
         while time.monotonic() - started < seconds:
-            outcomes.append(await client.send(next(turns), extra=extra))
+            outcomes.append(await client.send(next(requests), extra=extra))
 
     await asyncio.gather(*(one() for _ in range(concurrency)))
     return outcomes, time.monotonic() - started
 
 
-async def load(url: str, way: str, seconds: float, concurrencies: Sequence[int]) -> list[Figures]:
-    """Closed loops, with speculation as configured now and without."""
-    requests = workload.build(prompts.load("zoo"), max_tokens=96, seed=3)
+async def load(
+    url: str, way: str, drafters: Sequence[str], seconds: float, concurrencies: Sequence[int]
+) -> list[Figures]:
+    """Closed loops with speculation and without.
+
+    Args:
+        url: of the server.
+        way: what its policy is called in the figures.
+        drafters: who may draft; everybody if empty.
+        seconds: of each loop.
+        concurrencies: requests at once.
+    """
+    on: Mapping[str, Any] = {"speculation": {"drafters": list(drafters)}} if drafters else {}
+    off: Mapping[str, Any] = SPECULATION_OFF
+    # One after the other in all loops: none finds the prompts of the one before in a prefix cache.
+    requests = itertools.cycle(workload.build(prompts.load("zoo"), max_tokens=96, seed=3))
     found = []
     async with LoadClient(url, "", send_slo=False) as client:
         client.model = await find_model(client, None)
-        for concurrency, (name, extra) in itertools.product(
-            concurrencies, ((way, {}), ("off", SPECULATION_OFF))
-        ):
+        for concurrency, (name, extra) in itertools.product(concurrencies, ((way, on), ("off", off))):
             await closed_loop(client, requests, concurrency, seconds / 4, extra)  # costs are learnt
             before = await _scrape(client)
             outcomes, took = await closed_loop(client, requests, concurrency, seconds, extra)

@@ -30,8 +30,8 @@ cd "$work/site"
 # Java, the dashboard's pages, and libraries beside Serve.
 rm -rf bin ray/jars ray/cpp ray/dashboard/client ray/rllib ray/tune ray/train ray/data ray/llm
 find . -type f \( -name '*.so' -o -name gcs_server -o -name raylet \) -exec strip --strip-unneeded {} +
-echo "packing: a minute of a processor"
-tar -cf - . | xz -9e >"$out/site.tar.xz"
+echo "packing: two minutes of a processor"
+tar -cf - . | xz --x86 --lzma2=preset=9e,dict=128MiB >"$out/site.tar.xz"
 
 cd "$root"
 du -sh "$out"

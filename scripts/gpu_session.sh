@@ -27,6 +27,9 @@ fi
 [ -d "$site/flashinfer/data/cutlass" ] || export FLASHINFER_DISABLE_JIT=1
 export PYTHONPATH="$PWD:$site${PYTHONPATH:+:$PYTHONPATH}"
 
+keep() {
+    tar -czf "$out/$call.new" -C "$found" . && mv "$out/$call.new" "$out/$call.tar.gz"
+}
 # Each part has its own time limit, so that one that hangs leaves time for the others; none outlasts the call.
 part() {
     name=$1 limit=$2 start=$(date +%s)
@@ -44,7 +47,7 @@ part() {
     status=$?
     echo "   exit $status after $(($(date +%s) - start)) s"
     tail -n 25 "$found/$name.log"
-    tar -czf "$out/$call.new" -C "$found" . && mv "$out/$call.new" "$out/$call.tar.gz"
+    keep
 }
 # What is not timed runs beside the rest of its kind, with two threads each, and heeds interrupts as in the foreground.
 beside() {
@@ -64,7 +67,7 @@ together() {
         tail -n 9 "$found/$name.log" | head -n 8 | cut -c1-220
     done
     names=
-    tar -czf "$out/$call.new" -C "$found" . && mv "$out/$call.new" "$out/$call.tar.gz"
+    keep
 }
 # Tests are named before they run, and of one that waits for the device for good the log has the stack.
 pytest="python3 -m pytest -v -rfEs --tb=short --maxfail=20 --no-header -p no:cacheprovider -o timeout=120"
@@ -84,27 +87,43 @@ forward() { # NAME LIMIT SHAPE ATTENTION ...
 parts="python3 -m benchmarks.gpu_serve" device=${SESSION_DEVICE:-cuda} port=${SESSION_PORT:-18431} server=
 url=http://127.0.0.1:$port
 logs() {
-    for log in raylet.err raylet.out gcs_server.err gcs_server.out dashboard_agent.log runtime_env_agent.log \
+    for pattern in raylet.err raylet.out gcs_server.err gcs_server.out dashboard_agent.log runtime_env_agent.log \
         'serve/replica_*Cell*.log' 'worker-*.err'; do
-        for file in /tmp/ray/session_latest/logs/$log; do
+        for file in /tmp/ray/session_latest/logs/$pattern; do
             [ ! -s "$file" ] || { echo "-- $file" && tail -n 8 "$file" | cut -c1-400; }
         done
     done
-    tar -czf "$found/ray-logs.tar.gz" --exclude=old -C /tmp/ray/session_latest logs 2>/dev/null
+}
+keep_logs() { # NAME
+    tar -czf "$found/ray-$1.tar.gz" -C /tmp/ray/session_latest logs 2>/dev/null
+    keep
 }
 begin() { # NAME OPTION ...
     log=$found/server-$1.log
     # In a session of its own, so that the signals of a part that is ended are not for it.
-    setsid env -u OMP_NUM_THREADS python3 -c "$cli" serve --config "$found/serve.yaml" --port "$port" $2 >"$log" 2>&1 &
+    setsid python3 -c "$cli" serve --config "$found/serve.yaml" --port "$port" $2 >"$log" 2>&1 &
     server=$!
-    part "ready-$1" 75 $parts ready "$url" "$server"
-    [ "$status" -ne 0 ] || return 0
-    tail -n 30 "$log" && logs
+    part "ready-$1" 100 $parts ready "$url" "$server"
+    if [ "$status" -eq 0 ]; then
+        grep '✓' "$log" # what the start consists of
+        nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader
+        return 0
+    fi
+    tail -n 30 "$log"
+    logs
+    kill "$server"
+    keep_logs "$1"
     return 1
 }
-end() {
+end() { # NAME
+    # Whatever time is left: a server that nobody ended would keep the GPU.
+    least=$(($(date +%s) + 30))
+    [ "$deadline" -ge "$least" ] || deadline=$least
+    grep -h -i 'warning\|error\|multi-process' /tmp/ray/session_latest/logs/worker-*.err | cut -c1-200 |
+        sort | uniq -c | sort -rn | head -n 12
     part "stop-$1" 45 $parts stop "$url" "$server" --metrics "$found/metrics-$1.txt"
     [ "$status" -eq 0 ] || logs
+    keep_logs "$1"
 }
 
 case $call in
@@ -183,22 +202,22 @@ serve)
         part ray-without-mps 40 $parts ray
     fi
     [ "$status" -eq 0 ] || logs
+    keep_logs ray
     # Of a GPU that Ray does not find it is told; a rehearsal on a CPU shares one out that is not there.
     [ "$status" -ne 3 ] || export RAY_OVERRIDE_RESOURCES='{"GPU": 1}'
     $parts config --device "$device" --num-gpus 0.5 >"$found/serve.yaml" || exit 1
-    if begin float32 ""; then
+    # A policy that drafts whatever it costs: by what pays, such small models would hardly be drafted for.
+    if begin float32 "--policy fixed"; then
         part ask 30 $parts ask "$url" "$server"
-        part load 35 $parts load "$url" "$server" --json "$found/load.json"
-        # What pays on such small models is not the question: drafts are to be judged.
-        part policy 20 $parts policy fixed
         bench lossless 60 lossless --url "$url" --num-prompts 24 --drafters general,code --max-tokens 40
-        part load-fixed 20 $parts load "$url" "$server" --way fixed --json "$found/load-fixed.json"
+        part load-fixed 35 $parts load "$url" "$server" --way fixed --drafters general,code \
+            --json "$found/load-fixed.json"
         part kill 60 $parts kill "$url" "$server"
         [ "$status" -eq 0 ] || logs
         end float32
     fi
     if [ $((deadline - $(date +%s))) -ge 50 ] && begin bfloat16 "--dtype bfloat16"; then
-        part load-bfloat16 20 $parts load "$url" "$server" --json "$found/load-bfloat16.json"
+        part load-flotilla 35 $parts load "$url" "$server" --way flotilla --json "$found/load-flotilla.json"
         end bfloat16
     fi
     [ -z "$mps" ] || echo quit | nvidia-cuda-mps-control
