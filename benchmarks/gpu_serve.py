@@ -240,6 +240,15 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
+async def _load(asked: argparse.Namespace) -> None:
+    names = [name for name in asked.drafters.split(",") if name]
+    loops = []
+    async for one in load(asked.url, asked.way, names, asked.seconds, asked.concurrency):
+        show(one)
+        loops.append(asdict(one))
+        tables.write_json(asked.json, {"benchmark": "gpu-serve", "loops": loops})
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run one part; its exit status."""
     parser = argparse.ArgumentParser(
@@ -275,15 +284,14 @@ def main(arguments: Sequence[str]) -> int:
         case "kill":
             return asyncio.run(kill_the_target(asked.url, asked.pid))
         case "load":
-            names = [name for name in asked.drafters.split(",") if name]
-            loops = load(asked.url, asked.way, names, asked.seconds, asked.concurrency)
-            found = asyncio.run(loops)
-            show(found)
-            tables.write_json(asked.json, {"benchmark": "gpu-serve", "loops": [asdict(one) for one in found]})
+            asyncio.run(_load(asked))
         case "stop":
             return stop(asked.url, asked.pid, asked.metrics)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:  # the part's time is over, and what it has found is to be seen
+        sys.exit("interrupted")

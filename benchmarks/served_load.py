@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,8 +125,8 @@ async def closed_loop(
 
 async def load(
     url: str, way: str, drafters: Sequence[str], seconds: float, concurrencies: Sequence[int]
-) -> list[Figures]:
-    """Closed loops with speculation and without.
+) -> AsyncIterator[Figures]:
+    """Closed loops with speculation and without, each as it ends.
 
     Args:
         url: of the server.
@@ -139,17 +139,15 @@ async def load(
     off: Mapping[str, Any] = SPECULATION_OFF
     # One after the other in all loops: none finds the prompts of the one before in a prefix cache.
     requests = itertools.cycle(workload.build(prompts.load("zoo"), max_tokens=96, seed=3))
-    found = []
     async with LoadClient(url, "", send_slo=False) as client:
         client.model = await find_model(client, None)
         for concurrency, (name, extra) in itertools.product(concurrencies, ((way, on), ("off", off))):
             await closed_loop(client, requests, concurrency, seconds / 4, extra)  # costs are learnt
             before = await _scrape(client)
             outcomes, took = await closed_loop(client, requests, concurrency, seconds, extra)
-            found.append(figures(name, concurrency, took, outcomes, before, await _scrape(client)))
             if outcomes and not outcomes[-1].is_ok:
                 print("an error:", outcomes[-1].error)
-    return found
+            yield figures(name, concurrency, took, outcomes, before, await _scrape(client))
 
 
 async def _scrape(client: LoadClient) -> Scrape:
@@ -158,20 +156,19 @@ async def _scrape(client: LoadClient) -> Scrape:
         return Scrape.of(await response.text())
 
 
-def show(found: Sequence[Figures]) -> None:
-    """As one line for each loop, and one for its drafters."""
-    for one in found:
-        shares = ", ".join(f"{name} {100 * share:.1f}%" for name, share in one.shares.items())
-        tpot, ttft = tables.number(one.tpot_ms, 2, " ms"), tables.number(one.ttft_ms, 1, " ms")
-        print(
-            f"{one.way} x{one.concurrency}: {one.tokens_per_s:.0f} tokens/s, TPOT {tpot}, TTFT {ttft}; ",
-            end="",
-        )
-        print(f"{one.requests} requests, {one.errors} errors in {one.seconds:.1f} s")
-        step, verify = tables.number(one.step_ms, 2, " ms"), tables.number(one.verify_ms, 2, " ms")
-        requests, tokens = tables.number(one.requests_per_step), tables.number(one.tokens_per_step, 2)
-        print(f"  {one.steps:.0f} steps of {step} ({shares}; verify {verify}), ", end="")
-        print(f"{requests} requests in each, {tokens} tokens for each of them")
-        drafts = ", ".join(f"{name} {value:.2f}" for name, value in one.draft_ms.items())
-        kept = ", ".join(f"{name} {count:.0f}" for name, count in one.accepted.items() if count)
-        print(f"  draft calls, ms: {drafts or '-'}; accepted: {kept or '-'}")
+def show(one: Figures) -> None:
+    """As a line of what clients saw, one of steps and one of drafters."""
+    shares = ", ".join(f"{name} {100 * share:.1f}%" for name, share in one.shares.items())
+    tpot, ttft = tables.number(one.tpot_ms, 2, " ms"), tables.number(one.ttft_ms, 1, " ms")
+    print(
+        f"{one.way} x{one.concurrency}: {one.tokens_per_s:.0f} tokens/s, TPOT {tpot}, TTFT {ttft}; ",
+        end="",
+    )
+    print(f"{one.requests} requests, {one.errors} errors in {one.seconds:.1f} s")
+    step, verify = tables.number(one.step_ms, 2, " ms"), tables.number(one.verify_ms, 2, " ms")
+    requests, tokens = tables.number(one.requests_per_step), tables.number(one.tokens_per_step, 2)
+    print(f"  {one.steps:.0f} steps of {step} ({shares}; verify {verify}), ", end="")
+    print(f"{requests} requests in each, {tokens} tokens for each of them")
+    drafts = ", ".join(f"{name} {value:.2f}" for name, value in one.draft_ms.items())
+    kept = ", ".join(f"{name} {count:.0f}" for name, count in one.accepted.items() if count)
+    print(f"  draft calls, ms: {drafts or '-'}; accepted: {kept or '-'}")

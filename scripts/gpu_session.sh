@@ -209,9 +209,9 @@ serve)
     # A policy that drafts whatever it costs: by what pays, such small models would hardly be drafted for.
     if begin float32 "--policy fixed"; then
         part ask 30 $parts ask "$url" "$server"
-        bench lossless 60 lossless --url "$url" --num-prompts 24 --drafters general,code --max-tokens 40
         part load-fixed 35 $parts load "$url" "$server" --way fixed --drafters general,code \
             --json "$found/load-fixed.json"
+        bench lossless 75 lossless --url "$url" --num-prompts 24 --drafters general,code --max-tokens 40
         part kill 60 $parts kill "$url" "$server"
         [ "$status" -eq 0 ] || logs
         end float32
