@@ -82,7 +82,7 @@ def look_at_ray() -> int:
     print(f"memory {psutil.virtual_memory().available >> 20} MiB")
     status = 3
     if resources.get("GPU"):
-        name, visible = ray.get(ray.remote(num_gpus=0.5)(_seen).remote(), timeout=60)
+        name, visible = ray.get(ray.remote(num_gpus=0.5)(_seen).remote(), timeout=30)
         print(f"a task with half a GPU: CUDA_VISIBLE_DEVICES={visible}, {name or 'no device for torch'}")
         status = 0 if name else 1
     ray.shutdown()

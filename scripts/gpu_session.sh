@@ -196,8 +196,8 @@ serve)
         echo "nvidia-cuda-mps-control -d: exit $?"
     fi
     part ray 40 $parts ray
-    if [ "$status" -eq 1 ] && [ -n "$mps" ]; then
-        echo quit | nvidia-cuda-mps-control
+    if [ "$status" -ne 0 ] && [ "$status" -ne 3 ] && [ -n "$mps" ]; then
+        echo quit | timeout 5 nvidia-cuda-mps-control
         mps=
         part ray-without-mps 40 $parts ray
     fi
@@ -211,7 +211,7 @@ serve)
         part ask 30 $parts ask "$url" "$server"
         part load-fixed 35 $parts load "$url" "$server" --way fixed --drafters general,code \
             --json "$found/load-fixed.json"
-        bench lossless 75 lossless --url "$url" --num-prompts 24 --drafters general,code --max-tokens 40
+        bench lossless 75 lossless --url "$url" --num-prompts 24 --drafters general --max-tokens 32
         part kill 60 $parts kill "$url" "$server"
         [ "$status" -eq 0 ] || logs
         end float32
@@ -220,7 +220,7 @@ serve)
         part load-flotilla 35 $parts load "$url" "$server" --way flotilla --json "$found/load-flotilla.json"
         end bfloat16
     fi
-    [ -z "$mps" ] || echo quit | nvidia-cuda-mps-control
+    [ -z "$mps" ] || echo quit | timeout 5 nvidia-cuda-mps-control
     ;;
 *)
     echo "scripts/gpu_session.sh: no call named '$call': check, measure or serve" >&2
