@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib.metadata
 import logging
 import secrets
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from cluster.config import FlotillaConfig
 from cluster.cost_model import CostProfile
 from cluster.drafter_config import DrafterConfig
 from cluster.events import DrafterReady, VerifierReady
+from cluster.metric_set import flotilla_version
 from cluster.seats import Seats
 
 _log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class Takeover:
 
     @cached_property
     def _prefix(self) -> str:
-        described = f"{importlib.metadata.version('flotilla')} {self.config.model_dump_json()}"
+        described = f"{flotilla_version()} {self.config.model_dump_json()}"
         return f"{self.system}:{hashlib.blake2b(described.encode(), digest_size=8).hexdigest()}:"
 
     @property

@@ -1,19 +1,24 @@
 #!/bin/sh
 # One call of a session on a GPU machine without a network (docs/gpu.md): run from the repository's root there.
-#   scripts/gpu_session.sh check|measure [OUT]
-# Beside the repository it needs .gpu/ (scripts/gpu_wheels.sh). Results are OUT/CALL.tar.gz, made anew after
+#   scripts/gpu_session.sh check|measure|serve [OUT]
+# Beside the repository it needs .gpu/ (scripts/gpu_wheels.sh), `serve` .gpu-ray/ (scripts/gpu_ray.sh) in its
+# place, and with SESSION_DEVICE=cpu no GPU. Results are OUT/CALL.tar.gz, made anew after
 # each part: few files come back from such a machine, those of a call that was ended among them.
 set -u
-call=${1:?check or measure}
+call=${1:?check, measure or serve}
 out=${2:-${OUT:-/tmp/gpu-session}}
-deadline=$(($(date +%s) + ${SESSION_SECONDS:-570})) # a call is ended after 600 s
-site=/tmp/site found=/tmp/gpu-session-$call profile=/tmp/profile.json
+most_s=570 site=/tmp/site # a call is ended after 600 s
+[ "$call" != serve ] || most_s=170 site=/tmp/site-ray
+deadline=$(($(date +%s) + ${SESSION_SECONDS:-$most_s}))
+found=/tmp/gpu-session-$call profile=/tmp/profile.json
 rm -rf "$found"
 mkdir -p "$out" "$found"
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer TRITON_CACHE_DIR=/tmp/triton
 export TRITON_INTERPRET=0 # tests set 1 where they find no nvidia-smi, which may be off the PATH
 
-if [ ! -d "$site/flashinfer" ]; then
+if [ "$call" = serve ]; then
+    [ -d "$site/ray" ] || python3 -m tarfile -e .gpu-ray/site.tar.xz "$site" || exit 1
+elif [ ! -d "$site/flashinfer" ]; then
     python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site" \
         .gpu/*.whl || exit 1
     python3 -m tarfile -e .gpu/flashinfer.tar.xz "$site" || exit 1 # tar would need a program, xz
@@ -22,6 +27,9 @@ fi
 [ -d "$site/flashinfer/data/cutlass" ] || export FLASHINFER_DISABLE_JIT=1
 export PYTHONPATH="$PWD:$site${PYTHONPATH:+:$PYTHONPATH}"
 
+keep() {
+    tar -czf "$out/$call.new" -C "$found" . && mv "$out/$call.new" "$out/$call.tar.gz"
+}
 # Each part has its own time limit, so that one that hangs leaves time for the others; none outlasts the call.
 part() {
     name=$1 limit=$2 start=$(date +%s)
@@ -30,14 +38,16 @@ part() {
     [ "$left" -ge "$limit" ] || limit=$left
     if [ "$limit" -lt 15 ]; then
         echo "== $name: left out, for $left s are left"
+        status=0
         return
     fi
     echo "== $name (at most $limit s): $*"
     # By an interrupt, at which pytest still says what has failed.
     timeout -s INT -k 10 "$limit" "$@" >"$found/$name.log" 2>&1
-    echo "   exit $? after $(($(date +%s) - start)) s"
+    status=$?
+    echo "   exit $status after $(($(date +%s) - start)) s"
     tail -n 25 "$found/$name.log"
-    tar -czf "$out/$call.new" -C "$found" . && mv "$out/$call.new" "$out/$call.tar.gz"
+    keep
 }
 # What is not timed runs beside the rest of its kind, with two threads each, and heeds interrupts as in the foreground.
 beside() {
@@ -57,7 +67,7 @@ together() {
         tail -n 9 "$found/$name.log" | head -n 8 | cut -c1-220
     done
     names=
-    tar -czf "$out/$call.new" -C "$found" . && mv "$out/$call.new" "$out/$call.tar.gz"
+    keep
 }
 # Tests are named before they run, and of one that waits for the device for good the log has the stack.
 pytest="python3 -m pytest -v -rfEs --tb=short --maxfail=20 --no-header -p no:cacheprovider -o timeout=120"
@@ -72,6 +82,48 @@ forward() { # NAME LIMIT SHAPE ATTENTION ...
     name=$1 limit=$2 shape=$3 attention=$4
     shift 4
     bench "$name" "$limit" forward --device cuda --shape "$shape" --attention "$attention" "$@"
+}
+# Of `serve`. Why Ray or the server did not start is in files that do not outlive the machine.
+parts="python3 -m benchmarks.gpu_serve" device=${SESSION_DEVICE:-cuda} port=${SESSION_PORT:-18431} server=
+url=http://127.0.0.1:$port
+logs() {
+    for pattern in raylet.err raylet.out gcs_server.err gcs_server.out dashboard_agent.log runtime_env_agent.log \
+        'serve/replica_*Cell*.log' 'worker-*.err'; do
+        for file in /tmp/ray/session_latest/logs/$pattern; do
+            [ ! -s "$file" ] || { echo "-- $file" && tail -n 8 "$file" | cut -c1-400; }
+        done
+    done
+}
+keep_logs() { # NAME
+    tar -czf "$found/ray-$1.tar.gz" -C /tmp/ray/session_latest logs 2>/dev/null
+    keep
+}
+begin() { # NAME OPTION ...
+    log=$found/server-$1.log
+    # In a session of its own, so that the signals of a part that is ended are not for it.
+    setsid python3 -c "$cli" serve --config "$found/serve.yaml" --port "$port" $2 >"$log" 2>&1 &
+    server=$!
+    part "ready-$1" 100 $parts ready "$url" "$server"
+    if [ "$status" -eq 0 ]; then
+        grep '✓' "$log" # what the start consists of
+        nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader
+        return 0
+    fi
+    tail -n 30 "$log"
+    logs
+    kill "$server"
+    keep_logs "$1"
+    return 1
+}
+end() { # NAME
+    # Whatever time is left: a server that nobody ended would keep the GPU.
+    least=$(($(date +%s) + 30))
+    [ "$deadline" -ge "$least" ] || deadline=$least
+    grep -h -i 'warning\|error\|multi-process' /tmp/ray/session_latest/logs/worker-*.err | cut -c1-200 |
+        sort | uniq -c | sort -rn | head -n 12
+    part "stop-$1" 45 $parts stop "$url" "$server" --metrics "$found/metrics-$1.txt"
+    [ "$status" -eq 0 ] || logs
+    keep_logs "$1"
 }
 
 case $call in
@@ -138,8 +190,43 @@ measure)
     forward forward-8b-fp8 30 8b triton --quantization fp8
     forward forward-8b-padded 30 8b padded
     ;;
+serve)
+    nvidia-smi
+    # Whether processes compute side by side (docs/decisions/0047).
+    mps=
+    if command -v nvidia-cuda-mps-control >/dev/null; then
+        nvidia-cuda-mps-control -d && mps=1
+        echo "nvidia-cuda-mps-control -d: exit $?"
+    fi
+    part ray 40 $parts ray
+    if [ "$status" -ne 0 ] && [ "$status" -ne 3 ] && [ -n "$mps" ]; then
+        echo quit | timeout 5 nvidia-cuda-mps-control
+        mps=
+        part ray-without-mps 40 $parts ray
+    fi
+    [ "$status" -eq 0 ] || logs
+    keep_logs ray
+    # Of a GPU that Ray does not find it is told; a rehearsal on a CPU shares one out that is not there.
+    [ "$status" -ne 3 ] || export RAY_OVERRIDE_RESOURCES='{"GPU": 1}'
+    $parts config --device "$device" --num-gpus 0.5 >"$found/serve.yaml" || exit 1
+    # A policy that drafts whatever it costs: by what pays, such small models would hardly be drafted for.
+    if begin float32 "--policy fixed"; then
+        part ask 30 $parts ask "$url" "$server"
+        part load-fixed 35 $parts load "$url" "$server" --way fixed --drafters general,code \
+            --json "$found/load-fixed.json"
+        bench lossless 75 lossless --url "$url" --num-prompts 24 --drafters general --max-tokens 32
+        part kill 60 $parts kill "$url" "$server"
+        [ "$status" -eq 0 ] || logs
+        end float32
+    fi
+    if [ $((deadline - $(date +%s))) -ge 50 ] && begin bfloat16 "--dtype bfloat16"; then
+        part load-flotilla 35 $parts load "$url" "$server" --way flotilla --json "$found/load-flotilla.json"
+        end bfloat16
+    fi
+    [ -z "$mps" ] || echo quit | timeout 5 nvidia-cuda-mps-control
+    ;;
 *)
-    echo "scripts/gpu_session.sh: no call named '$call': check or measure" >&2
+    echo "scripts/gpu_session.sh: no call named '$call': check, measure or serve" >&2
     exit 2
     ;;
 esac

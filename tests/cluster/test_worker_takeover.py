@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from cluster.drafter_config import PromptLookupConfig
 from cluster.events import DrafterReady, Event, VerifierReady
 from cluster.lifecycle import Lifecycle
 from cluster.seats import Seats
-from cluster.takeover import CellRecord, Instance
+from cluster.takeover import CellRecord, Instance, Takeover
 from cluster.worker import VERIFIER
 from cluster.worker_set import WorkerSet
 from tests.cluster.test_drafter_pool import capabilities
@@ -142,3 +143,15 @@ async def test_a_drafter_that_dies_before_all_are_taken_over_is_made_again_once(
     life.task.cancel()
     assert cell.told == ["small/0 is made again"]
     assert cell.lifecycle.lives["small/1"].state == "loading"
+
+
+def test_a_checkout_that_is_not_installed_names_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("cluster.metric_set.version", version)
+    config = FlotillaConfig.model_validate({"target": {"path": "zoo:target-8x384"}})
+    first, second = (Takeover("system", config).options("target")["name"] for _ in range(2))
+    assert first.startswith("system:")
+    assert first.split(":")[:2] == second.split(":")[:2]  # what a cell that takes over looks for
+    assert first != second
