@@ -139,10 +139,11 @@ check)
     # Without float16, for which no module is built beforehand.
     beside flashinfer "$limit" $pytest tests/gpu -k flashinfer --deselect \
         'tests/gpu/test_runners_on_gpu.py::test_kernels_equal_padded_attention[flashinfer-dtype6-64]'
-    # Addresses outside of what was allocated.
+    # Addresses outside of what was allocated. For heads of 96 (dtype2) torch's own flash attention, with which
+    # ours is compared, writes behind its memory, and that is the end of the process.
     beside memcheck "$limit" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $pytest \
         tests/gpu/test_runners_on_gpu.py tests/gpu/test_verify_on_gpu.py tests/gpu/test_captured_layers_on_gpu.py \
-        -k 'triton-dtype and padded_attention or eight_bits and dtype1 or decisions or padded_to_a_larger'
+        -k '(triton-dtype and padded_attention and not dtype2) or eight_bits and dtype1 or decisions or padded_to_a_larger'
     # What the other call measures, to see that it runs: beside all this no time counts.
     beside try-profile "$limit" python3 -c "$cli" profile --json "$found/try-profile.json"
     beside try-engine "$limit" python3 -c "$benches" engine --no-processes --batch 1 --batch 4 --rounds 1 \
@@ -157,21 +158,10 @@ check)
     nvidia-smi
     python3 -c "import torch, transformers as t, triton; print(torch.__version__, t.__version__, triton.__version__)"
     together
-    forward forward-8b 45 8b triton --kernels
-    forward forward-1b 45 1b triton --kernels
     ;;
 measure)
-    # First what steps cost here: by the built-in costs, 8 ms a step, the policy would judge another machine.
-    part profile 60 python3 -c "$cli" profile --json "$profile"
-    cp "$profile" "$found/" && given="--profile $profile"
-    bench engine 200 engine --no-processes --batch 1 --batch 32 --rounds 3 --per-domain 2 --max-tokens 96 ${given-}
-    # Without a first round there is no record: what a peer breaks is not to take our own figures with it.
-    [ -s "$found/engine.json" ] ||
-        bench engine-alone 90 engine --no-processes --no-peers --batch 1 --batch 32 --rounds 3 --per-domain 2 \
-            --max-tokens 96 ${given-}
-    part attention-tiles 75 python3 -m benchmarks.attention_tiles --json "$found/attention-tiles.json"
-    part fp8-tiles 75 python3 -m benchmarks.fp8_tiles --json "$found/fp8-tiles.json"
-    forward forward-1b-fp8 30 1b triton --quantization fp8
+    forward forward-8b 45 8b triton --kernels
+    forward forward-1b 45 1b triton --kernels
     for trees in device laid-out host; do
         part "draft-$trees" 25 python3 -m benchmarks.draft_cost --device cuda --depth 4 8 --width 1 4 \
             --path zoo/weights/drafter-general-2x192 --requests 1 8 --trees $trees --json "$found/draft-$trees.json"
@@ -182,6 +172,14 @@ measure)
         part "eagle-8b-$graphs" 30 python3 -m benchmarks.eagle_cost --shape 8b --dtype bfloat16 --device cuda \
             --requests 1 8 32 --$graphs --json "$found/eagle-8b-$graphs.json"
     done
+    # First what steps cost here: by the built-in costs, 8 ms a step, the policy would judge another machine.
+    part profile 60 python3 -c "$cli" profile --json "$profile"
+    cp "$profile" "$found/" && given="--profile $profile"
+    bench engine 200 engine --no-processes --batch 1 --batch 32 --rounds 3 --per-domain 2 --max-tokens 96 ${given-}
+    # Without a first round there is no record: what a peer breaks is not to take our own figures with it.
+    [ -s "$found/engine.json" ] ||
+        bench engine-alone 90 engine --no-processes --no-peers --batch 1 --batch 32 --rounds 3 --per-domain 2 \
+            --max-tokens 96 ${given-}
     part decisions 40 python3 -m benchmarks.decision_cost --device cuda --json "$found/decisions.json"
     forward forward-1b-hf 45 1b triton --runner hf
     part bfloat16-ties 90 python3 -m benchmarks.bfloat16_ties --device cuda --json "$found/bfloat16-ties.json"
@@ -189,6 +187,9 @@ measure)
     forward forward-32b 60 32b triton
     forward forward-8b-fp8 30 8b triton --quantization fp8
     forward forward-8b-padded 30 8b padded
+    forward forward-1b-fp8 30 1b triton --quantization fp8
+    part attention-tiles 75 python3 -m benchmarks.attention_tiles --json "$found/attention-tiles.json"
+    part fp8-tiles 75 python3 -m benchmarks.fp8_tiles --json "$found/fp8-tiles.json"
     ;;
 serve)
     nvidia-smi

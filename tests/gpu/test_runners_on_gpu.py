@@ -19,7 +19,7 @@ from engine.fp8 import quantized
 from engine.fp8_linear import Fp8Product
 from engine.kv_budget import NotEnoughMemory
 from engine.linear import Linear
-from engine.llama_runner import LlamaRunner
+from engine.llama_runner import MOST_LATE_ROWS, LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
 from engine.loading import RunnerKind, load_runner
 from engine.noise import gumbel_noise, uniform_noise
@@ -283,6 +283,21 @@ def test_norms_equal_those_of_torch(cuda: torch.device) -> None:
             expected = F.rms_norm(x.float(), (4096,), None if one is None else one.float(), 1e-5)
             found = normalised_by_triton(x, one, 1e-5).float()
             torch.testing.assert_close(found, expected, atol=2e-2, rtol=8e-3)
+
+
+@pytest.mark.parametrize(("rows", "of_a_layer"), [(MOST_LATE_ROWS, 0), (MOST_LATE_ROWS + 1, 2)])
+def test_norms_of_few_rows_are_left_to_who_reads_the_products(
+    rows: int, of_a_layer: int, weights: dict[torch.dtype, LlamaWeights], emulated: emulated_cuda.Emulation
+) -> None:
+    """All but the last norm."""
+    runner = LlamaRunner(weights[torch.float32], 100, "triton")
+    slots = np.arange(rows, dtype=np.int32)
+    before = len(emulated.launches)
+    logits = runner.forward([Segment(slots, slots, slots, slots[:0])], slots)
+    assert emulated.launches[before:].count("normalise") == of_a_layer * runner.shape.num_layers + 1
+    plain = LlamaRunner(weights[torch.float32], 100, "padded")
+    expected = plain.forward([Segment(slots, slots, slots, slots[:0])], slots)
+    torch.testing.assert_close(logits.cpu(), expected.cpu(), atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("backend", ["padded", "triton"])
