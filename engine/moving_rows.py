@@ -135,7 +135,7 @@ class MovingRows:
         self._num_fields = requests * FIELDS
         self._most_keys = most_keys(Shape(requests, shape.width, 0), max_tokens, attention.num_slots)
         self._integers = attention.shared_integers(self._num_fields + self._most_keys, "layers")
-        self._integers[: self._num_fields].zero_()
+        self._integers[: self._num_fields].copy_(torch.from_numpy(self._of_nobody().reshape(-1)))
         self.plan = TritonPlan(
             num_rows=rows,
             write=write,
@@ -162,8 +162,7 @@ class MovingRows:
         first_position, widths, own_column, _ = numbers[: 4 * requests].reshape(4, requests)
         layer_slots = numbers[4 * requests :].reshape(layers, requests, width)
         layer_slots[:] = self._spare
-        table = np.zeros((requests, FIELDS), dtype=np.int32)
-        table[:, _SEEN] = -1
+        table = self._of_nobody()
         keys: list[Int32] = []
         first_key = 0
         for number, beam in enumerate(beams):
@@ -177,7 +176,7 @@ class MovingRows:
             first_seen = -1 if width == 1 else number * width * MOST_COLUMNS
             # Keys move on before each layer, and with them those that all rows of a chain see.
             num_keys, committed = len(beam.past) + len(beam.above), len(beam.past)
-            table[number] = (number * width, rows, first_key, num_keys, committed, first_seen, MOST_COLUMNS)
+            table[number] = (number * width, width, first_key, num_keys, committed, first_seen, MOST_COLUMNS)
             first_key += len(beam.past) + columns
         overwrite(self._numbers[: len(numbers)], numbers)
         staged = staging(self._num_fields + first_key, torch.int32, self._integers.device)
@@ -187,6 +186,14 @@ class MovingRows:
         self._integers[: len(values)].copy_(staged, non_blocking=True)
         if width > 1:
             self._begin_to_see(beams)
+
+    def _of_nobody(self) -> Int32:
+        """A table of beams whose rows see nothing: attention leaves zeros for them, not what memory held."""
+        requests, width = self.shape
+        table = np.zeros((requests, FIELDS), dtype=np.int32)
+        table[:, _ROW], table[:, _ROWS] = np.arange(requests) * width, width
+        table[:, _SEEN] = -1
+        return table
 
     def _begin_to_see(self, beams: Sequence[BeamRows]) -> None:
         if all(beam.seen is None for beam in beams):
