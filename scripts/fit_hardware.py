@@ -289,7 +289,7 @@ def main() -> None:
     PROFILES.mkdir(exist_ok=True)
     for cell in CELLS:
         made = profile(cell, times[cell.gpu], notes.get(cell.gpu, ""))
-        data = msgspec.json.format(msgspec.json.encode(_rounded(made)), indent=2)
+        data = msgspec.json.format(msgspec.json.encode(rounded(made)), indent=2)
         (PROFILES / f"{cell.name}.json").write_bytes(data + b"\n")
         base, knee = made.baseline_s(), made.cost.knee(16)
         print(
@@ -298,7 +298,7 @@ def main() -> None:
         )
 
 
-def _rounded(made: HardwareProfile) -> object:
+def rounded(made: HardwareProfile) -> object:
     """Four significant digits: more would pretend."""
 
     def cut(value: object) -> object:
