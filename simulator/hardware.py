@@ -1,7 +1,8 @@
 """Profiles of models on hardware: how long their forwards take, what fits in memory, how good drafters are.
 
 The profiles in `simulator/profiles` are written by `scripts/fit_hardware.py`, from kernel tables measured by
-others or from a roofline, and each says which (`source`).
+others or from a roofline, and by `scripts/fit_measured.py`, from forwards of this engine; each says which
+(`source`).
 """
 
 from __future__ import annotations
