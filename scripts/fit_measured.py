@@ -6,7 +6,7 @@ Forwards of more tokens than were timed, those of prompts, are as fast as the re
 forward exceeds; with weights of eight bits they go on as those timed. What a step takes besides was measured
 in a served cell (docs/gpu.md).
 
-    .venv/bin/python -m scripts.fit_measured docs/results
+    PYTHONPATH=. .venv/bin/python scripts/fit_measured.py docs/results
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from fit_hardware import GOOD, MEMORY_SHARE, rounded
 from scipy.optimize import nnls
 
 from benchmarks.forward_floor import Sizes
 from cluster.cost_model import LinearCost
-from scripts.fit_hardware import GOOD, MEMORY_SHARE, rounded
 from simulator.hardware import PROFILES, DrafterProfile, HardwareProfile, Trips
 from simulator.roofline import ACCELERATORS
 
