@@ -83,8 +83,8 @@ class BeamRows:
 class MovingRows:
     """What the forwards of the layers of beams of one shape are given, in tensors that stay where they are.
 
-    Requests of nobody have no rows, and so have layers behind a request's last: they write to a slot that
-    nobody sees.
+    Rows of nobody, those of requests of nobody, beyond a beam's width and of layers behind a request's last,
+    write to a slot that nobody sees. Requests of nobody see no keys, others' all that are committed.
 
     Attributes:
         shape: of a layer.
@@ -135,7 +135,7 @@ class MovingRows:
         self._num_fields = requests * FIELDS
         self._most_keys = most_keys(Shape(requests, shape.width, 0), max_tokens, attention.num_slots)
         self._integers = attention.shared_integers(self._num_fields + self._most_keys, "layers")
-        self._integers[: self._num_fields].copy_(torch.from_numpy(self._of_nobody().reshape(-1)))
+        overwrite(self._integers[: self._num_fields], self._of_nobody())
         self.plan = TritonPlan(
             num_rows=rows,
             write=write,

@@ -277,6 +277,9 @@ class TritonAttention(PaddedAttention):
         for tile in {tile_of(number, k_dim, self._dtype, pairs) for number in QUERIES for pairs in few}:
             for splits in (1, 2):
                 self._attend(plan, layer, q, None, tile, splits)
+        # What sums the splits is compiled for each power of two of them.
+        for power in range(2, MOST_SPLITS.bit_length()):
+            self._attend(plan, layer, q, None, tile, 1 << power)
 
     def _attend(
         self, plan: TritonPlan, layer: int, q: torch.Tensor, scale: float | None, tile: Tile, splits: int

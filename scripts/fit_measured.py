@@ -25,7 +25,7 @@ from scipy.optimize import nnls
 from benchmarks.forward_floor import Sizes
 from cluster.cost_model import LinearCost
 from simulator.hardware import PROFILES, DrafterProfile, HardwareProfile, Trips
-from simulator.roofline import ACCELERATORS
+from simulator.roofline import ACCELERATORS, BYTES
 
 KNEES = (8, 16, 32, 64, 96, 128, 192, 256)
 #: Tokens of prompts whose forwards are taken to be bound by arithmetic.
@@ -87,7 +87,8 @@ def fit(record: dict[str, Any], alpha: float) -> tuple[LinearCost, str]:
         if best is None or residual < best[0]:
             gamma, rho, delta, gamma_knee = solved.tolist()
             off = np.abs(columns @ solved - left) / seconds
-            error = f"{np.median(off):.1%} median, {np.max(off):.1%} largest over {len(points)} forwards"
+            timed = off[: len(record["results"])]
+            error = f"{np.median(timed):.1%} median, {np.max(timed):.1%} largest over {len(timed)} forwards"
             cost = LinearCost(
                 alpha=alpha, gamma=gamma, rho=rho, delta=delta, gamma_knee=gamma_knee, knee_tokens=float(knee)
             )
@@ -118,7 +119,9 @@ def main() -> None:
         numbers = sizes_of(record).kv_numbers
         cost, error = fit(record, per_number * numbers)
         gpu = ACCELERATORS["H200"]
-        weights = record["weight_bytes"] + records["1b"]["weight_bytes"]
+        sizes = sizes_of(record)
+        embedding = 0 if sizes.tied else sizes.vocab * sizes.hidden * BYTES  # of which a forward reads a row
+        weights = record["weight_bytes"] + embedding + records["1b"]["weight_bytes"]
         memory = (MEMORY_SHARE - 0.05) * gpu.memory - weights
         made = HardwareProfile(
             name=cell.name,
@@ -128,7 +131,7 @@ def main() -> None:
             + ("the rate of a large product" if record["quantization"] is None else "those of 256 tokens"),
             error=error,
             cost=cost,
-            num_slots=int(memory / (2 * numbers)),
+            num_slots=int(memory / (BYTES * numbers)),
             max_tokens=32768,
             drafters={"1b": drafter},
             overhead_s=TRIPS.verify_s + TRIPS.draft_s,

@@ -87,14 +87,16 @@ def check(rows: MovingRows, found: list[BeamRows], number: int) -> None:
         segment = by_hand(beam, number)
         description = described([segment])
         row, num_rows, key, keys, committed, seen, columns = table[index]
-        assert (num_rows, keys) == (description.table[1], description.table[3])
+        # More rows than the beam has: what they see is committed.
+        assert (num_rows, keys) == (rows.shape.width, description.table[3])
         assert (row, seen) == (index * rows.shape.width, index * rows.shape.width * MOST_COLUMNS)
         assert (committed, columns) == (len(beam.past), MOST_COLUMNS)
         slots = rows.plan.table.slots[key : key + keys].tolist()
         assert slots == np.concatenate(description.slots).tolist()
         assert positions[index][: beam.width] == segment.positions.tolist()
         assert write[index] == segment.slots.tolist() + [SPARE] * (rows.shape.width - beam.width)
-    assert [line[1] for line in table[len(found) :]] == [0] * (rows.shape.requests - len(found))
+    nobody = [rows.shape.width, 0, 0, -1]  # rows, keys, of which committed, a chain: they see nothing
+    assert [[line[1], *line[3:6]] for line in table[len(found) :]] == [nobody] * (4 - len(found))
 
 
 @settings(max_examples=15, deadline=None)

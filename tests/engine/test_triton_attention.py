@@ -21,7 +21,7 @@ from engine.device_rows import DeviceRows, all_rows
 from engine.gated import gate, gate_by_triton
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
-from engine.padded_segments import Shape
+from engine.padded_segments import Shape, power_of_two
 from engine.runner import Segment
 from engine.static_attention import MOST_COLUMNS
 from engine.triton_attention import FIELDS, MOST_SPLITS, Tile, TritonAttention, described, num_splits
@@ -284,16 +284,18 @@ def test_kernels_are_compiled_before_the_first_batch(monkeypatch: pytest.MonkeyP
     """For few queries and many, with keys split and not."""
     attention = TritonAttention(8, dtype=torch.float16, device="cpu")
     attention.allocate(0, 1, 16, 16)
-    asked = set()
+    asked, summed = set(), set()
     attend = TritonAttention._attend
 
     def noted(*args: Any) -> torch.Tensor:
         asked.add((args[5].queries, args[6] > 1))
+        summed.update({power_of_two(args[6])} - {1})
         return attend(*args)
 
     monkeypatch.setattr(TritonAttention, "_attend", noted)
     attention.prepare(0, 2)
     assert asked == {(queries, is_split) for queries in (16, 64) for is_split in (False, True)}
+    assert summed == {2, 4, 8, 16, 32}
 
 
 def test_a_batch_is_described_by_where_its_rows_keys_and_masks_begin() -> None:
