@@ -1,4 +1,4 @@
-"""The parts of `scripts/gpu_session.sh serve`: what a served demo family does on a machine with one GPU.
+"""The parts of `scripts/gpu_session.sh serve`: what a server does on a machine with one GPU.
 
     python -m benchmarks.gpu_serve config > serve.yaml
     python -m benchmarks.gpu_serve ready URL PID
@@ -47,18 +47,28 @@ _TARGET = "zoo:target-8x384"
 _GIVE_UP_S = 60.0
 
 
-def served(device: str, num_gpus: float) -> FlotillaConfig:
-    """The demo family on shares of one device; `num_gpus` is the target's, each drafter has a fifth of it."""
-    where = {"device": device, "num_slots": "auto", "memory_fraction": 0.85}
+def served(
+    device: str, num_gpus: float, target: str | None = None, drafter: str | None = None
+) -> FlotillaConfig:
+    """A target and drafters on shares of one device: `num_gpus`, and for each drafter a fifth of that.
+
+    They are the demo family, or a checkpoint in bfloat16 with one as its drafter.
+    """
+    where: dict[str, Any] = {"device": device, "num_slots": "auto", "memory_fraction": 0.85}
     beside = {"num_gpus": num_gpus / 5, "collocate": "target"}
+    paths, heads = _DRAFTERS, [{"kind": "heads", "path": _HEADS}]
+    if target is not None:
+        where, heads = where | {"dtype": "bfloat16"}, []
+        paths = {} if drafter is None else {"small": drafter}
     models = [
         {"kind": "model", "name": name, "path": path, **where, "placement": beside}
-        for name, path in _DRAFTERS.items()
+        for name, path in paths.items()
     ]
+    verifier = {"path": target or _TARGET, "heads": None if target else _HEADS, **where}
     return FlotillaConfig.model_validate(
         {
-            "target": {"path": _TARGET, "heads": _HEADS, **where, "placement": {"num_gpus": num_gpus}},
-            "drafters": [*models, {"kind": "heads", "path": _HEADS}, {"kind": "prompt_lookup"}],
+            "target": verifier | {"placement": {"num_gpus": num_gpus}},
+            "drafters": [*models, *heads, {"kind": "prompt_lookup"}],
             "http": {"admin": True},
         }
     )
@@ -255,9 +265,11 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parts = parser.add_subparsers(dest="part", required=True)
-    config = parts.add_parser("config")
-    config.add_argument("--device", default="cuda")
-    config.add_argument("--num-gpus", type=float, default=0.5)
+    parser_of_config = parts.add_parser("config")
+    parser_of_config.add_argument("--device", default="cuda")
+    parser_of_config.add_argument("--num-gpus", type=float, default=0.5)
+    parser_of_config.add_argument("--target", default=None)
+    parser_of_config.add_argument("--drafter", default=None)
     parts.add_parser("ray")
     for name in ("ready", "ask", "kill", "load", "stop"):
         part = parts.add_parser(name)
@@ -274,7 +286,8 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     match asked.part:
         case "config":
-            print(served(asked.device, asked.num_gpus).model_dump_json(indent=1))  # JSON is YAML
+            config = served(asked.device, asked.num_gpus, asked.target, asked.drafter)
+            print(config.model_dump_json(indent=1))  # JSON is YAML
         case "ray":
             return look_at_ray()
         case "ready":

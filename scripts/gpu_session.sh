@@ -1,14 +1,14 @@
 #!/bin/sh
 # One call of a session on a GPU machine without a network (docs/gpu.md): run from the repository's root there.
-#   scripts/gpu_session.sh check|measure|serve [OUT]
-# Beside the repository it needs .gpu/ (scripts/gpu_wheels.sh), `serve` .gpu-ray/ (scripts/gpu_ray.sh) in its
-# place, and with SESSION_DEVICE=cpu no GPU. Results are OUT/CALL.tar.gz, made anew after
+#   scripts/gpu_session.sh check|measure|serve|serve-8b [OUT]
+# Beside the repository it needs .gpu/ (scripts/gpu_wheels.sh), the last two .gpu-ray/ (scripts/gpu_ray.sh) in
+# its place, and with SESSION_DEVICE=cpu no GPU. Results are OUT/CALL.tar.gz, made anew after
 # each part: few files come back from such a machine, those of a call that was ended among them.
 set -u
-call=${1:?check, measure or serve}
+call=${1:?check, measure, serve or serve-8b}
 out=${2:-${OUT:-/tmp/gpu-session}}
 most_s=570 site=/tmp/site # a call is ended after 600 s
-[ "$call" != serve ] || most_s=170 site=/tmp/site-ray
+case $call in serve*) most_s=170 site=/tmp/site-ray ;; esac
 deadline=$(($(date +%s) + ${SESSION_SECONDS:-$most_s}))
 found=/tmp/gpu-session-$call profile=/tmp/profile.json
 rm -rf "$found"
@@ -16,7 +16,7 @@ mkdir -p "$out" "$found"
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer TRITON_CACHE_DIR=/tmp/triton
 export TRITON_INTERPRET=0 # tests set 1 where they find no nvidia-smi, which may be off the PATH
 
-if [ "$call" = serve ]; then
+if [ "$site" = /tmp/site-ray ]; then
     [ -d "$site/ray" ] || python3 -m tarfile -e .gpu-ray/site.tar.xz "$site" || exit 1
 elif [ ! -d "$site/flashinfer" ]; then
     python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site" \
@@ -191,7 +191,7 @@ measure)
     part attention-tiles 75 python3 -m benchmarks.attention_tiles --json "$found/attention-tiles.json"
     part fp8-tiles 75 python3 -m benchmarks.fp8_tiles --json "$found/fp8-tiles.json"
     ;;
-serve)
+serve | serve-8b)
     nvidia-smi
     # Whether processes compute side by side (docs/decisions/0047).
     mps=
@@ -209,6 +209,24 @@ serve)
     keep_logs ray
     # Of a GPU that Ray does not find it is told; a rehearsal on a CPU shares one out that is not there.
     [ "$status" -ne 3 ] || export RAY_OVERRIDE_RESOURCES='{"GPU": 1}'
+    if [ "$call" = serve-8b ]; then
+        # Larger models with random weights: what a step takes beside a forward of some milliseconds.
+        for shape in ${SESSION_SHAPES:-8b 1b}; do
+            part "make-$shape" 60 python3 -m benchmarks.random_checkpoint --shape "$shape" \
+                --tokenizer zoo/weights/target-8x384 "/tmp/random-$shape"
+            drafter=/tmp/random-$shape
+            [ -n "${target-}" ] || target=$drafter
+        done
+        $parts config --device "$device" --num-gpus 0.75 --target "$target" --drafter "$drafter" \
+            >"$found/serve.yaml" || exit 1
+        if begin random "--policy fixed"; then
+            part load-random 60 $parts load "$url" "$server" --way fixed --drafters small --concurrency 1 16 64 \
+                --json "$found/load-random.json"
+            end random
+        fi
+        [ -z "$mps" ] || echo quit | timeout 5 nvidia-cuda-mps-control
+        exit 0
+    fi
     $parts config --device "$device" --num-gpus 0.5 >"$found/serve.yaml" || exit 1
     # A policy that drafts whatever it costs: by what pays, such small models would hardly be drafted for.
     if begin float32 "--policy fixed"; then
@@ -227,7 +245,7 @@ serve)
     [ -z "$mps" ] || echo quit | timeout 5 nvidia-cuda-mps-control
     ;;
 *)
-    echo "scripts/gpu_session.sh: no call named '$call': check, measure or serve" >&2
+    echo "scripts/gpu_session.sh: no call named '$call': check, measure, serve or serve-8b" >&2
     exit 2
     ;;
 esac
