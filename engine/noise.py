@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine import host_noise
 from engine.devices import to_device
 from engine.triton_sampling import gumbel_by_triton
 from engine.triton_support import runs_triton
@@ -66,6 +67,8 @@ def uniform_noise(
         device: where the rows are wanted.
     """
     n, device = len(seeds), torch.device(device)
+    if device.type == "cpu":
+        return to_device(torch.from_numpy(host_noise.uniform(seeds, positions, vocab_size)), device)
     blocks = -(-vocab_size // 4)
     seed_words = [[seed & _MASK32 for seed in seeds], [(seed >> 32) & _MASK32 for seed in seeds]]
     key = to_device(torch.tensor(seed_words, dtype=torch.int64), device).view(2, n, 1)
@@ -91,5 +94,7 @@ def gumbel_noise(
     device = torch.device(device)
     if runs_triton(device):
         return gumbel_by_triton(seeds, positions, vocab_size, device)
+    if device.type == "cpu":
+        return to_device(torch.from_numpy(host_noise.gumbel(seeds, positions, vocab_size)), device)
     uniform = uniform_noise(seeds, positions, vocab_size, device=device)
     return uniform.log_().neg_().log_().neg_().float()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine import host_noise
 from engine.noise import gumbel_noise, philox4x32, uniform_noise
 
 # Random123 1.14, tests/kat_vectors, lines "philox4x32 10": counter, key, expected.
@@ -37,6 +41,28 @@ def test_known_answers() -> None:
     keys = torch.tensor([k for _, k, _ in KNOWN_ANSWERS]).T.contiguous()
     expected = torch.tensor([e for _, _, e in KNOWN_ANSWERS]).T
     assert torch.equal(philox4x32(counters, keys), expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(-(2**63), 2**64 - 1), st.integers(0, 2**32 - 1)), min_size=1, max_size=5
+    ),
+    vocab=st.one_of(st.integers(1, 70), st.just(4097)),
+    most=st.sampled_from([1, 5, 32_768]),
+)
+def test_words_by_numpy_are_philoxs(rows: list[tuple[int, int]], vocab: int, most: int) -> None:
+    """Token v has word v % 4 of counter v // 4, however many counters are computed at a time."""
+    seeds, positions = zip(*rows, strict=True)
+    with mock.patch.object(host_noise, "_MOST_COUNTERS", most):
+        found = host_noise.words(seeds, positions, vocab)
+    blocks = -(-vocab // 4)
+    counter = torch.zeros(4, len(rows), blocks, dtype=torch.int64)
+    counter[0], counter[1] = torch.arange(blocks), torch.tensor(positions)[:, None]
+    low, high = ([(seed >> shift) & 0xFFFFFFFF for seed in seeds] for shift in (0, 32))
+    words = philox4x32(counter, torch.tensor([low, high])[..., None])
+    expected = words.permute(1, 2, 0).reshape(len(rows), -1)[:, :vocab]
+    assert np.array_equal(found, expected.numpy())
 
 
 def test_uniform_within_rows_and_across_seeds_and_positions() -> None:
@@ -99,9 +125,9 @@ class _Counted(TorchDispatchMode):
 def test_many_rows_take_as_few_operations_as_one() -> None:
     def operations(rows: int) -> int:
         with _Counted() as counted:
-            gumbel_noise(list(range(rows)), list(range(rows)), 4096)
+            gumbel_noise(list(range(rows)), list(range(rows)), 4096, device="meta")
         return counted.num
 
-    # Ten rounds of a dozen operations and what is around them: 0.2 ms for a lone row where each takes 1 µs.
+    # Where torch computes them: ten rounds of a dozen operations and what is around them.
     assert 100 < operations(1) < 200
     assert operations(64) == operations(1)
