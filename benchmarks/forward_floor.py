@@ -29,7 +29,7 @@ from engine.runner_options import RunnerKind
 from engine.triton_support import runs_triton
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import LlamaConfig, PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +130,11 @@ def random_weights(
     )
 
 
-def random_transformers_model(
-    sizes: Sizes, dtype: torch.dtype, device: torch.device, max_tokens: int
-) -> PreTrainedModel:
-    """A Transformers model of a shape, with random weights made on the device."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
+def transformers_config(sizes: Sizes, max_tokens: int, **fields: Any) -> LlamaConfig:
+    """Transformers' description of a shape; `fields` are further ones of it."""
+    from transformers import LlamaConfig
 
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=sizes.vocab,
         hidden_size=sizes.hidden,
         intermediate_size=sizes.units,
@@ -146,9 +144,20 @@ def random_transformers_model(
         head_dim=sizes.head_dim,
         max_position_embeddings=max_tokens,
         tie_word_embeddings=sizes.tied,
+        **fields,
     )
+
+
+def random_transformers_model(
+    sizes: Sizes, dtype: torch.dtype, device: torch.device, max_tokens: int
+) -> PreTrainedModel:
+    """A Transformers model of a shape, with random weights made on the device."""
+    from transformers import AutoModelForCausalLM
+
     with device:
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            transformers_config(sizes, max_tokens), dtype=dtype
+        )
     return model.eval()
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoTokenizer, LlamaConfig
+from transformers import AutoTokenizer
 
-from benchmarks.forward_floor import SHAPES, Sizes
+from benchmarks.forward_floor import SHAPES, Sizes, transformers_config
 from engine.devices import resolve_device
 
 _TOKENIZER_FILES = (
@@ -91,21 +91,8 @@ def write(
     sizes, kind = SHAPES[shape], getattr(torch, dtype)
     sizes = replace(sizes, vocab=len(AutoTokenizer.from_pretrained(tokenizer)))
     directory.mkdir(parents=True, exist_ok=True)
-    config = LlamaConfig(
-        vocab_size=sizes.vocab,
-        hidden_size=sizes.hidden,
-        intermediate_size=sizes.units,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        max_position_embeddings=max_tokens,
-        tie_word_embeddings=sizes.tied,
-        architectures=["LlamaForCausalLM"],
-        dtype=dtype,
-        **_ends_of(tokenizer),
-    )
-    config.save_pretrained(directory)
+    about = {"architectures": ["LlamaForCausalLM"], "dtype": dtype} | _ends_of(tokenizer)
+    transformers_config(sizes, max_tokens, **about).save_pretrained(directory)
     for name in _TOKENIZER_FILES:
         if (tokenizer / name).is_file():
             shutil.copyfile(tokenizer / name, directory / name)

@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from benchmarks import prompts, tables, workload
@@ -32,7 +33,7 @@ class Figures:
         verify_ms: the target's work on a call, mean.
         draft_ms: a drafter's work on a call, mean, by drafter.
         requests_per_step: decoded in a call, mean.
-        tokens_per_step: committed per request in a call.
+        tokens_per_step: committed per request in a call, the first token, of the prompt, among them.
         accepted: tokens accepted, by drafter.
     """
 
@@ -101,8 +102,8 @@ def _over(value: float, by: float) -> float | None:
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    known = sorted(value for value in values if value is not None)
-    return known[len(known) // 2] if known else None
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 async def closed_loop(

@@ -16,10 +16,11 @@ UInt64 = NDArray[np.uint64]
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
-_FIRST, _SECOND = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_WEYL = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
+#: Of Philox4x32-10: what the even words are multiplied by, what is added to the key after a round, rounds.
+MULTIPLIERS, WEYL, ROUNDS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85), 10
+_FIRST, _SECOND = np.array(MULTIPLIERS, dtype=np.uint64)
+_WEYL = np.array(WEYL, dtype=np.uint64)
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
-_ROUNDS = 10
 # Counters at a time: their arrays of 64-bit words are to stay in a core's second-level cache.
 _MOST_COUNTERS = 32_768
 
@@ -58,7 +59,7 @@ def _fill(out: UInt32, key: UInt64, position: UInt64, product: UInt64) -> None:
     word0 &= _LOW
     word2 &= _LOW
     # The low half of a product is the next odd word; what is above it is masked off where it goes to.
-    for _ in range(_ROUNDS - 2):
+    for _ in range(ROUNDS - 2):
         one, other = (one + _WEYL[0]) & _LOW, (other + _WEYL[1]) & _LOW
         left, right = word0 * _FIRST, word2 * _SECOND
         np.right_shift(right, _HALF, out=word0)

@@ -14,13 +14,11 @@ import torch
 
 from engine import host_noise
 from engine.devices import to_device
+from engine.host_noise import MULTIPLIERS, ROUNDS, WEYL
 from engine.triton_sampling import gumbel_by_triton
 from engine.triton_support import runs_triton
 
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK32 = 0xFFFFFFFF
-_ROUNDS = 10
 
 
 def philox4x32(counter: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -40,12 +38,12 @@ def philox4x32(counter: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     even = even.expand(2, *shape)
     odd = odd.expand(2, *shape)
     key = key.clone()
-    weyl = to_device(torch.tensor(_WEYL), key.device).view(2, *[1] * (key.dim() - 1))
-    for _ in range(_ROUNDS):
+    weyl = to_device(torch.tensor(WEYL), key.device).view(2, *[1] * (key.dim() - 1))
+    for _ in range(ROUNDS):
         product = even.new_empty((2, *shape))
         # The rounds cross the halves over: word pair (0, 1) is fed from word 2 and the reverse.
-        torch.mul(even[0], _MULTIPLIERS[0], out=product[1])
-        torch.mul(even[1], _MULTIPLIERS[1], out=product[0])
+        torch.mul(even[0], MULTIPLIERS[0], out=product[1])
+        torch.mul(even[1], MULTIPLIERS[1], out=product[0])
         even = (product >> 32).bitwise_xor_(odd).bitwise_xor_(key).bitwise_and_(_MASK32)
         odd = product
         key = (key + weyl) & _MASK32

@@ -274,12 +274,12 @@ class TritonAttention(PaddedAttention):
         plan = self.plan([Segment(zero, zero, zero, zero[:0])])
         q = torch.zeros(1, heads, k_dim, dtype=self._dtype, device=self._device)
         few = (1, FEW_PROGRAMS + 1)
-        for tile in {tile_of(number, k_dim, self._dtype, pairs) for number in QUERIES for pairs in few}:
-            for splits in (1, 2):
-                self._attend(plan, layer, q, None, tile, splits)
-        # What sums the splits is compiled for each power of two of them.
-        for power in range(2, MOST_SPLITS.bit_length()):
-            self._attend(plan, layer, q, None, tile, 1 << power)
+        tiles = {tile_of(number, k_dim, self._dtype, pairs) for number in QUERIES for pairs in few}
+        ways = [(tile, splits) for tile in tiles for splits in (1, 2)]
+        # What sums the splits is compiled for each power of two of them, whatever the tile is.
+        ways += [(ways[0][0], 1 << power) for power in range(2, MOST_SPLITS.bit_length())]
+        for tile, splits in ways:
+            self._attend(plan, layer, q, None, tile, splits)
 
     def _attend(
         self, plan: TritonPlan, layer: int, q: torch.Tensor, scale: float | None, tile: Tile, splits: int

@@ -287,16 +287,7 @@ def gate(
 
 
 @triton.jit
-def normalise(
-    x,
-    gain,
-    out,
-    size,
-    x_stride,
-    eps,
-    BLOCK: tl.constexpr,
-    HAS_GAIN: tl.constexpr,
-):
+def normalise(x, gain, out, size, x_stride, eps, BLOCK: tl.constexpr, HAS_GAIN: tl.constexpr):
     """Rows divided by the root of their mean square plus `eps`, times `gain`.
 
     Grid: (rows,). x [rows, size]; gain [size]; out [rows, size]. BLOCK: a power of two that holds `size`.

@@ -17,7 +17,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$out"
 rm -f "$out"/site.tar.xz
-# Of Serve, FastAPI and our own; what else they ask for is there (/work/.library/device/KINDS.md), of grpcio and
+# Of Serve, FastAPI and our own; what else they ask for is on the machine beside torch; of grpcio and
 # protobuf perhaps a version for which our generated code is too new.
 "$python" -m pip install -q --no-deps --no-compile --only-binary=:all: --python-version "$python_version" \
     --implementation cp --platform manylinux_2_34_x86_64 --platform manylinux_2_31_x86_64 \

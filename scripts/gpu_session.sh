@@ -126,6 +126,30 @@ end() { # NAME
     keep_logs "$1"
 }
 
+# Both calls that serve begin and end with the service by which processes compute side by side
+# (docs/decisions/0047), and with a look at Ray.
+share() {
+    nvidia-smi
+    mps=
+    if command -v nvidia-cuda-mps-control >/dev/null; then
+        nvidia-cuda-mps-control -d && mps=1
+        echo "nvidia-cuda-mps-control -d: exit $?"
+    fi
+    part ray 40 $parts ray
+    if [ "$status" -ne 0 ] && [ "$status" -ne 3 ] && [ -n "$mps" ]; then
+        unshare
+        mps=
+        part ray-without-mps 40 $parts ray
+    fi
+    [ "$status" -eq 0 ] || logs
+    keep_logs ray
+    # Of a GPU that Ray does not find it is told; a rehearsal on a CPU shares one out that is not there.
+    [ "$status" -ne 3 ] || export RAY_OVERRIDE_RESOURCES='{"GPU": 1}'
+}
+unshare() {
+    [ -z "$mps" ] || echo quit | timeout 5 nvidia-cuda-mps-control
+}
+
 case $call in
 check)
     # On Hopper cuDNN would plan the attention that others are compared with anew for every shape, for seconds in all.
@@ -191,42 +215,8 @@ measure)
     part attention-tiles 75 python3 -m benchmarks.attention_tiles --json "$found/attention-tiles.json"
     part fp8-tiles 75 python3 -m benchmarks.fp8_tiles --json "$found/fp8-tiles.json"
     ;;
-serve | serve-8b)
-    nvidia-smi
-    # Whether processes compute side by side (docs/decisions/0047).
-    mps=
-    if command -v nvidia-cuda-mps-control >/dev/null; then
-        nvidia-cuda-mps-control -d && mps=1
-        echo "nvidia-cuda-mps-control -d: exit $?"
-    fi
-    part ray 40 $parts ray
-    if [ "$status" -ne 0 ] && [ "$status" -ne 3 ] && [ -n "$mps" ]; then
-        echo quit | timeout 5 nvidia-cuda-mps-control
-        mps=
-        part ray-without-mps 40 $parts ray
-    fi
-    [ "$status" -eq 0 ] || logs
-    keep_logs ray
-    # Of a GPU that Ray does not find it is told; a rehearsal on a CPU shares one out that is not there.
-    [ "$status" -ne 3 ] || export RAY_OVERRIDE_RESOURCES='{"GPU": 1}'
-    if [ "$call" = serve-8b ]; then
-        # Larger models with random weights: what a step takes beside a forward of some milliseconds.
-        for shape in ${SESSION_SHAPES:-8b 1b}; do
-            part "make-$shape" 60 python3 -m benchmarks.random_checkpoint --shape "$shape" \
-                --tokenizer zoo/weights/target-8x384 "/tmp/random-$shape"
-            drafter=/tmp/random-$shape
-            [ -n "${target-}" ] || target=$drafter
-        done
-        $parts config --device "$device" --num-gpus 0.75 --target "$target" --drafter "$drafter" \
-            >"$found/serve.yaml" || exit 1
-        if begin random "--policy fixed"; then
-            part load-random 60 $parts load "$url" "$server" --way fixed --drafters small --concurrency 1 16 64 \
-                --json "$found/load-random.json"
-            end random
-        fi
-        [ -z "$mps" ] || echo quit | timeout 5 nvidia-cuda-mps-control
-        exit 0
-    fi
+serve)
+    share
     $parts config --device "$device" --num-gpus 0.5 >"$found/serve.yaml" || exit 1
     # A policy that drafts whatever it costs: by what pays, such small models would hardly be drafted for.
     if begin float32 "--policy fixed"; then
@@ -242,7 +232,24 @@ serve | serve-8b)
         part load-flotilla 35 $parts load "$url" "$server" --way flotilla --json "$found/load-flotilla.json"
         end bfloat16
     fi
-    [ -z "$mps" ] || echo quit | timeout 5 nvidia-cuda-mps-control
+    unshare
+    ;;
+serve-8b)
+    share
+    # Random weights in the shape of larger models: what a step takes beside a forward of some milliseconds.
+    target=${SESSION_TARGET:-8b} drafter=${SESSION_DRAFTER:-1b}
+    for shape in "$target" "$drafter"; do
+        part "make-$shape" 60 python3 -m benchmarks.random_checkpoint --shape "$shape" \
+            --tokenizer zoo/weights/target-8x384 "/tmp/random-$shape"
+    done
+    $parts config --device "$device" --num-gpus 0.75 --target "/tmp/random-$target" \
+        --drafter "/tmp/random-$drafter" >"$found/serve.yaml" || exit 1
+    if begin random "--policy fixed"; then
+        part load-random 60 $parts load "$url" "$server" --way fixed --drafters small --concurrency 1 16 64 \
+            --json "$found/load-random.json"
+        end random
+    fi
+    unshare
     ;;
 *)
     echo "scripts/gpu_session.sh: no call named '$call': check, measure, serve or serve-8b" >&2
