@@ -24,8 +24,9 @@ from benchmarks import kernel_search
 from benchmarks.forward_cost import batch
 from benchmarks.forward_floor import CASES
 from benchmarks.kernel_search import Graphs, bandwidth_of, compile_all, show_unfit
+from engine.attention_tiles import Tile, num_splits, tile_of
 from engine.devices import memory_of, synchronize
-from engine.triton_attention import Tile, TritonAttention, TritonPlan, num_splits, tile_of
+from engine.triton_attention import TritonAttention, TritonPlan
 
 #: Key heads, and query heads that share each.
 KV_HEADS, SHARED = 8, 4

@@ -28,8 +28,13 @@ from engine.stop_rules import EstimateRule
 
 # Beside it no layer is dear, so that nothing but the objective ends a draft.
 _WHOLE_STEP_S = 1e9
-#: Who grows trees: whether the device, and whether by captured layers.
-TREES = {"host": (False, False), "laid-out": (True, False), "device": (True, True)}
+#: Who grows trees: whether the device, whether by captured layers, and whether forwards are captured at all.
+TREES = {
+    "host": (False, False, True),
+    "laid-out": (True, False, True),
+    "device": (True, True, True),
+    "ordinary": (True, False, False),
+}
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--trees",
         choices=("auto", *TREES),
         default="auto",
-        help="where they are grown: laid-out is by the device, layer by layer",
+        help="where they are grown: laid-out is by the device, layer by layer, ordinary with nothing captured",
     )
     parser.add_argument("--runner", choices=("auto", "hf", "lean"), default="auto")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8])
@@ -93,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if path is None:
             path = Path(directory)
             _random_drafter(path, max_tokens=args.context + 8 * args.calls + 64)
-        on_device, layer_graphs = TREES.get(args.trees, (None, True))
+        on_device, layer_graphs, graphs = TREES.get(args.trees, (None, True, True))
         drafter = build_drafter(
             "model",
             path=str(path),
@@ -102,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             device=args.device,
             on_device=on_device,
             layer_graphs=layer_graphs,
+            graphs=graphs,
             num_slots=max(args.requests) * (args.context + 8 * args.calls + 512),
         )
         shapes = [

@@ -162,7 +162,7 @@ class PaddedAttention:
         self._layers[layer] = torch.zeros(self.num_slots, width, dtype=self._dtype, device=self._device)
         self._shapes[layer] = (kv_heads, k_dim, v_dim)
 
-    def prepare(self, layer: int, heads: int) -> None:
+    def prepare(self, layer: int, heads: int, late_norm: torch.Tensor | None = None) -> None:
         """Do beforehand what the first batches of an allocated layer with so many query heads would wait for.
 
         Nothing here.
@@ -215,6 +215,20 @@ class PaddedAttention:
         kv_heads, dim, _ = self._shapes[layer]
         rotate(qkv, rotation, heads + kv_heads, dim)
         self.store(plan, layer, qkv[:, heads * dim :])
+
+    def attend_rotated(
+        self,
+        plan: PaddedPlan,
+        layer: int,
+        qkv: torch.Tensor,
+        rotation: torch.Tensor,
+        heads: int,
+        scale: float | None = None,
+    ) -> torch.Tensor:
+        """`store_rotated`, then `attend` with its query heads; what is left of `qkv` means nothing."""
+        self.store_rotated(plan, layer, qkv, rotation, heads)
+        dim = self._shapes[layer][1]
+        return self.attend(plan, layer, qkv[:, : heads * dim].view(len(qkv), heads, dim), scale)
 
     def run(
         self,

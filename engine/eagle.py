@@ -103,9 +103,9 @@ class EagleLayer:
         both = F.rms_norm(torch.stack((embedded, hidden), 1), shape, None, weights.eps)
         residual = hidden if weights.residual_scale is None else both[:, 1] * weights.residual_scale
         qkv = weights.qkv(both.flatten(1))
-        attention.store_rotated(plan, 0, qkv, weights.rotation.index_select(0, positions), weights.heads)
-        queries = qkv[:, : weights.heads * weights.head_dim].view(len(qkv), weights.heads, weights.head_dim)
-        x = weights.out.add_to(residual, attention.attend(plan, 0, queries, weights.head_dim**-0.5))
+        rotation, heads = weights.rotation.index_select(0, positions), weights.heads
+        mixed = attention.attend_rotated(plan, 0, qkv, rotation, heads, weights.head_dim**-0.5)
+        x = weights.out.add_to(residual, mixed)
         gates = weights.gate_up(F.rms_norm(x, shape, None, weights.eps))
         x = weights.down.add_to(x, self._gated(gates))
         if weights.norm_output:

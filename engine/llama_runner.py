@@ -132,6 +132,17 @@ class LlamaRunner:
         """What holds its keys and values."""
         return self._attention
 
+    @property
+    def late_norm(self) -> torch.Tensor | None:
+        """[1, hidden], a row as those whose norm attention may be left with; None where it never is."""
+        row = self._weights.embedding[:1]
+        first = self._weights.layers[0]
+        return (
+            None
+            if self._given(row, first.qkv, has_norms_of_heads=first.head_norms is not None)[1] is None
+            else row
+        )
+
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], keep: Int32) -> torch.Tensor:
         """See `ModelRunner`."""
@@ -158,15 +169,11 @@ class LlamaRunner:
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: PaddedPlan, selected: torch.Tensor | None
     ) -> Computed:
         """See `CapturableRunner`."""
-        weights, attention = self._weights, self._attention
+        weights = self._weights
         x = weights.embedding.index_select(0, tokens)
         features = x.new_empty(len(x), len(self._feature_layers) * x.shape[1])
         rotation = weights.rotation.index_select(0, positions)
-        rows = tokens.shape[0]
-        heads, kv_heads, head_dim = weights.heads, weights.kv_heads, weights.head_dim
-        query_width = heads * head_dim
-        rotated_heads = heads + kv_heads
-        scale = weights.scale
+        rotated_heads = weights.heads + weights.kv_heads
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
             if index in self._feature_layers:
@@ -174,15 +181,11 @@ class LlamaRunner:
             given, norm = self._given(x, layer.qkv, has_norms_of_heads=layer.head_norms is not None)
             qkv = layer.qkv(given)
             if layer.head_norms is not None:
-                _normalise_heads(qkv, layer.head_norms, rotated_heads, head_dim, weights.eps)
-            if self._triton is not None:
-                self._triton.store_rotated(plan, index, qkv, rotation, heads, norm)
-            else:
-                attention.store_rotated(plan, index, qkv, rotation, heads)
+                _normalise_heads(qkv, layer.head_norms, rotated_heads, weights.head_dim, weights.eps)
             if index == last and selected is not None and len(selected) == 0:
+                self._stored(plan, index, qkv, rotation, norm)
                 return Computed(x.new_zeros(0, weights.vocab_size), x[:0], features)
-            q = qkv[:, :query_width].view(rows, heads, head_dim)
-            mixed = attention.attend(plan, index, q, scale)
+            mixed = self._attended(plan, index, qkv, rotation, norm)
             if index == last and selected is not None:
                 # What follows is row by row, so rows whose logits nobody wants can go.
                 mixed, x = mixed.index_select(0, selected), x.index_select(0, selected)
@@ -193,6 +196,24 @@ class LlamaRunner:
             x = self._added(layer.down, x, gated)
         final = self._normalised(x)
         return Computed(weights.head(final), final, features)
+
+    def _stored(
+        self, plan: PaddedPlan, layer: int, qkv: torch.Tensor, turn: torch.Tensor, norm: PendingNorm | None
+    ) -> None:
+        """Store the rotated keys, and the values, of `qkv`."""
+        if self._triton is not None:
+            self._triton.store_rotated(plan, layer, qkv, turn, self._weights.heads, norm)
+        else:
+            self._attention.store_rotated(plan, layer, qkv, turn, self._weights.heads)
+
+    def _attended(
+        self, plan: PaddedPlan, layer: int, qkv: torch.Tensor, turn: torch.Tensor, norm: PendingNorm | None
+    ) -> torch.Tensor:
+        """What the rotated queries of `qkv` attend to, its own keys among them; these are stored."""
+        heads, scale = self._weights.heads, self._weights.scale
+        if self._triton is not None:
+            return self._triton.attend_rotated(plan, layer, qkv, turn, heads, scale, norm)
+        return self._attention.attend_rotated(plan, layer, qkv, turn, heads, scale)
 
     def _note_feature(self, features: torch.Tensor, layer: int, x: torch.Tensor) -> None:
         for part, wanted in zip(

@@ -141,7 +141,7 @@ def load_runner(
         if self_test and isinstance(loaded, LlamaRunner):
             warm_up(loaded)
         if isinstance(loaded, LlamaRunner):
-            loaded.attention.prepare(0, loaded.heads)
+            loaded.attention.prepare(0, loaded.heads, loaded.late_norm)
         if where.type != "cpu":
             if device_share < 1 and (by_turns := why_by_turns()) is not None:
                 _log.warning(by_turns)

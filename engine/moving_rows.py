@@ -146,6 +146,7 @@ class MovingRows:
             ),
             most_rows=shape.width,
             most_keys=max_tokens,
+            ends_with_rows=shape.width == 1,  # rows of nobody are no keys
         )
 
     def holds(self, beams: Sequence[BeamRows]) -> bool:

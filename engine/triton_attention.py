@@ -8,6 +8,7 @@ requests are few. Kernels are compiled when they are first needed, by the compil
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.attention import PaddedAttention, PaddedPlan
+from engine.attention_tiles import FEW_PROGRAMS, MOST_SPLITS, QUERIES, Tile, num_splits, tile_of
 from engine.device_rows import DeviceRows
 from engine.devices import staging, to_device
 from engine.norms import PendingNorm, norm_arguments, norm_block
@@ -28,27 +30,8 @@ from engine.triton_support import why_not_triton
 
 Int32 = NDArray[np.int32]
 
-#: Programs that keep a GPU with 132 processors busy, four on each, and most splits of keys for that.
-ENOUGH_PROGRAMS, MOST_SPLITS = 528, 32
-#: Programs of a launch without splits up to which decoding is bound by how long one program takes.
-FEW_PROGRAMS = 16
-#: Queries of a request and key head, one number for each tile there may be.
-QUERIES = (16, 32, 64)
 #: Numbers that describe a segment to the kernels.
 FIELDS = 7
-
-
-class Tile(NamedTuple):
-    """What a program of the attention kernel works on at a time: queries, keys, stages of their loads, warps.
-
-    A tile of keys takes three loads, one after the other: slots, keys, values. With five stages the next
-    tile's keys and values are under way while one is computed with, with three its slots only.
-    """
-
-    queries: int
-    keys: int
-    stages: int
-    warps: int = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -75,11 +58,13 @@ class TritonPlan(PaddedPlan):
         table: the batch.
         most_rows: of a segment.
         most_keys: of a segment, or about as many at most: it decides into how many parts keys go, no more.
+        ends_with_rows: whether the last keys of each segment are those of its rows, in their order.
     """
 
     table: SegmentTable
     most_rows: int
     most_keys: int
+    ends_with_rows: bool = True
 
     @property
     def num_segments(self) -> int:
@@ -132,6 +117,18 @@ def described(segments: Sequence[Segment]) -> Description:
         key,
         np.concatenate(seen) if seen else np.zeros(0, dtype=np.uint8),
     )
+
+
+class New(NamedTuple):
+    """What attention is to do with queries, keys and values before, where each segment has one row.
+
+    Attributes:
+        rotation: complex64, see `engine.rotary`.
+        norm: they are to have before that, if any.
+    """
+
+    rotation: torch.Tensor
+    norm: PendingNorm | None
 
 
 class TritonAttention(PaddedAttention):
@@ -260,31 +257,75 @@ class TritonAttention(PaddedAttention):
     ) -> torch.Tensor:
         """See `AttentionBackend`."""
         assert isinstance(plan, TritonPlan)
-        kv_heads, k_dim, _ = self._shapes[layer]
-        queries = plan.most_rows * (q.shape[1] // kv_heads)
-        tile = tile_of(queries, k_dim, q.dtype, plan.num_segments * kv_heads)
-        programs = plan.num_segments * kv_heads * -(-queries // tile.queries)
-        splits = num_splits(programs, plan.most_keys, tile.keys)
+        return self._attend(plan, layer, q, scale, *self._cut(plan, layer, q.shape[1]))
+
+    def attend_rotated(
+        self,
+        plan: PaddedPlan,
+        layer: int,
+        qkv: torch.Tensor,
+        rotation: torch.Tensor,
+        heads: int,
+        scale: float | None = None,
+        norm: PendingNorm | None = None,
+    ) -> torch.Tensor:
+        """See `PaddedAttention`; `norm` as of `store_rotated`. One launch where segments have one row each."""
+        assert isinstance(plan, TritonPlan)
+        kv_heads, dim, v_dim = self._shapes[layer]
+        tile, splits = self._cut(plan, layer, heads)
+        q = qkv[:, : heads * dim].view(len(qkv), heads, dim)
+        is_one_tile = heads // kv_heads <= tile.queries
+        if plan.most_rows == 1 and plan.ends_with_rows and is_one_tile and dim == v_dim:
+            return self._attend(plan, layer, q, scale, tile, splits, New(rotation, norm))
+        self.store_rotated(plan, layer, qkv, rotation, heads, norm)
         return self._attend(plan, layer, q, scale, tile, splits)
 
-    def prepare(self, layer: int, heads: int) -> None:
-        """See `PaddedAttention`: compile the kernels that batches of layers like `layer` may need."""
-        k_dim = self._shapes[layer][1]
+    def _cut(self, plan: TritonPlan, layer: int, heads: int) -> tuple[Tile, int]:
+        """What a batch is computed in: tiles of this size, and keys in so many parts."""
+        kv_heads, k_dim, _ = self._shapes[layer]
+        queries = plan.most_rows * (heads // kv_heads)
+        tile = tile_of(queries, k_dim, self._dtype, plan.num_segments * kv_heads)
+        programs = plan.num_segments * kv_heads * -(-queries // tile.queries)
+        return tile, num_splits(programs, plan.most_keys, tile.keys)
+
+    def prepare(self, layer: int, heads: int, late_norm: torch.Tensor | None = None) -> None:
+        """See `PaddedAttention`: compile the kernels that batches of layers like `layer` may need.
+
+        `late_norm` is [1, size], zeros like a row whose norm is left to attention, where any is.
+        """
+        kv_heads, k_dim, v_dim = self._shapes[layer]
         zero = np.zeros(1, dtype=np.int32)
-        plan = self.plan([Segment(zero, zero, zero, zero[:0])])
-        q = torch.zeros(1, heads, k_dim, dtype=self._dtype, device=self._device)
         few = (1, FEW_PROGRAMS + 1)
         tiles = {tile_of(number, k_dim, self._dtype, pairs) for number in QUERIES for pairs in few}
         ways = [(tile, splits) for tile in tiles for splits in (1, 2)]
         # What sums the splits is compiled for each power of two of them, whatever the tile is.
         ways += [(ways[0][0], 1 << power) for power in range(2, MOST_SPLITS.bit_length())]
+        plan = self.plan([Segment(zero, zero, zero, zero[:0])])
+        qkv = torch.zeros(1, heads + 2 * kv_heads, k_dim, dtype=self._dtype, device=self._device)
         for tile, splits in ways:
-            self._attend(plan, layer, q, None, tile, splits)
+            self._attend(plan, layer, qkv[:, :heads], None, tile, splits)
+        rotation = torch.ones(1, k_dim // 2, dtype=torch.complex64, device=self._device)
+        norms = [None] if late_norm is None else [None, PendingNorm(late_norm, 1.0)]
+        for (tile, splits), norm in itertools.product(ways, norms):
+            is_met = tile.queries == QUERIES[0] and splits <= 2 and k_dim == v_dim
+            if is_met and heads // kv_heads <= tile.queries:
+                self._attend(plan, layer, qkv[:, :heads], None, tile, splits, New(rotation, norm))
 
     def _attend(
-        self, plan: TritonPlan, layer: int, q: torch.Tensor, scale: float | None, tile: Tile, splits: int
+        self,
+        plan: TritonPlan,
+        layer: int,
+        q: torch.Tensor,
+        scale: float | None,
+        tile: Tile,
+        splits: int,
+        new: New | None = None,
     ) -> torch.Tensor:
-        """`attend`, with tiles of this size and keys in so many parts."""
+        """`attend`, with tiles of this size and keys in so many parts.
+
+        With `new`, `attend_rotated`: behind the query heads of `q` lie the key and value heads.
+        """
+        norm = None if new is None else new.norm
         kv_heads, k_dim, v_dim = self._shapes[layer]
         rows, heads, _ = q.shape
         if q.stride(2) != 1:
@@ -298,6 +339,8 @@ class TritonAttention(PaddedAttention):
         storage = self._layers[layer]
         self._kernels.attend[plan.num_segments * kv_heads, tiles, splits](
             q,
+            q if new is None else torch.view_as_real(new.rotation),
+            q if norm is None else norm.x,
             storage,
             out,
             partial,
@@ -311,6 +354,7 @@ class TritonAttention(PaddedAttention):
             storage.stride(0),
             rows,
             splits,
+            *norm_arguments(norm, q)[1:],
             KV_HEADS=kv_heads,
             SHARED=heads // kv_heads,
             K_DIM=k_dim,
@@ -320,6 +364,8 @@ class TritonAttention(PaddedAttention):
             QUERIES=tile.queries,
             KEYS=tile.keys,
             IS_SPLIT=splits > 1,
+            IS_NEW=new is not None,
+            NORM_BLOCK=norm_block(norm),
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
@@ -336,46 +382,3 @@ class TritonAttention(PaddedAttention):
                 num_warps=4,
             )
         return out
-
-
-def tile_of(queries: int, head_dim: int, dtype: torch.dtype, pairs: int) -> Tile:
-    """A tile whose sums and keys fit in the registers and the shared memory of GPUs from Ampere on.
-
-    Args:
-        queries: of a request and key head.
-        head_dim: of keys.
-        dtype: of keys; products of float32 are not for tensor cores, and take more registers.
-        pairs: of a request and a key head, in a batch.
-    """
-    if dtype.itemsize > 2:
-        return Tile(16, 32 if head_dim <= 64 else 16, 2)
-    # Measured with heads of 128 on an H200 (docs/gpu.md); the others are small enough for two programs on a
-    # processor that has 100 KB of shared memory.
-    is_usual = 64 < head_dim <= 128
-    if queries <= 16 and is_usual:
-        return Tile(16, 128, 3) if pairs <= FEW_PROGRAMS else Tile(16, 32, 5, warps=1)
-    if queries <= 16:
-        return Tile(16, 64, 5) if head_dim <= 64 else Tile(16, 32, 5)
-    if queries <= 32 and is_usual:  # trees to verify
-        return Tile(32, 128, 3)
-    return Tile(64, 64, 2) if head_dim <= 128 else Tile(32, 32, 2)
-
-
-def num_splits(programs: int, keys: int, least: int) -> int:
-    """Into how many parts each request's keys go, for a launch that has so many programs without.
-
-    As many as keep the programs within what keeps a GPU busy, and as make the parts no longer.
-
-    Args:
-        programs: tiles of queries over all requests and key heads.
-        keys: of the longest request, or a bound on it.
-        least: keys of a tile, of which parts are whole numbers.
-
-    Returns:
-        1 to `MOST_SPLITS`.
-    """
-    tiles = -(-keys // least)
-    # A tile of 128 keys keeps a processor's memory busy, or nearly.
-    enough = ENOUGH_PROGRAMS // 3 if least >= 128 else ENOUGH_PROGRAMS
-    length = -(-tiles // max(1, min(enough // programs, MOST_SPLITS)))
-    return -(-tiles // length)

@@ -13,9 +13,49 @@ import triton.language as tl
 _OF_THE_BATCH = ("num_rows", "num_splits", "num_lines")
 
 
+@triton.jit
+def _inverse_root(x, size, eps, BLOCK: tl.constexpr):
+    """One over the root of a row's mean square plus `eps`; BLOCK: a power of two that holds `size`."""
+    place = tl.arange(0, BLOCK)
+    wide = tl.load(x + place, mask=place < size, other=0.0).to(tl.float32)
+    return tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+
+
+@triton.jit
+def _rotated(head, unit, is_there, turn, is_turn, by, IS_NORMED: tl.constexpr):
+    """Numbers `unit` of heads, times `by` if IS_NORMED, rotated with their neighbours.
+
+    head, turn: where each one's head, and its row of `rotation` (see `rotate_and_store`), begin.
+    """
+    mine = tl.load(head + unit, mask=is_there, other=0.0)
+    other = tl.load(head + (unit ^ 1), mask=is_there, other=0.0)
+    if IS_NORMED:
+        mine = (mine.to(tl.float32) * by).to(mine.dtype)
+        other = (other.to(tl.float32) * by).to(other.dtype)
+    cosine = tl.load(turn + unit // 2 * 2, mask=is_turn, other=0.0)
+    sine = tl.load(turn + unit // 2 * 2 + 1, mask=is_turn, other=0.0)
+    turned = tl.where(unit % 2 == 0, -sine, sine)
+    return (mine.to(tl.float32) * cosine + other.to(tl.float32) * turned).to(mine.dtype)
+
+
+@triton.jit
+def _visible(column, is_key, row, is_real, seen, first_seen, columns):
+    """Whether rows see keys, `column` behind those that all rows see; see `SegmentTable`."""
+    if first_seen < 0:
+        visible = column[None, :] <= row[:, None]
+    else:
+        seen_at = seen + first_seen + row[:, None] * columns + column[None, :]
+        is_column = (column >= 0) & is_key
+        bit = tl.load(seen_at, mask=is_real[:, None] & is_column[None, :], other=0)
+        visible = (column < 0)[None, :] | (bit != 0)
+    return visible & is_key[None, :] & is_real[:, None]
+
+
 @triton.jit(do_not_specialize=_OF_THE_BATCH[:2], do_not_specialize_on_alignment=("slots", "seen"))
 def attend(
     q,
+    rotation,
+    x,
     storage,
     out,
     partial,
@@ -29,6 +69,9 @@ def attend(
     storage_stride,
     num_rows,
     num_splits,
+    x_stride,
+    size,
+    eps,
     KV_HEADS: tl.constexpr,
     SHARED: tl.constexpr,
     K_DIM: tl.constexpr,
@@ -38,6 +81,8 @@ def attend(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
+    IS_NEW: tl.constexpr,
+    NORM_BLOCK: tl.constexpr,
 ):
     """Attention of one tile of a segment's queries over one split of its keys, for one key head.
 
@@ -49,6 +94,10 @@ def attend(
     [rows, KV_HEADS * SHARED * V_DIM], or if IS_SPLIT partial, float32 [splits, rows, heads, V_DIM], and
     weight, float32 [splits, rows, heads], base-2 logarithms of the softmaxes' denominators. segments, slots,
     seen: see `SegmentTable`. scale: of scores, times log2(e). K_BLOCK, V_BLOCK: next powers of two.
+
+    If IS_NEW, segments have one row each, whose key is their last, and q is where a row's query, key and
+    value heads lie behind one another as a product has left them: they are rotated here, and key and value
+    stored, as by `rotate_and_store`, whose rotation, x, size, eps and NORM_BLOCK these are.
     """
     segment = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
@@ -72,13 +121,23 @@ def attend(
     k_unit = tl.arange(0, K_BLOCK)
     v_unit = tl.arange(0, V_BLOCK)
     batch_row = (first_row + row).to(tl.int64)
-    q_at = q + batch_row[:, None] * q_row_stride + query_head[:, None] * q_head_stride + k_unit[None, :]
-    asked = tl.load(q_at, mask=is_real[:, None] & (k_unit < K_DIM)[None, :], other=0.0)
+    q_from = q + batch_row[:, None] * q_row_stride + query_head[:, None] * q_head_stride
+    is_asked = is_real[:, None] & (k_unit < K_DIM)[None, :]
+    by = 1.0
+    if NORM_BLOCK > 0:
+        by = _inverse_root(x + first_row.to(tl.int64) * x_stride, size, eps, NORM_BLOCK)
+    if IS_NEW:
+        turn = rotation + first_row.to(tl.int64) * K_DIM
+        is_unit = k_unit < K_DIM
+        asked = _rotated(q_from, k_unit[None, :], is_asked, turn, is_unit[None, :], by, NORM_BLOCK > 0)
+    else:
+        asked = tl.load(q_from + k_unit[None, :], mask=is_asked, other=0.0)
 
     # Of this split's keys, none behind the last that a causal tile sees.
-    length = tl.cdiv(tl.cdiv(keys, num_splits), KEYS) * KEYS
+    past = keys - 1 if IS_NEW else keys
+    length = tl.cdiv(tl.cdiv(past, num_splits), KEYS) * KEYS
     begin = split * length
-    end = tl.minimum(keys, begin + length)
+    end = tl.minimum(past, begin + length)
     if first_seen < 0:
         last_row = tl.minimum(rows, (start_query + QUERIES - 1) // SHARED + 1)
         end = tl.minimum(end, committed + last_row)
@@ -88,6 +147,21 @@ def attend(
     mixed = tl.zeros([QUERIES, V_BLOCK], dtype=tl.float32)
     k_from = storage + head * K_DIM + k_unit
     v_from = storage + KV_HEADS * K_DIM + head * V_DIM + v_unit
+    if IS_NEW:
+        # First, where the fewest registers are taken. A row of nobody (`MovingRows`) brings no key.
+        brings_key = (split == num_splits - 1) & (past >= 0)
+        if brings_key:
+            slot = tl.load(slots + first_key + past).to(tl.int64)
+            k_new = q + first_row.to(tl.int64) * q_row_stride + (KV_HEADS * SHARED + head) * K_DIM
+            k = _rotated(k_new, k_unit, is_unit, turn, is_unit, by, NORM_BLOCK > 0)
+            tl.store(k_from + slot * storage_stride, k, mask=is_unit)
+            v = tl.load(k_new + KV_HEADS * K_DIM + v_unit, mask=v_unit < V_DIM, other=0.0)
+            if NORM_BLOCK > 0:
+                v = (v.to(tl.float32) * by).to(v.dtype)
+            tl.store(v_from + slot * storage_stride, v, mask=v_unit < V_DIM)
+            highest = tl.sum(asked.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
+            total += 1.0
+            mixed += v.to(tl.float32)[None, :]
     # Most keys are in whole tiles that all rows see, which need no masks.
     masked = begin + tl.maximum(tl.minimum(end, committed) - begin, 0) // KEYS * KEYS
     for start_key in range(begin, masked, KEYS):
@@ -110,15 +184,7 @@ def attend(
         k_at = k_from[:, None] + slot[None, :] * storage_stride
         k = tl.load(k_at, mask=is_key[None, :] & (k_unit < K_DIM)[:, None], other=0.0)
         score = tl.dot(asked, k, input_precision="ieee") * scale
-        column = key - committed
-        if first_seen < 0:
-            visible = column[None, :] <= row[:, None]
-        else:
-            seen_at = seen + first_seen + row[:, None] * columns + column[None, :]
-            is_column = (column >= 0) & is_key
-            bit = tl.load(seen_at, mask=is_real[:, None] & is_column[None, :], other=0)
-            visible = (column < 0)[None, :] | (bit != 0)
-        visible = visible & is_key[None, :] & is_real[:, None]
+        visible = _visible(key - committed, is_key, row, is_real, seen, first_seen, columns)
         score = tl.where(visible, score, -float("inf"))
         higher = tl.maximum(highest, tl.max(score, 1))
         # A row that has seen no key yet has no highest score to subtract.
@@ -133,13 +199,13 @@ def attend(
 
     mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
     at = batch_row * (KV_HEADS * SHARED) + query_head
-    is_unit = is_real[:, None] & (v_unit < V_DIM)[None, :]
+    is_mixed = is_real[:, None] & (v_unit < V_DIM)[None, :]
     if IS_SPLIT:
         line = split.to(tl.int64) * num_rows * (KV_HEADS * SHARED) + at
         tl.store(weight + line, highest + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=is_real)
-        tl.store(partial + line[:, None] * V_DIM + v_unit[None, :], mixed, mask=is_unit)
+        tl.store(partial + line[:, None] * V_DIM + v_unit[None, :], mixed, mask=is_mixed)
     else:
-        tl.store(out + at[:, None] * V_DIM + v_unit[None, :], mixed.to(out.dtype.element_ty), mask=is_unit)
+        tl.store(out + at[:, None] * V_DIM + v_unit[None, :], mixed.to(out.dtype.element_ty), mask=is_mixed)
 
 
 @triton.jit(do_not_specialize=_OF_THE_BATCH[1:])
@@ -171,14 +237,6 @@ def combine(
     total = tl.sum(share, 0)
     mixed = mixed / tl.where(total == 0.0, 1.0, total)
     tl.store(out + line * V_DIM + unit, mixed.to(out.dtype.element_ty), mask=unit < V_DIM)
-
-
-@triton.jit
-def _inverse_root(x, size, eps, BLOCK: tl.constexpr):
-    """One over the root of a row's mean square plus `eps`; BLOCK: a power of two that holds `size`."""
-    place = tl.arange(0, BLOCK)
-    wide = tl.load(x + place, mask=place < size, other=0.0).to(tl.float32)
-    return tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from benchmarks import attention_tiles, kernel_search
 from benchmarks.attention_tiles import Kernel, compile_kernel, kernels_of, run, splits_of, table, tiles
 from benchmarks.forward_floor import CASES
 from benchmarks.kernel_search import compile_all
-from engine.triton_attention import Tile, tile_of
+from engine.attention_tiles import Tile, tile_of
 from tests import emulated_cuda
 
 pytest.importorskip("triton")

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from engine.triton_attention import MOST_SPLITS, tile_of
+from engine.attention_tiles import MOST_SPLITS, tile_of
 from tests.engine.compiling import Kernel, compiled
 
 pytest.importorskip("triton")
@@ -16,19 +16,45 @@ FEW_BYTES = 40
 
 
 def attend(
-    dtype: str, head_dim: int, queries: int, *, is_split: bool, arch: int = 90, pairs: int = 512
+    dtype: str,
+    head_dim: int,
+    queries: int,
+    *,
+    is_split: bool,
+    arch: int = 90,
+    pairs: int = 512,
+    is_new: bool = False,
+    norm: int = 0,
 ) -> Kernel:
-    """The attention kernel with the tile it is launched with, for 8 key heads of 4 query heads each."""
+    """The attention kernel with the tile it is launched with, for 8 key heads of 4 query heads each.
+
+    It rotates and stores keys itself if `is_new`, of rows with a norm of size `norm`.
+    """
     name = {"bfloat16": "*bf16", "float32": "*fp32"}[dtype]
     sums = "*fp32" if is_split else name
-    types = {"q": name, "storage": name, "out": name, "partial": sums, "weight": sums}
+    types = {"q": name, "rotation": "*fp32" if is_new else name, "x": name, "storage": name, "out": name}
+    types |= {"partial": sums, "weight": sums}
     types |= {"segments": "*i32", "slots": "*i32", "seen": "*u8", "scale": "fp32"}
-    numbers = ("q_row_stride", "q_head_stride", "storage_stride", "num_rows", "num_splits")
+    numbers = (
+        "q_row_stride",
+        "q_head_stride",
+        "storage_stride",
+        "num_rows",
+        "num_splits",
+        "x_stride",
+        "size",
+    )
     tile = tile_of(queries, head_dim, getattr(torch, dtype), pairs)
     sizes = {"KV_HEADS": 8, "SHARED": 4, "K_DIM": head_dim, "V_DIM": head_dim, "K_BLOCK": head_dim}
     sizes |= {"V_BLOCK": head_dim, "QUERIES": tile.queries, "KEYS": tile.keys, "IS_SPLIT": is_split}
+    sizes |= {"IS_NEW": is_new, "NORM_BLOCK": norm}
     options = {"num_warps": tile.warps, "num_stages": tile.stages, "arch": arch}
-    return "engine.triton_kernels.attend", types | dict.fromkeys(numbers, "i32"), sizes, options
+    return (
+        "engine.triton_kernels.attend",
+        types | dict.fromkeys(numbers, "i32") | {"eps": "fp32"},
+        sizes,
+        options,
+    )
 
 
 def test_kernels_compile_for_gpus() -> None:
@@ -51,6 +77,10 @@ def test_kernels_compile_for_gpus() -> None:
             attend("float32", 64, 4, is_split=True),
             attend("bfloat16", 128, 4, is_split=True, pairs=8),
             attend("bfloat16", 128, 4, is_split=True, pairs=8, arch=80),
+            attend("bfloat16", 128, 4, is_split=True, pairs=8, is_new=True, norm=4096),
+            attend("bfloat16", 128, 4, is_split=True, is_new=True, norm=4096),
+            attend("bfloat16", 128, 4, is_split=True, is_new=True, arch=80),
+            attend("float32", 64, 4, is_split=True, is_new=True, norm=512),
         ]
     )
     others = compiled(

@@ -13,9 +13,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine import attention_kinds, triton_attention
+from engine import attention_kinds, attention_tiles
 from engine.attention import PaddedAttention
 from engine.attention_kinds import AttentionKind, make_attention
+from engine.attention_tiles import MOST_SPLITS, Tile, num_splits
 from engine.cuda_graphs import GraphedRunner
 from engine.device_rows import DeviceRows, all_rows
 from engine.gated import gate, gate_by_triton
@@ -24,7 +25,7 @@ from engine.llama_weights import LlamaWeights, load_llama_weights
 from engine.padded_segments import Shape, power_of_two
 from engine.runner import Segment
 from engine.static_attention import MOST_COLUMNS
-from engine.triton_attention import FIELDS, MOST_SPLITS, Tile, TritonAttention, described, num_splits
+from engine.triton_attention import FIELDS, TritonAttention, described
 from engine.triton_support import why_not_triton
 from tests.engine import tiny_models
 from tests.engine.test_attention import dense, random_segment
@@ -53,7 +54,7 @@ few_segments = st.lists(
 @pytest.fixture
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that a few programs keep busy, so that keys are split now and then and tests are short."""
-    monkeypatch.setattr(triton_attention, "ENOUGH_PROGRAMS", 16)
+    monkeypatch.setattr(attention_tiles, "ENOUGH_PROGRAMS", 16)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def test_attention_equals_dense(
     storage[np.setdiff1d(np.arange(SLOTS), used)] = torch.nan
     q = torch.randn(sum(len(s.slots) for s in segments), heads[0], dims[0]).to(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_attention, "ENOUGH_PROGRAMS", programs)
+        patch.setattr(attention_tiles, "ENOUGH_PROGRAMS", programs)
         got = attention.attend(attention.plan(segments), 0, q, 0.3)
     keys, values = storage.float().split([heads[1] * dim for dim in dims], dim=1)
     expected = [
@@ -317,7 +318,7 @@ def test_keys_are_split_only_where_processors_would_be_idle(programs: int, keys:
     splits = num_splits(programs, keys, least)
     assert 1 <= splits <= MOST_SPLITS
     if splits > 1:
-        assert programs * splits <= triton_attention.ENOUGH_PROGRAMS
+        assert programs * splits <= attention_tiles.ENOUGH_PROGRAMS
         tiles = -(-keys // least)
         assert -(-tiles // splits) * (splits - 1) < tiles  # none without keys
 
