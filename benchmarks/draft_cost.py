@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--trees",
         choices=("auto", *TREES),
         default="auto",
-        help="where they are grown: laid-out is by the device, layer by layer, ordinary with nothing captured",
+        help="where they are grown: laid-out is by the device, layer by layer; ordinary captures nothing",
     )
     parser.add_argument("--runner", choices=("auto", "hf", "lean"), default="auto")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8])

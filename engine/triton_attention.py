@@ -269,7 +269,7 @@ class TritonAttention(PaddedAttention):
         scale: float | None = None,
         norm: PendingNorm | None = None,
     ) -> torch.Tensor:
-        """See `PaddedAttention`; `norm` as of `store_rotated`. One launch where segments have one row each."""
+        """See `PaddedAttention`; `norm` as of `store_rotated`. One launch where segments have a row each."""
         assert isinstance(plan, TritonPlan)
         kv_heads, dim, v_dim = self._shapes[layer]
         tile, splits = self._cut(plan, layer, heads)
