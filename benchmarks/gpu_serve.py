@@ -253,7 +253,8 @@ def _is_alive(pid: int) -> bool:
 async def _load(asked: argparse.Namespace) -> None:
     names = [name for name in asked.drafters.split(",") if name]
     loops = []
-    async for one in load(asked.url, asked.way, names, asked.seconds, asked.concurrency):
+    figures = load(asked.url, asked.way, names, asked.seconds, asked.concurrency, asked.max_tokens)
+    async for one in figures:
         show(one)
         loops.append(asdict(one))
         tables.write_json(asked.json, {"benchmark": "gpu-serve", "loops": loops})
@@ -282,6 +283,7 @@ def main(arguments: Sequence[str]) -> int:
             part.add_argument("--drafters", default="")
             part.add_argument("--seconds", type=float, default=3.0)
             part.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
+            part.add_argument("--max-tokens", type=int, default=96)
             part.add_argument("--json", type=Path, default=None)
     asked = parser.parse_args(arguments)
     match asked.part:

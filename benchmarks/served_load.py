@@ -125,24 +125,31 @@ async def closed_loop(
 
 
 async def load(
-    url: str, way: str, drafters: Sequence[str], seconds: float, concurrencies: Sequence[int]
+    url: str,
+    way: str,
+    drafters: Sequence[str],
+    seconds: float,
+    concurrencies: Sequence[int],
+    max_tokens: int = 96,
 ) -> AsyncIterator[Figures]:
     """Closed loops with speculation and without, each as it ends.
 
     Args:
         url: of the server.
-        way: what its policy is called in the figures.
+        way: what its policy is called in the figures; if that is "off", only without speculation.
         drafters: who may draft; everybody if empty.
         seconds: of each loop.
         concurrencies: requests at once.
+        max_tokens: of an answer.
     """
     on: Mapping[str, Any] = {"speculation": {"drafters": list(drafters)}} if drafters else {}
     off: Mapping[str, Any] = SPECULATION_OFF
     # One after the other in all loops: none finds the prompts of the one before in a prefix cache.
-    requests = itertools.cycle(workload.build(prompts.load("zoo"), max_tokens=96, seed=3))
+    requests = itertools.cycle(workload.build(prompts.load("zoo"), max_tokens=max_tokens, seed=3))
+    ways = [("off", off)] if way == "off" else [(way, on), ("off", off)]
     async with LoadClient(url, "", send_slo=False) as client:
         client.model = await find_model(client, None)
-        for concurrency, (name, extra) in itertools.product(concurrencies, ((way, on), ("off", off))):
+        for concurrency, (name, extra) in itertools.product(concurrencies, ways):
             await closed_loop(client, requests, concurrency, seconds / 4, extra)  # costs are learnt
             before = await _scrape(client)
             outcomes, took = await closed_loop(client, requests, concurrency, seconds, extra)

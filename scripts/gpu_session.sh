@@ -8,7 +8,10 @@ set -u
 call=${1:?check, measure, serve or serve-8b}
 out=${2:-${OUT:-/tmp/gpu-session}}
 most_s=570 site=/tmp/site # a call is ended after 600 s
-case $call in serve*) most_s=170 site=/tmp/site-ray ;; esac
+case $call in
+serve) most_s=170 site=/tmp/site-ray ;;
+serve-8b) most_s=250 site=/tmp/site-ray ;;
+esac
 deadline=$(($(date +%s) + ${SESSION_SECONDS:-$most_s}))
 found=/tmp/gpu-session-$call profile=/tmp/profile.json
 rm -rf "$found"
@@ -245,9 +248,16 @@ serve-8b)
     $parts config --device "$device" --num-gpus 0.75 --target "/tmp/random-$target" \
         --drafter "/tmp/random-$drafter" >"$found/serve.yaml" || exit 1
     if begin random "--policy fixed"; then
-        part load-random 60 $parts load "$url" "$server" --way fixed --drafters small --concurrency 1 16 64 \
-            --json "$found/load-random.json"
+        part load-random 100 $parts load "$url" "$server" --way fixed --drafters small --concurrency 1 16 64 \
+            --max-tokens 256 --json "$found/load-random.json"
         end random
+    fi
+    # The same without calls that are sent ahead: what the target waits for the scheduler.
+    sed -i 's/"async_scheduling": *true/"async_scheduling":false/' "$found/serve.yaml"
+    if [ $((deadline - $(date +%s))) -ge 60 ] && begin in-turn "--policy fixed"; then
+        part load-in-turn 45 $parts load "$url" "$server" --way off --concurrency 1 16 64 --max-tokens 256 \
+            --json "$found/load-in-turn.json"
+        end in-turn
     fi
     unshare
     ;;
