@@ -106,7 +106,7 @@ begin() { # NAME OPTION ...
     # In a session of its own, so that the signals of a part that is ended are not for it.
     setsid python3 -c "$cli" serve --config "$found/serve.yaml" --port "$port" $2 >"$log" 2>&1 &
     server=$!
-    part "ready-$1" 100 $parts ready "$url" "$server"
+    part "ready-$1" 150 $parts ready "$url" "$server"
     if [ "$status" -eq 0 ]; then
         grep '✓' "$log" # what the start consists of
         nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader
