@@ -102,11 +102,14 @@ class ChaosTarget:
             if held is None:
                 unknown.append(item.request_id)
                 continue
-            self._check_tree(held, item.tree, item.request_id)
-            if self.free - self.num_withheld < len(item.tree):
+            num_output = len(held.tokens) - held.spec.prompt_len
+            require(num_output < held.spec.sampling.max_tokens, f"{item.request_id} has all its tokens")
+            tree = TokenTree.root_only(held.tokens[-1]) if item.tree is None else item.tree
+            self._check_tree(held, tree, item.request_id)
+            if self.free - self.num_withheld < len(tree):
                 deferred.append(item.request_id)
                 continue
-            verdicts.append(self._decide(item.request_id, held, item.tree, item.num_candidates))
+            verdicts.append(self._decide(item.request_id, held, tree, item.num_candidates))
         for chunk in call.prefill:
             if chunk.spec is not None:
                 require(chunk.request_id not in self.held, f"{chunk.request_id} was opened twice")

@@ -181,7 +181,7 @@ class ScriptedCell:
                         self._at(took, DraftDone(drafter, self.workers.draft(call, took)))
                     case Verify(call):
                         self.steps += bool(call.verify)
-                        rows = sum(len(item.tree) for item in call.verify)
+                        rows = sum(item.num_nodes for item in call.verify)
                         took = self._costs.verify_seconds(len(call.verify), rows, 0)
                         self._at(took, VerifyDone(self.workers.verify(call, took)))
                     case Emit(_, events):

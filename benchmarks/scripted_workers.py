@@ -52,7 +52,10 @@ class ScriptedWorkers:
         """A verdict for every tree and every prompt that is computed to its end."""
         for request_id in call.release:
             self._computed.pop(request_id, None)
-        verdicts = [self._verdict(item.request_id, self._accepted(item.tree)) for item in call.verify]
+        verdicts = [
+            self._verdict(item.request_id, [] if item.tree is None else self._accepted(item.tree))
+            for item in call.verify
+        ]
         prefills = []
         for chunk in call.prefill:
             spec = chunk.spec

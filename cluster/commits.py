@@ -6,7 +6,7 @@ from cluster.forced_tokens import drafter_of
 from cluster.requests import Request
 from cluster.stream_messages import StepTrace, TokenEvent
 from engine.tree import TokenTree
-from verifier.messages import Verdict
+from verifier.messages import PrefillProgress, Verdict
 
 
 def commit(request: Request, verdict: Verdict, now: float) -> TokenEvent:
@@ -28,6 +28,16 @@ def commit(request: Request, verdict: Verdict, now: float) -> TokenEvent:
         trace=trace,
         error=verdict.error,
     )
+
+
+def take_progress(request: Request, progress: PrefillProgress) -> int:
+    """The request's prefill came so far; how many tokens of its prompt were found in the target's cache."""
+    request.num_computed = progress.num_computed
+    request.prompt_logprobs += progress.prompt_logprobs
+    if not progress.num_cached or request.num_preemptions:
+        return 0
+    request.num_cached = progress.num_cached
+    return progress.num_cached
 
 
 def step_trace(request: Request, verdict: Verdict, now: float) -> StepTrace:

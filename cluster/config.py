@@ -246,6 +246,11 @@ class SchedulerConfig(StrictModel):
     draft_timeout_ms: float = Field(
         default=2000.0, gt=0, description="A drafter slower than this is left behind for the step."
     )
+    async_scheduling: bool = Field(
+        default=True,
+        description="While nobody is drafted for, the next call is sent before the target has answered the "
+        "one at hand, so that it does not wait for the scheduler.",
+    )
 
 
 class DebugConfig(StrictModel):

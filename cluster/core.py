@@ -11,7 +11,7 @@ from cluster.batching.batcher import Batcher
 from cluster.batching.common import arrival_order
 from cluster.batching.fair_queue import FairQueue
 from cluster.batching.micro_batches import MicroBatches
-from cluster.commits import commit
+from cluster.commits import commit, take_progress
 from cluster.config import FlotillaConfig
 from cluster.cost_model import CostModel
 from cluster.door import Door
@@ -37,9 +37,11 @@ from cluster.events import (
     WorkerLost,
 )
 from cluster.forced_tokens import count
+from cluster.learning import Learning
 from cluster.planning import StepPlanner
 from cluster.policies.base import Policy
 from cluster.requests import Request, State, Trigger
+from cluster.sending_ahead import SendingAhead
 from cluster.sharing import sharing_of
 from cluster.stream_messages import Rejected, TokenEvent
 from cluster.verify_calls import VerifyCalls
@@ -71,7 +73,13 @@ class SchedulerCore:
         self.is_draining = False
         self.totals = self.planner.totals
         self.verify_calls = VerifyCalls(cost, self.planner.heads)
+        self.sending_ahead = SendingAhead(
+            config.scheduler, self.planner, self.batcher, self.micro_batches, self.verify_calls
+        )
         self.door = Door(config, cost, self.batcher.headroom)
+        self.learning = Learning(
+            cost, self.planner, self.batcher.pace, self.micro_batches, self.door.forecast
+        )
         self._next_order = 0
         self._longest = 0  # `max_model_tokens` while an answer of the target is taken in
         self._actions: list[Action] = []
@@ -82,7 +90,7 @@ class SchedulerCore:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take one event in and say what to do now."""
-        self._actions, self._emitted, self._now = SchedulerCore.reflect(self), {}, now
+        self._actions, self._emitted, self._now = self._look_back(), {}, now
         match event:
             case RequestArrived():
                 self._arrive(event, now)
@@ -118,11 +126,20 @@ class SchedulerCore:
         return self._actions
 
     def reflect(self) -> list[Action]:
-        """Do what can wait until the actions are on their way; else the next event pays for it.
+        """Do what can wait until the actions are on their way; else the next event pays for most of it.
 
         Returns:
-            what idle drafters read meanwhile, for drafts to come.
+            the target's next call where that may be sent ahead, and what idle drafters read meanwhile, for
+            drafts to come.
         """
+        running, longest = self.running.values(), self.max_model_tokens
+        call = self.sending_ahead.plain(running, self.waiting, self.free_slots, longest, self._now)
+        if call is None:
+            return self._look_back()
+        self._is_verify_new = True
+        return [Verify(call), *self._look_back()]
+
+    def _look_back(self) -> list[Action]:
         reading: list[Action] = []
         sent = self.verify_calls.outstanding
         if self._is_verify_new and sent is not None:
@@ -227,31 +244,21 @@ class SchedulerCore:
             return
         self._longest = self.max_model_tokens
         self.free_slots = result.free_slots
-        self.totals.count_step(result)
-        self.door.forecast.verified(result, self.running.values(), now)
-        self.cost.observe_call(sent.parts, result.forward_seconds)
-        self.batcher.pace.verified(result, sent.trees, self.requests)
-        self.planner.learn(result, sent.trees, self.requests)
-        iteration = self.micro_batches.verified(result, sent, len(self.running), now)
-        if iteration is not None:
-            self.batcher.pace.iterated(iteration.elapsed_s - result.forward_seconds)
-            self.planner.measure_iteration(iteration, result)
-            self.planner.tell_selector(result, sent.trees, self.requests, iteration.elapsed_s)
+        self.learning.verified(result, sent, self.requests, self.running, now)
+        # Those in the call sent ahead go on with that, also if this one had no slots for them.
+        ahead = () if self.verify_calls.ahead is None else self.verify_calls.ahead.trees.keys()
         for verdict in result.verdicts:
             request = self.requests.get(verdict.request_id)
             if request is None or request.state is not State.VERIFYING:
                 continue  # cancelled while the target worked on it
-            request.advance(Trigger.VERIFIED)
+            if verdict.request_id not in ahead:
+                request.advance(Trigger.VERIFIED)
             self._commit(request, verdict, now)
         for progress in result.prefills:
             request = self.requests.get(progress.request_id)
             if request is None or request.state is not State.PREFILL_SENT:
                 continue
-            request.num_computed = progress.num_computed
-            request.prompt_logprobs += progress.prompt_logprobs
-            if progress.num_cached and request.num_preemptions == 0:
-                request.num_cached = progress.num_cached
-                self.totals.cached_prompt_tokens += progress.num_cached
+            self.totals.cached_prompt_tokens += take_progress(request, progress)
             if progress.verdict is None:
                 request.advance(Trigger.CHUNK_DONE)
             else:
@@ -259,11 +266,13 @@ class SchedulerCore:
                 self._commit(request, progress.verdict, now)
         for request in [r for i in result.unknown if (r := self.requests.get(i)) and sent.awaits(r)]:
             self._preempt(request, lost=True)
-        deferred = [r for i in result.deferred if (r := self.requests.get(i)) and sent.awaits(r)]
+        answered = [r for i in result.deferred if i not in ahead and (r := self.requests.get(i))]
+        deferred = [request for request in answered if sent.awaits(request)]
         for request in deferred:
             request.deferred()
         if deferred and len(self.running) > 1:
             self._preempt(admission.victim(self.running.values(), now, self.planner.step_s))
+        self.sending_ahead.begin(self.running.values(), now)
 
     def _commit(self, request: Request, verdict: Verdict, now: float) -> None:
         event = commit(request, verdict, now)
@@ -342,8 +351,10 @@ class SchedulerCore:
                 self._actions.extend(self.planner.draft(ready, running, now, self.max_model_tokens))
         if self.verify_calls.outstanding is None:
             self._verify(by_batch, now)
-        elif self.micro_batches.is_next_due(by_batch, self.verify_calls, now):
-            self._verify_next(by_batch, now)
+            return
+        call = self.sending_ahead.complete(by_batch, running, self.free_slots, self.max_model_tokens, now)
+        if call is not None:
+            self._actions.append(Verify(call))
 
     def _admit(self, now: float) -> None:
         context = self.batcher.context(now, self.free_slots, self.planner.step_s)
@@ -387,14 +398,3 @@ class SchedulerCore:
             self._actions.append(Verify(call))
         ending = [r for r, tokens in chunks if r.num_computed + tokens >= r.num_tokens]
         self._actions.extend(self.planner.read_prompts(ending, len(self.running), now))
-
-    def _verify_next(self, by_batch: dict[int, list[Request]], now: float) -> None:
-        """What is complete goes to the target while it works: later it would wait for the message."""
-        complete = self.micro_batches.to_verify(by_batch, now)
-        drafted = self.batcher.rule.verify(complete, [], self.running.values())
-        most = sum(len(request.tree) for request in drafted if request.tree is not None)
-        if drafted and most + self.verify_calls.num_tokens <= self.free_slots:
-            chosen = self.planner.select(drafted, now, self.max_model_tokens)
-            call = self.verify_calls.build(drafted, chosen, [], now)
-            if call is not None:
-                self._actions.append(Verify(call))

@@ -253,7 +253,7 @@ class DecisionLog:
         for item in call.verify:
             place = step.index.get(item.request_id)
             if place is not None:
-                step.record.requests[place].verified = item.tree.num_drafted
+                step.record.requests[place].verified = item.num_nodes - 1
 
     def verify_done(self, result: VerifyResult) -> None:
         """A verify call was answered: its step is over."""

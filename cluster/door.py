@@ -156,11 +156,8 @@ class Door:
         self, submit: Submit, terms: Terms, cell: Cell, now: float, *, is_promised: bool = False
     ) -> Prediction:
         schedule = self._schedule(submit, terms, cell, now, is_promised=is_promised)
-        call = cell.verify_calls.outstanding
-        busy_s = 0.0 if call is None else max(0.0, call.sent_at + call.predicted_s - now)
-        return self.forecast.predict(
-            submit, cell.running.values(), schedule, drafts=bool(cell.pool.drafters), busy_s=busy_s
-        )
+        drafts, busy_s = bool(cell.pool.drafters), cell.verify_calls.left_s(now)
+        return self.forecast.predict(submit, cell.running.values(), schedule, drafts=drafts, busy_s=busy_s)
 
     def _schedule(
         self, submit: Submit, terms: Terms, cell: Cell, now: float, *, is_promised: bool = False

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -29,6 +27,7 @@ from cluster.proposing import Proposing
 from cluster.requests import Request, State, Trigger, advance_all
 from cluster.running_mean import SMOOTHING
 from cluster.step_overhead import StepOverhead
+from cluster.totals import Totals
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
 from engine.tree_batch import TreeBatch, subsets
@@ -42,41 +41,6 @@ PROBE_REQUESTS = 8
 # Drafters are scored on requests they do not serve while no more than this are running: with more there is no
 # idle time for it.
 EXPLORE_REQUESTS = 2
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters since the start; rates are derived by whoever reads them."""
-
-    steps: int = 0
-    drafted_tokens: int = 0
-    verified_tokens: int = 0
-    accepted_tokens: int = 0
-    committed_tokens: int = 0
-    preemptions: int = 0
-    draft_timeouts: int = 0
-    forward_s: float = 0.0
-    draft_forward_s: float = 0.0
-    # Keys that attention of the target read in each layer, and keys of padding besides.
-    key_tokens: int = 0
-    padded_tokens: int = 0
-    # Decode iterations, tokens they committed, seconds of whole ones, and of those, waiting for the slowest
-    # drafter, and verifying.
-    iterations: int = 0
-    step_tokens: int = 0
-    step_s: float = 0.0
-    step_draft_s: float = 0.0
-    step_verify_s: float = 0.0
-    cached_prompt_tokens: int = 0
-    accepted_by_drafter: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    verified_by_drafter: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-
-    def count_step(self, result: VerifyResult) -> None:
-        """One verify step."""
-        self.steps += 1
-        self.forward_s += result.forward_seconds
-        self.key_tokens += result.key_tokens
-        self.padded_tokens += result.padded_tokens
 
 
 class StepPlanner:
@@ -125,13 +89,10 @@ class StepPlanner:
         """Ask the policy for shapes; move every request to DRAFTING or, with nothing to draft, DRAFTED."""
         self._prompt_share.look(running)
         self._num_running = len(running)
-        if self._rests is not None and self._rests.rests(len(ready), self.totals.steps):
-            self.pool.leave_draining(ready)
+        if self._is_resting(ready):
+            self._rest(ready)
             for request in ready:
-                request.drafted_by = request.drafted_kind = ""
                 request.drafted(TokenTree.root_only(request.last_token))
-            self._proposing.rested(len(running))
-            self.heads.rested(ready)
             return []
         self.pool.assign(ready, now)
         kinds = self.cost.kinds
@@ -185,6 +146,37 @@ class StepPlanner:
             advance_all(requests, Trigger.DRAFT_SENT)
             actions.append(Draft(name, call))
         return actions + self._catch_up(behind, now)  # nobody's draft waits for what is read meanwhile
+
+    def will_rest(self, requests: Sequence[Request]) -> bool:
+        """Whether surely nothing is drafted for these in the step after that at the target, nor proposed."""
+        if not self.pool.drafters or all(r.submit.speculation.mode == "off" for r in requests):
+            return True
+        if self._rests is None:
+            return False
+        step, count = self.totals.steps + 1, len(requests)
+        # Heads propose in that step for the one after it, whose plan must not lack that.
+        steps = (step, step + 1) if self.heads.are_there else (step,)
+        return all(self._rests.rests(count, step) for step in steps)
+
+    def rest(self, requests: Sequence[Request], running: Collection[Request]) -> None:
+        """A step of these requests begins as `will_rest` said, and without the policy being asked."""
+        self._prompt_share.look(running)
+        self._num_running = len(running)
+        if self._is_resting(requests):
+            self._rest(requests)
+        else:
+            for request in requests:
+                request.drafted_by = request.drafted_kind = ""
+
+    def _is_resting(self, ready: Sequence[Request]) -> bool:
+        return self._rests is not None and self._rests.rests(len(ready), self.totals.steps)
+
+    def _rest(self, ready: Sequence[Request]) -> None:
+        self.pool.leave_draining(ready)
+        for request in ready:
+            request.drafted_by = request.drafted_kind = ""
+        self._proposing.rested(self._num_running)
+        self.heads.rested(ready)
 
     def select(self, drafted: Sequence[Request], now: float, max_model_tokens: int) -> dict[str, TokenTree]:
         """The draft trees to verify, by request id."""

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
 from cluster.cost_model import CostModel
@@ -20,9 +22,11 @@ from cluster.events import Action, Draft, DraftDone, Event, Verify, VerifyDone, 
 from cluster.phase_trace import tracing
 from cluster.policies.base import DecodeRequest, Int32, Policy, Rests, StepContext, StopsDrafting
 from cluster.policies.registry import make_policy
+from cluster.requests import State
 from drafters.messages import DraftPlan
 from engine.stop_rules import StopRule
 from engine.tree import TokenTree
+from verifier.messages import VerifyCall
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +61,7 @@ class RecordedCore(SchedulerCore):
         )
         self.log = DecisionLog(header, config.debug.decisions, has_sink=path is not None)
         self._file = None if path is None else DecisionFile(path, self.log)
+        self._ahead: VerifyCall | None = None
         super().__init__(config, recorded(policy, self.log), cost)
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -70,6 +75,8 @@ class RecordedCore(SchedulerCore):
             case WorkerLost(name) if name == "verifier":
                 self.log.target_lost()
         actions = super().handle(event, now)
+        if self._ahead is not None and self.verify_calls.ahead is None:
+            self._begin_ahead(self._ahead, now)
         for action in actions:
             match action:
                 case Draft(name, call):
@@ -77,19 +84,36 @@ class RecordedCore(SchedulerCore):
                     outstanding = self.pool.drafters[name].outstanding.get(call.call_id)
                     if drafting and outstanding is not None:
                         self.log.draft_sent(name, call.call_id, drafting, outstanding.predicted_s)
-                case Verify(call) if self.verify_calls.outstanding is not None:
-                    unplanned = self.log.unplanned(call)
-                    rested = [resting_view(self.requests[request_id], now) for request_id in unplanned]
-                    parts, context = self.verify_calls.outstanding.parts, self.planner.context(len(rested))
-                    self.log.verify_sent(call, parts, rested, context)
+                case Verify(call):
+                    self._verify_sent(call, now)
         return actions
 
+    def _verify_sent(self, call: VerifyCall, now: float) -> None:
+        sent = self.verify_calls.sent(call.call_id)
+        if sent is not None:
+            unplanned = self.log.unplanned(call)
+            rested = [resting_view(self.requests[request_id], now) for request_id in unplanned]
+            self.log.verify_sent(call, sent.parts, rested, self.planner.context(len(rested)))
+
+    def _begin_ahead(self, call: VerifyCall, now: float) -> None:
+        """The call before is over, in one way or another; those who have not ended with it go on."""
+        self._ahead = None
+        verifying = {one.request_id for one in self.running.values() if one.state is State.VERIFYING}
+        going_on = [item for item in call.verify if item.request_id in verifying]
+        if going_on:
+            self._verify_sent(replace(call, verify=going_on), now)
+
     def reflect(self) -> list[Action]:
-        """As `SchedulerCore.reflect`; also writes what is known by now."""
-        reading = super().reflect()
+        """As `SchedulerCore.reflect`; also writes what is known by now.
+
+        A step sent ahead begins, also in the record, when the one before is answered: then its requests are
+        what they would be had it been sent only then.
+        """
+        actions = super().reflect()
+        self._ahead = next((one.call for one in actions if isinstance(one, Verify)), self._ahead)
         if self._file is not None:
             self._file.write()
-        return reading
+        return actions
 
 
 class DecisionFile:

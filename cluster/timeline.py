@@ -177,8 +177,10 @@ def _verify_args(call: VerifyCall, core: SchedulerCore) -> dict[str, Any]:
     return {
         "micro_batches": _micro_batches((item.request_id for item in call.verify), core),
         "requests": [item.request_id for item in call.verify],
-        "tokens": sum(len(item.tree) for item in call.verify),
-        "depth": max((int(item.tree.depth.max()) for item in call.verify), default=0),
+        "tokens": sum(item.num_nodes for item in call.verify),
+        "depth": max(
+            (int(item.tree.depth.max()) for item in call.verify if item.tree is not None), default=0
+        ),
         "prefilling": [item.request_id for item in call.prefill],
     }
 

@@ -14,6 +14,9 @@ from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem
 
+# What stands for the tree of a request whose last token a call at the target decides: some root, alone.
+UNDECIDED = TokenTree.root_only(0)
+
 
 @dataclass(slots=True)
 class OutstandingVerify:
@@ -26,7 +29,9 @@ class OutstandingVerify:
         trees: draft trees being verified, by request id.
         prefilling: requests with a chunk in it.
         num_tokens: rows, and so KV slots it may take.
-        sent_at: when it was sent.
+        sent_at: when it was sent; of one sent ahead, once the call before is answered, when that was.
+        is_ahead: whether it was sent before the call that decides its requests' last tokens was answered,
+            and that still is not.
     """
 
     call_id: int
@@ -36,11 +41,17 @@ class OutstandingVerify:
     prefilling: set[str]
     num_tokens: int
     sent_at: float
+    is_ahead: bool = False
 
     @property
     def predicted_s(self) -> float:
         """Seconds that its forward should take."""
         return self.parts.seconds
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it decides exactly one token of each of its requests, and reads no prompt."""
+        return not self.prefilling and self.num_tokens == len(self.trees)
 
     def awaits(self, request: Request) -> bool:
         """Whether the request still waits for this call, and was not preempted or given up meanwhile."""
@@ -77,10 +88,28 @@ class VerifyCalls:
         """Calls not answered yet, in order."""
         return list(self._sent.values())
 
+    def sent(self, call_id: int) -> OutstandingVerify | None:
+        """The call, if it is not answered."""
+        return self._sent.get(call_id)
+
     @property
     def num_tokens(self) -> int:
         """KV slots that outstanding calls may still take."""
         return sum(call.num_tokens for call in self._sent.values())
+
+    @property
+    def ahead(self) -> OutstandingVerify | None:
+        """The call sent ahead of the answer that its requests' last tokens come with, if there is one."""
+        last = self.outstanding
+        return last if last is not None and last.is_ahead else None
+
+    def left_s(self, now: float) -> float:
+        """Seconds until the target should be done with all it was sent."""
+        calls = self.all_outstanding
+        if not calls:
+            return 0.0
+        first_s = max(0.0, calls[0].sent_at + calls[0].predicted_s - now)
+        return first_s + sum([call.predicted_s for call in calls[1:]])
 
     def release(self, request: Request, *, has_ended: bool = False) -> None:
         """The target may forget the request.
@@ -144,24 +173,69 @@ class VerifyCalls:
             wanted = NOTHING_WANTED if wanted_for is None else wanted_for(request)
             stop_rule = stop_rule or wanted.stop_rule
             prefill.append(_chunk(request, most, wanted, now))
-        self._last_id += 1
         decoding = Rows(len(verify), num_tokens, num_context, num_attended)
         reading = NO_ROWS
         for request, most in chunks:
             reading = reading.with_rows(chunk_rows(request.num_computed, most))
+        self._last_id += 1
         self._sent[self._last_id] = OutstandingVerify(
             call_id=self._last_id,
             drafted=drafted,
             parts=self.cost.call_parts(decoding, reading, drafted=drafted),
-            trees={item.request_id: item.tree for item in verify},
+            trees={request.request_id: trees[request.request_id] for request in requests},
             prefilling={item.request_id for item in prefill},
             num_tokens=num_tokens + int(reading.num_tokens) + num_forced,
             sent_at=now,
         )
-        release, self._release, self.num_owed = self._release, [], 0
         return VerifyCall(
-            call_id=self._last_id, verify=verify, prefill=prefill, release=release, stop_rule=stop_rule
+            call_id=self._last_id,
+            verify=verify,
+            prefill=prefill,
+            release=self._take_release(),
+            stop_rule=stop_rule,
         )
+
+    def build_ahead(self, requests: Sequence[Request], now: float) -> VerifyCall:
+        """The call after the outstanding one: these requests go on from the tokens which that one decides.
+
+        They are all in that one and stay VERIFYING; nothing was drafted for them, and nothing is proposed.
+
+        Args:
+            requests: at least one.
+            now: the scheduler's clock.
+        """
+        num_requests = len(requests)
+        # By then each of them has one token more.
+        num_context = num_requests + sum([request.num_tokens for request in requests])
+        for request in requests:
+            request.last_served_at = now
+        ids = [request.request_id for request in requests]
+        decoding = Rows(num_requests, num_requests, num_context, num_context)
+        self._last_id += 1
+        self._sent[self._last_id] = OutstandingVerify(
+            call_id=self._last_id,
+            drafted=False,
+            parts=self.cost.call_parts(decoding, NO_ROWS, drafted=False),
+            trees=dict.fromkeys(ids, UNDECIDED),
+            prefilling=set(),
+            num_tokens=num_requests,
+            sent_at=now,
+            is_ahead=True,
+        )
+        verify = [VerifyItem(request_id=request_id) for request_id in ids]
+        return VerifyCall(call_id=self._last_id, verify=verify, release=self._take_release())
+
+    def begin_ahead(self, now: float) -> bool:
+        """The call before is answered: the target begins with the one sent ahead, if there is one."""
+        ahead = self.ahead
+        if ahead is None:
+            return False
+        ahead.is_ahead, ahead.sent_at = False, now
+        return True
+
+    def _take_release(self) -> list[str]:
+        release, self._release, self.num_owed = self._release, [], 0
+        return release
 
     def _wanted(self, num_requests: int) -> Callable[[Request], Wanted] | None:
         """What a call of so many requests asks of the heads for each of them; None without heads."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from cluster.planning import Totals
 from cluster.stream_messages import Receipt
+from cluster.totals import Totals
 from simulator.workloads import SimRequest
 
 # Class under which all requests together are reported.

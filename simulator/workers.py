@@ -214,7 +214,7 @@ class SimulatedTarget:
             if held is None:
                 unknown.append(item.request_id)
                 continue
-            size = len(item.tree.token)
+            size = item.num_nodes
             if free < size:
                 deferred.append(item.request_id)
                 continue
@@ -280,7 +280,7 @@ class SimulatedTarget:
 
     def _decide(self, items: Sequence[VerifyItem], holds: Sequence[_Kept]) -> list[Verdict]:
         """Walk all trees along their texts."""
-        trees = [item.tree for item in items]
+        trees = [_NO_TREE if item.tree is None else item.tree for item in items]
         sizes = [len(tree.token) for tree in trees]
         total = sum(sizes)
         paths: list[list[int]] = [[] for _ in items]

@@ -15,7 +15,8 @@ class VerifyItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
     Attributes:
         request_id: the request.
-        tree: what is verified.
+        tree: what is verified; None goes on from the last token the verifier knows, which a call that was
+            not answered when this one was sent may have decided.
         num_candidates: best tokens wanted with the verdict of each decoding head, or layer of EAGLE's beam; 0
             leaves them out.
         num_heads: how many heads, from the first, or layers they are wanted of; None for all heads.
@@ -26,12 +27,17 @@ class VerifyItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """
 
     request_id: str
-    tree: TokenTree
+    tree: TokenTree | None = None
     num_candidates: int = 0
     num_heads: int | None = None
     least_logp: float = float("-inf")
     stop_token_logp: float = float("-inf")
     max_forced: int = 0
+
+    @property
+    def num_nodes(self) -> int:
+        """Of the tree: a row of the forward each."""
+        return 1 if self.tree is None else len(self.tree)
 
 
 class PrefillItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):

@@ -171,17 +171,8 @@ class RequestTable:
         state = self._requests[item.request_id]
         if self._cache.length(item.request_id) != len(state.tokens) - 1:
             raise ValueError("a tree came before the prefill was complete")
-        tree, nodes, masks = item.tree, None, None
-        if len(tree) == 0 or tree.token[0] != state.tokens[-1]:
-            raise ValueError("the tree's root is not the last committed token")
-        try:
-            tree.validate()
-            tokens = tree.token.tolist()
-            if min(tokens) < 0 or max(tokens) >= self._shape.vocab_size:
-                raise ValueError("drafted token outside the vocabulary")
-        except (ValueError, IndexError, TypeError) as error:  # the latter two from arrays of a wrong type
-            logger.error("draft tree of %s ignored: %s", item.request_id, error)
-            tree = TokenTree.root_only(state.tokens[-1])
+        tree = TokenTree.root_only(state.tokens[-1]) if item.tree is None else self._checked(item.tree, state)
+        nodes, masks = None, None
         # Deeper nodes could not be committed any more, and might lie beyond the longest sequence.
         if len(tree) > 1 and max(tree.depth.tolist()) >= state.remaining:
             chosen = np.flatnonzero(tree.depth < state.remaining).astype(np.int32)
@@ -195,6 +186,20 @@ class RequestTable:
                 nodes = [-1 if node < 0 else sent[node] for node in masked.nodes.tolist()]
                 tree, masks = masked.tree, masked.masks
         return _Draft(state, tree, nodes, masks)
+
+    def _checked(self, tree: TokenTree, state: RequestState) -> TokenTree:
+        """The tree, or its root alone if it is malformed; ValueError if it does not continue the request."""
+        if len(tree) == 0 or tree.token[0] != state.tokens[-1]:
+            raise ValueError("the tree's root is not the last committed token")
+        try:
+            tree.validate()
+            tokens = tree.token.tolist()
+            if min(tokens) < 0 or max(tokens) >= self._shape.vocab_size:
+                raise ValueError("drafted token outside the vocabulary")
+        except (ValueError, IndexError, TypeError) as error:  # the latter two from arrays of a wrong type
+            logger.error("draft tree of %s ignored: %s", state.request_id, error)
+            return TokenTree.root_only(state.tokens[-1])
+        return tree
 
     def _reserve_or_not(self, request_id: str, n: int) -> Int32 | OutOfSlots:
         try:

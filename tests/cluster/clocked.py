@@ -114,7 +114,7 @@ class ClockedWorld:
         return self.ended
 
     def _forward_s(self, call: VerifyCall) -> float:
-        tokens = sum(len(item.tree) for item in call.verify)
+        tokens = sum(item.num_nodes for item in call.verify)
         context = 0
         for item in call.verify:
             context += len(self.target.held[item.request_id][1]) if item.request_id in self.target.held else 0

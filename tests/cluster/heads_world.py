@@ -102,7 +102,7 @@ class HeadsWorld:
 
     def _verify(self, call: VerifyCall) -> None:
         self.calls.append(call)
-        tokens = sum(len(item.tree) for item in call.verify) + sum(item.num_tokens for item in call.prefill)
+        tokens = sum(item.num_nodes for item in call.verify) + sum(item.num_tokens for item in call.prefill)
         forward_s = self.profile.target.seconds(len(call.verify) + len(call.prefill), tokens, 0)
         result = self.target.step(call)
         items: list[VerifyItem | PrefillItem] = [*call.verify, *call.prefill]
@@ -151,4 +151,4 @@ def asked(call: VerifyCall) -> dict[str, tuple[int, int]]:
 
 
 def drafted(call: VerifyCall) -> bool:
-    return any(len(item.tree) > 1 for item in call.verify)
+    return any(item.num_nodes > 1 for item in call.verify)

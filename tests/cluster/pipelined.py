@@ -248,7 +248,7 @@ class PipelineWorld:
         return seconds * self.speed.get(name, 1.0) * self._noise()
 
     def _forward_s(self, call: VerifyCall) -> float:
-        tokens = sum(len(item.tree) for item in call.verify) + sum(c.num_tokens for c in call.prefill)
+        tokens = sum(item.num_nodes for item in call.verify) + sum(c.num_tokens for c in call.prefill)
         context = sum(len(self.target.held[item.request_id][1]) for item in call.verify)
         num_requests = len(call.verify) + len(call.prefill)
         return self.profile.target.seconds(num_requests, tokens, context) * self._noise()

@@ -58,13 +58,16 @@ class SimulatedTarget:
                 unknown.append(item.request_id)
                 continue
             spec, tokens, computed = self.held[item.request_id]
-            item.tree.validate()
+            tree = TokenTree.root_only(tokens[-1]) if item.tree is None else item.tree
+            tree.validate()
             assert computed == len(tokens) - 1, "verified before its prefill was complete"
-            assert item.tree.token[0] == tokens[-1], "the root is not the last committed token"
-            if self.free() < len(item.tree):
+            assert tree.token[0] == tokens[-1], "the root is not the last committed token"
+            assert len(tokens) - spec.prompt_len < spec.sampling.max_tokens, "it has all its tokens"
+            assert len(tokens) < self.max_tokens, "beyond the window"
+            if self.free() < len(tree):
                 deferred.append(item.request_id)
                 continue
-            verdicts.append(self._decide(item.request_id, spec, tokens, item.tree))
+            verdicts.append(self._decide(item.request_id, spec, tokens, tree))
         for chunk in call.prefill:
             if chunk.spec is not None:
                 assert chunk.request_id not in self.held, "opened twice"

@@ -1,0 +1,124 @@
+"""Calls that are sent to the target while it works on another, so that it need not wait for them.
+
+Of several micro-batches, one that is complete. Of a single one, its next step, if that is plain: where nobody
+is drafted for, nothing in a call depends on the answer to the one before but the last token of each request,
+which the target knows itself (vLLM's "async scheduling", SGLang's overlap scheduler).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from cluster.batching.batcher import Batcher
+from cluster.batching.micro_batches import MicroBatches
+from cluster.config import SchedulerConfig
+from cluster.planning import StepPlanner
+from cluster.requests import Request, State
+from cluster.verify_calls import VerifyCalls
+from verifier.messages import VerifyCall
+
+
+@dataclass(slots=True)
+class SendingAhead:
+    """Whether, and for whom, a call is sent while another is at the target; no more than two are there.
+
+    Attributes:
+        config: whether plain steps are sent ahead at all.
+        planner: knows when nothing will be drafted.
+        batcher: its rule may let some requests wait.
+        micro_batches: of the running requests.
+        calls: at the target.
+    """
+
+    config: SchedulerConfig
+    planner: StepPlanner
+    batcher: Batcher
+    micro_batches: MicroBatches
+    calls: VerifyCalls
+
+    def complete(
+        self,
+        by_batch: Mapping[int, list[Request]],
+        running: Collection[Request],
+        free_slots: int,
+        max_model_tokens: int,
+        now: float,
+    ) -> VerifyCall | None:
+        """The call of a micro-batch that is complete while another is with the target; None if none is due.
+
+        Args:
+            by_batch: running requests by micro-batch.
+            running: everybody admitted.
+            free_slots: of the target, as last known.
+            max_model_tokens: longest sequence served.
+            now: the scheduler's clock.
+        """
+        if not self.micro_batches.is_next_due(by_batch, self.calls, now):
+            return None
+        complete = self.micro_batches.to_verify(by_batch, now)
+        drafted = self.batcher.rule.verify(complete, [], running)
+        most = sum(len(request.tree) for request in drafted if request.tree is not None)
+        if not drafted or most + self.calls.num_tokens > free_slots:
+            return None
+        chosen = self.planner.select(drafted, now, max_model_tokens)
+        return self.calls.build(drafted, chosen, [], now)
+
+    def plain(
+        self,
+        running: Collection[Request],
+        waiting: Collection[Request],
+        free_slots: int,
+        max_model_tokens: int,
+        now: float,
+    ) -> VerifyCall | None:
+        """The next step of all that is running, before the step at the target is answered; None if it must
+        wait for that.
+
+        It must wait where anybody is prefilled or waits for a place, is or may be drafted for, or follows a
+        grammar. Who surely ends with the answer is left out; who turns out to end gets a verdict that nobody
+        waits for.
+
+        Args:
+            running: everybody admitted.
+            waiting: everybody who is not.
+            free_slots: of the target, as last known.
+            max_model_tokens: longest sequence served.
+            now: the scheduler's clock.
+        """
+        outstanding = self.calls.all_outstanding
+        if not self.config.async_scheduling or len(outstanding) != 1 or waiting:
+            return None
+        sent = outstanding[0]
+        if self.micro_batches.count != 1 or not sent.is_plain or sent.num_tokens + len(running) > free_slots:
+            return None
+        going_on = []
+        for request in running:
+            # What a grammar leaves no choice about is added by what the scheduler makes of the last token.
+            if request.state is not State.VERIFYING or request.submit.sampling.constraint is not None:
+                return None
+            if request.num_remaining > 1 and request.num_tokens + 1 < max_model_tokens:
+                going_on.append(request)
+        if not going_on or not self.planner.will_rest(going_on):
+            return None
+        context = self.batcher.context(now, free_slots, self.planner.step_s)
+        rule, count = self.batcher.rule, len(going_on)
+        # Nobody would be let wait by the rule in this step either.
+        if len(rule.decode(going_on, going_on, context)) < count:
+            return None
+        if len(rule.verify(going_on, [], going_on)) < count:
+            return None
+        return self.calls.build_ahead(going_on, now)
+
+    def begin(self, running: Collection[Request], now: float) -> None:
+        """An answer is taken in: if the plain step after it was sent ahead, that begins.
+
+        Args:
+            running: everybody admitted who has not ended with the answer.
+            now: the scheduler's clock.
+        """
+        if not self.calls.begin_ahead(now):
+            return
+        going_on = [request for request in running if request.state is State.VERIFYING]
+        self.micro_batches.begin(going_on, now)
+        self.planner.rest(going_on, running)
