@@ -110,6 +110,7 @@ class ChaosCell:
                     "max_running": settings.max_running,
                     "max_waiting": settings.max_waiting,
                     "draft_ahead": settings.draft_ahead,
+                    "async_scheduling": settings.async_scheduling,
                 },
             }
         )
@@ -200,6 +201,7 @@ class ChaosCell:
                 verified = self.target.step(call)
                 answers.append(VerifyDone(verified))
                 require(len(answers) <= 2, "more than two calls at the target")
+                self.counts["calls ahead"] += any(item.tree is None for item in call.verify)
                 self.counts["deferred"] += len(verified.deferred)
             case Emit(client, events):
                 is_lost = isinstance(event, ClientLost) and event.client == client

@@ -66,6 +66,7 @@ class Settings:
         drafters: kinds of the instances there at the start.
         max_running, max_waiting, prefill_chunk, draft_ahead: of the scheduler.
         fast_switching: of the selector.
+        async_scheduling: of the scheduler.
     """
 
     seed: int = 0
@@ -80,12 +81,14 @@ class Settings:
     prefill_chunk: int = 24
     draft_ahead: int = 0
     fast_switching: bool = True
+    async_scheduling: bool = True
 
     @classmethod
     def drawn(cls, rng: random.Random) -> Settings:
         """Any settings."""
+        seed = rng.randrange(1 << 30)
         return cls(
-            seed=rng.randrange(1 << 30),
+            seed=seed,
             policy=rng.choice(sorted(POLICIES)),
             batching=rng.choice(sorted(BATCHING_RULES)),
             selector=rng.choice(SELECTORS),
@@ -97,6 +100,7 @@ class Settings:
             prefill_chunk=rng.choice([8, 24, 64]),
             draft_ahead=rng.randrange(3),
             fast_switching=rng.random() < 0.7,
+            async_scheduling=seed % 4 > 0,  # not drawn: schedules stay what they were
         )
 
 

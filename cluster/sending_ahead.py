@@ -89,8 +89,8 @@ class SendingAhead:
         outstanding = self.calls.all_outstanding
         if not self.config.async_scheduling or len(outstanding) != 1 or waiting:
             return None
-        sent = outstanding[0]
-        if self.micro_batches.count != 1 or not sent.is_plain or sent.num_tokens + len(running) > free_slots:
+        sent, room = outstanding[0], free_slots + self.calls.num_owed
+        if self.micro_batches.count != 1 or not sent.is_plain or sent.num_tokens + len(running) > room:
             return None
         going_on = []
         for request in running:

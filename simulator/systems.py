@@ -61,6 +61,8 @@ class Bounds:
         draft_budget: beam tokens of a draft step (AdaServe's B2).
         verify_budget: tokens of a verify step (AdaServe's B1); None takes the profile's knee.
         micro_batches: groups whose drafting and verification overlap.
+        async_scheduling: whether plain steps are sent ahead; the papers' systems do not. All that a profile
+            counts beside forwards overlaps then, also what the target's process takes.
     """
 
     max_running: int = 256
@@ -70,6 +72,7 @@ class Bounds:
     draft_budget: int = 64
     verify_budget: int | None = None
     micro_batches: int = 1
+    async_scheduling: bool = False
 
 
 def parse(text: str, bounds: Bounds | None = None) -> System:
@@ -115,6 +118,7 @@ def parse(text: str, bounds: Bounds | None = None) -> System:
         prefill_chunk=bounds.prefill_chunk,
         micro_batches=bounds.micro_batches,
         draft_timeout_ms=60_000.0,
+        async_scheduling=bounds.async_scheduling,
     )
     config = FlotillaConfig(target=TargetConfig(path="simulated"), policy=policy_config, scheduler=scheduler)
     return System(text, config)

@@ -29,6 +29,7 @@ def test_random_schedules_lose_nothing() -> None:
     # A search that tries nothing finds nothing.
     for name in ("preemptions", "deferred", "draft timeouts", "corrupt drafts", "resubmissions", "tokens"):
         assert happened[name] >= 5, name
+    assert happened["calls ahead"] >= 100
     for name in ("targets lost", "drafters lost", "schedulers lost", "cells drained", "policy changes"):
         assert happened[name] >= 5, name
     tried = {name for seed in range(NUM_SCHEDULES) for name in names_of(drawn(seed).operations)}

@@ -89,6 +89,8 @@ class HeadsWorld:
         until = len(self.calls) + num_steps
         while self._events and len(self.calls) < until:
             event = self._events.popleft()
+            if isinstance(event, VerifyDone):  # the target begins with a call when it is done with another
+                self.now += event.result.seconds
             for action in [*self.core.handle(event, self.now), *self.core.reflect()]:
                 if isinstance(action, Draft):
                     self.plans.append([item.plan for item in action.call.items])
@@ -117,10 +119,10 @@ class HeadsWorld:
                 return verdict
             return msgspec.structs.replace(verdict, proposals=self._proposals(item, heads_s / len(asking)))
 
-        self.now += forward_s + heads_s + OVERHEAD_S
         result = msgspec.structs.replace(
             result,
             forward_seconds=forward_s,
+            seconds=forward_s + heads_s + OVERHEAD_S,
             verdicts=[proposing(verdict) for verdict in result.verdicts],
             prefills=[msgspec.structs.replace(p, verdict=proposing(p.verdict)) for p in result.prefills],
         )

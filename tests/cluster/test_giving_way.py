@@ -112,6 +112,7 @@ def test_nobody_gives_way_for_slots_that_are_free_with_the_next_call() -> None:
         assert world.answer_one()
     assert world.core.totals.preemptions == 0
     world.handle(Cancelled("a"))
-    assert world.answer_one()  # what it says is free is too little for the two that are left
-    assert world.core.totals.preemptions == 0
+    while "a" in world.target.held:
+        assert world.answer_one()  # what it says is free is too little for the two that are left
+        assert world.core.totals.preemptions == 0
     assert world.target.free() >= 50

@@ -6,9 +6,11 @@ from typing import Literal
 
 import pytest
 
+from cluster.core import SchedulerCore
 from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN
 from cluster.head_proposals import PROBE_STEPS
 from cluster.policies.base import Rests
+from cluster.policies.fixed import Fixed
 from cluster.policies.flotilla import REST_STEPS
 from cluster.policies.probing import LEAST_INTERVAL, PROBE_RUN
 from cluster.stream_messages import Speculation
@@ -167,3 +169,23 @@ def test_a_request_that_comes_when_another_has_ended_is_drafted_for_at_once(
         assert f"r{number}" in asked(first)
         verified = [call for call in world.calls if call.verify and call.verify[0].request_id == f"r{number}"]
         assert drafted(verified[0])
+
+
+def test_the_step_before_a_plan_is_asked_for_proposals_and_not_sent_ahead() -> None:
+    """What is proposed in it the plan must not lack, though the policy still rests in it."""
+
+    class RestsAtFirst(Fixed):
+        def rests(self, num_requests: int, step: int) -> bool:
+            return step < 20
+
+    world = HeadsWorld("fixed", CHEAP, 0.95)
+    config = world.core.config
+    world.core = SchedulerCore(config, RestsAtFirst(config.policy), world.core.cost)
+    world.submit(0, 60)
+    world.run()
+    is_ahead = [bool(call.verify) and call.verify[0].tree is None for call in world.calls]
+    assert is_ahead[4:19] == [True] * 15
+    assert not any(is_ahead[19:])
+    assert not any(asked(call) for call in world.calls[2:19])
+    assert all(asked(call) for call in world.calls[19:40])
+    assert drafted(world.calls[20])

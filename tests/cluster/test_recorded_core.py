@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cluster.config import FlotillaConfig, PolicyConfig
 from cluster.cost_model import DEFAULT_PROFILE, CostModel, CostProfile, LinearCost
@@ -29,8 +30,8 @@ PROFILE = CostProfile(target=DEFAULT_PROFILE.target, drafters={"good": SLOW, "po
 class ObservedWorld(World):
     """Keeps every call that its scheduler makes; with a record of so many steps, if any."""
 
-    def __init__(self, policy: str, decisions: int, num_slots: int = 400) -> None:
-        super().__init__(1, policy, num_slots=num_slots)
+    def __init__(self, policy: str, decisions: int, num_slots: int = 400, **scheduler: object) -> None:
+        super().__init__(1, policy, num_slots=num_slots, **scheduler)
         raw: dict[str, Any] = self.config.model_dump() | {"debug": {"decisions": decisions}}
         self.calls: list[bytes] = []
         self.core = make_core(FlotillaConfig.model_validate(raw), CostModel(PROFILE))
@@ -91,6 +92,31 @@ def test_steps_in_which_the_policy_rested_are_in_the_record(policy: str) -> None
         assert step.context is not None
         assert step.whole.predicted > step.verify.predicted, "what is outside the forward is predicted, too"
         assert all(not one.request.drafter for one in step.requests)
+
+
+def test_a_step_sent_ahead_is_recorded_as_one_that_waited() -> None:
+    found = []
+    for async_scheduling in (True, False):
+        world = ObservedWorld("autoregressive", 10_000, num_slots=2000, async_scheduling=async_scheduling)
+        world.calls = []
+        for number in range(4):
+            sampling = SamplingParams(temperature=0.0, max_tokens=10 + 7 * number)
+            world.send(submit(number, world.rng, sampling=sampling))
+        world.drain()
+        world.check_ends()
+        assert isinstance(world.core, RecordedCore)
+        entries = [decode_entry(line) for line in world.core.log.dump(10_000)]
+        steps = [entry for entry in entries if isinstance(entry, StepRecord)]
+        assert all(step.verify is not None and step.verify.actual is not None for step in steps)
+        # But for the times, which differ.
+        found.append(
+            [
+                (step.step, [(replace(one.request, decoding_s=0.0), one.committed) for one in step.requests])
+                for step in steps
+            ]
+        )
+    assert found[0] == found[1]
+    assert len(found[0]) > 30
 
 
 def test_a_record_is_for_its_owner_to_read(tmp_path: Path) -> None:

@@ -20,9 +20,11 @@ from simulator.run import VOCAB_SIZE, Cell, Options, simulate
 from tests.simulator.sim_requests import one_request, small_profile, some_requests
 
 
-def texts_of(name: str, max_tokens: int | None = None, **changes: object) -> dict[str, list[int]]:
+def texts_of(
+    name: str, max_tokens: int | None = None, bounds: systems.Bounds | None = None, **changes: object
+) -> dict[str, list[int]]:
     """What every request got, token for token, in order."""
-    cell = Cell(small_profile(**changes), systems.parse(name), Options())
+    cell = Cell(small_profile(**changes), systems.parse(name, bounds), Options())
     got: dict[str, list[int]] = {}
     handle = cell.core.handle
 
@@ -49,6 +51,7 @@ def test_every_policy_returns_the_same_texts(policy: str) -> None:
     expected = texts_of(PLAIN)
     assert all(len(tokens) == 64 for tokens in expected.values())
     assert texts_of(f"{policy}/sarathi") == expected
+    assert texts_of(f"{policy}/sarathi", bounds=systems.Bounds(async_scheduling=True)) == expected
 
 
 @pytest.mark.parametrize("name", ["autoregressive", "fixed-4", "adaserve", "flotilla"])
@@ -95,6 +98,21 @@ def test_time_is_what_the_profile_says() -> None:
     assert per_token is not None
     expected = 1e3 * np.mean([profile.cost.seconds(1, 1, 31 + done) for done in range(64)])
     assert per_token == pytest.approx(expected + 1e3 * profile.overhead_s / 2, rel=0.01)
+
+
+def test_steps_that_are_sent_ahead_take_their_forwards_alone() -> None:
+    profile, requests = small_profile(drafters={}), [one_request(number, 65) for number in range(3)]
+    found = []
+    for is_ahead in (False, True):
+        system = systems.parse("vllm", systems.Bounds(async_scheduling=is_ahead))
+        found.append(simulate(profile, system, requests, Options(jitter=0.0)))
+    waiting, ahead = found
+    assert ahead.steps.num_iterations == waiting.steps.num_iterations
+    assert ahead.num_unfinished == 0
+    assert waiting.steps.step_ms - waiting.steps.verify_ms == pytest.approx(
+        1e3 * profile.overhead_s / 2, rel=0.05
+    )
+    assert ahead.steps.step_ms == pytest.approx(ahead.steps.verify_ms, rel=0.01)
 
 
 @pytest.mark.parametrize("rule", ["sarathi", "fcfs"])

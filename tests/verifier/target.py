@@ -182,8 +182,9 @@ def _add_item(call: VerifyCall, client: Client, rng: random.Random) -> None:
     if client.stage == "ready":
         root = [*client.spec.tokens, *client.output][-1]
         future = client.expected[len(client.output) :]
-        style = rng.choice(["perfect", "chain", "random", "adversarial"])
-        call.verify.append(VerifyItem(request_id=name, tree=random_tree(rng, root, future, style)))
+        style = rng.choice(["perfect", "chain", "random", "adversarial", "none"])
+        tree = None if style == "none" else random_tree(rng, root, future, style)
+        call.verify.append(VerifyItem(request_id=name, tree=tree))
         return
     spec = client.reopening() if client.stage == "closed" else None
     num_tokens = rng.choice([1, 3, 8, 100])

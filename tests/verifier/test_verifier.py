@@ -123,6 +123,39 @@ def test_max_tokens_cut_and_afterwards_nothing() -> None:
     assert again.num_tokens == 0
 
 
+@pytest.mark.parametrize("runner", ["lean", "hf", "captured"])
+def test_going_on_from_the_last_known_token_is_what_its_root_alone_is(runner: str) -> None:
+    """Also where others have trees, and a request is not known, not prefilled, or has all its tokens."""
+    sampled = SamplingParams(temperature=0.9, seed=5, repetition_penalty=1.2, logprobs=2, max_tokens=9)
+    specs = [spec_of("a", PROMPT, GREEDY), spec_of("b", PROMPT[:5], sampled), spec_of("c", PROMPT[3:])]
+    told: list[list[bytes]] = []
+    for is_named in (True, False):
+        made = TARGET.runner(400, lean=runner == "lean", captured=runner == "captured")
+        verifier, results = Verifier(made), []
+        last = {}
+        for spec in specs:
+            verdict = prefill(verifier, spec).prefills[0].verdict
+            assert verdict is not None
+            last[spec.request_id] = verdict.tokens[-1]
+        unread = PrefillItem(request_id="d", num_tokens=2, spec=spec_of("d", PROMPT))
+        verifier.step(VerifyCall(call_id=1, prefill=[unread]))
+        for step in range(14):
+            items = [
+                VerifyItem(request_id=name, tree=TokenTree.root_only(last[name]) if is_named else None)
+                for name in ("a", "b")
+            ]
+            items.append(VerifyItem(request_id="c", tree=TokenTree.chain(last["c"], [1, 2], [-1.0, -1.0])))
+            if step == 3:
+                items += [VerifyItem(request_id="nobody"), VerifyItem(request_id="d")]
+            result = verifier.step(VerifyCall(call_id=2 + step, verify=items))
+            assert result.unknown == (["nobody", "d"] if step == 3 else [])
+            results.append(encode([result.verdicts, result.free_slots, result.num_tokens]))
+            for verdict in result.verdicts:
+                last[verdict.request_id] = [last[verdict.request_id], *verdict.tokens][-1]
+        told.append(results)
+    assert told[0] == told[1]
+
+
 def test_prefix_sharing_between_requests() -> None:
     prompt = [*range(1, 41)]
     verifier = Verifier(TARGET.runner())

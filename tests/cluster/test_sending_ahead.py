@@ -1,0 +1,394 @@
+"""Plain steps are sent ahead: when, when not, and that whatever comes in between changes no text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.events import Action, Cancelled, Verify, VerifyDone
+from cluster.invariants import check_at_rest
+from cluster.policies.base import StepContext
+from cluster.policies.fixed import Fixed
+from cluster.requests import State
+from cluster.stream_messages import Speculation, Submit
+from engine.constraint import Constraint
+from engine.sampling_params import SamplingParams
+from tests.cluster.simulated import STOP, expected_output, submit
+from tests.cluster.test_core import World
+from verifier.messages import VerifyCall, VerifyResult
+
+LONG = SamplingParams(temperature=0.0, max_tokens=40)
+OFF = Speculation(mode="off")
+
+
+class AheadWorld(World):
+    """Keeps the calls to the target, and the states of its requests after each event."""
+
+    def __init__(
+        self, seed: int, policy: str = "autoregressive", num_slots: int = 2000, **scheduler: object
+    ) -> None:
+        self.calls: list[VerifyCall] = []
+        super().__init__(seed, policy, num_slots=num_slots, **scheduler)  # type: ignore[arg-type]
+
+    def observe(self, actions: Sequence[Action]) -> None:
+        self.calls += [action.call for action in actions if isinstance(action, Verify)]
+
+    @property
+    def num_at_target(self) -> int:
+        return sum(isinstance(answer, VerifyDone) for answer in self.answers)
+
+    def begin(self, *names: str, sampling: SamplingParams = LONG, **changes: object) -> None:
+        """Requests of ten tokens, until a step of all of them is at the target."""
+        for number, name in enumerate(names):
+            self.send(Submit(request_id=name, prompt=[3 + number] * 10, sampling=sampling, **changes))  # type: ignore[arg-type]
+        while not self.calls or ids(self.calls[-1]) != set(names):
+            assert self.answer_one()
+
+    def send_again(self, name: str) -> None:
+        """A request of an id that was there before, told to nobody yet."""
+        self.output.pop(name, None)
+        self.reason.pop(name, None)
+        self.send(self.submitted[name])
+
+
+def ids(call: VerifyCall) -> set[str]:
+    return {item.request_id for item in call.verify}
+
+
+def is_ahead(call: VerifyCall) -> bool:
+    """Whether its requests go on from tokens that only the target knew when it was sent."""
+    return bool(call.verify) and all(item.tree is None for item in call.verify)
+
+
+def ends(num_tokens: int, **changes: object) -> SamplingParams:
+    return msgspec.structs.replace(LONG, max_tokens=num_tokens, **changes)
+
+
+def test_the_target_has_the_next_step_while_it_works_on_one() -> None:
+    world = AheadWorld(1)
+    world.begin("a", "b")
+    for _ in range(20):
+        assert world.num_at_target == 2
+        assert world.answer_one()
+    world.drain()
+    world.check_ends()
+    check_at_rest(world.core)
+    decoding = [call for call in world.calls if call.verify]
+    assert sum(map(is_ahead, decoding)) >= len(decoding) - 2
+    # A step each, and no more of them than without.
+    assert len(world.calls) <= LONG.max_tokens + 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "scheduler"),
+    [
+        ("autoregressive", {}, {"async_scheduling": False}),
+        ("autoregressive", {}, {"micro_batches": 2}),
+        ("fixed", {}, {}),
+        ("autoregressive", {"sampling": ends(20, constraint=Constraint(kind="regex", text="[a-z]*"))}, {}),
+    ],
+    ids=["switched off", "of two micro-batches", "drafted for", "following a grammar"],
+)
+def test_the_next_step_waits_where(
+    policy: str, changes: dict[str, object], scheduler: dict[str, object]
+) -> None:
+    world = AheadWorld(1, policy, **scheduler)
+    for name in ("a", "b"):
+        world.send(Submit(request_id=name, prompt=[3] * 10, **({"sampling": LONG} | changes)))  # type: ignore[arg-type]
+    world.drain()
+    world.check_ends()
+    assert not any(map(is_ahead, world.calls))
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "fixed", "adaserve", "flotilla"])
+def test_who_must_not_be_drafted_for_goes_on_with_any_policy(policy: str) -> None:
+    world = AheadWorld(1, policy)
+    world.begin("a", "b", speculation=OFF)
+    world.drain()
+    world.check_ends()
+    assert sum(map(is_ahead, world.calls)) > 30
+
+
+def test_one_that_is_drafted_for_keeps_the_others_from_going_on() -> None:
+    world = AheadWorld(1, "fixed")
+    world.send(Submit(request_id="plain", prompt=[3] * 10, sampling=ends(20), speculation=OFF))
+    world.send(Submit(request_id="drafted", prompt=[4] * 10, sampling=LONG))
+    while "plain" in world.core.requests or not world.calls:
+        assert world.answer_one()
+        assert not is_ahead(world.calls[-1])
+
+
+def test_without_drafters_nobody_is_drafted_for() -> None:
+    world = AheadWorld(1, "fixed")
+    for name in ("good", "poor"):
+        world.lose(name)
+    world.begin("a")
+    world.drain()
+    world.check_ends()
+    assert sum(map(is_ahead, world.calls)) > 30
+
+
+def test_a_newcomer_is_prefilled_after_what_was_sent() -> None:
+    world = AheadWorld(1)
+    world.begin("a", "b")
+    assert world.num_at_target == 2
+    world.send(Submit(request_id="new", prompt=[9] * 10, sampling=LONG))
+    num_calls = len(world.calls)
+    world.answer_one()
+    assert len(world.calls) == num_calls, "a step without the prompt was sent"
+    world.answer_one()
+    assert [item.request_id for item in world.calls[-1].prefill] == ["new"]
+    assert ids(world.calls[-1]) == {"a", "b"}
+    assert world.num_at_target == 1, "nobody knows yet whether the prompt has ended"
+    world.answer_one()
+    assert world.num_at_target == 2
+    world.drain()
+    world.check_ends()
+
+
+def test_nothing_is_sent_ahead_while_somebody_waits_for_a_place() -> None:
+    world = AheadWorld(1, max_running=1)
+    world.send(Submit(request_id="first", prompt=[3] * 10, sampling=ends(20)))
+    world.send(Submit(request_id="second", prompt=[4] * 10, sampling=ends(20)))
+    while "first" in world.core.requests:
+        assert world.answer_one()
+        assert not any(map(is_ahead, world.calls))
+    world.drain()
+    world.check_ends()
+    assert any(map(is_ahead, world.calls))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 9])
+def test_who_ends_by_its_length_is_in_no_further_step(num_tokens: int) -> None:
+    world = AheadWorld(1)
+    world.send(Submit(request_id="short", prompt=[3] * 10, sampling=ends(num_tokens)))
+    world.drain()
+    world.check_ends()
+    assert len(world.calls) == num_tokens
+
+
+def test_nobody_goes_on_beyond_the_models_window() -> None:
+    world = AheadWorld(1)
+    world.send(Submit(request_id="long", prompt=[3] * 190, sampling=ends(100)))
+    world.drain()
+    world.check_ends()
+    assert len(world.output["long"]) == world.target.max_tokens - 190
+    steps = [call for call in world.calls if call.verify]
+    assert len(steps) == len(world.output["long"]) - 1
+    assert any(map(is_ahead, steps))
+
+
+def test_those_that_go_on_are_sent_without_those_that_end() -> None:
+    world = AheadWorld(1)
+    world.send(Submit(request_id="short", prompt=[3] * 10, sampling=ends(6)))
+    world.send(Submit(request_id="long", prompt=[4] * 10, sampling=LONG))
+    world.drain()
+    world.check_ends()
+    of_short = [call for call in world.calls if "short" in ids(call)]
+    assert len(of_short) <= 5
+    assert is_ahead(of_short[-1])
+    assert is_ahead(world.calls[world.calls.index(of_short[-1]) + 1])
+
+
+def test_what_follows_a_stop_token_is_told_to_nobody() -> None:
+    world = AheadWorld(1)
+    rng = random.Random(5)
+    while True:
+        request = submit(1, rng, sampling=ends(40, stop_token_ids=(STOP,)))
+        if 5 < len(expected_output(request, 200)) < 30:
+            break
+    world.send(request)
+    world.drain()
+    world.check_ends()
+    check_at_rest(world.core)
+    assert world.reason == {"r1": "stop"}
+    spec, tokens, _ = world.target.held["r1"]
+    assert len(tokens) == spec.prompt_len + len(world.output["r1"]) + 1
+    # It is forgotten with the next call, and what it held is free again.
+    world.send(Submit(request_id="next", prompt=[3] * 10, sampling=ends(1)))
+    assert world.calls[-1].release == ["r1"]
+    world.drain()
+    assert world.core.free_slots == world.target.free()
+
+
+def test_who_is_cancelled_and_comes_again_starts_anew() -> None:
+    world = AheadWorld(1)
+    world.begin("a", "b")
+    for _ in range(4):
+        world.answer_one()
+    assert world.num_at_target == 2
+    world.handle(Cancelled("a"))
+    world.send_again("a")
+    for _ in range(2):  # the verdicts of its life before
+        world.answer_one()
+        assert world.output.get("a", []) == []
+    assert world.core.requests["a"].state is State.PREFILL_SENT
+    assert world.calls[-1].release == ["a"]
+    world.drain()
+    world.check_ends()
+
+
+def test_a_step_that_had_no_slots_for_somebody_is_made_up_for_by_the_next() -> None:
+    world = AheadWorld(1)
+    world.begin("a", "b")
+    step = world.target.step
+
+    def defers(call: VerifyCall) -> VerifyResult:
+        served = [item for item in call.verify if item.request_id != "a"]
+        return msgspec.structs.replace(step(msgspec.structs.replace(call, verify=served)), deferred=["a"])
+
+    world.target.step = defers  # type: ignore[method-assign]
+    world.answer_one()  # sends the step that has no slots
+    world.target.step = step  # type: ignore[method-assign]
+    world.answer_one()
+    had = len(world.output["a"])
+    world.answer_one()  # the one without slots
+    assert len(world.output["a"]) == had
+    assert world.core.requests["a"].state is State.VERIFYING
+    world.answer_one()
+    assert len(world.output["a"]) == had + 1
+    world.drain()
+    world.check_ends()
+    assert world.core.totals.preemptions == 0
+
+
+def test_who_the_target_does_not_know_is_sent_to_it_again_once() -> None:
+    world = AheadWorld(1)
+    world.begin("a", "b")
+    del world.target.held["a"]
+    world.answer_one()  # sends a step that does not know it
+    world.answer_one()  # and another
+    world.answer_one()
+    assert world.core.requests["a"].state in (State.WAITING, State.PREFILLING)
+    world.answer_one()
+    assert world.core.requests["a"].num_preemptions == 1
+    world.drain()
+    world.check_ends()
+
+
+def test_who_comes_again_is_not_taken_for_one_that_the_target_did_not_know() -> None:
+    world = AheadWorld(1)
+    world.begin("a", "b")
+    del world.target.held["a"]
+    world.answer_one()
+    world.answer_one()
+    world.handle(Cancelled("a"))
+    world.send_again("a")
+    world.drain()
+    world.check_ends()
+    assert world.core.totals.preemptions == 0
+
+
+def test_a_lost_target_takes_both_steps_with_it() -> None:
+    world = AheadWorld(1)
+    world.begin("a", "b")
+    assert world.num_at_target == 2
+    world.lose("verifier")
+    assert world.core.verify_calls.all_outstanding == []
+    world.start_target()
+    world.drain()
+    world.check_ends()
+
+
+def test_no_more_slots_are_asked_for_than_are_free() -> None:
+    world = AheadWorld(1, num_slots=124)
+    deferred: list[str] = []
+    step = world.target.step
+
+    def watched(call: VerifyCall) -> VerifyResult:
+        result = step(call)
+        deferred.extend(result.deferred)
+        return result
+
+    world.target.step = watched  # type: ignore[method-assign]
+    for name in ("a", "b", "c"):
+        world.send(Submit(request_id=name, prompt=[3] * 10, sampling=LONG))
+    world.drain()
+    world.check_ends()
+    assert any(map(is_ahead, world.calls))
+    assert world.core.totals.preemptions > 0, "there was room for all"
+    assert deferred == []
+
+
+class RestsUntil(Fixed):
+    """Drafts from a step on, and says so."""
+
+    def __init__(self, config: object, step: int) -> None:
+        super().__init__(config)  # type: ignore[arg-type]
+        self.step = step
+        self.asked: list[int] = []
+
+    def rests(self, num_requests: int, step: int) -> bool:
+        return step < self.step
+
+    def plan(self, batch, context: StepContext):  # type: ignore[no-untyped-def]
+        self.asked.append(context.step)
+        return super().plan(batch, context)
+
+
+def test_the_step_in_which_a_policy_rests_no_more_is_not_sent_ahead() -> None:
+    world = AheadWorld(1)
+    policy = RestsUntil(world.config.policy, 20)
+    world.core = type(world.core)(world.config, policy, world.core.cost)
+    world.start_target()
+    for name in ("good", "poor"):
+        world.start_drafter(name)
+    world.begin("a", sampling=ends(60))
+    world.drain()
+    world.check_ends()
+    assert policy.asked[0] == 20
+    # One call is answered in each step: from the first after the prompt to the last in which it rests.
+    assert sum(map(is_ahead, world.calls)) == 20 - 2
+    assert not any(map(is_ahead, world.calls[20:]))
+
+
+def test_a_rule_that_would_let_somebody_wait_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = AheadWorld(1)
+    world.begin("a", "b")
+    rule = type(world.core.batcher.rule)
+    monkeypatch.setattr(rule, "decode", lambda self, ready, members, context: list(ready)[:1])
+    world.drain()
+    world.check_ends()
+    after = [call for call in world.calls if len(call.verify) == 1]
+    assert not is_ahead(after[0])
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), data=st.data())
+def test_random_interruptions_change_no_text(seed: int, data: st.DataObject) -> None:
+    world = AheadWorld(seed, data.draw(st.sampled_from(["autoregressive", "flotilla", "smartspec"])))
+    cancelled: set[str] = set()
+    number = 0
+    for _ in range(data.draw(st.integers(10, 60))):
+        kinds = ["send", "answer", "answer", "answer", "cancel", "again", "withhold", "lose"]
+        kind = data.draw(st.sampled_from(kinds))
+        live = sorted(world.core.requests)
+        if kind == "send":
+            wish = OFF if world.rng.random() < 0.5 else Speculation()
+            world.send(submit(number, world.rng, speculation=wish))
+            number += 1
+        elif kind == "cancel" and live:
+            victim = world.rng.choice(live)
+            cancelled.add(victim)
+            world.handle(Cancelled(victim))
+        elif kind == "again" and live:
+            victim = world.rng.choice(live)
+            world.handle(Cancelled(victim))
+            world.send_again(victim)
+        elif kind == "withhold":
+            before, world.target.num_slots = world.target.num_slots, 0
+            world.answer_one()
+            world.target.num_slots = before
+        elif kind == "lose":
+            world.lose("verifier")
+            world.start_target()
+        else:
+            world.answer_one()
+    world.drain()
+    world.check_ends(frozenset(cancelled))
+    check_at_rest(world.core)
