@@ -209,13 +209,12 @@ class RequestTable:
 
     def _of_draft(self, draft: _Draft, item: VerifyItem, slots: Int32) -> Planned:
         state, tree = draft.state, draft.tree
-        parents = tree.parent.tolist()
         segment = Segment(
             tokens=tree.token,
             positions=tree.depth + np.int32(len(state.tokens) - 1),
             slots=slots,
             past=self._cache.past(state.request_id),
-            visible=None if parents == list(range(-1, len(parents) - 1)) else tree.ancestor_mask(),
+            visible=None if len(tree.token) == 1 or _is_chain(tree) else tree.ancestor_mask(),
         )
         return Planned(
             state,
@@ -309,3 +308,8 @@ class RequestTable:
             if planned.is_prefill and planned.tree is not None:
                 self._cache.publish(state.request_id, state.tokens[: state.prompt_len])
             state.extend(tokens)
+
+
+def _is_chain(tree: TokenTree) -> bool:
+    parents = tree.parent.tolist()
+    return parents == list(range(-1, len(parents) - 1))

@@ -118,6 +118,8 @@ class RequestState:
             masks: per node, what the grammar allows after it, if there is one.
         """
         first = self.num_output
+        if len(tree) == 1 and self._history is None:
+            return [Row(self.params, first, allowed=masks[0] if masks is not None else None)]
         depths = tree.depth.tolist()
         allowed: Sequence[TokenMask | None] = masks if masks is not None else [None] * len(depths)
         if self._history is None:

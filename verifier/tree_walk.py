@@ -18,6 +18,8 @@ def walk(tree: TokenTree, decided: Sequence[int]) -> tuple[list[int], int]:
         (accepted nodes from the top down, root excluded; the bonus token: the decision at the last of
         them, or at the root if none was accepted).
     """
+    if len(decided) == 1:
+        return [], decided[0]
     tokens = tree.token.tolist()
     parents = tree.parent.tolist()
     # Backwards, so that the first of equal siblings is what stays.

@@ -39,6 +39,11 @@ def verdict_of(
     `decided` and `gaps` are those of its nodes, whose rows of `logits` begin at `first`.
     """
     state = planned.state
+    if len(decided) == 1 and planned.nodes is None and state.params.logprobs is None:
+        # Plain decoding, of which there may be hundreds in a call.
+        if state.remaining > 0:
+            return Verdict(request_id=state.request_id, tokens=[decided[0]], min_gap=gaps[0]), [0]
+        return Verdict(request_id=state.request_id, tokens=[]), []
     accepted, _ = walk(tree, decided)
     path = [0, *accepted]
     path = path[: state.cut([decided[node] for node in path])]
