@@ -47,6 +47,9 @@ _log = logging.getLogger(__name__)
 
 # Environment of every worker: one torch thread each, and no spinning while others compute.
 WORKER_ENV = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+# Has torch multiply on GPUs by cuBLASLt, which takes 4 % less of an 8B step with 64 rows on an H200, and as
+# long with few. Read when torch is imported.
+CUBLASLT = "TORCH_BLAS_PREFER_CUBLASLT"
 # What importing torch and Transformers comes with.
 _DRAFTER_MODULES = ("drafters.model_drafter", "engine.loading")
 _TARGET_MODULES = ("cluster.target",)
@@ -324,7 +327,9 @@ def worker_environment(num_gpus: float) -> dict[str, str]:
     Which it sees Ray says where it reserves some; where none, Ray leaves it all of the node's, and with
     `device: auto` it would take the first, beside whoever has reserved that.
     """
-    return WORKER_ENV if num_gpus > 0 else {**WORKER_ENV, "CUDA_VISIBLE_DEVICES": ""}
+    if num_gpus > 0:
+        return {**WORKER_ENV, CUBLASLT: os.environ.get(CUBLASLT, "1")}
+    return {**WORKER_ENV, "CUDA_VISIBLE_DEVICES": ""}
 
 
 def end(actor: Any) -> None:

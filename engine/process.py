@@ -1,4 +1,4 @@
-"""Settings of a process that runs models: threads, how freed memory is kept, and who multiplies on a GPU."""
+"""Settings of a process that runs models: threads, and how freed memory is kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEPT_BYTES, _MAPPED_FROM_BYTES = 512 << 20, 32 << 20
 
 
 def tune_process() -> None:
-    """Set up this process for running models; harmless where something does not apply.
+    """Set up this process for running models on a CPU; harmless where that does not apply.
 
     PyTorch gets one thread, or as many as the environment variable FLOTILLA_TORCH_THREADS says: small models
     gain nothing from a second one, and its spinning barriers cost much where cores are shared.
@@ -23,16 +23,11 @@ def tune_process() -> None:
     intermediate tensor above 128 kB may be a fresh mapping whose pages fault one by one: gathering keys
     and values took up to five times as long.
 
-    On CUDA products are cuBLASLt's, unless TORCH_BLAS_PREFER_CUBLASLT is set: of 64 rows those of an 8B model
-    take 4 % less of a step than cuBLAS's on an H200, of few rows as long.
-
     Raises:
         ValueError: if FLOTILLA_TORCH_THREADS is not a number.
         RuntimeError: if it is not positive.
     """
     torch.set_num_threads(int(os.environ.get("FLOTILLA_TORCH_THREADS", "1")))
-    if torch.version.cuda is not None and "TORCH_BLAS_PREFER_CUBLASLT" not in os.environ:
-        torch.backends.cuda.preferred_blas_library("cublaslt")
     if not sys.platform.startswith("linux"):
         return
     try:

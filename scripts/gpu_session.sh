@@ -17,6 +17,7 @@ found=/tmp/gpu-session-$call profile=/tmp/profile.json
 rm -rf "$found"
 mkdir -p "$out" "$found"
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer TRITON_CACHE_DIR=/tmp/triton
+export TORCH_BLAS_PREFER_CUBLASLT="${TORCH_BLAS_PREFER_CUBLASLT:-1}" # as workers on GPUs have it
 export TRITON_INTERPRET=0 # tests set 1 where they find no nvidia-smi, which may be off the PATH
 
 if [ "$site" = /tmp/site-ray ]; then

@@ -10,7 +10,12 @@ from cluster.drafter_config import ModelDrafterConfig
 
 @pytest.mark.parametrize("num_gpus", [0.25, 1.0])
 def test_ray_says_which_gpus_are_seen_by_who_reserves_some(num_gpus: float) -> None:
-    assert worker_environment(num_gpus) == WORKER_ENV
+    assert worker_environment(num_gpus) == {**WORKER_ENV, "TORCH_BLAS_PREFER_CUBLASLT": "1"}
+
+
+def test_whoever_starts_a_cell_may_choose_the_library_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_BLAS_PREFER_CUBLASLT", "0")
+    assert worker_environment(1) == {**WORKER_ENV, "TORCH_BLAS_PREFER_CUBLASLT": "0"}
 
 
 def test_who_reserves_no_gpu_sees_none() -> None:
