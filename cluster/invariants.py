@@ -17,14 +17,21 @@ def check_invariants(core: SchedulerCore) -> None:
     assert len(core.requests) <= scheduler.max_running + scheduler.max_waiting, "the queue is not bounded"
     promises = core.door.promises
     assert len(promises) <= promises.most, "what clients were told is not bounded"
+    _check_calls(core)
+    _check_drafters(core)
+    _check_target(core)
+
+
+def _check_calls(core: SchedulerCore) -> None:
+    calls = core.verify_calls.all_outstanding
+    assert len(calls) <= 2, "more than one call waits at the target"
+    assert not any(call.is_ahead for call in calls[:1]), "nothing is there that the call is ahead of"
     in_call: set[str] = set()
-    for sent in core.verify_calls.all_outstanding:
-        in_call |= sent.trees.keys() | sent.prefilling
+    for call in calls:
+        in_call |= call.trees.keys() | call.prefilling
     for request in core.running.values():
         if request.state in (State.VERIFYING, State.PREFILL_SENT):
             assert request.request_id in in_call
-    _check_drafters(core)
-    _check_target(core)
 
 
 def _check_drafters(core: SchedulerCore) -> None:

@@ -26,7 +26,7 @@ class State(IntEnum):
     READY = auto()  # prefilled and idle: may be drafted for
     DRAFTING = auto()  # a draft call is outstanding
     DRAFTED = auto()  # its candidate tree (perhaps only the root) waits for verification
-    VERIFYING = auto()  # its draft tree is in the outstanding verify call
+    VERIFYING = auto()  # its draft tree is in an outstanding verify call, or in that and the one sent ahead
     FINISHED = auto()  # ended, for whatever reason
 
 

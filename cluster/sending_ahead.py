@@ -94,7 +94,7 @@ class SendingAhead:
             return None
         going_on = []
         for request in running:
-            # What a grammar leaves no choice about is added by what the scheduler makes of the last token.
+            # A grammar has nothing to say of what follows its end, where the answer may have come to.
             if request.state is not State.VERIFYING or request.submit.sampling.constraint is not None:
                 return None
             if request.num_remaining > 1 and request.num_tokens + 1 < max_model_tokens:

@@ -3,70 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.events import Action, Cancelled, Verify, VerifyDone
+from cluster.events import Cancelled
 from cluster.invariants import check_at_rest
-from cluster.policies.base import StepContext
-from cluster.policies.fixed import Fixed
 from cluster.requests import State
 from cluster.stream_messages import Speculation, Submit
 from engine.constraint import Constraint
-from engine.sampling_params import SamplingParams
+from tests.cluster.ahead_world import LONG, AheadWorld, ends, ids, is_ahead
 from tests.cluster.simulated import STOP, expected_output, submit
-from tests.cluster.test_core import World
 from verifier.messages import VerifyCall, VerifyResult
 
-LONG = SamplingParams(temperature=0.0, max_tokens=40)
+GRAMMAR = msgspec.structs.replace(LONG, constraint=Constraint(kind="regex", text="[a-z]*"))
 OFF = Speculation(mode="off")
-
-
-class AheadWorld(World):
-    """Keeps the calls to the target, and the states of its requests after each event."""
-
-    def __init__(
-        self, seed: int, policy: str = "autoregressive", num_slots: int = 2000, **scheduler: object
-    ) -> None:
-        self.calls: list[VerifyCall] = []
-        super().__init__(seed, policy, num_slots=num_slots, **scheduler)  # type: ignore[arg-type]
-
-    def observe(self, actions: Sequence[Action]) -> None:
-        self.calls += [action.call for action in actions if isinstance(action, Verify)]
-
-    @property
-    def num_at_target(self) -> int:
-        return sum(isinstance(answer, VerifyDone) for answer in self.answers)
-
-    def begin(self, *names: str, sampling: SamplingParams = LONG, **changes: object) -> None:
-        """Requests of ten tokens, until a step of all of them is at the target."""
-        for number, name in enumerate(names):
-            self.send(Submit(request_id=name, prompt=[3 + number] * 10, sampling=sampling, **changes))  # type: ignore[arg-type]
-        while not self.calls or ids(self.calls[-1]) != set(names):
-            assert self.answer_one()
-
-    def send_again(self, name: str) -> None:
-        """A request of an id that was there before, told to nobody yet."""
-        self.output.pop(name, None)
-        self.reason.pop(name, None)
-        self.send(self.submitted[name])
-
-
-def ids(call: VerifyCall) -> set[str]:
-    return {item.request_id for item in call.verify}
-
-
-def is_ahead(call: VerifyCall) -> bool:
-    """Whether its requests go on from tokens that only the target knew when it was sent."""
-    return bool(call.verify) and all(item.tree is None for item in call.verify)
-
-
-def ends(num_tokens: int, **changes: object) -> SamplingParams:
-    return msgspec.structs.replace(LONG, max_tokens=num_tokens, **changes)
 
 
 def test_the_target_has_the_next_step_while_it_works_on_one() -> None:
@@ -90,9 +43,10 @@ def test_the_target_has_the_next_step_while_it_works_on_one() -> None:
         ("autoregressive", {}, {"async_scheduling": False}),
         ("autoregressive", {}, {"micro_batches": 2}),
         ("fixed", {}, {}),
-        ("autoregressive", {"sampling": ends(20, constraint=Constraint(kind="regex", text="[a-z]*"))}, {}),
+        ("autoregressive", {"sampling": GRAMMAR}, {}),
+        ("autoregressive", {"sampling": GRAMMAR, "speculation": OFF}, {}),
     ],
-    ids=["switched off", "of two micro-batches", "drafted for", "following a grammar"],
+    ids=["switched off", "of two micro-batches", "drafted for", "with a grammar", "with it alone"],
 )
 def test_the_next_step_waits_where(
     policy: str, changes: dict[str, object], scheduler: dict[str, object]
@@ -315,47 +269,32 @@ def test_no_more_slots_are_asked_for_than_are_free() -> None:
     assert deferred == []
 
 
-class RestsUntil(Fixed):
-    """Drafts from a step on, and says so."""
-
-    def __init__(self, config: object, step: int) -> None:
-        super().__init__(config)  # type: ignore[arg-type]
-        self.step = step
-        self.asked: list[int] = []
-
-    def rests(self, num_requests: int, step: int) -> bool:
-        return step < self.step
-
-    def plan(self, batch, context: StepContext):  # type: ignore[no-untyped-def]
-        self.asked.append(context.step)
-        return super().plan(batch, context)
-
-
-def test_the_step_in_which_a_policy_rests_no_more_is_not_sent_ahead() -> None:
-    world = AheadWorld(1)
-    policy = RestsUntil(world.config.policy, 20)
-    world.core = type(world.core)(world.config, policy, world.core.cost)
-    world.start_target()
-    for name in ("good", "poor"):
-        world.start_drafter(name)
-    world.begin("a", sampling=ends(60))
+@pytest.mark.parametrize("num_slots", [124, 125, 126])
+def test_slots_that_are_free_with_the_next_call_are_counted(num_slots: int) -> None:
+    world = AheadWorld(1, num_slots=num_slots)
+    world.begin("a", "b", "c", sampling=ends(50))
+    while world.num_at_target == 2:
+        assert world.answer_one()
+    assert world.core.free_slots < 6
+    world.handle(Cancelled("a"))
+    assert world.num_at_target == 2
+    assert (is_ahead(world.calls[-1]), world.calls[-1].release) == (True, ["a"])
     world.drain()
-    world.check_ends()
-    assert policy.asked[0] == 20
-    # One call is answered in each step: from the first after the prompt to the last in which it rests.
-    assert sum(map(is_ahead, world.calls)) == 20 - 2
-    assert not any(map(is_ahead, world.calls[20:]))
+    world.check_ends(frozenset("a"))
+    assert world.core.totals.preemptions == 0
 
 
-def test_a_rule_that_would_let_somebody_wait_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("verb", ["decode", "verify"])
+def test_a_rule_that_lets_somebody_wait_is_heeded(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = AheadWorld(1)
     world.begin("a", "b")
+    num_calls = len(world.calls)
     rule = type(world.core.batcher.rule)
-    monkeypatch.setattr(rule, "decode", lambda self, ready, members, context: list(ready)[:1])
+    monkeypatch.setattr(rule, verb, lambda self, ready, members, context: list(ready)[:1])
     world.drain()
     world.check_ends()
-    after = [call for call in world.calls if len(call.verify) == 1]
-    assert not is_ahead(after[0])
+    after = world.calls[num_calls]
+    assert (is_ahead(after), len(after.verify)) == (False, 1)
 
 
 @settings(max_examples=100, deadline=None)

@@ -103,6 +103,9 @@ def test_how_long_the_target_has_work_for_counts_both_steps() -> None:
     first, second = calls.all_outstanding
     assert (first.is_ahead, second.is_ahead) == (False, True)
     assert calls.left_s(world.now) == pytest.approx(first.predicted_s + second.predicted_s)
+    # By then the request has one token more.
+    num_context = world.core.requests["r0"].num_tokens + 1
+    assert second.parts.profile_s == world.core.cost.profile.target.seconds(1, 1, num_context)
     world.answer_one()
     assert calls.all_outstanding[0] is second
     # It began when the answer came, however long before that it was sent.

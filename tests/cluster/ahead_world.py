@@ -1,0 +1,58 @@
+"""A world that watches which steps are sent ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from cluster.events import Action, Verify, VerifyDone
+from cluster.stream_messages import Submit
+from engine.sampling_params import SamplingParams
+from tests.cluster.test_core import World
+from verifier.messages import VerifyCall
+
+LONG = SamplingParams(temperature=0.0, max_tokens=40)
+
+
+class AheadWorld(World):
+    """Keeps the calls to the target, and the states of its requests after each event."""
+
+    def __init__(
+        self, seed: int, policy: str = "autoregressive", num_slots: int = 2000, **scheduler: object
+    ) -> None:
+        self.calls: list[VerifyCall] = []
+        super().__init__(seed, policy, num_slots=num_slots, **scheduler)  # type: ignore[arg-type]
+
+    def observe(self, actions: Sequence[Action]) -> None:
+        self.calls += [action.call for action in actions if isinstance(action, Verify)]
+
+    @property
+    def num_at_target(self) -> int:
+        return sum(isinstance(answer, VerifyDone) for answer in self.answers)
+
+    def begin(self, *names: str, sampling: SamplingParams = LONG, **changes: object) -> None:
+        """Requests of ten tokens, until a step of all of them is at the target."""
+        for number, name in enumerate(names):
+            self.send(Submit(request_id=name, prompt=[3 + number] * 10, sampling=sampling, **changes))  # type: ignore[arg-type]
+        while not self.calls or ids(self.calls[-1]) != set(names):
+            assert self.answer_one()
+
+    def send_again(self, name: str) -> None:
+        """A request of an id that was there before, told to nobody yet."""
+        self.output.pop(name, None)
+        self.reason.pop(name, None)
+        self.send(self.submitted[name])
+
+
+def ids(call: VerifyCall) -> set[str]:
+    return {item.request_id for item in call.verify}
+
+
+def is_ahead(call: VerifyCall) -> bool:
+    """Whether its requests go on from tokens that only the target knew when it was sent."""
+    return bool(call.verify) and all(item.tree is None for item in call.verify)
+
+
+def ends(num_tokens: int, **changes: object) -> SamplingParams:
+    return msgspec.structs.replace(LONG, max_tokens=num_tokens, **changes)
