@@ -16,7 +16,7 @@ from benchmarks.load_client import LoadClient, Outcome
 from benchmarks.serve import SPECULATION_OFF, find_model
 
 # Of a decode iteration (docs/metrics.md).
-_PHASES = ("draft", "verify", "schedule", "other")
+_PHASES = ("draft", "verify", "target", "schedule", "other")
 
 
 @dataclass(frozen=True, slots=True)

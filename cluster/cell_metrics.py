@@ -252,6 +252,7 @@ class CellMetrics:
         for name, counter in _COUNTERS.items():
             self.set.grow(core, name, getattr(totals, counter))
         phases = {"draft": totals.step_draft_s, "verify": totals.step_verify_s}
+        phases["target"] = totals.step_target_s
         self.set.grow(self, "flotilla_step_phase_seconds_total", scheduler_s, "schedule")
         for phase, seconds in phases.items():
             self.set.grow(core, "flotilla_step_phase_seconds_total", seconds, phase)

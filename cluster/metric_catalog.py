@@ -247,7 +247,8 @@ _STEPS = (
     _counter(
         "flotilla_step_phase_seconds_total",
         "Seconds of decode iterations: draft (waiting for the slowest drafter), verify (the target's "
-        "forward), schedule (processor time), other (messages, waiting).",
+        "forward), target (its work beside that), schedule (processor time, also where the target works "
+        "meanwhile), other (messages, waiting).",
         "phase",
         unit="seconds",
     ),

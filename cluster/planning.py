@@ -358,6 +358,7 @@ class StepPlanner:
         self.totals.step_s += iteration.elapsed_s
         self.totals.step_draft_s += iteration.draft_s + heads_s
         self.totals.step_verify_s += forward_s
+        self.totals.step_target_s += max(0.0, result.seconds - forward_s - heads_s)
         self.step_s += SMOOTHING * (iteration.elapsed_s - self.step_s)
         overhead = max(0.0, iteration.slot_s - iteration.draft_s - heads_s - forward_s)
         drafted = iteration.draft_s > 0.0

@@ -25,12 +25,13 @@ class Totals:
     key_tokens: int = 0
     padded_tokens: int = 0
     # Decode iterations, tokens they committed, seconds of whole ones, and of those, waiting for the slowest
-    # drafter, and verifying.
+    # drafter, the target's forward, and the target's work beside it.
     iterations: int = 0
     step_tokens: int = 0
     step_s: float = 0.0
     step_draft_s: float = 0.0
     step_verify_s: float = 0.0
+    step_target_s: float = 0.0
     cached_prompt_tokens: int = 0
     accepted_by_drafter: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     verified_by_drafter: dict[str, int] = field(default_factory=lambda: defaultdict(int))

@@ -36,8 +36,9 @@ STEPS = Board(
                 ),
                 series(
                     "Phases of an iteration",
-                    "Mean seconds. draft: waiting for the slowest drafter; verify: the target; schedule: our "
-                    "own processor time; other: messages and waiting.",
+                    "Mean seconds. draft: waiting for the slowest drafter; verify: the target's forward; "
+                    "target: its work beside that; schedule: our own processor time, also where the target "
+                    "works meanwhile; other: messages and waiting.",
                     "s",
                     (f"{_PHASES} / {_ITERATIONS}", "{{phase}}"),
                     is_stacked=True,

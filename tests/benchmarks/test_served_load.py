@@ -25,7 +25,8 @@ flotilla_draft_call_seconds_count{{drafter="general"}} {steps}
 flotilla_step_phase_seconds_total{{phase="draft"}} {0.002 * steps}
 flotilla_step_phase_seconds_total{{phase="verify"}} {0.004 * steps}
 flotilla_step_phase_seconds_total{{phase="schedule"}} {0.001 * steps}
-flotilla_step_phase_seconds_total{{phase="other"}} {0.003 * steps}
+flotilla_step_phase_seconds_total{{phase="target"}} {0.001 * steps}
+flotilla_step_phase_seconds_total{{phase="other"}} {0.002 * steps}
 flotilla_batch_requests_sum{{phase="decode"}} {2 * steps}
 flotilla_batch_requests_count{{phase="decode"}} {steps}
 flotilla_drafter_tokens_total{{drafter="general",outcome="accepted"}} {accepted}
@@ -47,7 +48,9 @@ def test_only_what_grew_between_the_scrapes_counts() -> None:
     assert found.tokens_per_s == pytest.approx(80.0)
     assert (found.step_ms, found.verify_ms) == (pytest.approx(10.0), pytest.approx(4.0))
     assert found.tpot_ms == pytest.approx(5.0)
-    assert found.shares == pytest.approx({"draft": 0.2, "verify": 0.4, "schedule": 0.1, "other": 0.3})
+    assert found.shares == pytest.approx(
+        {"draft": 0.2, "verify": 0.4, "target": 0.1, "schedule": 0.1, "other": 0.2}
+    )
     assert found.draft_ms == pytest.approx({"general": 2.0})
     assert found.accepted == {"general": 50.0}
     assert found.requests_per_step == pytest.approx(2.0)

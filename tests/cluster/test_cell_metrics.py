@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.cell_metrics import CellMetrics
@@ -215,3 +216,14 @@ def test_what_alerts_wait_for_is_there_before_it_happens() -> None:
             assert ("flotilla_requests_rejected", code, tier) in series
         for reason in ("stop", "length", "cancelled", "error"):
             assert ("flotilla_requests", reason, tier) in series
+
+
+def test_what_the_target_does_beside_its_forwards_is_a_phase_of_its_own() -> None:
+    world = MeasuredWorld(7, "fixed")
+    world.send(submit(0, world.rng, sampling=SamplingParams(temperature=0.0, max_tokens=40)))
+    world.drain()
+    phase_s = {
+        phase: world.value("flotilla_step_phase_seconds_total", phase=phase) for phase in ("verify", "target")
+    }
+    assert phase_s["verify"] > 0.05
+    assert phase_s["target"] == pytest.approx(0.1 * phase_s["verify"])  # 1 ms beside forwards of 10
