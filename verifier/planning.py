@@ -311,5 +311,4 @@ class RequestTable:
 
 
 def _is_chain(tree: TokenTree) -> bool:
-    parents = tree.parent.tolist()
-    return parents == list(range(-1, len(parents) - 1))
+    return list(tree.parent.tolist()) == list(range(-1, len(tree) - 1))
