@@ -59,8 +59,11 @@ class Cost:
     ms: float
 
 
-def measure(requests: int, nodes: int, pool: int, calls: int) -> Cost:
-    """Verify chains that the target nearly always refuses, of requests that began with one prompt."""
+def measure(requests: int, nodes: int, pool: int, calls: int, *, is_ahead: bool = False) -> Cost:
+    """Verify chains that the target nearly always refuses, of requests that began with one prompt.
+
+    If `is_ahead`, roots without their token, as of calls that are sent before it is known.
+    """
     rng = np.random.default_rng(0)
     verifier = Verifier(NoModel(pool, max(requests * nodes, requests)))
     prompt = rng.integers(0, VOCAB, PROMPT_TOKENS).tolist()
@@ -84,7 +87,7 @@ def measure(requests: int, nodes: int, pool: int, calls: int) -> Cost:
             )
             for name in names
         }
-        items = [VerifyItem(request_id=name, tree=tree) for name, tree in trees.items()]
+        items = [VerifyItem(request_id=name, tree=None if is_ahead else trees[name]) for name in names]
         call = VerifyCall(call_id=number + 1, verify=items)
         start = time.thread_time()
         result = verifier.step(call)
@@ -100,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--pool", type=int, nargs="+", default=[65_536, 1_048_576], help="KV slots")
     parser.add_argument("--calls", type=int, default=60)
+    parser.add_argument("--ahead", action="store_true", help="calls that are sent ahead, for nodes of 1")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -110,7 +114,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for pool in arguments.pool:
         for nodes in arguments.nodes:
             for requests in arguments.requests:
-                cost = measure(requests, nodes, pool, arguments.calls)
+                cost = measure(
+                    requests, nodes, pool, arguments.calls, is_ahead=arguments.ahead and nodes == 1
+                )
                 costs.append(cost)
                 table.add_row(
                     f"{pool:,}",

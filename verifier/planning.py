@@ -214,7 +214,7 @@ class RequestTable:
             positions=tree.depth + np.int32(len(state.tokens) - 1),
             slots=slots,
             past=self._cache.past(state.request_id),
-            visible=None if len(tree.token) == 1 or _is_chain(tree) else tree.ancestor_mask(),
+            visible=None if len(tree.token) == 1 else _mask_of(tree),
         )
         return Planned(
             state,
@@ -310,5 +310,7 @@ class RequestTable:
             state.extend(tokens)
 
 
-def _is_chain(tree: TokenTree) -> bool:
-    return list(tree.parent.tolist()) == list(range(-1, len(tree) - 1))
+def _mask_of(tree: TokenTree) -> NDArray[np.bool_] | None:
+    """Which nodes each one sees; None for a chain, which sees all before it."""
+    parents = tree.parent.tolist()
+    return None if parents == list(range(-1, len(parents) - 1)) else tree.ancestor_mask()
