@@ -50,5 +50,5 @@ class Learning:
         iteration = self.micro_batches.verified(result, sent, len(running), now)
         if iteration is not None:
             self.pace.iterated(iteration.elapsed_s - result.forward_seconds)
-            self.planner.measure_iteration(iteration, result)
+            self.planner.measure_iteration(iteration, result, was_ahead=sent.was_ahead)
             self.planner.tell_selector(result, sent.trees, requests, iteration.elapsed_s)

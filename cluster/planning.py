@@ -64,7 +64,7 @@ class StepPlanner:
         # Those planned for last: mostly they are selected for together.
         self._batch = DecodeBatch()
         self._to_calibrate: list[tuple[list[TokenTree], list[str], list[list[int]]]] = []
-        self.overhead = StepOverhead(cost.profile.overhead_s)
+        self.overhead = StepOverhead(cost.profile.overhead_s, sends_ahead=scheduler.async_scheduling)
         self._prompt_share = PromptShare(scheduler.prefill_chunk)
         self._rests = policy if isinstance(policy, Rests) else None
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
@@ -347,7 +347,7 @@ class StepPlanner:
         self.calibration.observe(forest, drafters, on_path)
         pending.clear()
 
-    def measure_iteration(self, iteration: Iteration, result: VerifyResult) -> None:
+    def measure_iteration(self, iteration: Iteration, result: VerifyResult, *, was_ahead: bool) -> None:
         """Fold one whole iteration into t_spec, and what it took of the target's time into the overhead.
 
         Evaluating heads is drafting, in the step that spends it, whether or not the next one drafts.
@@ -362,7 +362,7 @@ class StepPlanner:
         self.step_s += SMOOTHING * (iteration.elapsed_s - self.step_s)
         overhead = max(0.0, iteration.slot_s - iteration.draft_s - heads_s - forward_s)
         drafted = iteration.draft_s > 0.0
-        self.overhead.observe(len(result.verdicts), overhead, drafted=drafted)
+        self.overhead.observe(len(result.verdicts), overhead, drafted=drafted, was_ahead=was_ahead)
 
     def context(self, num_requests: int, draft_s: float = 0.0) -> StepContext:
         """What a policy may read now besides so many requests."""

@@ -10,6 +10,10 @@ PER_REQUEST_S = 5e-5
 SMOOTHING = 0.05
 # A line takes 0 seconds for no observation.
 LEAST_S = 1e-9
+# Of plain steps that are sent ahead, until some were: what the target takes beside its forward is left.
+AHEAD_FIXED, AHEAD_SLOPE = 0.125, 0.5
+# After so many plain steps in turn, none of them sent ahead, those to come are believed to be in turn, too.
+IN_TURN_STEPS = 32
 
 
 class StepOverhead:
@@ -17,31 +21,48 @@ class StepOverhead:
 
     Whether drafting pays is asked for the requests at hand, and the scheduler's work grows with them: a mean
     over steps of all sizes says too little of large ones, so that they draft where it does not pay, and too
-    much of small ones.
+    much of small ones. Plain steps are steps of two kinds: those that are sent ahead do not wait for the
+    scheduler, and what plain decoding would be is what they are, also while a first step in turn is one more.
     """
 
-    def __init__(self, overhead_s: float) -> None:
-        """Start from `overhead_s` seconds with drafts, which take more messages, and half without."""
+    def __init__(self, overhead_s: float, *, sends_ahead: bool = False) -> None:
+        """Start from `overhead_s` seconds with drafts, which take more messages, and half without.
+
+        If plain steps may be sent ahead (`sends_ahead`), from an eighth of it for those.
+        """
         self._plain = CallCost(fixed_s=overhead_s / 2)
+        self._ahead = CallCost(slope=AHEAD_SLOPE, fixed_s=overhead_s * AHEAD_FIXED)
+        self._num_in_turn = 0 if sends_ahead else IN_TURN_STEPS
         self._drafted = CallCost(fixed_s=overhead_s)
         # Lines of the last two steps.
         self._before: tuple[CallCost | None, CallCost | None] = (None, None)
 
     def plain_s(self, num_requests: int) -> float:
         """Seconds beside the forward of a step that decodes so many requests without drafts."""
-        return self._plain.expected_s(PER_REQUEST_S * num_requests)
+        line = self._ahead if self._num_in_turn < IN_TURN_STEPS else self._plain
+        return line.expected_s(PER_REQUEST_S * num_requests)
 
     def drafted_s(self, num_requests: int) -> float:
         """Seconds beside drafting and the forward of a step in which so many requests take part."""
         return self._drafted.expected_s(PER_REQUEST_S * num_requests)
 
-    def observe(self, num_requests: int, seconds: float, *, drafted: bool) -> None:
+    def observe(self, num_requests: int, seconds: float, *, drafted: bool, was_ahead: bool = False) -> None:
         """One step; one that decodes nothing says nothing, nor does one after two of the other kind.
 
         Such a step pays for the change: drafters read what they missed, or still compute ahead.
         """
         if not num_requests:
             return
+        if was_ahead:
+            self._num_in_turn = 0
+            self._ahead.observe(PER_REQUEST_S * num_requests, max(seconds, LEAST_S), SMOOTHING)
+            self._drafted.missed()
+            self._before = (self._before[1], self._plain)
+            return
+        if drafted:
+            self._ahead.missed()
+        else:
+            self._num_in_turn += 1
         line, other = (self._drafted, self._plain) if drafted else (self._plain, self._drafted)
         other.missed()
         before, self._before = self._before, (self._before[1], line)

@@ -32,6 +32,7 @@ class OutstandingVerify:
         sent_at: when it was sent; of one sent ahead, once the call before is answered, when that was.
         is_ahead: whether it was sent before the call that decides its requests' last tokens was answered,
             and that still is not.
+        was_ahead: whether it was sent so.
     """
 
     call_id: int
@@ -42,6 +43,7 @@ class OutstandingVerify:
     num_tokens: int
     sent_at: float
     is_ahead: bool = False
+    was_ahead: bool = False
 
     @property
     def predicted_s(self) -> float:
@@ -221,6 +223,7 @@ class VerifyCalls:
             num_tokens=num_requests,
             sent_at=now,
             is_ahead=True,
+            was_ahead=True,
         )
         verify = [VerifyItem(request_id=request_id) for request_id in ids]
         return VerifyCall(call_id=self._last_id, verify=verify, release=self._take_release())

@@ -45,3 +45,29 @@ def test_rare_steps_of_a_kind_are_believed_only_after_another_of_theirs() -> Non
         overhead.observe(1, seconds, drafted=not is_rare)
     assert overhead.plain_s(1) == pytest.approx(7e-4, rel=0.1)
     assert overhead.drafted_s(1) == pytest.approx(2e-3, rel=0.1)
+
+
+def test_steps_sent_ahead_are_what_plain_steps_to_come_will_be() -> None:
+    """Though a first one in turn comes before each run of them."""
+    overhead = StepOverhead(1e-3, sends_ahead=True)
+    assert overhead.plain_s(8) < StepOverhead(1e-3).plain_s(8) / 2
+    for _ in range(40):
+        for _ in range(10):
+            overhead.observe(8, 2e-3, drafted=True)
+        overhead.observe(8, 1.5e-3, drafted=False)
+        for _ in range(5):
+            overhead.observe(8, 3e-4, drafted=False, was_ahead=True)
+    assert overhead.plain_s(8) == pytest.approx(3e-4, rel=0.1)
+    assert overhead.drafted_s(8) == pytest.approx(2e-3, rel=0.1)
+
+
+def test_where_no_step_is_sent_ahead_for_long_plain_ones_wait_for_the_scheduler() -> None:
+    """As where all requests follow grammars; and until one is again."""
+    overhead = StepOverhead(1e-3, sends_ahead=True)
+    for _ in range(10):
+        overhead.observe(8, 3e-4, drafted=False, was_ahead=True)
+    for _ in range(200):
+        overhead.observe(8, 1.5e-3, drafted=False)
+    assert overhead.plain_s(8) == pytest.approx(1.5e-3, rel=0.1)
+    overhead.observe(8, 3e-4, drafted=False, was_ahead=True)
+    assert overhead.plain_s(8) < 5e-4
