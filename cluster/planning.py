@@ -65,6 +65,7 @@ class StepPlanner:
         self._batch = DecodeBatch()
         self._to_calibrate: list[tuple[list[TokenTree], list[str], list[list[int]]]] = []
         self.overhead = StepOverhead(cost.profile.overhead_s, sends_ahead=scheduler.async_scheduling)
+        self._sends_ahead = scheduler.async_scheduling
         self._prompt_share = PromptShare(scheduler.prefill_chunk)
         self._rests = policy if isinstance(policy, Rests) else None
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
@@ -375,4 +376,5 @@ class StepPlanner:
             draft_overhead_s=self.overhead.drafted_s(num_requests),
             step=self.totals.steps,
             prompt_share=self._prompt_share.ahead,
+            sends_ahead=self._sends_ahead,
         )

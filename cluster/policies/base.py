@@ -73,6 +73,7 @@ class StepContext:
         prompt_share: share of the steps' room for prompt tokens that prompts take: at 1 what is fixed in a
             step is spent on them whether or not anything is decoded.
         step: number of the step, for policies that probe now and then.
+        sends_ahead: whether plain steps may be sent ahead, as far as it is known beforehand that they are.
     """
 
     cost: CostModel
@@ -83,6 +84,7 @@ class StepContext:
     draft_overhead_s: float
     step: int
     prompt_share: float = 0.0
+    sends_ahead: bool = False
 
 
 class Policy(Protocol):

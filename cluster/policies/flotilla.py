@@ -34,6 +34,8 @@ SURELY_PAYS = 2.0
 # Once drafting does not pay, it is not looked at again for so many steps, unless there are fewer requests
 # than this share of them by then.
 REST_STEPS, REST_WITH_OBJECTIVES, REST_OF_FEW = 16, 4, 4
+# Where plain steps are sent ahead, as far as it is known that they are, the target waits for each look.
+REST_AHEAD = 12
 REST_SHARE = 0.8
 # A drafter is cheap if drafting a token takes less than this share of verifying it, as looking it up does.
 CHEAP_SHARE = 0.25
@@ -107,7 +109,7 @@ class Flotilla:
         best_depth, drafted, plain = outlook.depth, outlook.drafted, outlook.plain
         depth, goodput = (best_depth, drafted) if drafted > plain else (0, plain)
         if depth and self._makes_late(batch, outlook) and not self._try_drafts.tries(context.step, 1.0):
-            self._rest(n, REST_WITH_OBJECTIVES, context)
+            self._rest(n, REST_AHEAD if context.sends_ahead else REST_WITH_OBJECTIVES, context)
             return [NO_DRAFT] * n
         need = self._needs(batch, context)
         is_urgent = batch.has_objectives and bool(np.count_nonzero(need > 1.0))
@@ -126,7 +128,8 @@ class Flotilla:
                 return [DraftPlan(depth=min(PROBE_DEPTH, request.max_draft)) for request in batch]
             # Those that no drafter has read yet are read meanwhile: then few look at once.
             if batch.num_drafting or n > FEW_REQUESTS:
-                self._rest(n, REST_WITH_OBJECTIVES if batch.has_objectives else REST_STEPS, context)
+                with_objectives = REST_AHEAD if context.sends_ahead else REST_WITH_OBJECTIVES
+                self._rest(n, with_objectives if batch.has_objectives else REST_STEPS, context)
             return [NO_DRAFT] * n
         # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
         added_s = context.cost.verify_added_seconds(n, n * max(1, depth), batch.num_context / n)

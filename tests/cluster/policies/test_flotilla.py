@@ -142,6 +142,17 @@ def test_it_rests_also_where_no_drafter_has_read_the_prompts() -> None:
     assert not policy.rests(1, now.step + 1)
 
 
+@pytest.mark.parametrize(("sends_ahead", "num_steps"), [(False, 4), (True, 12)])
+def test_it_rests_for_longer_where_plain_steps_are_sent_ahead(sends_ahead: bool, num_steps: int) -> None:
+    """Beside objectives, which make it look again soon: the target waits for each look."""
+    policy = Flotilla(PolicyConfig(max_depth=6))
+    now = replace(context(), sends_ahead=sends_ahead)
+    unread = [request(str(number), drafter="", max_draft=0, rate=0.0, tpot_s=1.0) for number in range(8)]
+    assert all(plan.depth == 0 for plan in policy.plan(unread, now))
+    rests = [policy.rests(8, now.step + step) for step in range(20)]
+    assert rests == [step < num_steps for step in range(20)]
+
+
 @pytest.mark.parametrize(("draft_s", "drafts"), [(1e-3, True), (4e-3, False)])
 def test_beside_a_request_in_need_the_others_draft_unless_all_lose_by_it(
     draft_s: float, drafts: bool
