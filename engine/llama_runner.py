@@ -137,11 +137,8 @@ class LlamaRunner:
         """[1, hidden], a row as those whose norm attention may be left with; None where it never is."""
         row = self._weights.embedding[:1]
         first = self._weights.layers[0]
-        return (
-            None
-            if self._given(row, first.qkv, has_norms_of_heads=first.head_norms is not None)[1] is None
-            else row
-        )
+        norm = self._given(row, first.qkv, has_norms_of_heads=first.head_norms is not None)[1]
+        return None if norm is None else row
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], keep: Int32) -> torch.Tensor:

@@ -291,7 +291,7 @@ class TritonAttention(PaddedAttention):
     def prepare(self, layer: int, heads: int, late_norm: torch.Tensor | None = None) -> None:
         """See `PaddedAttention`: compile the kernels that batches of layers like `layer` may need.
 
-        `late_norm` is [1, size], zeros like a row whose norm is left to attention, where any is.
+        `late_norm` is a row [1, size] as those whose norm is left to attention, where any is.
         """
         kv_heads, k_dim, v_dim = self._shapes[layer]
         zero = np.zeros(1, dtype=np.int32)

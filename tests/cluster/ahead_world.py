@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -19,10 +20,10 @@ class AheadWorld(World):
     """Keeps the calls to the target, and the states of its requests after each event."""
 
     def __init__(
-        self, seed: int, policy: str = "autoregressive", num_slots: int = 2000, **scheduler: object
+        self, seed: int, policy: str = "autoregressive", num_slots: int = 2000, **scheduler: Any
     ) -> None:
         self.calls: list[VerifyCall] = []
-        super().__init__(seed, policy, num_slots=num_slots, **scheduler)  # type: ignore[arg-type]
+        super().__init__(seed, policy, num_slots=num_slots, **scheduler)
 
     def observe(self, actions: Sequence[Action]) -> None:
         self.calls += [action.call for action in actions if isinstance(action, Verify)]
@@ -31,10 +32,10 @@ class AheadWorld(World):
     def num_at_target(self) -> int:
         return sum(isinstance(answer, VerifyDone) for answer in self.answers)
 
-    def begin(self, *names: str, sampling: SamplingParams = LONG, **changes: object) -> None:
+    def begin(self, *names: str, sampling: SamplingParams = LONG, **changes: Any) -> None:
         """Requests of ten tokens, until a step of all of them is at the target."""
         for number, name in enumerate(names):
-            self.send(Submit(request_id=name, prompt=[3 + number] * 10, sampling=sampling, **changes))  # type: ignore[arg-type]
+            self.send(Submit(request_id=name, prompt=[3 + number] * 10, sampling=sampling, **changes))
         while not self.calls or ids(self.calls[-1]) != set(names):
             assert self.answer_one()
 
@@ -54,5 +55,5 @@ def is_ahead(call: VerifyCall) -> bool:
     return bool(call.verify) and all(item.tree is None for item in call.verify)
 
 
-def ends(num_tokens: int, **changes: object) -> SamplingParams:
+def ends(num_tokens: int, **changes: Any) -> SamplingParams:
     return msgspec.structs.replace(LONG, max_tokens=num_tokens, **changes)

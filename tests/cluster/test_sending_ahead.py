@@ -53,7 +53,7 @@ def test_the_next_step_waits_where(
 ) -> None:
     world = AheadWorld(1, policy, **scheduler)
     for name in ("a", "b"):
-        world.send(Submit(request_id=name, prompt=[3] * 10, **({"sampling": LONG} | changes)))  # type: ignore[arg-type]
+        world.send(Submit(request_id=name, prompt=[3] * 10, **({"sampling": LONG} | changes)))
     world.drain()
     world.check_ends()
     assert not any(map(is_ahead, world.calls))
