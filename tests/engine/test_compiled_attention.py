@@ -80,7 +80,6 @@ def test_kernels_compile_for_gpus() -> None:
             attend("bfloat16", 128, 4, is_split=True, pairs=8, is_new=True, norm=4096),
             attend("bfloat16", 128, 4, is_split=True, is_new=True, norm=4096),
             attend("bfloat16", 128, 4, is_split=True, is_new=True, arch=80),
-            attend("float32", 64, 4, is_split=True, is_new=True, norm=512),
         ]
     )
     others = compiled(
