@@ -187,7 +187,9 @@ def test_who_is_cancelled_and_comes_again_starts_anew() -> None:
     world.check_ends()
 
 
-def test_a_step_that_had_no_slots_for_somebody_is_made_up_for_by_the_next() -> None:
+def test_a_step_that_had_no_slots_for_somebody_is_made_up_for_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = AheadWorld(1)
     world.begin("a", "b")
     step = world.target.step
@@ -196,9 +198,9 @@ def test_a_step_that_had_no_slots_for_somebody_is_made_up_for_by_the_next() -> N
         served = [item for item in call.verify if item.request_id != "a"]
         return msgspec.structs.replace(step(msgspec.structs.replace(call, verify=served)), deferred=["a"])
 
-    world.target.step = defers  # type: ignore[method-assign]
-    world.answer_one()  # sends the step that has no slots
-    world.target.step = step  # type: ignore[method-assign]
+    with monkeypatch.context() as patch:
+        patch.setattr(world.target, "step", defers)
+        world.answer_one()  # sends the step that has no slots
     world.answer_one()
     had = len(world.output["a"])
     world.answer_one()  # the one without slots
@@ -249,7 +251,7 @@ def test_a_lost_target_takes_both_steps_with_it() -> None:
     world.check_ends()
 
 
-def test_no_more_slots_are_asked_for_than_are_free() -> None:
+def test_no_more_slots_are_asked_for_than_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     world = AheadWorld(1, num_slots=124)
     deferred: list[str] = []
     step = world.target.step
@@ -259,7 +261,7 @@ def test_no_more_slots_are_asked_for_than_are_free() -> None:
         deferred.extend(result.deferred)
         return result
 
-    world.target.step = watched  # type: ignore[method-assign]
+    monkeypatch.setattr(world.target, "step", watched)
     for name in ("a", "b", "c"):
         world.send(Submit(request_id=name, prompt=[3] * 10, sampling=LONG))
     world.drain()

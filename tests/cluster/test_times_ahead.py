@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import mean
+from unittest.mock import patch
 
 import pytest
 
@@ -38,7 +39,8 @@ class TimedWorld(PipelineWorld):
             self.timeline.sent(actions, self.core, self.now)
             return actions
 
-        self.core.handle, self.core.reflect = timed_handle, timed_reflect  # type: ignore[method-assign]
+        # For as long as the world, and its core, live.
+        patch.multiple(self.core, handle=timed_handle, reflect=timed_reflect).start()
 
 
 def served(num_requests: int, *, async_scheduling: bool) -> TimedWorld:
