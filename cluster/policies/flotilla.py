@@ -109,7 +109,7 @@ class Flotilla:
         best_depth, drafted, plain = outlook.depth, outlook.drafted, outlook.plain
         depth, goodput = (best_depth, drafted) if drafted > plain else (0, plain)
         if depth and self._makes_late(batch, outlook) and not self._try_drafts.tries(context.step, 1.0):
-            self._rest(n, REST_AHEAD if context.sends_ahead else REST_WITH_OBJECTIVES, context)
+            self._rest(n, _rest_with_objectives(context), context)
             return [NO_DRAFT] * n
         need = self._needs(batch, context)
         is_urgent = batch.has_objectives and bool(np.count_nonzero(need > 1.0))
@@ -128,8 +128,8 @@ class Flotilla:
                 return [DraftPlan(depth=min(PROBE_DEPTH, request.max_draft)) for request in batch]
             # Those that no drafter has read yet are read meanwhile: then few look at once.
             if batch.num_drafting or n > FEW_REQUESTS:
-                with_objectives = REST_AHEAD if context.sends_ahead else REST_WITH_OBJECTIVES
-                self._rest(n, with_objectives if batch.has_objectives else REST_STEPS, context)
+                steps = _rest_with_objectives(context) if batch.has_objectives else REST_STEPS
+                self._rest(n, steps, context)
             return [NO_DRAFT] * n
         # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
         added_s = context.cost.verify_added_seconds(n, n * max(1, depth), batch.num_context / n)
@@ -336,6 +336,10 @@ class Flotilla:
         """Of these drafters, by seconds per request and layer, those that cost next to nothing."""
         most_s = CHEAP_SHARE * context.cost.verify_token_seconds()
         return {name for name, seconds in layer_s.items() if seconds < most_s}
+
+
+def _rest_with_objectives(context: StepContext) -> int:
+    return REST_AHEAD if context.sends_ahead else REST_WITH_OBJECTIVES
 
 
 def _drafted_step_s(batch: DecodeBatch, num_rows: int, context: StepContext) -> tuple[float, float]:
