@@ -233,6 +233,8 @@ class VerifierWorker(_Worker):
         self._rank = 0
         self._claim: CoreClaim | None = None
         self._decoder: Decoder[VerifyCall] = Decoder(VerifyCall)
+        # The call that waits, as it came and as it was read.
+        self._waiting: tuple[bytes, VerifyCall] | None = None
 
     def rendezvous(self) -> Address:
         """An address on this node where the ranks can meet (asked of rank 0)."""
@@ -291,9 +293,9 @@ class VerifierWorker(_Worker):
 
     def _handle(self, data: bytes) -> bytes:
         assert self._target is not None
-        call = self._decoder.decode(data)
+        call, self._waiting = self._decoded(data), None
         try:
-            result = self._target.verifier.step(call)
+            result = self._target.calls.answer(call, self._next_call)
         except Exception:
             # The cell rebuilds a rank that is gone; one that lingers in an unknown state it cannot help.
             _log.exception("verify call %d failed", call.call_id)
@@ -303,6 +305,19 @@ class VerifierWorker(_Worker):
             # Rank 0 speaks for all; the others only prove that they decided the same.
             result = VerifyResult(call_id=result.call_id, digest=result.digest)
         return encode(result)
+
+    def _decoded(self, data: bytes) -> VerifyCall:
+        if self._waiting is not None and self._waiting[0] is data:
+            return self._waiting[1]
+        return self._decoder.decode(data)
+
+    def _next_call(self) -> VerifyCall | None:
+        assert self._server is not None
+        data = self._server.waiting()
+        if data is None:
+            return None
+        self._waiting = data, self._decoded(data)
+        return self._waiting[1]
 
 
 def spawn(worker: type[_Worker], options: dict[str, Any], orphan_s: float | None = None) -> Any:

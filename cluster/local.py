@@ -31,7 +31,7 @@ from cluster.recorded_core import make_core
 from cluster.stream_messages import Receipt, Submit
 from cluster.target import build_target
 from drafters.protocol import Drafter
-from verifier.messages import TokenLogprobs
+from verifier.messages import TokenLogprobs, VerifyCall
 
 
 @dataclass(slots=True)
@@ -118,6 +118,9 @@ class LocalEngine:
         self._actions.extend(self.core.reflect())
         self.stats.scheduler_s += time.perf_counter() - start
 
+    def _next_call(self) -> VerifyCall | None:
+        return next((action.call for action in self._actions if isinstance(action, Verify)), None)
+
     def _perform(self, action: Action, completions: dict[str, Completion]) -> None:
         start = time.perf_counter()
         match action:
@@ -126,7 +129,7 @@ class LocalEngine:
                 self.stats.draft_s += time.perf_counter() - start
                 self._handle(DraftDone(name, result))
             case Verify(call):
-                verified = self.target.verifier.step(call)
+                verified = self.target.calls.answer(call, self._next_call)
                 self.stats.verify_s += time.perf_counter() - start
                 self.stats.steps += 1
                 self._handle(VerifyDone(verified))

@@ -54,6 +54,9 @@ class StepServer:
         self._idle = idle
         self._token = token
         self._kept: KeptThread | None = None
+        # Of the connection that is answered, and its call that came while another was computed.
+        self._connection: socket.socket | None = None
+        self._next: bytes | None = None
         self._listener = socket.create_server((host, 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         #: Whether a scheduler's connection stands.
@@ -69,6 +72,14 @@ class StepServer:
         """Have calls answered on these processor cores only, while heartbeats can see that it gets them."""
         if self._thread.native_id is not None and self._heartbeat_s:
             self._kept = KeptThread(self._thread.native_id, cores, usable_cores())
+
+    def waiting(self) -> bytes | None:
+        """The call after the one that `handle`, which asks, computes, if it has come: it is answered next."""
+        if self._next is None and self._connection is not None and _has_data(self._connection):
+            # Whose connection has ended is told so when its answer is sent.
+            with contextlib.suppress(OSError, EOFError):
+                self._next = _read(self._connection)
+        return self._next
 
     def close(self, within_s: float = 0.0) -> bool:
         """Stop accepting; the thread ends with its connection. Whether it has, after at most `within_s`.
@@ -127,15 +138,18 @@ class StepServer:
             threading.Thread(
                 target=self._beat, args=(connection, ended), name="heartbeat", daemon=True
             ).start()
+        self._connection, self._next = connection, None
         try:
             while True:
-                answer = self._handle(_read(connection))
+                call, self._next = self._next, None
+                answer = self._handle(_read(connection) if call is None else call)
                 with self._sending:
                     connection.sendall(_LENGTH.pack(len(answer)) + answer)
                 if self._idle is not None:
-                    while not _has_data(connection) and self._idle():
+                    while self._next is None and not _has_data(connection) and self._idle():
                         pass
         finally:
+            self._connection = None
             self.is_connected = False
             ended.set()
 

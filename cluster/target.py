@@ -25,6 +25,7 @@ from engine.triton_sampling import prepare_sampling
 from engine.triton_support import runs_triton
 from verifier.eagle_drafts import DRAFT_SLOTS, EagleDrafts
 from verifier.eagle_profile import measure_eagle_costs, read_after
+from verifier.overlapped import OverlappedCalls
 from verifier.profile import measure_head_costs, measure_step_costs
 from verifier.proposing import HeadProposer, Proposer
 from verifier.verifier import Verifier
@@ -32,7 +33,11 @@ from verifier.verifier import Verifier
 
 @dataclass(slots=True)
 class Target:
-    """A loaded target: the verifier that serves; for profiling, its runner and what drafts beside it."""
+    """A loaded target: the verifier that serves; for profiling, its runner and what drafts beside it.
+
+    Attributes:
+        calls: gives the verifier its calls, whoever has several.
+    """
 
     runner: ModelRunner
     verifier: Verifier
@@ -40,6 +45,11 @@ class Target:
     eagle: EagleDrafts | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     num_ranks: int = 1
+    calls: OverlappedCalls = field(init=False)
+
+    def __post_init__(self) -> None:
+        """No call is begun."""
+        self.calls = OverlappedCalls(self.verifier)
 
     def forget_all(self) -> None:
         """Drop all requests: those of a scheduler that is gone.
@@ -47,7 +57,7 @@ class Target:
         Their KV stays findable as shared prefixes, unless there are further ranks: these may have got one
         call more or less before the scheduler died, and must hold the same.
         """
-        self.verifier.forget_all(with_prefixes=self.num_ranks > 1)
+        self.calls.forget_all(with_prefixes=self.num_ranks > 1)
 
     def read_rows(self, segments: Sequence[Segment]) -> None:
         """What a forward of these segments is followed by when it serves, if something reads its rows."""
@@ -113,10 +123,15 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
         proposer = HeadProposer(heads)
     end_loading()
     grammars = Grammars.of_model(model_directory(config.path), runner.shape.vocab_size)
-    verifier = Verifier(
-        runner, prefix_sharing=config.prefix_sharing, proposer=proposer, grammars=grammars, device=device
-    )
     num_ranks = rank.world_size if rank is not None else 1
+    verifier = Verifier(
+        runner,
+        prefix_sharing=config.prefix_sharing,
+        proposer=proposer,
+        grammars=grammars,
+        device=device,
+        overlaps=device.type == "cuda" and num_ranks == 1,
+    )
     return Target(runner, verifier, heads, drafts, device, num_ranks=num_ranks)
 
 

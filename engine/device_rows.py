@@ -21,15 +21,15 @@ class DeviceRows:
 
     Attributes:
         tokens: int64 [rows], input token ids of the segments' rows, concatenated.
-        committed: int64 [segments], at least 1 each.
+        committed: int64 [segments], at least 1 each; None without `seen`.
         seen: bool [segments, most rows, columns], which columns a row sees, itself among them, in the order
             of the keys; columns that a segment does not have are false. None if every row sees all keys,
             which takes one row per segment.
     """
 
     tokens: torch.Tensor
-    committed: torch.Tensor
-    seen: torch.Tensor | None
+    committed: torch.Tensor | None = None
+    seen: torch.Tensor | None = None
 
     def mask(self, rows: int, keys: int) -> torch.Tensor:
         """float32 [segments, 1, rows, keys], what to add to scores; a row of padding sees committed keys.
@@ -37,6 +37,7 @@ class DeviceRows:
         A rectangle has no fewer `rows` and `keys` than any segment.
         """
         assert self.seen is not None
+        assert self.committed is not None
         committed, seen = self.committed, self.seen[:, :rows]
         num_segments, most, columns = seen.shape
         column = torch.arange(keys, device=seen.device) - committed.unsqueeze(1)

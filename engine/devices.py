@@ -176,6 +176,11 @@ class Transfer:
         self._arrived = torch.cuda.Event()
         self._arrived.record()
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether `wait` would not wait."""
+        return self._arrived is None or self._arrived.query()
+
     def wait(self) -> torch.Tensor:
         """The tensor on the host, which waits until it is there; what was queued behind goes on."""
         if self._arrived is not None:

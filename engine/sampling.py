@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from engine.barring import allow_only_, bar_, ends_of_bad_words
 from engine.best_tokens import highest_by_triton
-from engine.devices import to_device, to_host
+from engine.devices import Transfer, to_device
 from engine.noise import gumbel_noise
 from engine.sampling_params import LEAST_DIVISOR, SamplingParams
 from engine.token_masks import mask_out_
@@ -116,13 +116,41 @@ class Decision:
     tokens: torch.Tensor
     gap: torch.Tensor
 
+    def sent(self) -> DecisionSent:
+        """The same on its way to the host, which does not wait."""
+        if self.tokens.device.type == "cpu":
+            return DecisionSent(self, None)
+        # Token ids and float32 are exact in float64.
+        return DecisionSent(self, Transfer(torch.stack((self.tokens.double(), self.gap.double()))))
+
     def fetch(self) -> tuple[list[int], list[float]]:
         """Tokens and gaps on the host, which waits for the device once."""
-        if self.tokens.device.type != "cpu":
-            # Token ids and float32 are exact in float64.
-            tokens, gap = to_host(torch.stack((self.tokens.double(), self.gap.double())))
-            return tokens.long().tolist(), gap.tolist()
-        return self.tokens.tolist(), self.gap.tolist()
+        return self.sent().fetch()
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionSent:
+    """A decision on its way to the host.
+
+    Attributes:
+        decision: where the logits are.
+        transfer: of float64 [2, n], tokens and gaps; None on a CPU.
+    """
+
+    decision: Decision
+    transfer: Transfer | None
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether `fetch` would not wait."""
+        return self.transfer is None or self.transfer.has_arrived
+
+    def fetch(self) -> tuple[list[int], list[float]]:
+        """Tokens and gaps, once they are there."""
+        if self.transfer is None:
+            return self.decision.tokens.tolist(), self.decision.gap.tolist()
+        tokens, gap = self.transfer.wait()
+        return tokens.long().tolist(), gap.tolist()
 
 
 def perturbed_scores(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:

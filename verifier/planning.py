@@ -23,6 +23,8 @@ Int32 = NDArray[np.int32]
 
 logger = logging.getLogger(__name__)
 
+# A root that only the device knows: nobody looks at its number.
+_UNKNOWN = TokenTree.root_only(0)
 # A prefill item that does not fit takes a smaller chunk, but none so small that the step is not worth it.
 _SMALLEST_CHUNK = 16
 
@@ -44,6 +46,7 @@ class Planned:
             `VerifyItem`.
         masks: per node of `tree`, what the grammar of a request with a constraint allows after it; None until
             they are needed.
+        is_kept: whether the KV of its row is committed already, though what it decides is not known yet.
     """
 
     state: RequestState
@@ -58,6 +61,13 @@ class Planned:
     least_logp: float = float("-inf")
     stop_token_logp: float = float("-inf")
     masks: list[TokenMask] | None = None
+    is_kept: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a row of plain decoding, which another may follow before the host knows its token."""
+        is_root = not self.is_prefill and self.tree is not None and len(self.tree) == 1 and self.nodes is None
+        return is_root and self.state.is_plain
 
 
 class _Draft(NamedTuple):
@@ -165,6 +175,27 @@ class RequestTable:
                 reserved if isinstance(reserved, OutOfSlots) else self._of_draft(found, item, reserved)
             )
         return planned
+
+    def plan_next(self, planned: Sequence[Planned]) -> list[Planned]:
+        """The rows after plain ones whose tokens the host does not know; there are slots for them.
+
+        KV of the rows before is committed, whatever they decide; `settle` adds their tokens.
+        """
+        self._cache.settle_all([(p.state.request_id, p.segment.slots, [0]) for p in planned])
+        for p in planned:
+            p.is_kept = True
+        slots = self._cache.reserve_all([(p.state.request_id, 1) for p in planned])
+        following = []
+        for p, own in zip(planned, slots, strict=True):
+            state = p.state
+            segment = Segment(
+                tokens=_UNKNOWN.token,
+                positions=np.array([len(state.tokens)], dtype=np.int32),
+                slots=own,
+                past=self._cache.past(state.request_id),
+            )
+            following.append(Planned(state, segment, 0, _UNKNOWN, None, is_prefill=False))
+        return following
 
     def _draft_of(self, item: VerifyItem, num_rows: int) -> _Draft:
         """What is to be verified of an item; others of the call take `num_rows` slots before."""
@@ -291,6 +322,8 @@ class RequestTable:
 
     def abandon(self, planned: Planned) -> None:
         """Undo the planning of an item whose forward did not happen."""
+        if planned.is_kept:
+            return
         request_id = planned.state.request_id
         self._cache.discard(request_id)
         if planned.num_cached is not None:
@@ -302,7 +335,9 @@ class RequestTable:
         Args:
             outcomes: each item; rows of its segment whose KV is kept, ascending; output tokens to append.
         """
-        self._cache.settle_all([(p.state.request_id, p.segment.slots, kept) for p, kept, _ in outcomes])
+        self._cache.settle_all(
+            [(p.state.request_id, p.segment.slots, kept) for p, kept, _ in outcomes if not p.is_kept]
+        )
         for planned, _, tokens in outcomes:
             state = planned.state
             if planned.is_prefill and planned.tree is not None:

@@ -144,6 +144,15 @@ class RequestState:
         first, path = self.num_output + len(tokens), tuple(tokens)
         return [Row(self.params, first + i, self._history, path) for i in range(num_ahead)]
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the decision after a token needs nothing of it but the model's logits."""
+        return self._history is None and self.params.constraint is None
+
+    def row_after_next(self) -> Row:
+        """The decision after the one that is being taken, of a request that `is_plain`."""
+        return Row(self.params, self.num_output + 1)
+
     def goes_on_after(self, tokens: Sequence[int]) -> bool:
         """Whether more tokens may follow once `tokens`, at least one, are committed."""
         return bool(tokens) and self.remaining > len(tokens) and tokens[-1] not in self._stop

@@ -13,12 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.devices import CPU, Stopwatch
+from engine.device_rows import DeviceRows, DeviceRowsRunner
+from engine.devices import CPU, Stopwatch, index_on
 from engine.grammar import GrammarError, Grammars
 from engine.runner import KeyTokens, ModelRunner
 from engine.sampling import Row, decide
 from engine.slots import OutOfSlots
 from engine.stop_rules import StopRule
+from verifier.begun import Begun, Launched
 from verifier.messages import (
     PrefillItem,
     PrefillProgress,
@@ -53,13 +55,17 @@ class Verifier:
         proposer: Proposer | None = None,
         grammars: Grammars | None = None,
         device: torch.device = CPU,
+        overlaps: bool = False,
     ) -> None:
         """Serve with the model of `runner`, what proposes beside it if anything does, and `grammars`.
 
-        `device` is where the runner's logits are.
+        `device` is where the runner's logits are. If `overlaps`, a call may be begun while another is
+        computed, which helps on a GPU. Which ones is a matter of when they come, and ranks must do the same:
+        so not where there are several.
         """
         self._runner = runner
         self._device = device
+        self._overlaps = overlaps and isinstance(runner, DeviceRowsRunner)
         self._proposer = proposer
         self._reader = proposer if isinstance(proposer, ReadingProposer) else None
         self._table = RequestTable(
@@ -96,68 +102,88 @@ class Verifier:
         Raises:
             Exception: whatever the model's forward raises; requests are then as before their items.
         """
-        start = time.perf_counter()
+        return self.finish(self.begin(call))
+
+    def begin(self, call: VerifyCall) -> Begun:
+        """The first half of `step`: its forward and decisions are launched, or on a CPU computed.
+
+        No other call may be begun before it is finished, but one that `follows`.
+
+        Raises:
+            Exception: as `step`.
+        """
+        begun = Begun(call, time.perf_counter())
         for request_id in call.release:
             self._table.forget(request_id)
-        planned: list[Planned] = []
-        finished: list[Verdict] = []
-        deferred: list[str] = []
-        unknown: list[str] = []
-        seen: set[str] = set()
+        self._plan(begun)
+        self._launch(begun)
+        return begun
 
-        def is_first(item: VerifyItem | PrefillItem) -> bool:
-            if item.request_id in seen:
-                logger.error("second item of request %s in call %d ignored", item.request_id, call.call_id)
-                return False
-            seen.add(item.request_id)
-            return True
+    def begin_following(self, call: VerifyCall, before: Begun) -> Begun | None:
+        """Begin the next call while one is computed; None, and nothing is changed, if it has to wait.
 
-        def note(request_id: str, outcome: Planned | NotPlanned) -> None:
-            if isinstance(outcome, Planned):
-                planned.append(outcome)
-            elif isinstance(outcome, OutOfSlots):
-                deferred.append(request_id)
-            elif isinstance(outcome, KeyError):
-                unknown.append(request_id)
-            elif isinstance(outcome, GrammarError):
-                finished.append(failure_of(request_id, outcome))
-            else:
-                logger.error("request %s dropped: %s", request_id, outcome)
+        It need not if it goes on from what plain rows of that one decide, which the device knows, or if it is
+        about other requests. Then it is to be finished next after that one.
+
+        Raises:
+            Exception: whatever the model's forward raises; requests are then as before its items.
+        """
+        if not before.is_open or before.follower is not None:
+            return None
+        at_work = {p.state.request_id: row for row, p in enumerate(before.planned)}
+        named = [item.request_id for item in call.verify] + [item.request_id for item in call.prefill]
+        num_shared = sum(name in at_work for name in named)
+        if num_shared and (num_shared < len(named) or not self._continues(call, before)):
+            return None
+        begun = Begun(call, time.perf_counter())
+        # What holds rows of the call before is let go when that is finished.
+        before.releases = [request_id for request_id in call.release if request_id in at_work]
+        for request_id in call.release:
+            if request_id not in at_work:
                 self._table.forget(request_id)
-                unknown.append(request_id)
+        if not num_shared:
+            self._plan(begun)
+            self._launch(begun)
+        else:
+            which = [at_work[name] for name in named]
+            begun.planned = self._table.plan_next([before.planned[row] for row in which])
+            self._launch(begun, before, which)
+        before.follower = begun
+        return begun
 
-        trees: list[VerifyItem] = []
-        for tree in call.verify:
-            if is_first(tree):
-                if self._table.is_finished(tree.request_id):
-                    finished.append(Verdict(request_id=tree.request_id, tokens=[]))
-                else:
-                    trees.append(tree)
-        for tree, outcome in zip(trees, self._table.plan_verify(trees), strict=True):
-            note(tree.request_id, outcome)
-        for chunk in call.prefill:
-            if is_first(chunk):
-                try:
-                    note(chunk.request_id, self._table.plan_prefill(chunk))
-                except (OutOfSlots, KeyError, GrammarError, ValueError) as error:
-                    note(chunk.request_id, error)
+    def _continues(self, call: VerifyCall, before: Begun) -> bool:
+        """Whether all items of a call go on from plain rows of the one before, each request named once."""
+        if call.prefill or len({item.request_id for item in call.verify}) < len(call.verify):
+            return False
+        rows = {p.state.request_id: p for p in before.planned}
+        if len(call.verify) > self._table.free_slots or any(item.tree is not None for item in call.verify):
+            return False
+        # Each row of that call is one decision, in their order.
+        return all(p.is_plain for p in before.planned) and all(
+            rows[item.request_id].state.remaining > 1 for item in call.verify
+        )
 
+    def finish(self, begun: Begun) -> VerifyResult:
+        """The second half of `step`, which waits for the device.
+
+        Raises:
+            Exception: as `step`.
+        """
+        planned, launched, follower = begun.planned, begun.launched, begun.follower
         verdicts: list[Verdict | None] = []
         prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         forward_seconds = 0.0
         keys = KeyTokens(0, 0)
-        if planned:
+        if launched is not None:
             try:
-                logits, prompt_logits, forward = self._forward(planned)
-                prompt_logprobs = prompt_logprobs_of(planned, prompt_logits)
-                decided = self._decide(planned, logits)
-                decided, read = self._with_proposals(planned, decided, call.stop_rule)
-                forward_seconds = forward.seconds() + (read.seconds() if read is not None else 0.0)
+                prompt_logprobs = prompt_logprobs_of(planned, launched.prompt_logits)
+                decided = _decided(planned, launched)
+                decided, read = self._with_proposals(planned, decided, begun.call.stop_rule)
+                forward_seconds = launched.forward.seconds() + (read.seconds() if read is not None else 0.0)
             except BaseException:
-                for p in planned:
-                    self._table.abandon(p)
+                self._abandon(planned)
                 raise
-            keys = self._runner.key_tokens
+            keys = launched.keys
             verdicts = [one.verdict for one in decided]
             self._table.settle(
                 [
@@ -165,10 +191,10 @@ class Verifier:
                     for p, one in zip(planned, decided, strict=True)
                 ]
             )
-        return VerifyResult(
-            call_id=call.call_id,
+        result = VerifyResult(
+            call_id=begun.call.call_id,
             verdicts=[v for p, v in zip(planned, verdicts, strict=True) if v is not None and not p.is_prefill]
-            + finished,
+            + begun.finished,
             prefills=[
                 PrefillProgress(
                     request_id=p.state.request_id,
@@ -180,22 +206,87 @@ class Verifier:
                 for p, verdict in zip(planned, verdicts, strict=True)
                 if p.is_prefill
             ],
-            deferred=deferred,
-            unknown=unknown,
-            free_slots=self._table.free_slots,
-            num_tokens=sum(len(p.segment.tokens) for p in planned),
+            deferred=begun.deferred,
+            unknown=begun.unknown,
+            # Those that the next call has taken already are its own.
+            free_slots=self._table.free_slots + (0 if follower is None else follower.num_rows),
+            num_tokens=begun.num_rows,
             key_tokens=keys.real,
             padded_tokens=keys.padding,
-            seconds=time.perf_counter() - start,
+            seconds=time.perf_counter() - begun.started,
             forward_seconds=forward_seconds,
             digest=digest_of(verdicts),
         )
+        if follower is not None:
+            for request_id in begun.releases:
+                self._table.forget(request_id)
+            follower.started = time.perf_counter()
+        return result
 
-    def _forward(self, planned: Sequence[Planned]) -> tuple[torch.Tensor, torch.Tensor, Stopwatch]:
-        """Logits of all decided rows, of the prompts' rows that were asked for, and how long it took.
+    def _plan(self, begun: Begun) -> None:
+        """Note what becomes of each item of a call: rows of the forward, or why not."""
+        call = begun.call
+        seen: set[str] = set()
 
-        A GPU has only been told to compute them: what they decide is launched meanwhile.
+        def is_first(item: VerifyItem | PrefillItem) -> bool:
+            if item.request_id in seen:
+                logger.error("second item of request %s in call %d ignored", item.request_id, call.call_id)
+                return False
+            seen.add(item.request_id)
+            return True
+
+        def note(request_id: str, outcome: Planned | NotPlanned) -> None:
+            if isinstance(outcome, Planned):
+                begun.planned.append(outcome)
+            elif isinstance(outcome, OutOfSlots):
+                begun.deferred.append(request_id)
+            elif isinstance(outcome, KeyError):
+                begun.unknown.append(request_id)
+            elif isinstance(outcome, GrammarError):
+                begun.finished.append(failure_of(request_id, outcome))
+            else:
+                logger.error("request %s dropped: %s", request_id, outcome)
+                self._table.forget(request_id)
+                begun.unknown.append(request_id)
+
+        trees: list[VerifyItem] = []
+        for tree in call.verify:
+            if is_first(tree):
+                if self._table.is_finished(tree.request_id):
+                    begun.finished.append(Verdict(request_id=tree.request_id, tokens=[]))
+                else:
+                    trees.append(tree)
+        for tree, outcome in zip(trees, self._table.plan_verify(trees), strict=True):
+            note(tree.request_id, outcome)
+        for chunk in call.prefill:
+            if is_first(chunk):
+                try:
+                    note(chunk.request_id, self._table.plan_prefill(chunk))
+                except (OutOfSlots, KeyError, GrammarError, ValueError) as error:
+                    note(chunk.request_id, error)
+
+    def _launch(self, begun: Begun, before: Begun | None = None, which: Sequence[int] = ()) -> None:
+        """Compute what is planned, on a GPU without waiting for it.
+
+        After rows `which` of the call `before`, whose tokens only the device knows, if there is one.
         """
+        if not begun.planned:
+            return
+        try:
+            if before is None:
+                begun.launched = self._launched(begun.planned)
+            else:
+                begun.launched = self._launched_next(begun.planned, before, which)
+        except BaseException:
+            self._abandon(begun.planned)
+            raise
+        has_logprobs = any(
+            p.state.params.logprobs is not None or p.state.wants_prompt_logprobs for p in begun.planned
+        )
+        # Those and what proposes read of the forward what the next one overwrites.
+        begun.is_open = self._overlaps and self._proposer is None and not has_logprobs
+
+    def _launched(self, planned: Sequence[Planned]) -> Launched:
         keep: list[Int32] = []
         prompts: list[Int32] = []
         row = 0
@@ -214,54 +305,35 @@ class Verifier:
             np.concatenate(keep) if keep else np.empty(0, dtype=np.int32),
         )
         watch.stop()
-        return logits[:num_decided], logits[num_decided:], watch
-
-    def _decide(self, planned: Sequence[Planned], logits: torch.Tensor) -> list[_Decided]:
-        """What became of each planned item."""
         rows: list[Row] = []
         failures: dict[str, Verdict] = {}
         for p in planned:
             if p.tree is not None:
-                failure = self._mask_prefilled(p)
+                failure = _mask_prefilled(p)
                 if failure is not None:
                     failures[p.state.request_id] = failure
                 rows.extend(p.state.rows(p.tree, p.masks))
-        tokens: list[int] = []
-        gaps: list[float] = []
-        if rows:
-            tokens, gaps = decide(logits, rows).fetch()
-        decided: list[_Decided] = []
-        first = 0
+        decision = decide(logits[:num_decided], rows) if rows else None
+        return Launched(
+            logits[:num_decided], logits[num_decided:], watch, decision, self._runner.key_tokens, failures
+        )
+
+    def _launched_next(self, planned: Sequence[Planned], before: Begun, which: Sequence[int]) -> Launched:
+        assert isinstance(self._runner, DeviceRowsRunner)
+        assert before.launched is not None
+        assert before.launched.decision is not None
+        tokens = before.launched.decision.tokens
+        if which != list(range(len(tokens))):
+            tokens = tokens.index_select(0, index_on(np.array(which), tokens.device))
+        watch = Stopwatch(self._device)
+        logits = self._runner.forward_rows([p.segment for p in planned], DeviceRows(tokens))
+        watch.stop()
+        decision = decide(logits, [p.state.row_after_next() for p in planned])
+        return Launched(logits, logits[:0], watch, decision, self._runner.key_tokens)
+
+    def _abandon(self, planned: Sequence[Planned]) -> None:
         for p in planned:
-            context = list(range(p.num_context))
-            if p.tree is None:
-                decided.append(_Decided(None, context))
-                continue
-            end = first + len(p.tree)
-            if p.state.request_id in failures:
-                decided.append(_Decided(failures[p.state.request_id], context))
-                first = end
-                continue
-            verdict, path = verdict_of(p, p.tree, tokens[first:end], gaps[first:end], logits, first)
-            last = first + path[-1] if path else first
-            decided.append(_Decided(verdict, context + [p.num_context + node for node in path], last))
-            first = end
-        return decided
-
-    def _mask_prefilled(self, p: Planned) -> Verdict | None:
-        """Mask the decision at the end of a prefill: after the forward, so that a grammar compiles meanwhile.
-
-        Returns:
-            the verdict of a request whose grammar cannot be followed, else None.
-        """
-        if p.tree is None or p.masks is not None:
-            return None
-        try:
-            masked = p.state.masked(p.tree)
-        except GrammarError as error:
-            return failure_of(p.state.request_id, error)
-        p.masks = masked.masks if masked is not None else None
-        return None
+            self._table.abandon(p)
 
     def _with_proposals(
         self, planned: Sequence[Planned], decided: list[_Decided], rule: StopRule | None
@@ -335,3 +407,42 @@ def _rows_read(planned: Planned, decided: _Decided, first: int) -> Read:
         past=segment.past,
         is_prompt=planned.is_prefill,
     )
+
+
+def _decided(planned: Sequence[Planned], launched: Launched) -> list[_Decided]:
+    """What became of each planned item; waits for the device."""
+    tokens, gaps = launched.fetch()
+    decided: list[_Decided] = []
+    first = 0
+    for p in planned:
+        context = list(range(p.num_context))
+        if p.tree is None:
+            decided.append(_Decided(None, context))
+            continue
+        end = first + len(p.tree)
+        failure = launched.failures.get(p.state.request_id)
+        if failure is not None:
+            decided.append(_Decided(failure, context))
+            first = end
+            continue
+        verdict, path = verdict_of(p, p.tree, tokens[first:end], gaps[first:end], launched.logits, first)
+        last = first + path[-1] if path else first
+        decided.append(_Decided(verdict, context + [p.num_context + node for node in path], last))
+        first = end
+    return decided
+
+
+def _mask_prefilled(p: Planned) -> Verdict | None:
+    """Mask the decision at the end of a prefill: after the forward, so that a grammar compiles meanwhile.
+
+    Returns:
+        the verdict of a request whose grammar cannot be followed, else None.
+    """
+    if p.tree is None or p.masks is not None:
+        return None
+    try:
+        masked = p.state.masked(p.tree)
+    except GrammarError as error:
+        return failure_of(p.state.request_id, error)
+    p.masks = masked.masks if masked is not None else None
+    return None

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine import sampling
 from engine.attention_kinds import AttentionKind
 from engine.loading import load_runner
 from engine.sampling import Row, TokenHistory, decide
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
 from tests.emulated_cuda import IS_NEEDED, Emulation
-from tests.gpu.waiting import waiting_once
+from tests.gpu.waiting import arriving_once
 from tests.verifier.target import spec_of
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem
 from verifier.verifier import Verifier
@@ -55,7 +54,7 @@ def test_decisions_are_those_of_a_cpu(
     ]
     tokens, gaps = decide(logits, rows).fetch()
     there = logits.to(cuda)
-    found_tokens, found_gaps = waiting_once(monkeypatch, sampling, lambda: decide(there, rows).fetch())
+    found_tokens, found_gaps = arriving_once(monkeypatch, lambda: decide(there, rows).fetch())
     assert found_tokens == tokens
     np.testing.assert_allclose(found_gaps, gaps, atol=1e-4)
     assert torch.equal(there.cpu(), logits)  # what is asked for log-probabilities of them
@@ -110,7 +109,7 @@ def test_a_verify_call_waits_once(
             ],
         )
         if number == CALLS - 1:
-            result = waiting_once(monkeypatch, sampling, partial(verifier.step, call))
+            result = arriving_once(monkeypatch, partial(verifier.step, call))
         else:
             result = verifier.step(call)
         assert [verdict.request_id for verdict in result.verdicts] == names

@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-from engine.devices import to_host
+from engine.devices import Transfer, to_host
 
 Found = TypeVar("Found")
 
@@ -29,6 +29,21 @@ def waiting_once(monkeypatch: pytest.MonkeyPatch, module: ModuleType, run: Calla
         found = run()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert len(transfers) == 1
+    return found
+
+
+def arriving_once(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Found]) -> Found:
+    """What `run` returns; it waits for one transfer that went on meanwhile, and for nothing else."""
+    transfers = []
+    wait = Transfer.wait
+
+    def counted(transfer: Transfer) -> torch.Tensor:
+        transfers.append(transfer)
+        return wait(transfer)
+
+    monkeypatch.setattr(Transfer, "wait", counted)
+    found = never_waiting(run)
     assert len(transfers) == 1
     return found
 

@@ -1,0 +1,306 @@
+"""Calls that are begun while another is computed: outputs are those of plain decoding, and slots add up."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from engine.sampling_params import SamplingParams
+from tests.verifier.target import Client, random_tree, spec_of
+from tests.verifier.test_lossless import TARGET, params, prompts
+from verifier.begun import Begun
+from verifier.messages import PrefillItem, VerifyCall, VerifyItem, VerifyResult
+from verifier.overlapped import OverlappedCalls
+from verifier.verifier import Verifier
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+# What may go on before its token is known.
+simple = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.8, 2.0]),
+    top_p=st.sampled_from([1.0, 0.9]),
+    seed=st.integers(0, 2**64 - 1),
+    max_tokens=st.integers(1, 24),
+    min_tokens=st.sampled_from([0, 4]),
+    stop_token_ids=st.sampled_from([(), (2, 3, 4, 5, 6, 7, 8, 9)]),
+)
+
+
+class Scheduler:
+    """Sends calls at random, some before the one before is answered: plain steps, and other micro-batches."""
+
+    def __init__(self, clients: list[Client], rng: random.Random, leaving: float) -> None:
+        self._clients = {client.spec.request_id: client for client in clients}
+        self._rng, self._leaving = rng, leaving
+        self._sent: deque[VerifyCall] = deque()
+        self._gone: dict[int, set[str]] = {}
+        self._to_release: list[str] = []
+        self._last_id = 0
+
+    def next(self) -> VerifyCall | None:
+        """The call that is computed next; None once everybody has all tokens."""
+        if not self._sent and not self._send(list(self._clients.values())):
+            return None
+        return self._sent[0]
+
+    def waiting(self) -> VerifyCall | None:
+        """The call after the one that is computed, if it has been sent by now."""
+        if len(self._sent) > 1:
+            return self._sent[1]
+        busy = self._named(self._sent[0])
+        others = [client for name, client in self._clients.items() if name not in busy]
+        if self._rng.random() < 0.2 and self._send(others):
+            return self._sent[1]
+        ready = [self._clients[name] for name in busy if self._clients[name].stage == "ready"]
+        if self._rng.random() < 0.6 and ready:
+            # Who surely ends with the answer is left out by a scheduler; the verifier takes it nevertheless.
+            going_on = self._rng.sample(ready, self._rng.randint(1, len(ready)))
+            items = [VerifyItem(request_id=client.spec.request_id) for client in going_on]
+            leaving = [c for c in ready if c not in going_on and self._rng.random() < self._leaving]
+            for client in leaving:
+                self._leave(client)
+            self._sent.append(self._call(verify=items))
+            return self._sent[1]
+        return None
+
+    def take(self, result: VerifyResult) -> None:
+        """The answer to the call that `next` returned."""
+        call = self._sent.popleft()
+        assert result.call_id == call.call_id
+        gone = self._gone.pop(call.call_id, set())
+        verdicts = [*result.verdicts, *(p.verdict for p in result.prefills if p.verdict is not None)]
+        for verdict in verdicts:
+            client = self._clients[verdict.request_id]
+            if verdict.request_id not in gone and not client.done:
+                client.take(verdict)
+                client.stage = "ready"
+        assert not set(result.unknown) - gone
+        held = [c for c in self._clients.values() if c.stage != "closed"]
+        for client in held:
+            name = client.spec.request_id
+            is_stuck = name in result.deferred and name not in gone
+            if is_stuck and result.prefills == [] and client.stage == "prefill":
+                client.stage = "closed"
+            in_flight = any(name in self._named(sent) for sent in self._sent)
+            if (client.done or is_stuck) and not in_flight:
+                self._leave(client)
+
+    def _send(self, clients: list[Client]) -> bool:
+        rng = self._rng
+        going_on = [client for client in clients if not client.done]
+        if not going_on:
+            return False
+        for client in going_on:
+            if client.stage != "closed" and rng.random() < self._leaving:
+                self._leave(client)
+        verify, prefill = [], []
+        for client in rng.sample(going_on, rng.randint(1, len(going_on))):
+            name = client.spec.request_id
+            if client.stage == "ready":
+                root = [*client.spec.tokens, *client.output][-1]
+                style = rng.choice(["perfect", "random", *["none"] * 6])
+                future = client.expected[len(client.output) :]
+                tree = None if style == "none" else random_tree(rng, root, future, style)
+                verify.append(VerifyItem(request_id=name, tree=tree))
+            else:
+                spec = client.reopening() if client.stage == "closed" else None
+                prefill.append(PrefillItem(request_id=name, num_tokens=rng.choice([3, 100]), spec=spec))
+                client.stage = "prefill"
+        self._sent.append(self._call(verify=verify, prefill=prefill))
+        return True
+
+    def _call(self, verify: list[VerifyItem], prefill: list[PrefillItem] | None = None) -> VerifyCall:
+        self._last_id += 1
+        release, self._to_release = self._to_release, []
+        return VerifyCall(call_id=self._last_id, verify=verify, prefill=prefill or [], release=release)
+
+    def _leave(self, client: Client) -> None:
+        """What calls on their way decide of it is for nobody."""
+        client.stage = "closed"
+        self._to_release.append(client.spec.request_id)
+        for call in self._sent:
+            self._gone.setdefault(call.call_id, set()).add(client.spec.request_id)
+
+    def _named(self, call: VerifyCall) -> set[str]:
+        return {item.request_id for item in call.verify} | {item.request_id for item in call.prefill}
+
+
+def serve(calls: OverlappedCalls, scheduler: Scheduler) -> None:
+    for _ in range(2000):
+        call = scheduler.next()
+        if call is None:
+            return
+        scheduler.take(calls.answer(call, scheduler.waiting))
+    raise AssertionError("no end in sight")
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    requests=st.lists(st.tuples(prompts, simple | simple | params), min_size=1, max_size=5),
+    num_slots=st.sampled_from([150, 600]),
+    runner=st.sampled_from(["hf", "lean", "captured"]),
+    leaving=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(0, 2**32),
+)
+def test_any_schedule_equals_plain_decoding(
+    requests: list[tuple[list[int], SamplingParams]], num_slots: int, runner: str, leaving: float, seed: int
+) -> None:
+    model = TARGET.runner(num_slots, lean=runner == "lean", captured=runner == "captured")
+    verifier = Verifier(model, overlaps=True)
+    clients = []
+    for i, (prompt, sampling) in enumerate(requests):
+        spec = spec_of(f"r{i}", prompt, sampling)
+        expected, gaps = TARGET.decode(spec)
+        assume(min(gaps) > 1e-4)
+        clients.append(Client(spec, expected))
+    calls = OverlappedCalls(verifier)
+    serve(calls, Scheduler(clients, random.Random(seed), leaving))
+    assert [client.output for client in clients] == [client.expected for client in clients]
+    calls.forget_all(with_prefixes=True)
+    assert verifier.free_slots == num_slots
+    verifier._table._cache.check_invariants()
+
+
+def started(*names: str, params: SamplingParams = GREEDY) -> tuple[Verifier, dict[str, list[int]]]:
+    """A verifier that overlaps, with a request of each name at its first token; what plain decoding says."""
+    verifier = Verifier(TARGET.runner(), overlaps=True)
+    specs = [spec_of(name, [7, 3 + i, 11], params) for i, name in enumerate(names)]
+    prefill = [PrefillItem(request_id=spec.request_id, num_tokens=9, spec=spec) for spec in specs]
+    verifier.step(VerifyCall(call_id=0, prefill=prefill))
+    return verifier, {spec.request_id: TARGET.decode(spec)[0] for spec in specs}
+
+
+def plain(call_id: int, *names: str, release: tuple[str, ...] = ()) -> VerifyCall:
+    items = [VerifyItem(request_id=name) for name in names]
+    return VerifyCall(call_id=call_id, verify=items, release=list(release))
+
+
+def tokens_of(result: VerifyResult) -> dict[str, list[int]]:
+    return {verdict.request_id: verdict.tokens for verdict in result.verdicts}
+
+
+def test_the_next_step_is_begun_first() -> None:
+    verifier, expected = started("a", "b", "c")
+    order: list[str] = []
+    begin, finish = verifier.begin_following, verifier.finish
+
+    def begun(call: VerifyCall, before: Begun) -> Begun | None:
+        order.append(f"begin {call.call_id}")
+        return begin(call, before)
+
+    def finished(begun: Begun) -> VerifyResult:
+        order.append(f"finish {begun.call.call_id}")
+        return finish(begun)
+
+    steps = [plain(1, "a", "b", "c"), plain(2, "c", "a"), plain(3, "a", release=("b", "c"))]
+    calls, found = OverlappedCalls(verifier), []
+    with mock.patch.multiple(verifier, begin_following=begun, finish=finished):
+        for i, step in enumerate(steps):
+            found.append(calls.answer(step, lambda i=i: steps[i + 1] if i < 2 else None))
+    assert order == ["begin 2", "finish 1", "begin 3", "finish 2", "finish 3"]
+    assert tokens_of(found[0]) == {name: tokens[1:2] for name, tokens in expected.items()}
+    assert tokens_of(found[1]) == {name: expected[name][2:3] for name in ("c", "a")}
+    assert tokens_of(found[2]) == {"a": expected["a"][3:4]}
+    assert "a" in verifier
+    assert "b" not in verifier
+    assert "c" not in verifier
+    verifier._table._cache.check_invariants()
+
+
+def test_free_slots_are_those_that_the_next_call_finds() -> None:
+    sequential, _ = started("a", "b")
+    overlapping, _ = started("a", "b")
+    calls = OverlappedCalls(overlapping)
+    following = plain(2, "a", release=("b",))
+    found = [calls.answer(plain(1, "a", "b"), lambda: following), calls.answer(following, lambda: None)]
+    expected = [sequential.step(plain(1, "a", "b")), sequential.step(following)]
+    assert [result.free_slots for result in found] == [result.free_slots for result in expected]
+    assert [result.digest for result in found] == [result.digest for result in expected]
+    assert all(0 < result.forward_seconds <= result.seconds for result in found[:1])
+
+
+@pytest.mark.parametrize(
+    ("params", "next_call"),
+    [
+        (SamplingParams(temperature=0.0, max_tokens=12, logprobs=1), plain(2, "a")),  # read its logits
+        (SamplingParams(temperature=0.0, max_tokens=12, presence_penalty=1.0), plain(2, "a")),
+        (SamplingParams(temperature=0.0, max_tokens=2), plain(2, "a")),  # ends with the answer
+        (GREEDY, VerifyCall(call_id=2, verify=[VerifyItem(request_id="a"), VerifyItem(request_id="a")])),
+        (GREEDY, plain(2, "a", "nobody")),
+        (GREEDY, VerifyCall(call_id=2, prefill=[PrefillItem(request_id="a", num_tokens=1)])),
+    ],
+)
+def test_what_needs_the_answer_waits_for_it(params: SamplingParams, next_call: VerifyCall) -> None:
+    verifier, expected = started("a", "b", params=params)
+    begun = verifier.begin(plain(1, "a", "b"))
+    held = verifier.free_slots
+    assert verifier.begin_following(next_call, begun) is None
+    assert verifier.free_slots == held
+    assert tokens_of(verifier.finish(begun)) == {name: tokens[1:2] for name, tokens in expected.items()}
+
+
+def test_without_slots_it_waits() -> None:
+    runner = TARGET.runner(5)
+    verifier = Verifier(runner, overlaps=True, prefix_sharing=False)
+    spec = spec_of("a", [1, 2, 3, 4], GREEDY)
+    verifier.step(VerifyCall(call_id=0, prefill=[PrefillItem(request_id="a", num_tokens=9, spec=spec)]))
+    begun = verifier.begin(plain(1, "a"))
+    assert verifier.free_slots == 0
+    assert verifier.begin_following(plain(2, "a"), begun) is None
+    assert len(verifier.finish(begun).verdicts) == 1
+
+
+def test_one_call_at_most_is_ahead() -> None:
+    verifier, _ = started("a")
+    begun = verifier.begin(plain(1, "a"))
+    following = verifier.begin_following(plain(2, "a"), begun)
+    assert following is not None
+    assert verifier.begin_following(plain(3, "a"), begun) is None
+    verifier.finish(begun)
+    verifier.finish(following)
+
+
+def test_what_a_lost_scheduler_sent_ahead_is_for_nobody() -> None:
+    """Another one begins anew, and its call is not the one that was begun."""
+    verifier, expected = started("a", "b")
+    calls = OverlappedCalls(verifier)
+    calls.answer(plain(1, "a", "b"), lambda: plain(2, "a", "b"))
+    calls.forget_all(with_prefixes=False)
+    assert "a" not in verifier
+    spec = spec_of("a", [7, 3, 11], GREEDY)
+    prefill = [PrefillItem(request_id="a", num_tokens=9, spec=spec)]
+    result = calls.answer(VerifyCall(call_id=1, prefill=prefill), lambda: None)
+    assert result.prefills[0].verdict is not None
+    assert result.prefills[0].verdict.tokens == expected["a"][:1]
+    calls.answer(plain(2, "a"), lambda: plain(3, "a"))
+    assert tokens_of(calls.answer(plain(9, "a"), lambda: None)) == {"a": expected["a"][3:4]}
+
+
+def test_a_forward_that_fails_leaves_requests_as_they_were() -> None:
+    verifier, expected = started("a")
+    begun = verifier.begin(plain(1, "a"))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with mock.patch.object(verifier._runner, "forward_rows", fail), pytest.raises(RuntimeError):
+        verifier.begin_following(plain(2, "a"), begun)
+    assert tokens_of(verifier.finish(begun)) == {"a": expected["a"][1:2]}
+    assert tokens_of(verifier.step(plain(2, "a"))) == {"a": expected["a"][2:3]}
+    verifier._table._cache.check_invariants()
+
+
+def test_a_verifier_that_does_not_overlap_never_asks() -> None:
+    verifier = Verifier(TARGET.runner())
+    spec = spec_of("a", [7, 3, 11], GREEDY)
+
+    def waiting() -> VerifyCall | None:
+        raise AssertionError("asked")
+
+    prefill = [PrefillItem(request_id="a", num_tokens=9, spec=spec)]
+    OverlappedCalls(verifier).answer(VerifyCall(call_id=0, prefill=prefill), waiting)
