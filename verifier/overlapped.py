@@ -21,6 +21,11 @@ class OverlappedCalls:
         self._verifier = verifier
         self._begun: Begun | None = None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the call that is to be answered next is begun."""
+        return self._begun is not None
+
     def answer(self, call: VerifyCall, waiting: Callable[[], VerifyCall | None]) -> VerifyResult:
         """The answer to `call`, as `Verifier.step`.
 
