@@ -104,6 +104,9 @@ class ChaosTarget:
                 continue
             num_output = len(held.tokens) - held.spec.prompt_len
             require(num_output < held.spec.sampling.max_tokens, f"{item.request_id} has all its tokens")
+            if item.tree is None and held.computed < len(held.tokens) - 1:
+                deferred.append(item.request_id)  # the chunk that was to end its prompt had no slots
+                continue
             tree = TokenTree.root_only(held.tokens[-1]) if item.tree is None else item.tree
             self._check_tree(held, tree, item.request_id)
             if self.free - self.num_withheld < len(tree):

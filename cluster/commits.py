@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster.forced_tokens import drafter_of
-from cluster.requests import Request
+from cluster.requests import Request, Trigger
 from cluster.stream_messages import StepTrace, TokenEvent
 from engine.tree import TokenTree
 from verifier.messages import PrefillProgress, Verdict
@@ -30,8 +30,15 @@ def commit(request: Request, verdict: Verdict, now: float) -> TokenEvent:
     )
 
 
-def take_progress(request: Request, progress: PrefillProgress) -> int:
-    """The request's prefill came so far; how many tokens of its prompt were found in the target's cache."""
+def take_progress(request: Request, progress: PrefillProgress, *, is_ahead: bool) -> int:
+    """The request's prefill came so far; how many tokens of its prompt were found in the target's cache.
+
+    If `is_ahead`, it is in the call after this one already.
+    """
+    request.advance(Trigger.CHUNK_DONE if progress.verdict is None else Trigger.PREFILLED)
+    if progress.verdict is not None and is_ahead:
+        request.drafted(TokenTree.root_only(request.last_token))
+        request.advance(Trigger.VERIFY_SENT)
     request.num_computed = progress.num_computed
     request.prompt_logprobs += progress.prompt_logprobs
     if not progress.num_cached or request.num_preemptions:

@@ -133,11 +133,12 @@ class SchedulerCore:
             drafts to come.
         """
         running, longest = self.running.values(), self.max_model_tokens
-        call = self.sending_ahead.plain(running, self.waiting, self.free_slots, longest, self._now)
-        if call is None:
+        ahead = self.sending_ahead.plain(running, self.waiting, self.free_slots, longest, self._now)
+        if ahead is None:
             return self._look_back()
         self._is_verify_new = True
-        return [Verify(call), *self._look_back()]
+        reading = self.planner.read_prompts(ahead.ending, len(running), self._now)
+        return [Verify(ahead.call), *reading, *self._look_back()]
 
     def _look_back(self) -> list[Action]:
         reading: list[Action] = []
@@ -249,25 +250,23 @@ class SchedulerCore:
         ahead = () if self.verify_calls.ahead is None else self.verify_calls.ahead.trees.keys()
         for verdict in result.verdicts:
             request = self.requests.get(verdict.request_id)
-            if request is None or request.state is not State.VERIFYING:
+            if request is None or not sent.awaits(request):
                 continue  # cancelled while the target worked on it
             if verdict.request_id not in ahead:
                 request.advance(Trigger.VERIFIED)
             self._commit(request, verdict, now)
         for progress in result.prefills:
             request = self.requests.get(progress.request_id)
-            if request is None or request.state is not State.PREFILL_SENT:
+            if request is None or not sent.awaits(request):
                 continue
-            self.totals.cached_prompt_tokens += take_progress(request, progress)
-            if progress.verdict is None:
-                request.advance(Trigger.CHUNK_DONE)
-            else:
-                request.advance(Trigger.PREFILLED)
+            is_ahead = progress.request_id in ahead
+            self.totals.cached_prompt_tokens += take_progress(request, progress, is_ahead=is_ahead)
+            if progress.verdict is not None:
                 self._commit(request, progress.verdict, now)
         for request in [r for i in result.unknown if (r := self.requests.get(i)) and sent.awaits(r)]:
             self._preempt(request, lost=True)
-        answered = [r for i in result.deferred if i not in ahead and (r := self.requests.get(i))]
-        deferred = [request for request in answered if sent.awaits(request)]
+        answered = [r for i in result.deferred if (r := self.requests.get(i)) and sent.awaits(r)]
+        deferred = [r for r in answered if r.state is State.PREFILL_SENT or r.request_id not in ahead]
         for request in deferred:
             request.deferred()
         if deferred and len(self.running) > 1:

@@ -1,22 +1,36 @@
 """Calls that are sent to the target while it works on another, so that it need not wait for them.
 
-Of several micro-batches, one that is complete. Of a single one, its next step, if that is plain: where nobody
-is drafted for, nothing in a call depends on the answer to the one before but the last token of each request,
-which the target knows itself (vLLM's "async scheduling", SGLang's overlap scheduler).
+Of several micro-batches, one that is complete. Of a single one, its next step, if nobody is drafted for in
+it: then nothing in it depends on the answer to the one before but the last token of each request, which the
+target knows itself (vLLM's "async scheduling", SGLang's overlap scheduler). It may read prompts of others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from cluster.batching.base import Chunk
 from cluster.batching.batcher import Batcher
 from cluster.batching.micro_batches import MicroBatches
 from cluster.config import SchedulerConfig
 from cluster.planning import StepPlanner
 from cluster.requests import Request, State
-from cluster.verify_calls import VerifyCalls
+from cluster.verify_calls import OutstandingVerify, VerifyCalls
 from verifier.messages import VerifyCall
+
+
+class SentAhead(NamedTuple):
+    """A call to send ahead of the answer to the one before.
+
+    Attributes:
+        call: what is sent.
+        ending: requests whose prompts end with it.
+    """
+
+    call: VerifyCall
+    ending: list[Request]
 
 
 @dataclass(slots=True)
@@ -71,13 +85,13 @@ class SendingAhead:
         free_slots: int,
         max_model_tokens: int,
         now: float,
-    ) -> VerifyCall | None:
+    ) -> SentAhead | None:
         """The next step of all that is running, before the step at the target is answered; None if it must
         wait for that.
 
-        It must wait where anybody is prefilled or waits for a place, is or may be drafted for, or follows a
-        grammar. Who surely ends with the answer is left out; who turns out to end gets a verdict that nobody
-        waits for.
+        It must wait where anybody waits for a place, is or may be drafted for, or follows a grammar, and
+        where the step at the target leaves a part of a prompt. Who surely ends with the answer is left out;
+        who turns out to end gets a verdict that nobody waits for.
 
         Args:
             running: everybody admitted.
@@ -90,12 +104,15 @@ class SendingAhead:
         if not self.config.async_scheduling or len(outstanding) != 1 or waiting:
             return None
         sent, room = outstanding[0], free_slots + self.calls.num_owed
-        if self.micro_batches.count != 1 or not sent.is_plain or sent.num_tokens + len(running) > room:
+        if self.micro_batches.count != 1 or not sent.decides_one or sent.num_tokens + len(running) > room:
             return None
-        going_on = []
+        going_on, prefilling = [], []
         for request in running:
+            if request.state is State.PREFILLING:
+                prefilling.append(request)
+                continue
             # A grammar has nothing to say of what follows its end, where the answer may have come to.
-            if request.state is not State.VERIFYING or request.submit.sampling.constraint is not None:
+            if not _goes_on(request, sent) or request.submit.sampling.constraint is not None:
                 return None
             if request.num_remaining > 1 and request.num_tokens + 1 < max_model_tokens:
                 going_on.append(request)
@@ -106,9 +123,17 @@ class SendingAhead:
         # Nobody would be let wait by the rule in this step either.
         if len(rule.decode(going_on, going_on, context)) < count:
             return None
-        if len(rule.verify(going_on, [], going_on)) < count:
+        if len(rule.verify(going_on, prefilling, running)) < count:
             return None
-        return self.calls.build_ahead(going_on, now)
+        chunks: list[Chunk] = []
+        if prefilling:
+            chunks = rule.prefill(prefilling, going_on, count, running, context)
+            if sent.num_tokens + count + sum([tokens for _, tokens in chunks]) > room:
+                return None
+        ending = [
+            request for request, tokens in chunks if request.num_computed + tokens >= request.num_tokens
+        ]
+        return SentAhead(self.calls.build_ahead(going_on, chunks, now), ending)
 
     def begin(self, running: Collection[Request], now: float) -> None:
         """An answer is taken in: if the plain step after it was sent ahead, that begins.
@@ -122,3 +147,10 @@ class SendingAhead:
         going_on = [request for request in running if request.state is State.VERIFYING]
         self.micro_batches.begin(going_on, now)
         self.planner.rest(going_on, running)
+
+
+def _goes_on(request: Request, sent: OutstandingVerify) -> bool:
+    """Whether the call decides the request's next token, for all that is known."""
+    if request.state is State.PREFILL_SENT:
+        return request.request_id in sent.ending
+    return request.state is State.VERIFYING

@@ -28,7 +28,10 @@ class OutstandingVerify:
         parts: what the cost model expects of its forward.
         trees: draft trees being verified, by request id.
         prefilling: requests with a chunk in it.
+        ending: those of them whose prompt ends with it, unless slots are fewer than they seemed.
+        members: all of them as they were: each with how often it had been preempted.
         num_tokens: rows, and so KV slots it may take.
+        decides_one: whether it decides exactly one token of each request that decodes.
         sent_at: when it was sent; of one sent ahead, once the call before is answered, when that was.
         is_ahead: whether it was sent before the call that decides its requests' last tokens was answered,
             and that still is not.
@@ -40,7 +43,10 @@ class OutstandingVerify:
     parts: CallParts
     trees: dict[str, TokenTree]
     prefilling: set[str]
+    ending: set[str]
+    members: dict[str, tuple[Request, int]]
     num_tokens: int
+    decides_one: bool
     sent_at: float
     is_ahead: bool = False
     was_ahead: bool = False
@@ -50,13 +56,13 @@ class OutstandingVerify:
         """Seconds that its forward should take."""
         return self.parts.seconds
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it decides exactly one token of each of its requests, and reads no prompt."""
-        return not self.prefilling and self.num_tokens == len(self.trees)
-
     def awaits(self, request: Request) -> bool:
-        """Whether the request still waits for this call, and was not preempted or given up meanwhile."""
+        """Whether the request still waits for this call, and was not preempted or given up meanwhile.
+
+        One that came again, by its name or after a preemption, may have a chunk in the call after this one.
+        """
+        if self.members.get(request.request_id) != (request, request.num_preemptions):
+            return False
         is_verified = request.request_id in self.trees
         return request.state is (State.VERIFYING if is_verified else State.PREFILL_SENT)
 
@@ -176,9 +182,7 @@ class VerifyCalls:
             stop_rule = stop_rule or wanted.stop_rule
             prefill.append(_chunk(request, most, wanted, now))
         decoding = Rows(len(verify), num_tokens, num_context, num_attended)
-        reading = NO_ROWS
-        for request, most in chunks:
-            reading = reading.with_rows(chunk_rows(request.num_computed, most))
+        reading = _reading(chunks)
         self._last_id += 1
         self._sent[self._last_id] = OutstandingVerify(
             call_id=self._last_id,
@@ -186,7 +190,10 @@ class VerifyCalls:
             parts=self.cost.call_parts(decoding, reading, drafted=drafted),
             trees={request.request_id: trees[request.request_id] for request in requests},
             prefilling={item.request_id for item in prefill},
+            ending=_ending(chunks),
+            members=_members(requests, chunks),
             num_tokens=num_tokens + int(reading.num_tokens) + num_forced,
+            decides_one=num_tokens + num_forced == len(requests),
             sent_at=now,
         )
         return VerifyCall(
@@ -197,13 +204,17 @@ class VerifyCalls:
             stop_rule=stop_rule,
         )
 
-    def build_ahead(self, requests: Sequence[Request], now: float) -> VerifyCall:
+    def build_ahead(
+        self, requests: Sequence[Request], chunks: Sequence[tuple[Request, int]], now: float
+    ) -> VerifyCall:
         """The call after the outstanding one: these requests go on from the tokens which that one decides.
 
-        They are all in that one and stay VERIFYING; nothing was drafted for them, and nothing is proposed.
+        They are all in that one and stay as they are until it is answered; nothing was drafted for them, and
+        nothing is proposed.
 
         Args:
             requests: at least one.
+            chunks: of prompts of others, as of `build`.
             now: the scheduler's clock.
         """
         num_requests = len(requests)
@@ -212,21 +223,26 @@ class VerifyCalls:
         for request in requests:
             request.last_served_at = now
         ids = [request.request_id for request in requests]
-        decoding = Rows(num_requests, num_requests, num_context, num_context)
+        decoding, reading = Rows(num_requests, num_requests, num_context, num_context), _reading(chunks)
+        prefill = [_chunk(request, most, NOTHING_WANTED, now) for request, most in chunks]
         self._last_id += 1
         self._sent[self._last_id] = OutstandingVerify(
             call_id=self._last_id,
             drafted=False,
-            parts=self.cost.call_parts(decoding, NO_ROWS, drafted=False),
+            parts=self.cost.call_parts(decoding, reading, drafted=False),
             trees=dict.fromkeys(ids, UNDECIDED),
-            prefilling=set(),
-            num_tokens=num_requests,
+            prefilling={item.request_id for item in prefill},
+            ending=_ending(chunks),
+            members=_members(requests, chunks),
+            num_tokens=num_requests + int(reading.num_tokens),
+            decides_one=True,
             sent_at=now,
             is_ahead=True,
             was_ahead=True,
         )
         verify = [VerifyItem(request_id=request_id) for request_id in ids]
-        return VerifyCall(call_id=self._last_id, verify=verify, release=self._take_release())
+        release = self._take_release()
+        return VerifyCall(call_id=self._last_id, verify=verify, prefill=prefill, release=release)
 
     def begin_ahead(self, now: float) -> bool:
         """The call before is answered: the target begins with the one sent ahead, if there is one."""
@@ -261,6 +277,26 @@ class VerifyCalls:
         self._sent.clear()
         self._release.clear()
         self.num_owed = 0
+
+
+def _reading(chunks: Sequence[tuple[Request, int]]) -> Rows:
+    reading = NO_ROWS
+    for request, most in chunks:
+        reading = reading.with_rows(chunk_rows(request.num_computed, most))
+    return reading
+
+
+def _ending(chunks: Sequence[tuple[Request, int]]) -> set[str]:
+    return {
+        request.request_id for request, most in chunks if request.num_computed + most >= request.num_tokens
+    }
+
+
+def _members(
+    requests: Sequence[Request], chunks: Sequence[tuple[Request, int]]
+) -> dict[str, tuple[Request, int]]:
+    everybody = [*requests, *[request for request, _ in chunks]]
+    return {request.request_id: (request, request.num_preemptions) for request in everybody}
 
 
 def _chunk(request: Request, num_tokens: int, wanted: Wanted, now: float) -> PrefillItem:

@@ -215,7 +215,9 @@ class SimulatedTarget:
                 unknown.append(item.request_id)
                 continue
             size = item.num_nodes
-            if free < size:
+            # Sent ahead with a chunk that was to end its prompt, and had no slots.
+            is_early = item.tree is None and held.num_computed < held.num_tokens - 1
+            if is_early or free < size:
                 deferred.append(item.request_id)
                 continue
             free -= size

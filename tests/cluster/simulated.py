@@ -60,6 +60,9 @@ class SimulatedTarget:
             spec, tokens, computed = self.held[item.request_id]
             tree = TokenTree.root_only(tokens[-1]) if item.tree is None else item.tree
             tree.validate()
+            if item.tree is None and computed < len(tokens) - 1:  # it had fewer slots than it seemed
+                deferred.append(item.request_id)
+                continue
             assert computed == len(tokens) - 1, "verified before its prefill was complete"
             assert tree.token[0] == tokens[-1], "the root is not the last committed token"
             assert len(tokens) - spec.prompt_len < spec.sampling.max_tokens, "it has all its tokens"

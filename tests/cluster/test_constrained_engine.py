@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from unittest.mock import patch
 
 import jsonschema
 import msgspec
@@ -164,19 +165,16 @@ def test_a_target_lost_half_way_changes_nothing(
 ) -> None:
     """The verifier forgets everything; prompt and committed tokens are all that the requests have."""
     verifier = engine.target.verifier
-    step, calls = verifier.step, []
+    begin, calls = verifier.begin, []
 
     def forgetful(call):  # type: ignore[no-untyped-def]
         calls.append(call)
         if len(calls) % 4 == 0:
             for name in [f"r{number}" for number in range(len(CASES))]:
                 verifier._table.forget(name)
-        return step(call)
+        return begin(call)
 
-    verifier.step = forgetful  # type: ignore[method-assign]
-    try:
+    with patch.object(verifier, "begin", forgetful):
         found = run(engine, codec, "fixed")
-    finally:
-        verifier.step = step  # type: ignore[method-assign]
     assert [one.tokens for one in found] == expected
     assert sum(one.receipt.num_preemptions for one in found if one.receipt is not None) > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from cluster.events import Action, Cancelled, DrafterDraining, Drained, Verify, VerifyDone, WorkerLost
 from cluster.requests import State
@@ -18,9 +19,9 @@ LONG = SamplingParams(temperature=0.0, max_tokens=140)
 class WatchedWorld(World):
     """Keeps what the scheduler has said."""
 
-    def __init__(self, seed: int, policy: str) -> None:
+    def __init__(self, seed: int, policy: str, **scheduler: Any) -> None:
         self.told: list[Action] = []
-        super().__init__(seed, policy)
+        super().__init__(seed, policy, **scheduler)
 
     def observe(self, actions: Sequence[Action]) -> None:
         self.told += actions
@@ -65,7 +66,7 @@ def test_a_drafter_that_leaves_does_not_wait_for_who_waits() -> None:
 
 
 def test_a_request_that_the_target_had_no_room_to_open_is_opened_again() -> None:
-    world = WatchedWorld(1, "autoregressive")
+    world = WatchedWorld(1, "autoregressive", async_scheduling=False)
     world.send(submit(0, world.rng))
     (first,) = [action.call for action in world.told if isinstance(action, Verify)]
     # What the real target answers and keeps: nothing of the request.
@@ -105,7 +106,7 @@ def test_who_has_no_room_in_a_target_that_came_back_smaller_is_in_nobodys_way() 
 
 def test_nobody_gives_way_for_slots_that_are_free_with_the_next_call() -> None:
     """The target has not heard yet that one has left; it will before the next call takes any slots."""
-    world = World(1, "autoregressive", num_slots=202)
+    world = World(1, "autoregressive", num_slots=203)
     for name in ("a", "b", "c"):
         world.send(Submit(request_id=name, prompt=[7] * 5, sampling=LONG))
     while world.target.free() >= 2:

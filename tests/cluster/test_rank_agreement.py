@@ -23,6 +23,7 @@ class Ranks:
         raw = {
             "target": {"path": "unused", "tensor_parallel": 2},
             "policy": {"name": "autoregressive"},
+            "scheduler": {"async_scheduling": False},
         }
         config = FlotillaConfig.model_validate(raw)
         self.calls: list[VerifyCall] = []

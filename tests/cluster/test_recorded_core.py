@@ -14,7 +14,7 @@ from cluster.cost_model import DEFAULT_PROFILE, CostModel, CostProfile, LinearCo
 from cluster.decision_log import DecisionLog
 from cluster.decisions import FORMAT_VERSION, Header, StepRecord, decode_entry
 from cluster.events import Action, Draft, Verify
-from cluster.policies.base import Rests, StopsDrafting
+from cluster.policies.base import DecodeRequest, Rests, StopsDrafting
 from cluster.policies.registry import POLICIES, make_policy
 from cluster.recorded_core import RecordedCore, make_core, recorded
 from engine.sampling_params import SamplingParams
@@ -108,15 +108,14 @@ def test_a_step_sent_ahead_is_recorded_as_one_that_waited() -> None:
         entries = [decode_entry(line) for line in world.core.log.dump(10_000)]
         steps = [entry for entry in entries if isinstance(entry, StepRecord)]
         assert all(step.verify is not None and step.verify.actual is not None for step in steps)
-        # But for the times, which differ.
-        found.append(
-            [
-                (step.step, [(replace(one.request, decoding_s=0.0), one.committed) for one in step.requests])
-                for step in steps
-            ]
-        )
+        # But for the times, and the step in which one joins the others.
+        of_request: dict[str, list[tuple[DecodeRequest, int]]] = {}
+        for one in (one for step in steps for one in step.requests):
+            entry = replace(one.request, decoding_s=0.0), one.committed
+            of_request.setdefault(one.request.request_id, []).append(entry)
+        found.append(of_request)
     assert found[0] == found[1]
-    assert len(found[0]) > 30
+    assert [len(found[0][f"r{number}"]) for number in range(4)] == [9, 16, 23, 30]
 
 
 def test_a_record_is_for_its_owner_to_read(tmp_path: Path) -> None:

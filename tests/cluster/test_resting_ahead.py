@@ -56,8 +56,8 @@ def test_the_step_in_which_a_policy_rests_no_more_is_not_sent_ahead() -> None:
     world.drain()
     world.check_ends()
     assert world.policy.asked[0] == 20
-    # One call is answered in each step: from the first after the prompt to the last in which it rests.
-    assert sum(map(is_ahead, world.calls)) == 20 - 2
+    # One call is answered in each step: from the one after the prompt to the last in which it rests.
+    assert sum(map(is_ahead, world.calls)) == 20 - 1
     assert not any(map(is_ahead, world.calls[20:]))
 
 

@@ -72,9 +72,14 @@ def test_one_that_is_drafted_for_keeps_the_others_from_going_on() -> None:
     world = AheadWorld(1, "fixed")
     world.send(Submit(request_id="plain", prompt=[3] * 10, sampling=ends(20), speculation=OFF))
     world.send(Submit(request_id="drafted", prompt=[4] * 10, sampling=LONG))
-    while "plain" in world.core.requests or not world.calls:
-        assert world.answer_one()
-        assert not is_ahead(world.calls[-1])
+    world.drain()
+    world.check_ends()
+    # Until its prompt is read there is nothing to draft.
+    read = next(
+        i for i, call in enumerate(world.calls) if any(c.request_id == "drafted" for c in call.prefill)
+    )
+    assert "plain" in ids(world.calls[read + 4])
+    assert not any(map(is_ahead, world.calls[read + 1 :]))
 
 
 def test_without_drafters_nobody_is_drafted_for() -> None:
@@ -92,15 +97,52 @@ def test_a_newcomer_is_prefilled_after_what_was_sent() -> None:
     world.begin("a", "b")
     assert world.num_at_target == 2
     world.send(Submit(request_id="new", prompt=[9] * 10, sampling=LONG))
-    num_calls = len(world.calls)
-    world.answer_one()
-    assert len(world.calls) == num_calls, "a step without the prompt was sent"
     world.answer_one()
     assert [item.request_id for item in world.calls[-1].prefill] == ["new"]
     assert ids(world.calls[-1]) == {"a", "b"}
-    assert world.num_at_target == 1, "nobody knows yet whether the prompt has ended"
+    assert is_ahead(world.calls[-1])
     world.answer_one()
+    assert ids(world.calls[-1]) == {"a", "b", "new"}, "its first token is decided by the call before"
+    assert is_ahead(world.calls[-1])
     assert world.num_at_target == 2
+    world.drain()
+    world.check_ends()
+    assert len(world.calls) <= LONG.max_tokens + 4
+
+
+def test_a_prompt_in_parts_keeps_the_others_waiting() -> None:
+    """How far the one at the target gets is not known before it is answered."""
+    world = AheadWorld(1, prefill_chunk=32)
+    world.begin("a", "b")
+    world.send(Submit(request_id="new", prompt=[9] * 80, sampling=LONG))
+    before = len(world.calls)
+    world.drain()
+    world.check_ends()
+    *reading, after = world.calls[before : before + 4]
+    assert [call.prefill[0].num_tokens for call in reading] == [32, 32, 16]
+    assert [is_ahead(call) for call in reading] == [True, False, False]
+    assert all(ids(call) == {"a", "b"} for call in reading)
+    assert is_ahead(after)
+    assert ids(after) == {"a", "b", "new"}
+
+
+def test_a_prompt_that_had_no_slots_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step sent after it has it among those that go on."""
+    world = AheadWorld(1)
+    world.begin("a", "b")
+    world.send(Submit(request_id="new", prompt=[9] * 10, sampling=LONG))
+    step = world.target.step
+
+    def defers(call: VerifyCall) -> VerifyResult:
+        result = step(msgspec.structs.replace(call, prefill=[]))
+        return msgspec.structs.replace(result, deferred=[item.request_id for item in call.prefill])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.target, "step", defers)
+        while not world.calls[-1].prefill:
+            world.answer_one()
+        world.answer_one()
+        assert "new" in ids(world.calls[-1])
     world.drain()
     world.check_ends()
 
@@ -109,12 +151,13 @@ def test_nothing_is_sent_ahead_while_somebody_waits_for_a_place() -> None:
     world = AheadWorld(1, max_running=1)
     world.send(Submit(request_id="first", prompt=[3] * 10, sampling=ends(20)))
     world.send(Submit(request_id="second", prompt=[4] * 10, sampling=ends(20)))
-    while "first" in world.core.requests:
-        assert world.answer_one()
-        assert not any(map(is_ahead, world.calls))
+    sent = len(world.calls)
     world.drain()
     world.check_ends()
-    assert any(map(is_ahead, world.calls))
+    alone = next(i for i, call in enumerate(world.calls[sent:], sent) if call.prefill)
+    assert alone > sent + 10
+    assert not any(map(is_ahead, world.calls[sent:alone]))
+    assert any(map(is_ahead, world.calls[alone:]))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 9])
@@ -178,11 +221,12 @@ def test_who_is_cancelled_and_comes_again_starts_anew() -> None:
     assert world.num_at_target == 2
     world.handle(Cancelled("a"))
     world.send_again("a")
-    for _ in range(2):  # the verdicts of its life before
+    for number in range(2):  # the verdicts of its life before
         world.answer_one()
         assert world.output.get("a", []) == []
-    assert world.core.requests["a"].state is State.PREFILL_SENT
-    assert world.calls[-1].release == ["a"]
+        assert world.core.requests["a"].state is State.PREFILL_SENT
+        assert is_ahead(world.calls[-1])
+        assert world.calls[-1].release == ([] if number else ["a"])
     world.drain()
     world.check_ends()
 
@@ -220,7 +264,7 @@ def test_who_the_target_does_not_know_is_sent_to_it_again_once() -> None:
     world.answer_one()  # sends a step that does not know it
     world.answer_one()  # and another
     world.answer_one()
-    assert world.core.requests["a"].state in (State.WAITING, State.PREFILLING)
+    assert world.core.requests["a"].state is State.PREFILL_SENT
     world.answer_one()
     assert world.core.requests["a"].num_preemptions == 1
     world.drain()

@@ -100,7 +100,9 @@ def test_how_long_the_target_has_work_for_counts_both_steps() -> None:
     world = World(1, "autoregressive")
     world.send(submit(0, world.rng, sampling=SamplingParams(temperature=0.0, max_tokens=40)))
     calls = world.core.verify_calls
-    assert calls.left_s(world.now) == pytest.approx(calls.all_outstanding[0].predicted_s)
+    reading, step = calls.all_outstanding
+    assert (reading.is_ahead, step.is_ahead) == (False, True)
+    assert calls.left_s(world.now) == pytest.approx(reading.predicted_s + step.predicted_s)
     world.answer_one()
     first, second = calls.all_outstanding
     assert (first.is_ahead, second.is_ahead) == (False, True)
