@@ -231,6 +231,27 @@ def test_who_is_cancelled_and_comes_again_starts_anew() -> None:
     world.check_ends()
 
 
+def test_what_was_read_of_one_that_is_gone_is_not_taken_for_what_comes_by_its_name() -> None:
+    world = AheadWorld(1)
+    world.begin("b")
+    world.send(Submit(request_id="a", prompt=[5] * 10, sampling=LONG))
+    world.answer_one()
+    assert world.core.requests["a"].state is State.PREFILL_SENT
+    world.handle(Cancelled("a"))
+    world.output.pop("a", None)
+    del world.reason["a"]
+    world.send(Submit(request_id="a", prompt=[8] * 60, sampling=LONG))
+    world.answer_one()
+    assert [[item.request_id for item in call.prefill] for call in world.calls[-2:]] == [["a"], ["a"]]
+    assert world.num_at_target == 2
+    world.answer_one()
+    assert world.core.requests["a"].num_computed == 0
+    assert world.output.get("a", []) == []
+    world.drain()
+    world.check_ends()
+    assert world.core.requests == {}
+
+
 def test_a_step_that_had_no_slots_for_somebody_is_made_up_for_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
