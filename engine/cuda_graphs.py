@@ -157,11 +157,13 @@ class GraphedRunner:
             self._replay(static, segments, keep)
 
     @torch.inference_mode()
-    def forward_rows(self, segments: Sequence[Segment], rows: DeviceRows) -> torch.Tensor:
+    def forward_rows(
+        self, segments: Sequence[Segment], rows: DeviceRows, keep: Int32 | None = None
+    ) -> torch.Tensor:
         """See `DeviceRowsRunner`."""
-        keep = all_rows(segments)
+        keep = all_rows(segments) if keep is None else keep
         logits = self._replayed(segments, keep, 0 if rows.seen is None else rows.seen.shape[2], rows)
-        return self._runner.forward_rows(segments, rows) if logits is None else logits
+        return self._runner.forward_rows(segments, rows, keep) if logits is None else logits
 
     def _replayed(
         self, segments: Sequence[Segment], keep: Int32, columns: int, rows: DeviceRows | None = None
@@ -193,7 +195,7 @@ class GraphedRunner:
         overwrite(static.numbers, numbers)
         batch_rows = static.numbers[3, : len(keep)]
         if rows is not None:
-            static.tokens.index_copy_(0, batch_rows, rows.tokens)
+            static.tokens.index_copy_(0, batch_rows[: len(rows.tokens)], rows.tokens)
         key_tokens = static.attention.fill(segments, rows)
         try:
             self._run(static)

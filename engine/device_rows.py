@@ -8,9 +8,13 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from engine.devices import index_on
 from engine.rectangles import HIDDEN
 from engine.runner import ModelRunner, Segment
+
+Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,7 +24,8 @@ class DeviceRows:
     Of a segment's keys the first `committed` are visible to all its rows. Those after them are its columns.
 
     Attributes:
-        tokens: int64 [rows], input token ids of the segments' rows, concatenated.
+        tokens: int64 [rows], input token ids of the first of the segments' rows, concatenated; those of the
+            others, if there are more rows, the segments have.
         committed: int64 [segments], at least 1 each; None without `seen`.
         seen: bool [segments, most rows, columns], which columns a row sees, itself among them, in the order
             of the keys; columns that a segment does not have are false. None if every row sees all keys,
@@ -64,15 +69,25 @@ class DeviceRowsRunner(ModelRunner, Protocol):
         """Whether segments may have several rows, of which each sees columns of its own."""
         ...
 
-    def forward_rows(self, segments: Sequence[Segment], rows: DeviceRows) -> torch.Tensor:
-        """Logits, float32 [rows, vocab], of all rows, as `forward`.
+    def forward_rows(
+        self, segments: Sequence[Segment], rows: DeviceRows, keep: Int32 | None = None
+    ) -> torch.Tensor:
+        """Logits as of `forward`, without `keep` of all rows; it begins with those of `rows.tokens`.
 
-        The host waits for nothing, unless the runner captures the shape now. Tokens and visibility of the
-        segments are not looked at.
+        The host waits for nothing, unless the runner captures the shape now. Tokens of those rows, and if
+        `rows` says what all see visibility, are not looked at in the segments.
         """
         ...
 
 
-def all_rows(segments: Sequence[Segment]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def all_rows(segments: Sequence[Segment]) -> Int32:
     """int32 [rows], `keep` for the logits of every row."""
     return np.arange(sum(len(segment.slots) for segment in segments), dtype=np.int32)
+
+
+def tokens_of(segments: Sequence[Segment], rows: DeviceRows) -> torch.Tensor:
+    """int64 [rows], input token ids of all rows: those that the device knows, and then the segments' own."""
+    known = np.concatenate([segment.tokens for segment in segments])[len(rows.tokens) :]
+    if len(known) == 0:
+        return rows.tokens
+    return torch.cat([rows.tokens, index_on(known, rows.tokens.device)])

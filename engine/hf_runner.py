@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from engine.attention import PaddedAttention, PaddedPlan
 from engine.attention_kinds import AttentionKind, make_attention
 from engine.capturable import Computed
-from engine.device_rows import DeviceRows
+from engine.device_rows import DeviceRows, tokens_of
 from engine.devices import index_on
 from engine.hf_attention import ATTENTION_NAME, Pass, check_window, current
 from engine.runner import KeyTokens, ModelShape, Segment
@@ -228,9 +228,12 @@ class HFRunner:
         return self._attention.takes_device_masks
 
     @torch.inference_mode()
-    def forward_rows(self, segments: Sequence[Segment], rows: DeviceRows) -> torch.Tensor:
+    def forward_rows(
+        self, segments: Sequence[Segment], rows: DeviceRows, keep: Int32 | None = None
+    ) -> torch.Tensor:
         """See `DeviceRowsRunner`."""
-        return self._forward(segments, rows.tokens, self._attention.plan_rows(segments, rows), None)
+        plan = self._attention.plan_rows(segments, rows)
+        return self._forward(segments, tokens_of(segments, rows), plan, keep)
 
     def _forward(
         self, segments: Sequence[Segment], tokens: torch.Tensor, plan: PaddedPlan, keep: Int32 | None

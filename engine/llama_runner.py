@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine.attention import PaddedAttention, PaddedPlan
 from engine.attention_kinds import AttentionKind, make_attention
 from engine.capturable import Computed
-from engine.device_rows import DeviceRows
+from engine.device_rows import DeviceRows, tokens_of
 from engine.devices import to_device
 from engine.gated import gate, gate_by_triton
 from engine.llama_weights import AnyLinear, LlamaWeights
@@ -146,7 +146,7 @@ class LlamaRunner:
         tokens = np.concatenate([segment.tokens for segment in segments])
         positions = np.concatenate([segment.positions for segment in segments])
         plan = self._attention.plan(segments)
-        selected = None if len(keep) == len(tokens) and _is_range(keep) else self._to_device(keep)
+        selected = self._selected(keep, len(tokens))
         computed = self.compute(self._to_device(tokens), self._to_device(positions), plan, selected)
         return self._taken(computed, plan)
 
@@ -156,11 +156,18 @@ class LlamaRunner:
         return self._attention.takes_device_masks
 
     @torch.inference_mode()
-    def forward_rows(self, segments: Sequence[Segment], rows: DeviceRows) -> torch.Tensor:
+    def forward_rows(
+        self, segments: Sequence[Segment], rows: DeviceRows, keep: Int32 | None = None
+    ) -> torch.Tensor:
         """See `DeviceRowsRunner`."""
         positions = np.concatenate([segment.positions for segment in segments])
         plan = self._attention.plan_rows(segments, rows)
-        return self._taken(self.compute(rows.tokens, self._to_device(positions), plan, None), plan)
+        selected = None if keep is None else self._selected(keep, len(positions))
+        tokens = tokens_of(segments, rows)
+        return self._taken(self.compute(tokens, self._to_device(positions), plan, selected), plan)
+
+    def _selected(self, keep: Int32, num_rows: int) -> torch.Tensor | None:
+        return None if len(keep) == num_rows and _is_range(keep) else self._to_device(keep)
 
     def compute(
         self, tokens: torch.Tensor, positions: torch.Tensor, plan: PaddedPlan, selected: torch.Tensor | None

@@ -2,54 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
-from engine.devices import Stopwatch
-from engine.runner import KeyTokens
-from engine.sampling import Decision, DecisionSent
+from engine.devices import index_on
+from verifier.launching import Launched
 from verifier.messages import Verdict, VerifyCall
 from verifier.planning import Planned
-
-
-class Launched:
-    """What a device was told to compute for a call; a CPU has computed it.
-
-    Attributes:
-        logits: float32 [decisions, vocab]; those of a later forward once another call is begun.
-        prompt_logits: float32 [rows, vocab], of the rows of prompts that were asked for, likewise.
-        forward: how long the forward takes.
-        decision: of all rows of `logits`; None without any.
-        keys: what attention reads.
-        failures: verdicts of requests whose grammar cannot be followed.
-    """
-
-    __slots__ = ("_sent", "decision", "failures", "forward", "keys", "logits", "prompt_logits")
-
-    def __init__(
-        self,
-        logits: torch.Tensor,
-        prompt_logits: torch.Tensor,
-        forward: Stopwatch,
-        decision: Decision | None,
-        keys: KeyTokens,
-        failures: Mapping[str, Verdict] | None = None,
-    ) -> None:
-        """Have the decisions sent to the host."""
-        self.logits, self.prompt_logits, self.forward = logits, prompt_logits, forward
-        self.decision, self.keys, self.failures = decision, keys, failures or {}
-        self._sent: DecisionSent | None = None if decision is None else decision.sent()
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether `fetch` would not wait."""
-        return self._sent is None or self._sent.has_arrived
-
-    def fetch(self) -> tuple[list[int], list[float]]:
-        """Tokens and gaps of all decisions, once they are there."""
-        return ([], []) if self._sent is None else self._sent.fetch()
 
 
 @dataclass(slots=True, eq=False)
@@ -89,3 +51,18 @@ class Begun:
     def is_decided(self) -> bool:
         """Whether finishing it would not wait for the device."""
         return self.launched is None or self.launched.is_decided
+
+    def tokens_after(self, rows: Sequence[Planned]) -> torch.Tensor:
+        """int64 [rows], where the decisions are: the token of each of these, which `decides_one`."""
+        assert self.launched is not None
+        assert self.launched.decision is not None
+        tokens = self.launched.decision.tokens
+        place: dict[int, int] = {}
+        num_decisions = 0
+        for p in self.planned:
+            place[id(p)] = num_decisions
+            num_decisions += 0 if p.tree is None else len(p.tree)
+        which = [place[id(p)] for p in rows]
+        if which == list(range(len(tokens))):
+            return tokens
+        return tokens.index_select(0, index_on(np.array(which), tokens.device))

@@ -151,8 +151,8 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="ver
         call_id: of the call answered.
         verdicts: one per verify item served.
         prefills: one per prefill item served.
-        deferred: requests left untouched because the KV pool had no slots for them in this step; the
-            scheduler preempts somebody and asks again.
+        deferred: requests left untouched because the KV pool had no slots for them in this step, or for the
+            end of their prompt in the one before; the scheduler preempts somebody and asks again.
         unknown: requests the verifier does not hold (it restarted); the scheduler reopens them.
         free_slots: slots available to the next call, shared prefixes that can be evicted included.
         num_tokens: rows in the forward pass.

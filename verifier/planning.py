@@ -64,9 +64,9 @@ class Planned:
     is_kept: bool = False
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it is a row of plain decoding, which another may follow before the host knows its token."""
-        is_root = not self.is_prefill and self.tree is not None and len(self.tree) == 1 and self.nodes is None
+    def decides_one(self) -> bool:
+        """Whether it surely brings one token, so that another row may follow before the host knows which."""
+        is_root = self.tree is not None and len(self.tree) == 1 and self.nodes is None
         return is_root and self.state.is_plain
 
 
@@ -79,7 +79,11 @@ class _Draft(NamedTuple):
     masks: list[TokenMask] | None
 
 
-NotPlanned = KeyError | OutOfSlots | ValueError | GrammarError
+class PromptIncomplete(Exception):
+    """A request is to go on from a prompt of which a part had no slots in the call before."""
+
+
+NotPlanned = KeyError | OutOfSlots | PromptIncomplete | ValueError | GrammarError
 """Why an item cannot be planned."""
 
 
@@ -146,15 +150,15 @@ class RequestTable:
         been drafted.
 
         What cannot be planned changes nothing, and is returned in its place: KeyError if the request is not
-        held; OutOfSlots; ValueError if the tree does not continue what is known of the request; GrammarError
-        if the request's grammar cannot be followed.
+        held; OutOfSlots; PromptIncomplete; ValueError if the tree does not continue what is known of the
+        request; GrammarError if the request's grammar cannot be followed.
         """
         drafts: list[_Draft | NotPlanned] = []
         num_rows = 0
         for item in items:
             try:
                 draft = self._draft_of(item, num_rows)
-            except (KeyError, ValueError, GrammarError) as error:
+            except (KeyError, ValueError, PromptIncomplete, GrammarError) as error:
                 drafts.append(error)
             else:
                 drafts.append(draft)
@@ -177,11 +181,13 @@ class RequestTable:
         return planned
 
     def plan_next(self, planned: Sequence[Planned]) -> list[Planned]:
-        """The rows after plain ones whose tokens the host does not know; there are slots for them.
+        """The rows after those that decide one token which the host does not know; there are slots for them.
 
         KV of the rows before is committed, whatever they decide; `settle` adds their tokens.
         """
-        self._cache.settle_all([(p.state.request_id, p.segment.slots, [0]) for p in planned])
+        self._cache.settle_all(
+            [(p.state.request_id, p.segment.slots, range(len(p.segment.slots))) for p in planned]
+        )
         for p in planned:
             p.is_kept = True
         slots = self._cache.reserve_all([(p.state.request_id, 1) for p in planned])
@@ -201,6 +207,8 @@ class RequestTable:
         """What is to be verified of an item; others of the call take `num_rows` slots before."""
         state = self._requests[item.request_id]
         if self._cache.length(item.request_id) != len(state.tokens) - 1:
+            if item.tree is None:
+                raise PromptIncomplete
             raise ValueError("a tree came before the prefill was complete")
         tree = TokenTree.root_only(state.tokens[-1]) if item.tree is None else self._checked(item.tree, state)
         nodes, masks = None, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.device_rows import DeviceRows, DeviceRowsRunner
-from engine.devices import CPU, Stopwatch, index_on
+from engine.device_rows import DeviceRowsRunner
+from engine.devices import CPU, Stopwatch
 from engine.grammar import GrammarError, Grammars
 from engine.runner import KeyTokens, ModelRunner
-from engine.sampling import Row, decide
 from engine.slots import OutOfSlots
 from engine.stop_rules import StopRule
-from verifier.begun import Begun, Launched
+from verifier.begun import Begun
+from verifier.launching import Launched, launch
 from verifier.messages import (
     PrefillItem,
     PrefillProgress,
@@ -30,7 +30,7 @@ from verifier.messages import (
     VerifyItem,
     VerifyResult,
 )
-from verifier.planning import NotPlanned, Planned, RequestTable
+from verifier.planning import NotPlanned, Planned, PromptIncomplete, RequestTable
 from verifier.proposing import Asking, Proposer, Read, ReadingProposer
 from verifier.verdicts import digest_of, failure_of, prompt_logprobs_of, verdict_of
 
@@ -130,10 +130,9 @@ class Verifier:
         """
         if not before.is_open or before.follower is not None:
             return None
-        at_work = {p.state.request_id: row for row, p in enumerate(before.planned)}
-        named = [item.request_id for item in call.verify] + [item.request_id for item in call.prefill]
-        num_shared = sum(name in at_work for name in named)
-        if num_shared and (num_shared < len(named) or not self._continues(call, before)):
+        at_work = {p.state.request_id: p for p in before.planned}
+        num_shared = sum(item.request_id in at_work for item in call.verify)
+        if not self._may_follow(call, at_work) or (num_shared and not self._continues(call, at_work)):
             return None
         begun = Begun(call, time.perf_counter())
         # What holds rows of the call before is let go when that is finished.
@@ -141,27 +140,36 @@ class Verifier:
         for request_id in call.release:
             if request_id not in at_work:
                 self._table.forget(request_id)
-        if not num_shared:
-            self._plan(begun)
-            self._launch(begun)
+        following: Sequence[Planned] = []
+        if num_shared:
+            following = [at_work[item.request_id] for item in call.verify]
+            begun.planned = self._table.plan_next(following)
+            self._plan_prompts(begun, call.prefill)
         else:
-            which = [at_work[name] for name in named]
-            begun.planned = self._table.plan_next([before.planned[row] for row in which])
-            self._launch(begun, before, which)
+            self._plan(begun)
+        self._launch(begun, before, following)
         before.follower = begun
         return begun
 
-    def _continues(self, call: VerifyCall, before: Begun) -> bool:
-        """Whether all items of a call go on from plain rows of the one before, each request named once."""
-        if call.prefill or len({item.request_id for item in call.verify}) < len(call.verify):
+    def _may_follow(self, call: VerifyCall, at_work: Mapping[str, Planned]) -> bool:
+        """Whether it names nobody twice, there are slots for it, and it can use nothing of the one before."""
+        names = [item.request_id for item in call.verify] + [item.request_id for item in call.prefill]
+        if len(set(names)) < len(names):
             return False
-        rows = {p.state.request_id: p for p in before.planned}
-        if len(call.verify) > self._table.free_slots or any(item.tree is not None for item in call.verify):
+        num_rows = sum([item.num_nodes + item.max_forced for item in call.verify])
+        num_rows += sum([item.num_tokens for item in call.prefill])
+        if num_rows > self._table.free_slots or any(item.request_id in at_work for item in call.prefill):
             return False
-        # Each row of that call is one decision, in their order.
-        return all(p.is_plain for p in before.planned) and all(
-            rows[item.request_id].state.remaining > 1 for item in call.verify
-        )
+        # A prompt that is complete may be the beginning of others.
+        opens = any(item.spec is not None for item in call.prefill)
+        return not (opens and any(p.is_prefill and p.tree is not None for p in at_work.values()))
+
+    def _continues(self, call: VerifyCall, at_work: Mapping[str, Planned]) -> bool:
+        """Whether all that a call verifies goes on from tokens which the one before it decides."""
+        if any(item.tree is not None for item in call.verify):
+            return False
+        rows = [at_work.get(item.request_id) for item in call.verify]
+        return all(p is not None and p.decides_one and p.state.remaining > 1 for p in rows)
 
     def finish(self, begun: Begun) -> VerifyResult:
         """The second half of `step`, which waits for the device.
@@ -235,20 +243,6 @@ class Verifier:
             seen.add(item.request_id)
             return True
 
-        def note(request_id: str, outcome: Planned | NotPlanned) -> None:
-            if isinstance(outcome, Planned):
-                begun.planned.append(outcome)
-            elif isinstance(outcome, OutOfSlots):
-                begun.deferred.append(request_id)
-            elif isinstance(outcome, KeyError):
-                begun.unknown.append(request_id)
-            elif isinstance(outcome, GrammarError):
-                begun.finished.append(failure_of(request_id, outcome))
-            else:
-                logger.error("request %s dropped: %s", request_id, outcome)
-                self._table.forget(request_id)
-                begun.unknown.append(request_id)
-
         trees: list[VerifyItem] = []
         for tree in call.verify:
             if is_first(tree):
@@ -257,26 +251,42 @@ class Verifier:
                 else:
                     trees.append(tree)
         for tree, outcome in zip(trees, self._table.plan_verify(trees), strict=True):
-            note(tree.request_id, outcome)
-        for chunk in call.prefill:
-            if is_first(chunk):
-                try:
-                    note(chunk.request_id, self._table.plan_prefill(chunk))
-                except (OutOfSlots, KeyError, GrammarError, ValueError) as error:
-                    note(chunk.request_id, error)
+            if isinstance(outcome, Planned):
+                begun.planned.append(outcome)
+            else:
+                self._note(begun, tree.request_id, outcome)
+        self._plan_prompts(begun, [chunk for chunk in call.prefill if is_first(chunk)])
 
-    def _launch(self, begun: Begun, before: Begun | None = None, which: Sequence[int] = ()) -> None:
+    def _plan_prompts(self, begun: Begun, chunks: Sequence[PrefillItem]) -> None:
+        for chunk in chunks:
+            try:
+                begun.planned.append(self._table.plan_prefill(chunk))
+            except (OutOfSlots, KeyError, GrammarError, ValueError) as error:
+                self._note(begun, chunk.request_id, error)
+
+    def _note(self, begun: Begun, request_id: str, why: NotPlanned) -> None:
+        """Note what becomes of an item that has no rows."""
+        if isinstance(why, OutOfSlots | PromptIncomplete):
+            begun.deferred.append(request_id)
+        elif isinstance(why, KeyError):
+            begun.unknown.append(request_id)
+        elif isinstance(why, GrammarError):
+            begun.finished.append(failure_of(request_id, why))
+        else:
+            logger.error("request %s dropped: %s", request_id, why)
+            self._table.forget(request_id)
+            begun.unknown.append(request_id)
+
+    def _launch(self, begun: Begun, before: Begun | None = None, following: Sequence[Planned] = ()) -> None:
         """Compute what is planned, on a GPU without waiting for it.
 
-        After rows `which` of the call `before`, whose tokens only the device knows, if there is one.
+        The first rows follow rows of the call `before`, `following`, whose tokens only the device knows.
         """
         if not begun.planned:
             return
         try:
-            if before is None:
-                begun.launched = self._launched(begun.planned)
-            else:
-                begun.launched = self._launched_next(begun.planned, before, which)
+            tokens = before.tokens_after(following) if before is not None and following else None
+            begun.launched = launch(self._runner, self._device, begun.planned, tokens)
         except BaseException:
             self._abandon(begun.planned)
             raise
@@ -285,51 +295,6 @@ class Verifier:
         )
         # Those and what proposes read of the forward what the next one overwrites.
         begun.is_open = self._overlaps and self._proposer is None and not has_logprobs
-
-    def _launched(self, planned: Sequence[Planned]) -> Launched:
-        keep: list[Int32] = []
-        prompts: list[Int32] = []
-        row = 0
-        for p in planned:
-            end = row + len(p.segment.tokens)
-            if p.tree is not None:
-                keep.append(np.arange(row + p.num_context, end, dtype=np.int32))
-            if p.is_prefill and p.state.wants_prompt_logprobs:
-                prompts.append(np.arange(row, row + p.num_context, dtype=np.int32))
-            row = end
-        num_decided = sum(map(len, keep))
-        keep += prompts
-        watch = Stopwatch(self._device)
-        logits = self._runner.forward(
-            [p.segment for p in planned],
-            np.concatenate(keep) if keep else np.empty(0, dtype=np.int32),
-        )
-        watch.stop()
-        rows: list[Row] = []
-        failures: dict[str, Verdict] = {}
-        for p in planned:
-            if p.tree is not None:
-                failure = _mask_prefilled(p)
-                if failure is not None:
-                    failures[p.state.request_id] = failure
-                rows.extend(p.state.rows(p.tree, p.masks))
-        decision = decide(logits[:num_decided], rows) if rows else None
-        return Launched(
-            logits[:num_decided], logits[num_decided:], watch, decision, self._runner.key_tokens, failures
-        )
-
-    def _launched_next(self, planned: Sequence[Planned], before: Begun, which: Sequence[int]) -> Launched:
-        assert isinstance(self._runner, DeviceRowsRunner)
-        assert before.launched is not None
-        assert before.launched.decision is not None
-        tokens = before.launched.decision.tokens
-        if which != list(range(len(tokens))):
-            tokens = tokens.index_select(0, index_on(np.array(which), tokens.device))
-        watch = Stopwatch(self._device)
-        logits = self._runner.forward_rows([p.segment for p in planned], DeviceRows(tokens))
-        watch.stop()
-        decision = decide(logits, [p.state.row_after_next() for p in planned])
-        return Launched(logits, logits[:0], watch, decision, self._runner.key_tokens)
 
     def _abandon(self, planned: Sequence[Planned]) -> None:
         for p in planned:
@@ -430,19 +395,3 @@ def _decided(planned: Sequence[Planned], launched: Launched) -> list[_Decided]:
         decided.append(_Decided(verdict, context + [p.num_context + node for node in path], last))
         first = end
     return decided
-
-
-def _mask_prefilled(p: Planned) -> Verdict | None:
-    """Mask the decision at the end of a prefill: after the forward, so that a grammar compiles meanwhile.
-
-    Returns:
-        the verdict of a request whose grammar cannot be followed, else None.
-    """
-    if p.tree is None or p.masks is not None:
-        return None
-    try:
-        masked = p.state.masked(p.tree)
-    except GrammarError as error:
-        return failure_of(p.state.request_id, error)
-    p.masks = masked.masks if masked is not None else None
-    return None

@@ -26,8 +26,10 @@ ASKED = [SamplingParams(temperature=0.0), SAMPLED, SamplingParams(top_k=20, min_
 def test_steps_begun_early_decide_the_same(
     attention: str, target: Path, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of three requests leaves after each third of the steps; who begins the next one never waits."""
+    """A fourth request joins three, which leave one after the other; who begins the next step never waits."""
     names = ["a", "b", "c"]
+    newcomer = spec_of("new", [9, 26, 5], SAMPLED)
+    joins = STEPS // 2
     found = []
     begin = Verifier.begin_following
     for overlaps in (False, True):
@@ -41,9 +43,10 @@ def test_steps_begun_early_decide_the_same(
         tokens = {one.request_id: list(one.verdict.tokens) for one in done.prefills if one.verdict}
         steps = []
         for number in range(STEPS):
-            going_on = names[: 3 - 3 * number // STEPS]
+            going_on = names[: 3 - 3 * number // STEPS] + ["new"] * (number > joins)
             items = [VerifyItem(request_id=name) for name in going_on]
-            steps.append(VerifyCall(call_id=number, verify=items))
+            opening = [PrefillItem(request_id="new", num_tokens=9, spec=newcomer)] * (number == joins)
+            steps.append(VerifyCall(call_id=number, verify=items, prefill=opening))
         num_begun = 0
         calls = OverlappedCalls(verifier)
         for number, step in enumerate(steps):
@@ -54,9 +57,11 @@ def test_steps_begun_early_decide_the_same(
                 )
             result = calls.answer(step, lambda following=following: following)
             num_begun += calls.has_begun
-            for verdict in result.verdicts:
-                tokens[verdict.request_id] += verdict.tokens
+            verdicts = [*result.verdicts, *(one.verdict for one in result.prefills if one.verdict)]
+            for verdict in verdicts:
+                tokens.setdefault(verdict.request_id, []).extend(verdict.tokens)
         assert num_begun == (STEPS - 1 if overlaps else 0)
         found.append(tokens)
-    assert [len(found[0][name]) for name in names] == [STEPS + 1, *(len(found[1][n]) for n in names[1:])]
+    assert len(found[0]["a"]) == STEPS + 1
+    assert len(found[0]["new"]) == STEPS - joins
     assert found[0] == found[1]

@@ -52,19 +52,25 @@ class Scheduler:
         """The call after the one that is computed, if it has been sent by now."""
         if len(self._sent) > 1:
             return self._sent[1]
-        busy = self._named(self._sent[0])
+        at_work = self._sent[0]
+        busy = self._named(at_work)
         others = [client for name, client in self._clients.items() if name not in busy]
         if self._rng.random() < 0.2 and self._send(others):
             return self._sent[1]
-        ready = [self._clients[name] for name in busy if self._clients[name].stage == "ready"]
+        # Who has a whole prompt in it is believed to be ready after it.
+        whole = {item.request_id for item in at_work.prefill if item.num_tokens == 100}
+        ready = [self._clients[name] for name in sorted(busy)]
+        ready = [c for c in ready if c.stage == "ready" or c.spec.request_id in whole]
         if self._rng.random() < 0.6 and ready:
             # Who surely ends with the answer is left out by a scheduler; the verifier takes it nevertheless.
             going_on = self._rng.sample(ready, self._rng.randint(1, len(ready)))
             items = [VerifyItem(request_id=client.spec.request_id) for client in going_on]
+            unread = [client for client in others if client.stage != "ready" and not client.done]
+            prefill = [self._chunk(client) for client in unread if self._rng.random() < 0.3]
             leaving = [c for c in ready if c not in going_on and self._rng.random() < self._leaving]
             for client in leaving:
                 self._leave(client)
-            self._sent.append(self._call(verify=items))
+            self._sent.append(self._call(verify=items, prefill=prefill))
             return self._sent[1]
         return None
 
@@ -108,11 +114,15 @@ class Scheduler:
                 tree = None if style == "none" else random_tree(rng, root, future, style)
                 verify.append(VerifyItem(request_id=name, tree=tree))
             else:
-                spec = client.reopening() if client.stage == "closed" else None
-                prefill.append(PrefillItem(request_id=name, num_tokens=rng.choice([3, 100]), spec=spec))
-                client.stage = "prefill"
+                prefill.append(self._chunk(client))
         self._sent.append(self._call(verify=verify, prefill=prefill))
         return True
+
+    def _chunk(self, client: Client) -> PrefillItem:
+        spec = client.reopening() if client.stage == "closed" else None
+        client.stage = "prefill"
+        num_tokens = self._rng.choice([3, 100])
+        return PrefillItem(request_id=client.spec.request_id, num_tokens=num_tokens, spec=spec)
 
     def _call(self, verify: list[VerifyItem], prefill: list[PrefillItem] | None = None) -> VerifyCall:
         self._last_id += 1
