@@ -148,7 +148,9 @@ def test_going_on_from_the_last_known_token_is_what_its_root_alone_is(runner: st
             if step == 3:
                 items += [VerifyItem(request_id="nobody"), VerifyItem(request_id="d")]
             result = verifier.step(VerifyCall(call_id=2 + step, verify=items))
-            assert result.unknown == (["nobody", "d"] if step == 3 else [])
+            assert result.unknown == (["nobody"] if step == 3 else [])
+            assert result.deferred == (["d"] if step == 3 else [])
+            assert "d" in verifier
             results.append(encode([result.verdicts, result.free_slots, result.num_tokens]))
             for verdict in result.verdicts:
                 last[verdict.request_id] = [last[verdict.request_id], *verdict.tokens][-1]
