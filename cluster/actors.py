@@ -86,11 +86,16 @@ class _Worker(ABC):
             self._lease.heard(time.monotonic())
         return _whereabouts()
 
-    def open(self, token: bytes, heartbeat_s: float) -> Address:
+    def open(self, token: bytes, heartbeat_s: float, busy_polling: bool) -> Address:
         """Listen: signs of life are sent from now on, calls are answered once it is loaded."""
         self._is_taken = False
         self._server = StepServer(
-            self._handle, token, get_node_ip_address(), idle=self._idle, heartbeat_s=heartbeat_s
+            self._handle,
+            token,
+            get_node_ip_address(),
+            idle=self._idle,
+            heartbeat_s=heartbeat_s,
+            busy_polling=busy_polling,
         )
         return self._server.address
 

@@ -251,6 +251,11 @@ class SchedulerConfig(StrictModel):
         description="While nobody is drafted for, the next call is sent before the target has answered the "
         "one at hand, so that it does not wait for the scheduler.",
     )
+    busy_polling: bool = Field(
+        default=False,
+        description="Scheduler and workers look for messages without pause while the cell works, in place of "
+        "sleeping until one comes. Each takes a processor core then.",
+    )
 
 
 class DebugConfig(StrictModel):

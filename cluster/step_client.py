@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from cluster.stalls import Signs
-from cluster.transport import frame, take_frames
+from cluster.transport import BUSY_POLLING_S, frame, take_frames
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +36,12 @@ class StepClient:
         connection: socket.socket,
         on_answer: Callable[[bytes], None],
         on_lost: Callable[[], None],
+        *,
+        busy_polling: bool = False,
     ) -> None:
         self.name = name
+        self._busy_s = BUSY_POLLING_S if busy_polling else 0.0
+        self._is_polling = False
         self.is_lost = False
         # Calls are answered in order: when those not answered were sent.
         self._sent: deque[float] = deque()
@@ -58,8 +62,13 @@ class StepClient:
         token: bytes,
         on_answer: Callable[[bytes], None],
         on_lost: Callable[[], None],
+        *,
+        busy_polling: bool = False,
     ) -> StepClient:
-        """Connect and present the token; OSError if the worker is not there."""
+        """Connect and present the token; OSError if the worker is not there.
+
+        With `busy_polling` the event loop does not sleep while an answer is to come soon.
+        """
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
         connection = socket.socket(*found[0][:2])
@@ -70,7 +79,7 @@ class StepClient:
         except BaseException:
             connection.close()
             raise
-        client = cls(name, connection, on_answer, on_lost)
+        client = cls(name, connection, on_answer, on_lost, busy_polling=busy_polling)
         client._write(token)
         return client
 
@@ -78,6 +87,14 @@ class StepClient:
         """Send one call, at once if the connection takes it."""
         self._sent.append(time.monotonic())
         self._write(call)
+        if self._busy_s and not self._is_polling:
+            self._poll()
+
+    def _poll(self) -> None:
+        """Have the event loop come back at once, and so look at its sockets."""
+        self._is_polling = bool(self._sent) and time.monotonic() < self._sent[-1] + self._busy_s
+        if self._is_polling:
+            self._loop.call_soon(self._poll)
 
     def signs(self, now: float, predicted_s: float = 0.0) -> Signs:
         """What is known of the worker's process.

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection
 
 from cluster.core_affinity import KeptThread, usable_cores
-from cluster.transport import TOKEN_S
+from cluster.transport import BUSY_POLLING_S, TOKEN_S
 from cluster.worker_lease import UNACKNOWLEDGED_S
 
 _LENGTH = struct.Struct(">I")
@@ -36,6 +36,7 @@ class StepServer:
         heartbeat_s: an empty frame is sent this often, as a sign of life, from a thread of its own: also
             while a call is computed. 0 sends none.
         token_s: whoever has not sent its token by then is cut off, so that the next one is heard.
+        busy_polling: whether it looks for the next call without pause for a while after an answer.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class StepServer:
         idle: Callable[[], bool] | None = None,
         heartbeat_s: float = 0.0,
         token_s: float = TOKEN_S,
+        busy_polling: bool = False,
     ) -> None:
         self._handle = handle
+        self._busy_s = BUSY_POLLING_S if busy_polling else 0.0
         self._token_s = token_s
         self._heartbeat_s = heartbeat_s
         self._sending = threading.Lock()
@@ -148,6 +151,9 @@ class StepServer:
                 if self._idle is not None:
                     while self._next is None and not _has_data(connection) and self._idle():
                         pass
+                until = time.monotonic() + self._busy_s
+                while self._next is None and time.monotonic() < until and not _has_data(connection):
+                    pass
         finally:
             self._connection = None
             self.is_connected = False

@@ -319,9 +319,9 @@ class WorkerSet:
 
     async def _connect(self, worker: Worker, names: list[str], heard: list[Callable[[bytes], None]]) -> None:
         """Connect to its processes, which give signs of life from now on; by rank, names and who hears."""
-        health = self._config.health
+        heartbeat_s, busy = self._config.health.heartbeat_s, self._config.scheduler.busy_polling
         addresses = await asyncio.gather(
-            *(actor.open.remote(self._token, health.heartbeat_s) for actor in worker.actors)
+            *(actor.open.remote(self._token, heartbeat_s, busy) for actor in worker.actors)
         )
 
         def told() -> None:
@@ -330,7 +330,10 @@ class WorkerSet:
 
         lost = _once(told)
         for name, address, hear in zip(names, addresses, heard, strict=True):
-            worker.steps.append(await StepClient.connect(name, tuple(address), self._token, hear, lost))
+            client = await StepClient.connect(
+                name, tuple(address), self._token, hear, lost, busy_polling=busy
+            )
+            worker.steps.append(client)
 
     async def _load_ranks(self, worker: Worker) -> VerifierReady:
         host, port = await worker.actors[0].rendezvous.remote()

@@ -35,11 +35,14 @@ async def until(condition, seconds: float = 5.0) -> None:  # type: ignore[no-unt
         await asyncio.sleep(0.005)
 
 
-async def test_answers_come_back_in_the_order_of_the_calls() -> None:
-    server = StepServer(lambda data: data[::-1], TOKEN, "127.0.0.1")
+@pytest.mark.parametrize("busy", [False, True])
+async def test_answers_come_back_in_the_order_of_the_calls(busy: bool) -> None:
+    server = StepServer(lambda data: data[::-1], TOKEN, "127.0.0.1", busy_polling=busy)
     answers: list[bytes] = []
     lost: list[bool] = []
-    client = await StepClient.connect("w", server.address, TOKEN, answers.append, lambda: lost.append(True))
+    client = await StepClient.connect(
+        "w", server.address, TOKEN, answers.append, lambda: lost.append(True), busy_polling=busy
+    )
     calls = [bytes([i]) * (1 + 997 * i) + b"x" for i in range(50)]
     for call in calls:
         client.send(call)
