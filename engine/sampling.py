@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -20,7 +19,8 @@ from numpy.typing import NDArray
 
 from engine.barring import allow_only_, bar_, ends_of_bad_words
 from engine.best_tokens import highest_by_triton
-from engine.devices import Transfer, to_device
+from engine.decision import Decision
+from engine.devices import to_device
 from engine.noise import gumbel_noise
 from engine.sampling_params import LEAST_DIVISOR, SamplingParams
 from engine.token_masks import mask_out_
@@ -102,55 +102,6 @@ class Row(msgspec.Struct, frozen=True, eq=False, gc=False):
     history: TokenHistory | None = None
     path: Sequence[int] = ()
     allowed: NDArray[np.int32] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Outcome of `decide`, where the logits are.
-
-    Attributes:
-        tokens: int64 [n], the chosen token of each row.
-        gap: float32 [n], best minus second-best score; near zero, rounding may decide (a near tie).
-    """
-
-    tokens: torch.Tensor
-    gap: torch.Tensor
-
-    def sent(self) -> DecisionSent:
-        """The same on its way to the host, which does not wait."""
-        if self.tokens.device.type == "cpu":
-            return DecisionSent(self, None)
-        # Token ids and float32 are exact in float64.
-        return DecisionSent(self, Transfer(torch.stack((self.tokens.double(), self.gap.double()))))
-
-    def fetch(self) -> tuple[list[int], list[float]]:
-        """Tokens and gaps on the host, which waits for the device once."""
-        return self.sent().fetch()
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionSent:
-    """A decision on its way to the host.
-
-    Attributes:
-        decision: where the logits are.
-        transfer: of float64 [2, n], tokens and gaps; None on a CPU.
-    """
-
-    decision: Decision
-    transfer: Transfer | None
-
-    @property
-    def has_arrived(self) -> bool:
-        """Whether `fetch` would not wait."""
-        return self.transfer is None or self.transfer.has_arrived
-
-    def fetch(self) -> tuple[list[int], list[float]]:
-        """Tokens and gaps, once they are there."""
-        if self.transfer is None:
-            return self.decision.tokens.tolist(), self.decision.gap.tolist()
-        tokens, gap = self.transfer.wait()
-        return tokens.long().tolist(), gap.tolist()
 
 
 def perturbed_scores(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:

@@ -5,9 +5,8 @@ them is computed by torch on the CPU, operation by operation. Emulated are the r
 
 - operands lie on one device, but for scalars and indices of the host;
 - operations that make the host wait are known, and raise under `torch.cuda.set_sync_debug_mode("error")`;
-- while a CUDA graph is captured nothing may wait, nor be copied to or from the host, and a replay runs the
-  captured operations again, with the tensors and numbers of the capture: what the host computed meanwhile
-  is not seen by it.
+- while a CUDA graph is captured nothing may wait, nor be copied to or from the host; a replay runs what was
+  captured again, with the tensors and numbers of the capture: it sees nothing of what the host does.
 
 Triton's kernels run in its interpreter, and are captured too. Not emulated: streams (all is done in order),
 the reuse of memory between graphs, speed, bfloat16 products in Triton, FlashInfer, NCCL.
@@ -307,10 +306,8 @@ def emulated_cuda() -> Iterator[Emulation]:
             device.arrive(self.num_copies)
 
         def query(self) -> bool:
-            # It takes a while: whoever looks for the third time finds it done.
             self.num_looks += 1
-            if self.num_looks > 2:
-                device.arrive(self.num_copies)
+            device.arrive(self.num_copies if self.num_looks > 2 else 0)  # it takes a while
             return device.num_arrived >= self.num_copies
 
         def elapsed_time(self, other: Event) -> float:

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.decision import Decision, DecisionSent
 from engine.device_rows import DeviceRows, DeviceRowsRunner
 from engine.devices import Stopwatch
 from engine.grammar import GrammarError
 from engine.runner import KeyTokens, ModelRunner
-from engine.sampling import Decision, DecisionSent, Row, decide
+from engine.sampling import Row, decide
 from verifier.messages import Verdict
 from verifier.planning import Planned
 from verifier.verdicts import failure_of
