@@ -86,7 +86,7 @@ class _Worker(ABC):
             self._lease.heard(time.monotonic())
         return _whereabouts()
 
-    def open(self, token: bytes, heartbeat_s: float, busy_polling: bool) -> Address:
+    def open(self, token: bytes, heartbeat_s: float, *, busy_polling: bool = False) -> Address:
         """Listen: signs of life are sent from now on, calls are answered once it is loaded."""
         self._is_taken = False
         self._server = StepServer(

@@ -321,7 +321,7 @@ class WorkerSet:
         """Connect to its processes, which give signs of life from now on; by rank, names and who hears."""
         heartbeat_s, busy = self._config.health.heartbeat_s, self._config.scheduler.busy_polling
         addresses = await asyncio.gather(
-            *(actor.open.remote(self._token, heartbeat_s, busy) for actor in worker.actors)
+            *(actor.open.remote(self._token, heartbeat_s, busy_polling=busy) for actor in worker.actors)
         )
 
         def told() -> None:
