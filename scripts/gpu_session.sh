@@ -253,8 +253,15 @@ serve-8b)
             --max-tokens 256 --json "$found/load-random.json"
         end random
     fi
-    # The same without calls that are sent ahead: what the target waits for the scheduler.
-    sed -i 's/"async_scheduling": *true/"async_scheduling":false/' "$found/serve.yaml"
+    # The same where nobody sleeps while a message is to come; then without calls that are sent ahead.
+    sed -i 's/"busy_polling": *false/"busy_polling":true/' "$found/serve.yaml"
+    if [ $((deadline - $(date +%s))) -ge 75 ] && begin busy "--policy fixed"; then
+        part load-busy 60 $parts load "$url" "$server" --way fixed --drafters small --concurrency 1 16 64 \
+            --max-tokens 256 --json "$found/load-busy.json"
+        end busy
+    fi
+    sed -i -e 's/"async_scheduling": *true/"async_scheduling":false/' \
+        -e 's/"busy_polling": *true/"busy_polling":false/' "$found/serve.yaml"
     if [ $((deadline - $(date +%s))) -ge 60 ] && begin in-turn "--policy fixed"; then
         part load-in-turn 45 $parts load "$url" "$server" --way off --concurrency 1 16 64 --max-tokens 256 \
             --json "$found/load-in-turn.json"
