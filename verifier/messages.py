@@ -158,7 +158,8 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True, eq=False, tag="ver
         num_tokens: rows in the forward pass.
         key_tokens: keys that attention read for them, padding left out, in each layer.
         padded_tokens: keys of padding that it read besides.
-        seconds: time from decoding the call to having the answer.
+        seconds: time from decoding the call to having the answer; of one that was begun while another was
+            computed, from the answer to that.
         forward_seconds: part of it spent in the model's forward.
         digest: checksum of all committed tokens; tensor-parallel ranks must agree on it.
     """
