@@ -48,7 +48,7 @@ class Sizes:
     texts: int
 
 
-_SIZES = {"cuda": Sizes(32, 64, 1024, 256), "cpu": Sizes(8, 8, 64, 32)}
+_SIZES = {"cuda": Sizes(32, 64, 1024, 256), "cpu": Sizes(2, 8, 64, 32)}
 
 
 @dataclass(frozen=True)
