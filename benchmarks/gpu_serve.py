@@ -305,7 +305,7 @@ def main(arguments: Sequence[str]) -> int:
             part.add_argument("--max-tokens", type=int, default=96)
             part.add_argument("--json", type=Path, default=None)
         if name == "differ":
-            part.add_argument("--count", type=int, default=60)
+            part.add_argument("--count", type=int, default=48)
             part.add_argument("--concurrency", type=int, default=16)
             part.add_argument("--max-tokens", type=int, default=96)
             part.add_argument("--json", type=Path, default=None)

@@ -288,10 +288,6 @@ pair)
     config="$parts config --target $pair/$target --drafter $pair/$drafter --num-slots ${SESSION_SLOTS:-131072}"
     $config --keep-nothing --device auto --num-gpus 0 >"$found/engine.yaml" || exit 1
     $config --keep-nothing --device "$device" --num-gpus 0.75 >"$found/serve.yaml" || exit 1
-    part profile 60 python3 -c "$cli" profile --config "$found/engine.yaml" --json "$profile"
-    cp "$profile" "$found/" && given="--profile $profile"
-    bench engine "${ENGINE_SECONDS:-110}" engine --config "$found/engine.yaml" --no-processes --policy fixed \
-        --assistant "$pair/$drafter" --batch 1 --batch 32 --rounds 3 --per-domain 2 --max-tokens 96 ${given-}
     share
     if begin pair ""; then
         part load-pair 90 $parts load "$url" "$server" --way flotilla --learn "${LEARN_SECONDS:-14}" --seconds 8 \
@@ -300,6 +296,11 @@ pair)
         end pair
     fi
     unshare
+    # Last, for it has a record after each round, and the time that is left.
+    part profile 60 python3 -c "$cli" profile --config "$found/engine.yaml" --json "$profile"
+    cp "$profile" "$found/" && given="--profile $profile"
+    bench engine 200 engine --config "$found/engine.yaml" --no-processes --policy fixed \
+        --assistant "$pair/$drafter" --batch 1 --batch 32 --rounds 3 --per-domain 2 --max-tokens 96 ${given-}
     ;;
 *)
     echo "scripts/gpu_session.sh: no call named '$call': check, measure, serve, serve-8b or pair" >&2

@@ -159,8 +159,8 @@ def write(
     batch: int,
     temperature: float = TEMPERATURE,
 ) -> Scored:
-    """Answers to random prompts of ``tokens`` for a budget of minutes, at least one batch; half of them are
-    greedy, half at ``temperature``.
+    """Answers to random prompts of ``tokens`` for a budget of minutes, at least a batch of each domain; half
+    of them are greedy, half at ``temperature``.
     """
     torch.manual_seed(seed)
     device = next(model.parameters()).device
@@ -170,7 +170,7 @@ def write(
     builder = ScoredBuilder()
     spent: dict[Domain, float] = dict.fromkeys(DOMAINS, 0.0)
     begun = clock.seconds()
-    while spent and (not builder.response_tokens or clock.seconds() - begun < minutes * 60.0):
+    while spent and (clock.seconds() - begun < minutes * 60.0 or not all(spent.values())):
         domain = min(spent, key=lambda d: spent[d] / TIME_SHARES[d])
         at = clock.seconds()
         taken = batcher.take(DOMAINS.index(domain), batch)
