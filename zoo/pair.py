@@ -179,6 +179,8 @@ def run(plan: Plan) -> dict[str, Any]:
     if cuda:
         torch.set_num_threads(min(4, os.cpu_count() or 1))
         torch.set_float32_matmul_precision("high")  # TF32, where anything is multiplied in float32
+        # On Hopper it would be preferred, and plan anew for every length that answers come to.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     (plan.out / "logs").mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
         "benchmark": "pair",
