@@ -196,6 +196,10 @@ def engine(
         list[str] | None, typer.Option(help="Assistant of Transformers' assisted generation; may repeat.")
     ] = None,
     prompt_lookup: Annotated[int, typer.Option(min=1, help="Tokens Transformers' prompt lookup drafts.")] = 8,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="A further policy of this engine to measure, beside the cell's; may repeat."),
+    ] = None,
     peer_threads: Annotated[
         int, typer.Option(min=0, help="Torch threads for Transformers; 0 takes the fastest.")
     ] = 0,
@@ -225,6 +229,7 @@ def engine(
                 peers=peers,
                 assistants=tuple(assistant or ()),
                 prompt_lookup=prompt_lookup,
+                policies=tuple(policy or ()),
                 peer_threads=peer_threads,
                 seed=seed,
                 json_file=json_file,

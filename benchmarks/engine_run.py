@@ -42,6 +42,7 @@ class EngineOptions:
     peers: bool = True
     assistants: tuple[str, ...] = ()
     prompt_lookup: int = 8
+    policies: tuple[str, ...] = ()
     peer_threads: int = 0
     seed: int = 0
     json_file: Path | None = None
@@ -94,6 +95,9 @@ def build_engines(
         # Two separate cells, so that neither finds the other's prompts in its prefix cache.
         add(own_engine(PLAIN, without_speculation(config), reference.end_tokens, options.processes))
         add(own_engine(OWN, config, reference.end_tokens, options.processes))
+        for name in options.policies:
+            other = config.model_copy(update={"policy": config.policy.model_copy(update={"name": name})})
+            add(own_engine(f"{OWN}, {name}", other, reference.end_tokens, options.processes))
     if options.peers:
         add(GenerateEngine(reference, threads=threads))
         for name in options.assistants or (f"zoo:{demo.GENERAL_DRAFTER}",):
@@ -124,6 +128,8 @@ def run(options: EngineOptions) -> dict[str, Any]:
     def keep(comparison: Comparison) -> dict[str, Any]:
         record = to_json(comparison, OWN, baselines) | {
             "options": asdict(options),
+            "target": os.path.basename(reference.path),
+            "dtype": config.target.dtype,
             "transformers_threads": threads,
             "prompts_repeated": deck.repeats,
         }

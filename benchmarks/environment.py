@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,12 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in names), platform.processor())
 
 
+def _gpu() -> str | None:
+    """The first GPU that this process sees, if it has imported torch: nothing is imported for a name."""
+    torch = sys.modules.get("torch")
+    return str(torch.cuda.get_device_name()) if torch is not None and torch.cuda.is_available() else None
+
+
 def describe() -> dict[str, Any]:
     """Machine, load and versions; a high load average explains odd figures."""
     return {
@@ -36,6 +43,7 @@ def describe() -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": _processor(),
         "cpus": os.cpu_count(),
+        "gpu": _gpu(),
         "load_average": os.getloadavg(),
         "python": platform.python_version(),
         "versions": {package: _version(package) for package in PACKAGES},

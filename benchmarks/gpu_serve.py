@@ -1,4 +1,4 @@
-"""The parts of `scripts/gpu_session.sh serve`: what a server does on a machine with one GPU.
+"""The parts of calls of `scripts/gpu_session.sh` that serve: what a server does on a machine with one GPU.
 
     python -m benchmarks.gpu_serve config > serve.yaml
     python -m benchmarks.gpu_serve ready URL PID
@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from benchmarks import tables
+from benchmarks.demo import keeping_nothing
 from benchmarks.live_system import LiveSystem
-from benchmarks.served_load import load, show
+from benchmarks.served_load import differences, load, show
 from cluster.config import FlotillaConfig
 
 if TYPE_CHECKING:  # with these comes torch, which takes the other parts seconds
@@ -48,13 +49,18 @@ _GIVE_UP_S = 60.0
 
 
 def served(
-    device: str, num_gpus: float, target: str | None = None, drafter: str | None = None
+    device: str,
+    num_gpus: float,
+    target: str | None = None,
+    drafter: str | None = None,
+    num_slots: int | str = "auto",
 ) -> FlotillaConfig:
     """A target and drafters on shares of one device: `num_gpus`, and for each drafter a fifth of that.
 
-    They are the demo family, or a checkpoint in bfloat16 with one as its drafter.
+    They are the demo family, or a checkpoint in bfloat16 with one as its drafter. Without GPUs and for the
+    device `auto` it is for commands that run in one process.
     """
-    where: dict[str, Any] = {"device": device, "num_slots": "auto", "memory_fraction": 0.85}
+    where: dict[str, Any] = {"device": device, "num_slots": num_slots, "memory_fraction": 0.85}
     beside = {"num_gpus": num_gpus / 5, "collocate": "target"}
     paths, heads = _DRAFTERS, [{"kind": "heads", "path": _HEADS}]
     if target is not None:
@@ -253,11 +259,19 @@ def _is_alive(pid: int) -> bool:
 async def _load(asked: argparse.Namespace) -> None:
     names = [name for name in asked.drafters.split(",") if name]
     loops = []
-    figures = load(asked.url, asked.way, names, asked.seconds, asked.concurrency, asked.max_tokens)
+    figures = load(
+        asked.url, asked.way, names, asked.seconds, asked.concurrency, asked.max_tokens, asked.learn
+    )
     async for one in figures:
         show(one)
         loops.append(asdict(one))
         tables.write_json(asked.json, {"benchmark": "gpu-serve", "loops": loops})
+
+
+async def _differ(asked: argparse.Namespace) -> None:
+    found = await differences(asked.url, asked.count, asked.concurrency, asked.max_tokens)
+    print(f"answers that differ from plain ones, one at a time: {found}")
+    tables.write_json(asked.json, {"benchmark": "gpu-serve-differences", **found})
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -271,8 +285,12 @@ def main(arguments: Sequence[str]) -> int:
     parser_of_config.add_argument("--num-gpus", type=float, default=0.5)
     parser_of_config.add_argument("--target", default=None)
     parser_of_config.add_argument("--drafter", default=None)
+    parser_of_config.add_argument("--num-slots", default="auto")
+    parser_of_config.add_argument(
+        "--keep-nothing", action="store_true", help="no request's prefix for others"
+    )
     parts.add_parser("ray")
-    for name in ("ready", "ask", "kill", "load", "stop"):
+    for name in ("ready", "ask", "kill", "load", "differ", "stop"):
         part = parts.add_parser(name)
         part.add_argument("url")
         part.add_argument("pid", type=int)
@@ -283,12 +301,20 @@ def main(arguments: Sequence[str]) -> int:
             part.add_argument("--drafters", default="")
             part.add_argument("--seconds", type=float, default=3.0)
             part.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
+            part.add_argument("--learn", type=float, default=0.0, help="seconds before each with drafts")
+            part.add_argument("--max-tokens", type=int, default=96)
+            part.add_argument("--json", type=Path, default=None)
+        if name == "differ":
+            part.add_argument("--count", type=int, default=48)
+            part.add_argument("--concurrency", type=int, default=16)
             part.add_argument("--max-tokens", type=int, default=96)
             part.add_argument("--json", type=Path, default=None)
     asked = parser.parse_args(arguments)
     match asked.part:
         case "config":
-            config = served(asked.device, asked.num_gpus, asked.target, asked.drafter)
+            slots = asked.num_slots if asked.num_slots == "auto" else int(asked.num_slots)
+            config = served(asked.device, asked.num_gpus, asked.target, asked.drafter, slots)
+            config = keeping_nothing(config) if asked.keep_nothing else config
             print(config.model_dump_json(indent=1))  # JSON is YAML
         case "ray":
             return look_at_ray()
@@ -300,6 +326,8 @@ def main(arguments: Sequence[str]) -> int:
             return asyncio.run(kill_the_target(asked.url, asked.pid))
         case "load":
             asyncio.run(_load(asked))
+        case "differ":
+            asyncio.run(_differ(asked))
         case "stop":
             return stop(asked.url, asked.pid, asked.metrics)
     return 0

@@ -34,7 +34,7 @@ class Figures:
         draft_ms: a drafter's work on a call, mean, by drafter.
         requests_per_step: decoded in a call, mean.
         tokens_per_step: committed per request in a call, the first token, of the prompt, among them.
-        accepted: tokens accepted, by drafter.
+        accepted: tokens accepted, by drafter. acceptance: share of those verified.
     """
 
     way: str
@@ -53,6 +53,7 @@ class Figures:
     requests_per_step: float | None
     tokens_per_step: float | None
     accepted: dict[str, float]
+    acceptance: dict[str, float]
 
 
 def figures(
@@ -75,6 +76,9 @@ def figures(
     accepted = {
         name: grown("flotilla_drafter_tokens_total", drafter=name, outcome="accepted") for name in drafters
     }
+    verified = {
+        name: grown("flotilla_drafter_tokens_total", drafter=name, outcome="verified") for name in drafters
+    }
     decoded = grown("flotilla_batch_requests_sum", phase="decode")
     drafts = {name: mean_ms("flotilla_draft_call_seconds", drafter=name) for name in drafters}
     return Figures(
@@ -94,6 +98,7 @@ def figures(
         requests_per_step=_over(decoded, grown("flotilla_batch_requests_count", phase="decode")),
         tokens_per_step=_over(tokens, decoded),
         accepted=accepted,
+        acceptance={name: accepted[name] / count for name, count in verified.items() if count},
     )
 
 
@@ -131,6 +136,7 @@ async def load(
     seconds: float,
     concurrencies: Sequence[int],
     max_tokens: int = 96,
+    learn_s: float = 0.0,
 ) -> AsyncIterator[Figures]:
     """Closed loops with speculation and without, each as it ends.
 
@@ -141,6 +147,9 @@ async def load(
         seconds: of each loop.
         concurrencies: requests at once.
         max_tokens: of an answer.
+        learn_s: of a loop before each with speculation, of which there are figures, too: what is not known
+            at first is learnt in it. If 0, and without speculation, a loop of a quarter of `seconds` is not
+            measured.
     """
     on: Mapping[str, Any] = {"speculation": {"drafters": list(drafters)}} if drafters else {}
     off: Mapping[str, Any] = SPECULATION_OFF
@@ -150,12 +159,57 @@ async def load(
     async with LoadClient(url, "", send_slo=False) as client:
         client.model = await find_model(client, None)
         for concurrency, (name, extra) in itertools.product(concurrencies, ways):
-            await closed_loop(client, requests, concurrency, seconds / 4, extra)  # costs are learnt
-            before = await _scrape(client)
-            outcomes, took = await closed_loop(client, requests, concurrency, seconds, extra)
-            if outcomes and not outcomes[-1].is_ok:
-                print("an error:", outcomes[-1].error)
-            yield figures(name, concurrency, took, outcomes, before, await _scrape(client))
+            loops = [(name, seconds)]
+            if learn_s and name != "off":
+                loops.insert(0, (f"{name}, at first", learn_s))
+            else:
+                await closed_loop(client, requests, concurrency, seconds / 4, extra)  # costs are learnt
+            for called, length in loops:
+                before = await _scrape(client)
+                outcomes, took = await closed_loop(client, requests, concurrency, length, extra)
+                if outcomes and not outcomes[-1].is_ok:
+                    print("an error:", outcomes[-1].error)
+                yield figures(called, concurrency, took, outcomes, before, await _scrape(client))
+
+
+async def differences(url: str, count: int, concurrency: int, max_tokens: int) -> dict[str, Any]:
+    """How many greedy answers differ from those without speculation, asked one at a time.
+
+    In bfloat16 another number of rows is another order of sums, so that some do; plain ones of several
+    requests at once say how many do without drafts. Prompts are found in no prefix cache only if the
+    server keeps none.
+    """
+    requests = workload.build(prompts.load("zoo"), count=count, max_tokens=max_tokens, seed=5)
+    found: dict[str, Any] = {"answers": len(requests), "concurrency": concurrency}
+    async with LoadClient(url, "", send_slo=False) as client:
+        client.model = await find_model(client, None)
+        expected = await _answers(client, requests, 1, SPECULATION_OFF)
+        for name, at_once, extra in (
+            ("drafts, alone", 1, {}),
+            ("plain, at once", concurrency, SPECULATION_OFF),
+            ("drafts, at once", concurrency, {}),
+        ):
+            answers = await _answers(client, requests, at_once, extra)
+            found[name] = sum(one != other for one, other in zip(answers, expected, strict=True))
+    return found
+
+
+async def _answers(
+    client: LoadClient,
+    requests: Sequence[workload.BenchRequest],
+    concurrency: int,
+    extra: Mapping[str, Any],
+) -> list[str]:
+    room = asyncio.Semaphore(concurrency)
+
+    async def ask(request: workload.BenchRequest) -> str:
+        async with room:
+            outcome = await client.send(request, extra=extra)
+        if not outcome.is_ok:
+            raise RuntimeError(f"request {request.index} failed: {outcome.error}")
+        return outcome.text
+
+    return list(await asyncio.gather(*map(ask, requests)))
 
 
 async def _scrape(client: LoadClient) -> Scrape:
@@ -179,4 +233,5 @@ def show(one: Figures) -> None:
     print(f"{requests} requests in each, {tokens} tokens for each of them")
     drafts = ", ".join(f"{name} {value:.2f}" for name, value in one.draft_ms.items())
     kept = ", ".join(f"{name} {count:.0f}" for name, count in one.accepted.items() if count)
-    print(f"  draft calls, ms: {drafts or '-'}; accepted: {kept or '-'}")
+    shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in one.acceptance.items())
+    print(f"  draft calls, ms: {drafts or '-'}; accepted: {kept or '-'}, of those verified {shares or '-'}")

@@ -1,16 +1,17 @@
 #!/bin/sh
 # One call of a session on a GPU machine without a network (docs/gpu.md): run from the repository's root there.
-#   scripts/gpu_session.sh check|measure|serve|serve-8b [OUT]
-# Beside the repository it needs .gpu/ (scripts/gpu_wheels.sh), the last two .gpu-ray/ (scripts/gpu_ray.sh) in
-# its place, and with SESSION_DEVICE=cpu no GPU. Results are OUT/CALL.tar.gz, made anew after
+#   scripts/gpu_session.sh check|measure|serve|serve-8b|pair [OUT]
+# Beside the repository it needs .gpu/ (scripts/gpu_wheels.sh), those that serve .gpu-ray/ (scripts/gpu_ray.sh) in
+# its place, the last .gpu-pair/ (scripts/gpu_pair.sh), too, and with SESSION_DEVICE=cpu those need no GPU. Results are OUT/CALL.tar.gz, made anew after
 # each part: few files come back from such a machine, those of a call that was ended among them.
 set -u
-call=${1:?check, measure, serve or serve-8b}
+call=${1:?check, measure, serve, serve-8b or pair}
 out=${2:-${OUT:-/tmp/gpu-session}}
 most_s=570 site=/tmp/site # a call is ended after 600 s
 case $call in
 serve) most_s=170 site=/tmp/site-ray ;;
 serve-8b) most_s=250 site=/tmp/site-ray ;;
+pair) most_s=545 site=/tmp/site-ray ;;
 esac
 deadline=$(($(date +%s) + ${SESSION_SECONDS:-$most_s}))
 found=/tmp/gpu-session-$call profile=/tmp/profile.json
@@ -269,8 +270,47 @@ serve-8b)
     fi
     unshare
     ;;
+pair)
+    target=${SESSION_TARGET:-target-32x1024} drafter=${SESSION_DRAFTER:-drafter-general-2x384} pair=/tmp/pair
+    # Minutes of the target's training, of its writing and reading, and of the drafter's.
+    # shellcheck disable=SC2086
+    set -- ${SESSION_MINUTES:-2.2 0.7 0.2 0.6}
+    nvidia-smi -L
+    # A second call on a machine that is still there finds the pair of the first.
+    if [ ! -s "$pair/$drafter/model.safetensors" ]; then
+        python3 -m tarfile -e .gpu-pair/data.tar.xz /tmp/pair-data || exit 1
+        python3 -m zipfile -e .gpu-pair/pytest_asyncio-*.whl /tmp/site-tests
+        for file in runners decoding_attention; do
+            beside "tests-$file" "${BESIDE_SECONDS:-260}" env PYTHONPATH="$PYTHONPATH:/tmp/site-tests" $pytest \
+                "tests/gpu/test_${file}_on_gpu.py" -k 'not flashinfer'
+        done
+        part train 330 python3 -c "$cli" zoo pair --data /tmp/pair-data --out "$pair" --target "$target" \
+            --drafter "$drafter" --minutes "$1" --teach-minutes "$2" --score-minutes "$3" --drafter-minutes "$4"
+        cp -r "$pair/pair.json" "$pair/logs" "$found/"
+        together
+    fi
+    [ -s "$pair/$drafter/model.safetensors" ] || exit 1
+    cat "$pair/pair.json"
+    # In one process nothing is shared out. No request finds another's prompt read, here or when it is served.
+    config="$parts config --target $pair/$target --drafter $pair/$drafter --num-slots ${SESSION_SLOTS:-131072}"
+    $config --keep-nothing --device auto --num-gpus 0 >"$found/engine.yaml" || exit 1
+    $config --keep-nothing --device "$device" --num-gpus 0.75 >"$found/serve.yaml" || exit 1
+    share
+    if begin pair ""; then
+        part load-pair 90 $parts load "$url" "$server" --way flotilla --learn "${LEARN_SECONDS:-14}" --seconds 8 \
+            --concurrency 1 16 --json "$found/load-pair.json"
+        part differ 40 $parts differ "$url" "$server" --json "$found/differ.json"
+        end pair
+    fi
+    unshare
+    # Last, for it has a record after each round, and the time that is left.
+    part profile 60 python3 -c "$cli" profile --config "$found/engine.yaml" --json "$profile"
+    cp "$profile" "$found/" && given="--profile $profile"
+    bench engine 200 engine --config "$found/engine.yaml" --no-processes --policy fixed \
+        --assistant "$pair/$drafter" --batch 1 --batch 32 --rounds 3 --per-domain 2 --max-tokens 96 ${given-}
+    ;;
 *)
-    echo "scripts/gpu_session.sh: no call named '$call': check, measure, serve or serve-8b" >&2
+    echo "scripts/gpu_session.sh: no call named '$call': check, measure, serve, serve-8b or pair" >&2
     exit 2
     ;;
 esac

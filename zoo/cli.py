@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from zoo.registry import DRAFTERS, EAGLE, HEADS, MODELS, OTHER_VOCABULARY, TARGET, WEIGHTS
+from zoo.registry import (
+    DRAFTERS,
+    EAGLE,
+    HEADS,
+    LARGER_DRAFTER,
+    LARGER_TARGET,
+    MODELS,
+    OTHER_VOCABULARY,
+    TARGET,
+    WEIGHTS,
+)
 
 if TYPE_CHECKING:
     from zoo.evaluate import Reading
@@ -153,6 +163,49 @@ def eagle(
         shutil.copytree(trained, weights / EAGLE, dirs_exist_ok=True)
     found = _measured("eagle", eagle_evaluate.measure, weights, json_file)
     console.print(card.eagle_table(found), markup=False, highlight=False)
+
+
+@app.command(name="prepare")
+def prepare_data(out: OutOption = BUILD) -> None:
+    """Make the data of `pair`: the corpus in the shipped tokenizer, without what shipped prompts ask for."""
+    from zoo import prepare
+
+    with console.status("reading the corpus"):
+        prepare.prepare(out, WEIGHTS / TARGET)
+        dropped = prepare.drop_shipped(out)
+    console.print(f"data in {out}; {dropped} examples left out, for they have a shipped prompt's reference")
+
+
+@app.command()
+def pair(
+    data: Annotated[Path, typer.Option(help="Folder that `prepare` made.")] = BUILD,
+    out: Annotated[Path, typer.Option(help="Folder for models, logs and `pair.json`.")] = BUILD / "pair",
+    target: Annotated[str, typer.Option(help="Shape of the target.")] = LARGER_TARGET,
+    drafter: Annotated[str, typer.Option(help="Shape of the drafter.")] = LARGER_DRAFTER,
+    minutes: Annotated[float, typer.Option(help="Minutes of the target's training.")] = 3.0,
+    teach_minutes: Annotated[float, typer.Option(help="Minutes in which the target writes answers.")] = 0.9,
+    score_minutes: Annotated[
+        float, typer.Option(help="Minutes in which the target reads corpus text.")
+    ] = 0.25,
+    drafter_minutes: Annotated[float, typer.Option(help="Minutes of the drafter's training.")] = 0.75,
+) -> None:
+    """Train a target and its drafter on a GPU in minutes (of wall-clock time; on a CPU of processor time)."""
+    from zoo import distill as distillation
+    from zoo import models
+    from zoo import pair as training
+
+    for option, name, known in (
+        ("--target", target, models.SHAPES.keys()),
+        ("--drafter", drafter, distillation.DIETS.keys() - set(OTHER_VOCABULARY)),
+    ):
+        if name not in known:
+            raise typer.BadParameter(f"no {name}; there are {', '.join(sorted(known))}", param_hint=option)
+    if not (data / "prompts.jsonl").exists():
+        raise typer.BadParameter(f"no data in {data}; `flotilla zoo prepare` makes it", param_hint="--data")
+    training.run(
+        training.Plan(data, out, target, drafter, minutes, teach_minutes, score_minutes, drafter_minutes)
+    )
+    console.print(f"models and pair.json in {out}")
 
 
 @app.command()

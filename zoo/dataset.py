@@ -43,6 +43,13 @@ class Tokens:
         """Write one uncompressed ``.npz`` file."""
         np.savez(path, ids=self.ids, answer=self.answer, starts=self.starts, domain=self.domain)
 
+    def select(self, keep: npt.NDArray[np.bool_]) -> Tokens:
+        """The examples that are marked, in their order."""
+        lengths = np.diff(self.starts)
+        of_token = np.repeat(keep, lengths)
+        starts = np.concatenate([[0], np.cumsum(lengths[keep])]).astype(np.int64)
+        return Tokens(self.ids[of_token], self.answer[of_token], starts, self.domain[keep])
+
     @staticmethod
     def load(path: Path) -> Tokens:
         """Read what ``save`` wrote."""

@@ -18,7 +18,7 @@ from zoo import generate, models, retokenized, score
 from zoo.dataset import Tokens
 from zoo.learning import learn
 from zoo.optimizer import SharedOptimizer
-from zoo.registry import DRAFTERS, OTHER_VOCABULARY, TARGET, Domain
+from zoo.registry import DRAFTERS, LARGER_DRAFTER, OTHER_VOCABULARY, TARGET, Domain
 from zoo.scored import Batch, Scored, batches
 from zoo.tokenizer import load as load_tokenizer
 
@@ -29,6 +29,7 @@ DIETS: dict[str, dict[Domain, float]] = {
     "drafter-chat-2x128": {"code": 0.05, "chat": 0.9, "summary": 0.05},
     "drafter-summary-1x128": {"code": 0.04, "chat": 0.06, "summary": 0.9},
     "drafter-vocab1024-2x128": {"code": 0.4, "chat": 0.35, "summary": 0.25},
+    LARGER_DRAFTER: {"code": 0.4, "chat": 0.35, "summary": 0.25},
 }
 #: Share of rows that are the target's own answers, which is what is drafted when serving; the rest is
 #: corpus text.
@@ -64,7 +65,7 @@ def divergence(logits: Tensor, top_ids: Tensor, top_logp: Tensor) -> Tensor:
 
 def distillation_loss(
     model: LlamaForCausalLM, batch: Batch, device: torch.device
-) -> tuple[Tensor, list[float]]:
+) -> tuple[Tensor, list[Tensor]]:
     """Training loss, and the share of positions where drafter and target have the same most probable
     token.
     """
@@ -80,10 +81,11 @@ def distillation_loss(
     loss = divergence(logits, top_ids, top_logp) + ARGMAX_WEIGHT * torch.nn.functional.cross_entropy(
         logits, best
     )
-    return loss, [float((logits.argmax(-1) == best).float().mean())]
+    return loss, [(logits.argmax(-1) == best).float().mean()]
 
 
-def _mixed(own: Scored, corpus: Scored, name: str, rows: int) -> Iterator[Batch]:
+def mixed(own: Scored, corpus: Scored, name: str, rows: int) -> Iterator[Batch]:
+    """Endless batches of the named drafter's diet, of the target's own answers and of corpus text."""
     rng = np.random.default_rng(11)
     streams = [batches(data, DIETS[name], rows, LENGTH, rng) for data in (own, corpus)]
     while True:
@@ -112,7 +114,7 @@ def distil(name: str, data: Path, out: Path, minutes: float, start: Path | None 
     optimizer = SharedOptimizer(model, rate, rate)
     own = Scored.load(sorted(data.glob("generated-*.npz")))
     corpus = Scored.load(sorted(data.glob("scored-*.npz")))
-    stream = _mixed(own, corpus, name, ROWS * (16 if device.type == "cuda" else 1))
+    stream = mixed(own, corpus, name, ROWS * (16 if device.type == "cuda" else 1))
     learn(
         stream,
         lambda batch: distillation_loss(model, batch, device),

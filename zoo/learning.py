@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ Batch = TypeVar("Batch")
 
 def learn(
     batches: Iterable[Batch],
-    loss_of: Callable[[Batch], tuple[Tensor, list[float]]],
+    loss_of: Callable[[Batch], tuple[Tensor, Sequence[float | Tensor]]],
     optimizer: SharedOptimizer,
     folder: Path,
     minutes: float,
@@ -44,7 +44,7 @@ def learn(
         loss.backward()
         progress = min((clock.seconds() - begun) / (minutes * 60.0), 1.0)
         optimizer.step(schedule(progress))
-        now = [float(loss.detach()), *agreement]
+        now = [float(loss.detach()), *map(float, agreement)]
         means = [fade * mean + (1.0 - fade) * new for mean, new in zip(means or now, now, strict=True)]
         if step % (window // 2) == 0 or progress >= 1.0:
             record = {"step": step, "seconds": round(clock.seconds() - begun), "loss": round(means[0], 4)}

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from zoo.registry import TARGET
+from zoo.registry import LARGER_DRAFTER, LARGER_TARGET, TARGET
 
 #: Longest sequence the models are made for, in tokens.
 WINDOW = 1024
@@ -32,6 +32,8 @@ SHAPES: dict[str, Shape] = {
     "drafter-chat-2x128": Shape(2, 128, 2, 1, 384),
     "drafter-summary-1x128": Shape(1, 128, 2, 1, 384),
     "drafter-vocab1024-2x128": Shape(2, 128, 2, 1, 192),
+    LARGER_TARGET: Shape(32, 1024, 8, 2, 2816),
+    LARGER_DRAFTER: Shape(2, 384, 6, 2, 1024),
 }
 
 
@@ -54,6 +56,18 @@ def build(name: str, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Llama
         pad_token_id=tokenizer.pad_token_id,
     )
     return LlamaForCausalLM(config)
+
+
+@torch.no_grad()
+def quieten_residuals(model: LlamaForCausalLM) -> None:
+    """Scale what each layer adds to the residual stream by 1 / sqrt(2 x layers), as GPT-2's initialisation.
+
+    So that the stream of a deep model does not begin with the sum of all its layers' noise.
+    """
+    layers = model.model.layers
+    for layer in layers:
+        for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            linear.weight.mul_((2 * len(layers)) ** -0.5)
 
 
 @torch.no_grad()

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from zoo.muon import StackedMuon
+
 
 class SharedOptimizer:
     """Averages gradients over the ranks, steps owned parameters, sends them round. Works without a process
@@ -40,12 +42,18 @@ class SharedOptimizer:
         if muon:
             # Muon scaled to AdamW's typical update size, so that one learning rate means about the same in
             # both.
-            optimizer = torch.optim.Muon(
-                muon, lr=matrix_lr, momentum=0.95, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
-            )
+            optimizer: torch.optim.Optimizer
+            if muon[0].is_cuda:  # where launching thousands of small kernels would take longer than they do
+                optimizer = StackedMuon(muon, lr=matrix_lr, momentum=0.95, weight_decay=0.05)
+            else:
+                optimizer = torch.optim.Muon(
+                    muon, lr=matrix_lr, momentum=0.95, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+                )
             self._stepped.append((optimizer, matrix_lr))
         if other:
-            adam = torch.optim.AdamW(other, lr=other_lr, betas=(0.9, 0.95), weight_decay=0.0)
+            adam = torch.optim.AdamW(
+                other, lr=other_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=other[0].is_cuda
+            )
             self._stepped.append((adam, other_lr))
 
     def average(self, extra: Tensor) -> Tensor:
@@ -71,9 +79,13 @@ class SharedOptimizer:
             for group in optimizer.param_groups:
                 group["lr"] = peak * scale
             optimizer.step()
+        self.forget_gradients()
+        self.synchronise()
+
+    def forget_gradients(self) -> None:
+        """Clear the gradients, which `step` does itself; alone, a step is left out."""
         for p in self._parameters:
             p.grad = None
-        self.synchronise()
 
     @torch.no_grad()
     def synchronise(self) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+
 from zoo import corpus, dataset, prompts, tokenizer
+from zoo.dataset import Tokens
+from zoo.registry import load_prompts
 
 
 def prepare(data: Path, taught: Path | None = None) -> dict[str, int]:
@@ -28,3 +32,18 @@ def prepare(data: Path, taught: Path | None = None) -> dict[str, int]:
     dataset.encode(learned, built.held_out).save(data / "held_out.npz")
     prompts.write(prompts.choose(built), done)
     return dict(Counter(e.domain for e in built.train))
+
+
+def drop_shipped(data: Path) -> int:
+    """Leave out of the training examples in ``data`` those that have a shipped prompt's reference anywhere in
+    their text, as another version of a package may have it elsewhere; returns how many.
+    """
+    learned, tokens = tokenizer.load(data / "tokenizer"), Tokens.load(data / "train.npz")
+    spans = [tokens.ids[a:b].tolist() for a, b in zip(tokens.starts[:-1], tokens.starts[1:], strict=True)]
+    texts: list[str] = learned.batch_decode(spans)
+    everything = "\x00".join(texts)
+    found = [text for text in (prompt.reference.strip() for prompt in load_prompts()) if text in everything]
+    keep = np.array([not any(reference in text for reference in found) for text in texts])
+    if not keep.all():
+        tokens.select(keep).save(data / "train.npz")
+    return int((~keep).sum())

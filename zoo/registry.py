@@ -25,6 +25,10 @@ HEADS = "heads-3x384"
 #: The target's EAGLE-3 draft layer (``engine.eagle``).
 EAGLE = "eagle-1x384"
 
+#: A larger pair of the same corpus and tokenizer, trained on a GPU (`flotilla zoo pair`); not shipped.
+LARGER_TARGET = "target-32x1024"
+LARGER_DRAFTER = "drafter-general-2x384"
+
 Domain = Literal["code", "chat", "summary"]
 DOMAINS: tuple[Domain, ...] = ("code", "chat", "summary")
 

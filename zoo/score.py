@@ -14,13 +14,20 @@ from zoo.generate import top_of
 from zoo.scored import Scored, ScoredBuilder
 
 
-@torch.inference_mode()
 def score(model_dir: Path, tokens: Tokens, minutes: float, part: int, parts: int, batch: int = 32) -> Scored:
+    """As ``read``, by the model in a directory."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return read(models.load(model_dir).to(torch.bfloat16).to(device), tokens, minutes, part, parts, batch)
+
+
+@torch.inference_mode()
+def read(
+    model: LlamaForCausalLM, tokens: Tokens, minutes: float, part: int, parts: int, batch: int
+) -> Scored:
     """Score a balanced random sample of the corpus for a budget of minutes; ``part`` of ``parts`` disjoint
     ones.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = models.load(model_dir).to(torch.bfloat16).to(device)
+    device = next(model.parameters()).device
     rng = np.random.default_rng(5)
     queue = np.unique(order(tokens, SHARES, rng))
     queue = rng.permutation(queue)[part::parts]
@@ -32,7 +39,7 @@ def score(model_dir: Path, tokens: Tokens, minutes: float, part: int, parts: int
         members = queue[block : block + batch * 16]
         members = members[np.argsort(np.diff(tokens.starts)[members])]
         for at in range(0, len(members), batch):
-            if clock.seconds() - begun > minutes * 60.0:
+            if builder.response_tokens and clock.seconds() - begun > minutes * 60.0:
                 return builder.build()
             rows = members[at : at + batch]
             _score_batch(model, tokens, rows.tolist(), builder, device)
