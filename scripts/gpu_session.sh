@@ -280,7 +280,7 @@ pair)
     if [ ! -s "$pair/$drafter/model.safetensors" ]; then
         python3 -m tarfile -e .gpu-pair/data.tar.xz /tmp/pair-data || exit 1
         python3 -m zipfile -e .gpu-pair/pytest_asyncio-*.whl /tmp/site-tests
-        for file in runners decoding_attention; do
+        for file in runners decoding_attention overlapped verify; do
             beside "tests-$file" "${BESIDE_SECONDS:-260}" env PYTHONPATH="$PYTHONPATH:/tmp/site-tests" $pytest \
                 "tests/gpu/test_${file}_on_gpu.py" -k 'not flashinfer'
         done
