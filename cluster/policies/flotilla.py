@@ -34,7 +34,8 @@ SURELY_PAYS = 2.0
 # Once drafting does not pay, it is not looked at again for so many steps, unless there are fewer requests
 # than this share of them by then.
 REST_STEPS, REST_WITH_OBJECTIVES, REST_OF_FEW = 16, 4, 4
-# Where plain steps are sent ahead, as far as it is known that they are, the target waits for each look.
+# Where plain steps are sent ahead, as far as it is known that they are, the target waits for each look. Few
+# requests without objectives are let twice as many steps after each look at them, up to `REST_STEPS`.
 REST_AHEAD = 12
 REST_SHARE = 0.8
 # A drafter is cheap if drafting a token takes less than this share of verifying it, as looking it up does.
@@ -86,6 +87,8 @@ class Flotilla:
         self._try_drafts, self._try_plain = Probing(), Probing(LEAST_INTERVAL)
         self._rest_until = 0
         self._rest_requests = 0
+        # Of few requests: who was looked at last and did without drafts, and for how many steps.
+        self._rested: tuple[tuple[str, ...], int] = ((), 0)
         # Tokens that a second is worth in the step planned last, and what verifying one costs of them. Both
         # are 0 while drafts are tried, which then are as deep as they are planned.
         self._worth = (0.0, 0.0)
@@ -129,8 +132,9 @@ class Flotilla:
             # Those that no drafter has read yet are read meanwhile: then few look at once.
             if batch.num_drafting or n > FEW_REQUESTS:
                 steps = _rest_with_objectives(context) if batch.has_objectives else REST_STEPS
-                self._rest(n, steps, context)
+                self._rest(n, steps, context, self._rest_of_few(batch, context))
             return [NO_DRAFT] * n
+        self._rested = (), 0
         # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
         added_s = context.cost.verify_added_seconds(n, n * max(1, depth), batch.num_context / n)
         least = goodput * float(np.add.reduce(added_s)) / len(added_s)
@@ -265,10 +269,20 @@ class Flotilla:
         self._follow(whole_s + sum(added[: len(more)]), context)
         return by_tree(offsets, chosen + more)
 
-    def _rest(self, num_requests: int, num_steps: int, context: StepContext) -> None:
+    def _rest_of_few(self, batch: DecodeBatch, context: StepContext) -> int:
+        """For how many steps few requests need not be looked at again, of which drafts do not pay for any."""
+        who, (before, steps) = tuple([request.request_id for request in batch]), self._rested
+        is_again = who == before and context.sends_ahead and not batch.has_objectives
+        steps = min(2 * steps, REST_STEPS) if is_again else REST_OF_FEW
+        self._rested = who, steps
+        return steps
+
+    def _rest(
+        self, num_requests: int, num_steps: int, context: StepContext, of_few: int = REST_OF_FEW
+    ) -> None:
         """Look again after so many steps, or when fewer are running; few requests are soon another matter."""
         is_few = num_requests <= FEW_REQUESTS
-        self._rest_until = context.step + (min(num_steps, REST_OF_FEW) if is_few else num_steps)
+        self._rest_until = context.step + (min(num_steps, of_few) if is_few else num_steps)
         self._rest_requests = (
             num_requests if is_few else max(FEW_REQUESTS + 1, int(REST_SHARE * num_requests))
         )

@@ -153,6 +153,33 @@ def test_it_rests_for_longer_where_plain_steps_are_sent_ahead(sends_ahead: bool,
     assert rests == [step < num_steps for step in range(20)]
 
 
+@pytest.mark.parametrize(
+    ("sends_ahead", "tpot_s", "expected"),
+    [(True, None, [4, 8, 16, 16]), (False, None, [4, 4, 4, 4]), (True, 1.0, [4, 4, 4, 4])],
+)
+def test_the_same_few_requests_are_looked_at_ever_more_seldom(
+    sends_ahead: bool, tpot_s: float | None, expected: list[int]
+) -> None:
+    policy = Flotilla(PolicyConfig(max_depth=6))
+    policy._try_drafts = Probing(1000)
+    now = replace(context(draft_s=5e-2), sends_ahead=sends_ahead, step=0)
+
+    def looks(name: str, num_looks: int) -> list[int]:
+        nonlocal now
+        found = []
+        for _ in range(num_looks):
+            assert policy.plan([request(name, rate=0.3, tpot_s=tpot_s)], now)[0].depth == 0
+            steps = 0
+            while policy.rests(1, now.step + steps):
+                steps += 1
+            found.append(steps)
+            now = replace(now, step=now.step + steps)
+        return found
+
+    assert looks("one", 4) == expected
+    assert looks("other", 2) == expected[:2]
+
+
 @pytest.mark.parametrize(("draft_s", "drafts"), [(1e-3, True), (4e-3, False)])
 def test_beside_a_request_in_need_the_others_draft_unless_all_lose_by_it(
     draft_s: float, drafts: bool
