@@ -33,6 +33,11 @@ class SentAhead(NamedTuple):
     ending: list[Request]
 
 
+# Where one who waits may be given the place of one who runs, so many steps are sent ahead in a row at most:
+# whose place is taken must be in none.
+MOST_BESIDE_WAITING = 2
+
+
 @dataclass(slots=True)
 class SendingAhead:
     """Whether, and for whom, a call is sent while another is at the target; no more than two are there.
@@ -89,9 +94,10 @@ class SendingAhead:
         """The next step of all that is running, before the step at the target is answered; None if it must
         wait for that.
 
-        It must wait where anybody waits for a place, is or may be drafted for, or follows a grammar, and
-        where the step at the target leaves a part of a prompt. Who surely ends with the answer is left out;
-        who turns out to end gets a verdict that nobody waits for.
+        It must wait where anybody is or may be drafted for, or follows a grammar, where the step at the
+        target leaves a part of a prompt, and now and then where one who waits may be given the place of one
+        who runs. Who surely ends with the answer is left out; who turns out to end gets a verdict that nobody
+        waits for.
 
         Args:
             running: everybody admitted.
@@ -101,7 +107,7 @@ class SendingAhead:
             now: the scheduler's clock.
         """
         outstanding = self.calls.all_outstanding
-        if not self.config.async_scheduling or len(outstanding) != 1 or waiting:
+        if not self.config.async_scheduling or len(outstanding) != 1:
             return None
         sent, room = outstanding[0], free_slots + self.calls.num_owed
         if self.micro_batches.count != 1 or not sent.decides_one or sent.num_tokens + len(running) > room:
@@ -119,6 +125,9 @@ class SendingAhead:
         if not going_on or not self.planner.will_rest(going_on):
             return None
         context = self.batcher.context(now, free_slots, self.planner.step_s)
+        is_turn = waiting and sent.num_ahead >= MOST_BESIDE_WAITING
+        if is_turn and self.batcher.may_take_place(list(waiting), running, context):
+            return None
         rule, count = self.batcher.rule, len(going_on)
         # Nobody would be let wait by the rule in this step either.
         if len(rule.decode(going_on, going_on, context)) < count:

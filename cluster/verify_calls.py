@@ -35,7 +35,7 @@ class OutstandingVerify:
         sent_at: when it was sent; of one sent ahead, once the call before is answered, when that was.
         is_ahead: whether it was sent before the call that decides its requests' last tokens was answered,
             and that still is not.
-        was_ahead: whether it was sent so.
+        num_ahead: how many calls in a row, this one the last, were sent so.
     """
 
     call_id: int
@@ -49,7 +49,12 @@ class OutstandingVerify:
     decides_one: bool
     sent_at: float
     is_ahead: bool = False
-    was_ahead: bool = False
+    num_ahead: int = 0
+
+    @property
+    def was_ahead(self) -> bool:
+        """Whether it was sent before the call before was answered."""
+        return self.num_ahead > 0
 
     @property
     def predicted_s(self) -> float:
@@ -225,6 +230,8 @@ class VerifyCalls:
         ids = [request.request_id for request in requests]
         decoding, reading = Rows(num_requests, num_requests, num_context, num_context), _reading(chunks)
         prefill = [_chunk(request, most, NOTHING_WANTED, now) for request, most in chunks]
+        before = self.outstanding
+        assert before is not None
         self._last_id += 1
         self._sent[self._last_id] = OutstandingVerify(
             call_id=self._last_id,
@@ -238,7 +245,7 @@ class VerifyCalls:
             decides_one=True,
             sent_at=now,
             is_ahead=True,
-            was_ahead=True,
+            num_ahead=before.num_ahead + 1,
         )
         verify = [VerifyItem(request_id=request_id) for request_id in ids]
         release = self._take_release()

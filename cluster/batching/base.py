@@ -82,6 +82,17 @@ class HoldsBack(Protocol):
         ...
 
 
+@runtime_checkable
+class TakesPlaces(Protocol):
+    """A rule that takes a place from one who runs for one who waits, if that one is in no call."""
+
+    def may_take_place(
+        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
+    ) -> bool:
+        """Whether it may come to that soon for some of these, were nobody in a call."""
+        ...
+
+
 class BatchingRule(Protocol):
     """A named way to form batches. Answers depend on the arguments alone.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from cluster.batching.base import Admission, BatchContext, BatchingRule, HoldsBack
+from cluster.batching.base import Admission, BatchContext, BatchingRule, HoldsBack, TakesPlaces
 from cluster.batching.common import has_objective
 from cluster.batching.fair_queue import FairQueue
 from cluster.batching.pace import Pace
@@ -50,6 +50,13 @@ class Batcher:
         """The same as a question."""
         held = self._held_back(waiting, running, context)
         return self.fair.proposed(self.rule, waiting, running, context, held)
+
+    def may_take_place(
+        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
+    ) -> bool:
+        """Whether the rule may soon take a place from one who runs, which it does from nobody in a call."""
+        rule = self.rule
+        return isinstance(rule, TakesPlaces) and rule.may_take_place(waiting, running, context)
 
     def in_order(
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext

@@ -81,6 +81,14 @@ class Flotilla:
             admitted.append(request)
         return Admission(admitted, preempted)
 
+    def may_take_place(
+        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
+    ) -> bool:
+        """Whether somebody who has a deadline waits for best-effort requests (`TakesPlaces`)."""
+        if not _has_deadline(waiting):
+            return False
+        return any(not has_objective(request) and request.num_preemptions == 0 for request in running)
+
     def most_best_effort(
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
     ) -> int | None:

@@ -49,6 +49,12 @@ class Priority(Sarathi):
             admitted.append(request)
         return Admission(admitted, preempted)
 
+    def may_take_place(
+        self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
+    ) -> bool:
+        """Whether somebody waits who is more urgent than one who runs (`TakesPlaces`)."""
+        return bool(waiting) and bool(running) and min(map(urgency, waiting)) < max(map(urgency, running))
+
     def decode(
         self, ready: Sequence[Request], members: Collection[Request], context: BatchContext
     ) -> list[Request]:

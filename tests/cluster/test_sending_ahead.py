@@ -147,19 +147,6 @@ def test_a_prompt_that_had_no_slots_is_read_later(monkeypatch: pytest.MonkeyPatc
     world.check_ends()
 
 
-def test_nothing_is_sent_ahead_while_somebody_waits_for_a_place() -> None:
-    world = AheadWorld(1, max_running=1)
-    world.send(Submit(request_id="first", prompt=[3] * 10, sampling=ends(20)))
-    world.send(Submit(request_id="second", prompt=[4] * 10, sampling=ends(20)))
-    sent = len(world.calls)
-    world.drain()
-    world.check_ends()
-    alone = next(i for i, call in enumerate(world.calls[sent:], sent) if call.prefill)
-    assert alone > sent + 10
-    assert not any(map(is_ahead, world.calls[sent:alone]))
-    assert any(map(is_ahead, world.calls[alone:]))
-
-
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 9])
 def test_who_ends_by_its_length_is_in_no_further_step(num_tokens: int) -> None:
     world = AheadWorld(1)
