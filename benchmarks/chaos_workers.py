@@ -123,6 +123,8 @@ class ChaosTarget:
                 unknown.append(chunk.request_id)
                 continue
             require(chunk.num_tokens >= 1, "an empty chunk of a prompt")
+            if chunk.spec is None and len(held.tokens) > len(held.spec.tokens):
+                continue  # its prompt ended sooner than it seemed
             if self.free - self.num_withheld < chunk.num_tokens + 1:
                 deferred.append(chunk.request_id)
                 if chunk.spec is not None:

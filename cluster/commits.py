@@ -5,6 +5,7 @@ from __future__ import annotations
 from cluster.forced_tokens import drafter_of
 from cluster.requests import Request, Trigger
 from cluster.stream_messages import StepTrace, TokenEvent
+from cluster.verify_calls import OutstandingVerify
 from engine.tree import TokenTree
 from verifier.messages import PrefillProgress, Verdict
 
@@ -30,15 +31,19 @@ def commit(request: Request, verdict: Verdict, now: float) -> TokenEvent:
     )
 
 
-def take_progress(request: Request, progress: PrefillProgress, *, is_ahead: bool) -> int:
+def take_progress(request: Request, progress: PrefillProgress, ahead: OutstandingVerify | None) -> int:
     """The request's prefill came so far; how many tokens of its prompt were found in the target's cache.
 
-    If `is_ahead`, it is in the call after this one already.
+    It may be in the call `ahead`, after this one, already: to go on, or with the next part of its prompt,
+    which that call leaves out if there is none.
     """
     request.advance(Trigger.CHUNK_DONE if progress.verdict is None else Trigger.PREFILLED)
-    if progress.verdict is not None and is_ahead:
-        request.drafted(TokenTree.root_only(request.last_token))
-        request.advance(Trigger.VERIFY_SENT)
+    if ahead is not None:
+        if progress.verdict is None and request.request_id in ahead.prefilling:
+            request.advance(Trigger.CHUNK_SENT)
+        elif progress.verdict is not None and request.request_id in ahead.trees:
+            request.drafted(TokenTree.root_only(request.last_token))
+            request.advance(Trigger.VERIFY_SENT)
     request.num_computed = progress.num_computed
     request.prompt_logprobs += progress.prompt_logprobs
     if not progress.num_cached or request.num_preemptions:

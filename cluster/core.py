@@ -247,7 +247,8 @@ class SchedulerCore:
         self.free_slots = result.free_slots
         self.learning.verified(result, sent, self.requests, self.running, now)
         # Those in the call sent ahead go on with that, also if this one had no slots for them.
-        ahead = () if self.verify_calls.ahead is None else self.verify_calls.ahead.trees.keys()
+        following = self.verify_calls.ahead
+        ahead = () if following is None else following.trees.keys()
         for verdict in result.verdicts:
             request = self.requests.get(verdict.request_id)
             if request is None or not sent.awaits(request):
@@ -259,8 +260,7 @@ class SchedulerCore:
             request = self.requests.get(progress.request_id)
             if request is None or not sent.awaits(request):
                 continue
-            is_ahead = progress.request_id in ahead
-            self.totals.cached_prompt_tokens += take_progress(request, progress, is_ahead=is_ahead)
+            self.totals.cached_prompt_tokens += take_progress(request, progress, following)
             if progress.verdict is not None:
                 self._commit(request, progress.verdict, now)
         for request in [r for i in result.unknown if (r := self.requests.get(i)) and sent.awaits(r)]:

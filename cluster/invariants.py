@@ -28,7 +28,7 @@ def _check_calls(core: SchedulerCore) -> None:
     assert not any(call.is_ahead for call in calls[:1]), "nothing is there that the call is ahead of"
     in_call: set[str] = set()
     for call in calls:
-        in_call |= call.trees.keys() | call.prefilling
+        in_call |= call.trees.keys() | call.prefilling.keys()
     for request in core.running.values():
         if request.state in (State.VERIFYING, State.PREFILL_SENT):
             assert request.request_id in in_call

@@ -100,7 +100,7 @@ class RecordedCore(SchedulerCore):
         self._ahead = None
         verifying = {one.request_id for one in self.running.values() if one.state is State.VERIFYING}
         going_on = [item for item in call.verify if item.request_id in verifying]
-        if going_on:
+        if going_on or not call.verify:
             self._verify_sent(replace(call, verify=going_on), now)
 
     def reflect(self) -> list[Action]:

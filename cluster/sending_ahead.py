@@ -7,7 +7,8 @@ target knows itself (vLLM's "async scheduling", SGLang's overlap scheduler). It 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -94,10 +95,9 @@ class SendingAhead:
         """The next step of all that is running, before the step at the target is answered; None if it must
         wait for that.
 
-        It must wait where anybody is or may be drafted for, or follows a grammar, where the step at the
-        target leaves a part of a prompt, and now and then where one who waits may be given the place of one
-        who runs. Who surely ends with the answer is left out; who turns out to end gets a verdict that nobody
-        waits for.
+        It must wait where anybody is or may be drafted for, or follows a grammar, and now and then where one
+        who waits may be given the place of one who runs. Who surely ends with the answer is left out; who
+        turns out to end gets a verdict that nobody waits for.
 
         Args:
             running: everybody admitted.
@@ -112,17 +112,22 @@ class SendingAhead:
         sent, room = outstanding[0], free_slots + self.calls.num_owed
         if self.micro_batches.count != 1 or not sent.decides_one or sent.num_tokens + len(running) > room:
             return None
-        going_on, prefilling = [], []
+        going_on, prefilling, partly = [], [], []
         for request in running:
             if request.state is State.PREFILLING:
+                if sent.has(request):
+                    return None  # its chunk before had no slots
                 prefilling.append(request)
+                continue
+            if request.state is State.PREFILL_SENT and request.request_id not in sent.ending:
+                partly.append(request)
                 continue
             # A grammar has nothing to say of what follows its end, where the answer may have come to.
             if not _goes_on(request, sent) or request.submit.sampling.constraint is not None:
                 return None
             if request.num_remaining > 1 and request.num_tokens + 1 < max_model_tokens:
                 going_on.append(request)
-        if not going_on or not self.planner.will_rest(going_on):
+        if not (going_on or prefilling or partly) or (going_on and not self.planner.will_rest(going_on)):
             return None
         context = self.batcher.context(now, free_slots, self.planner.step_s)
         is_turn = waiting and sent.num_ahead >= MOST_BESIDE_WAITING
@@ -132,17 +137,18 @@ class SendingAhead:
         # Nobody would be let wait by the rule in this step either.
         if len(rule.decode(going_on, going_on, context)) < count:
             return None
-        if len(rule.verify(going_on, prefilling, running)) < count:
+        if len(rule.verify(going_on, prefilling + partly, running)) < count:
             return None
         chunks: list[Chunk] = []
-        if prefilling:
-            chunks = rule.prefill(prefilling, going_on, count, running, context)
-            if sent.num_tokens + count + sum([tokens for _, tokens in chunks]) > room:
+        with _read_on(partly, sent):
+            if prefilling or partly:
+                chunks = rule.prefill(prefilling + partly, going_on, count, running, context)
+                if sent.num_tokens + count + sum([tokens for _, tokens in chunks]) > room:
+                    return None
+            if not going_on and not chunks:
                 return None
-        ending = [
-            request for request, tokens in chunks if request.num_computed + tokens >= request.num_tokens
-        ]
-        return SentAhead(self.calls.build_ahead(going_on, chunks, now), ending)
+            ending = [one for one, tokens in chunks if one.num_computed + tokens >= one.num_tokens]
+            return SentAhead(self.calls.build_ahead(going_on, chunks, now), ending)
 
     def begin(self, running: Collection[Request], now: float) -> None:
         """An answer is taken in: if the plain step after it was sent ahead, that begins.
@@ -154,8 +160,22 @@ class SendingAhead:
         if not self.calls.begin_ahead(now):
             return
         going_on = [request for request in running if request.state is State.VERIFYING]
+        if not going_on:  # prompts alone
+            return
         self.micro_batches.begin(going_on, now)
         self.planner.rest(going_on, running)
+
+
+@contextmanager
+def _read_on(requests: Sequence[Request], sent: OutstandingVerify) -> Iterator[None]:
+    """For a while, these are as if their chunks in the call had been computed."""
+    for request in requests:
+        request.num_computed += sent.prefilling[request.request_id]
+    try:
+        yield
+    finally:
+        for request in requests:
+            request.num_computed -= sent.prefilling[request.request_id]
 
 
 def _goes_on(request: Request, sent: OutstandingVerify) -> bool:

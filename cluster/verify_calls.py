@@ -27,7 +27,7 @@ class OutstandingVerify:
         drafted: whether anything was drafted for its requests, though none of it may be verified.
         parts: what the cost model expects of its forward.
         trees: draft trees being verified, by request id.
-        prefilling: requests with a chunk in it.
+        prefilling: requests with a chunk in it, and the chunk's tokens, at most.
         ending: those of them whose prompt ends with it, unless slots are fewer than they seemed.
         members: all of them as they were: each with how often it had been preempted.
         num_tokens: rows, and so KV slots it may take.
@@ -42,7 +42,7 @@ class OutstandingVerify:
     drafted: bool
     parts: CallParts
     trees: dict[str, TokenTree]
-    prefilling: set[str]
+    prefilling: dict[str, int]
     ending: set[str]
     members: dict[str, tuple[Request, int]]
     num_tokens: int
@@ -61,12 +61,16 @@ class OutstandingVerify:
         """Seconds that its forward should take."""
         return self.parts.seconds
 
+    def has(self, request: Request) -> bool:
+        """Whether the request is in it, and not one that has its name, or itself before it was preempted."""
+        return self.members.get(request.request_id) == (request, request.num_preemptions)
+
     def awaits(self, request: Request) -> bool:
         """Whether the request still waits for this call, and was not preempted or given up meanwhile.
 
         One that came again, by its name or after a preemption, may have a chunk in the call after this one.
         """
-        if self.members.get(request.request_id) != (request, request.num_preemptions):
+        if not self.has(request):
             return False
         is_verified = request.request_id in self.trees
         return request.state is (State.VERIFYING if is_verified else State.PREFILL_SENT)
@@ -194,7 +198,7 @@ class VerifyCalls:
             drafted=drafted,
             parts=self.cost.call_parts(decoding, reading, drafted=drafted),
             trees={request.request_id: trees[request.request_id] for request in requests},
-            prefilling={item.request_id for item in prefill},
+            prefilling={item.request_id: item.num_tokens for item in prefill},
             ending=_ending(chunks),
             members=_members(requests, chunks),
             num_tokens=num_tokens + int(reading.num_tokens) + num_forced,
@@ -218,8 +222,9 @@ class VerifyCalls:
         nothing is proposed.
 
         Args:
-            requests: at least one.
-            chunks: of prompts of others, as of `build`.
+            requests: those that decode.
+            chunks: of prompts of others, as of `build`. Who has one in the outstanding call, too, is as it
+                will be after that.
             now: the scheduler's clock.
         """
         num_requests = len(requests)
@@ -238,7 +243,7 @@ class VerifyCalls:
             drafted=False,
             parts=self.cost.call_parts(decoding, reading, drafted=False),
             trees=dict.fromkeys(ids, UNDECIDED),
-            prefilling={item.request_id for item in prefill},
+            prefilling={item.request_id: item.num_tokens for item in prefill},
             ending=_ending(chunks),
             members=_members(requests, chunks),
             num_tokens=num_requests + int(reading.num_tokens),
@@ -311,7 +316,8 @@ def _chunk(request: Request, num_tokens: int, wanted: Wanted, now: float) -> Pre
     request.opened = True
     if request.first_chunk_at is None:
         request.first_chunk_at = now
-    request.advance(Trigger.CHUNK_SENT)
+    if request.state is not State.PREFILL_SENT:  # else it has a chunk in the call before
+        request.advance(Trigger.CHUNK_SENT)
     request.last_served_at = now
     return PrefillItem(
         request_id=request.request_id,

@@ -170,12 +170,16 @@ _NO_TREE = TokenTree.root_only(0)
 
 @dataclass(slots=True)
 class _Kept:
-    """What the target has of one request; `num_tokens` counts the last one too, whose KV it lacks."""
+    """What the target has of one request; `num_tokens` counts the last one too, whose KV it lacks.
+
+    Of them it was opened with `num_given`.
+    """
 
     base: int
     prompt_len: int
     max_output: int
     num_tokens: int
+    num_given: int
     num_computed: int = 0
 
 
@@ -239,6 +243,8 @@ class SimulatedTarget:
             if held is None:
                 unknown.append(chunk.request_id)
                 continue
+            if chunk.spec is None and held.num_tokens > held.num_given:
+                continue  # sent ahead, and its prompt ended with the part before
             # The last known token's KV comes with the next step's tree; its logits decide the first token.
             size = min(chunk.num_tokens, held.num_tokens - held.num_computed)
             if free < size + 1:
@@ -278,7 +284,7 @@ class SimulatedTarget:
 
     def _open(self, request_id: str, prompt_len: int, num_tokens: int) -> None:
         script = self.scripts[request_id]
-        self._held[request_id] = _Kept(script.base, prompt_len, script.num_output, num_tokens)
+        self._held[request_id] = _Kept(script.base, prompt_len, script.num_output, num_tokens, num_tokens)
 
     def _decide(self, items: Sequence[VerifyItem], holds: Sequence[_Kept]) -> list[Verdict]:
         """Walk all trees along their texts."""

@@ -83,6 +83,10 @@ class PromptIncomplete(Exception):
     """A request is to go on from a prompt of which a part had no slots in the call before."""
 
 
+class PromptComplete(Exception):
+    """Of a prompt the next part is to be computed, and there is none: what it shares was longer."""
+
+
 NotPlanned = KeyError | OutOfSlots | PromptIncomplete | ValueError | GrammarError
 """Why an item cannot be planned."""
 
@@ -180,16 +184,16 @@ class RequestTable:
             )
         return planned
 
-    def plan_next(self, planned: Sequence[Planned]) -> list[Planned]:
-        """The rows after those that decide one token which the host does not know; there are slots for them.
-
-        KV of the rows before is committed, whatever they decide; `settle` adds their tokens.
-        """
+    def keep(self, planned: Sequence[Planned]) -> None:
+        """Commit the KV of all rows of these, kept whatever they decide; `settle` adds their tokens."""
         self._cache.settle_all(
             [(p.state.request_id, p.segment.slots, range(len(p.segment.slots))) for p in planned]
         )
         for p in planned:
             p.is_kept = True
+
+    def plan_next(self, planned: Sequence[Planned]) -> list[Planned]:
+        """The rows after these, which are kept, and decide one token each; there are slots for them."""
         slots = self._cache.reserve_all([(p.state.request_id, 1) for p in planned])
         following = []
         for p, own in zip(planned, slots, strict=True):
@@ -275,6 +279,7 @@ class RequestTable:
         Raises:
             KeyError: if the request is neither held nor specified.
             OutOfSlots: nothing is changed then.
+            PromptComplete: if all of it is computed.
             ValueError: if the specification cannot be run.
         """
         request_id = item.request_id
@@ -288,6 +293,8 @@ class RequestTable:
             num_cached = self._cache.open(request_id, shareable)
         if state is None:
             raise KeyError(request_id)
+        if item.spec is None and state.is_prefilled:
+            raise PromptComplete
         computed = self._cache.length(request_id)
         try:
             slots = self._reserve_chunk(
@@ -350,6 +357,7 @@ class RequestTable:
             state = planned.state
             if planned.is_prefill and planned.tree is not None:
                 self._cache.publish(state.request_id, state.tokens[: state.prompt_len])
+                state.is_prefilled = True
             state.extend(tokens)
 
 

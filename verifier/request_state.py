@@ -23,12 +23,14 @@ class RequestState:
         prompt_len: how many of `tokens` are the prompt.
         params: how tokens are chosen.
         matcher: follows the output through the grammar of a request that has a constraint.
+        is_prefilled: whether all it was opened with was read, and a token decided.
     """
 
     __slots__ = (
         "_history",
         "_max_output",
         "_stop",
+        "is_prefilled",
         "matcher",
         "params",
         "prompt_len",
@@ -49,6 +51,7 @@ class RequestState:
         if min(spec.tokens) < 0 or max(spec.tokens) >= shape.vocab_size:
             raise ValueError("token id outside the vocabulary")
         self.request_id = spec.request_id
+        self.is_prefilled = False
         self.tokens = list(spec.tokens)
         self.prompt_len = spec.prompt_len
         self.params = spec.sampling

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -20,7 +19,8 @@ from engine.runner import KeyTokens, ModelRunner
 from engine.slots import OutOfSlots
 from engine.stop_rules import StopRule
 from verifier.begun import Begun
-from verifier.launching import Launched, launch
+from verifier.deciding import Decided, decided_of, rows_read
+from verifier.launching import launch
 from verifier.messages import (
     PrefillItem,
     PrefillProgress,
@@ -30,9 +30,9 @@ from verifier.messages import (
     VerifyItem,
     VerifyResult,
 )
-from verifier.planning import NotPlanned, Planned, PromptIncomplete, RequestTable
+from verifier.planning import NotPlanned, Planned, PromptComplete, PromptIncomplete, RequestTable
 from verifier.proposing import Asking, Proposer, Read, ReadingProposer
-from verifier.verdicts import digest_of, failure_of, prompt_logprobs_of, verdict_of
+from verifier.verdicts import digest_of, failure_of, prompt_logprobs_of
 
 Int32 = NDArray[np.int32]
 
@@ -140,9 +140,10 @@ class Verifier:
         for request_id in call.release:
             if request_id not in at_work:
                 self._table.forget(request_id)
-        following: Sequence[Planned] = []
+        following = [at_work[item.request_id] for item in call.verify] if num_shared else []
+        parts = [at_work[item.request_id] for item in call.prefill if item.request_id in at_work]
+        self._table.keep([*following, *parts])
         if num_shared:
-            following = [at_work[item.request_id] for item in call.verify]
             begun.planned = self._table.plan_next(following)
             self._plan_prompts(begun, call.prefill)
         else:
@@ -158,7 +159,11 @@ class Verifier:
             return False
         num_rows = sum([item.num_nodes + item.max_forced for item in call.verify])
         num_rows += sum([item.num_tokens for item in call.prefill])
-        if num_rows > self._table.free_slots or any(item.request_id in at_work for item in call.prefill):
+        if num_rows > self._table.free_slots:
+            return False
+        parts = [(item, at_work[item.request_id]) for item in call.prefill if item.request_id in at_work]
+        # Of a prompt the next part, if the one before was not the last.
+        if any(item.spec is not None or not p.is_prefill or p.tree is not None for item, p in parts):
             return False
         # A prompt that is complete may be the beginning of others.
         opens = any(item.spec is not None for item in call.prefill)
@@ -185,7 +190,7 @@ class Verifier:
         if launched is not None:
             try:
                 prompt_logprobs = prompt_logprobs_of(planned, launched.prompt_logits)
-                decided = _decided(planned, launched)
+                decided = decided_of(planned, launched)
                 decided, read = self._with_proposals(planned, decided, begun.call.stop_rule)
                 forward_seconds = launched.forward.seconds() + (read.seconds() if read is not None else 0.0)
             except BaseException:
@@ -261,6 +266,8 @@ class Verifier:
         for chunk in chunks:
             try:
                 begun.planned.append(self._table.plan_prefill(chunk))
+            except PromptComplete:
+                continue
             except (OutOfSlots, KeyError, GrammarError, ValueError) as error:
                 self._note(begun, chunk.request_id, error)
 
@@ -301,8 +308,8 @@ class Verifier:
             self._table.abandon(p)
 
     def _with_proposals(
-        self, planned: Sequence[Planned], decided: list[_Decided], rule: StopRule | None
-    ) -> tuple[list[_Decided], Stopwatch | None]:
+        self, planned: Sequence[Planned], decided: list[Decided], rule: StopRule | None
+    ) -> tuple[list[Decided], Stopwatch | None]:
         """The same, with what is proposed in the verdicts of those that asked; what reading for it took."""
         if self._proposer is None:
             return decided, None
@@ -312,7 +319,7 @@ class Verifier:
         first = 0
         for i, (p, one) in enumerate(zip(planned, decided, strict=True)):
             if self._reader is not None and len(one.kept):
-                reads.append(_rows_read(p, one, first))
+                reads.append(rows_read(p, one, first))
             first += len(p.segment.tokens)
             verdict = one.verdict
             if p.num_candidates < 1 or verdict is None or not p.state.goes_on_after(verdict.tokens):
@@ -338,60 +345,3 @@ class Verifier:
             verdict = msgspec.structs.replace(verdict, proposals=proposals)
             decided[i] = dataclasses.replace(decided[i], verdict=verdict)
         return decided, watch
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Decided:
-    """What became of one planned item.
-
-    Attributes:
-        verdict: None if nothing is decided yet.
-        kept: rows of its segment whose KV is kept, ascending.
-        row: of the forward's kept rows, the one that decided the last token.
-    """
-
-    verdict: Verdict | None
-    kept: list[int]
-    row: int = -1
-
-
-def _rows_read(planned: Planned, decided: _Decided, first: int) -> Read:
-    """The rows kept of an item whose rows begin at `first` of the forward, and the token after each."""
-    segment, verdict = planned.segment, decided.verdict
-    kept = np.array(decided.kept, dtype=np.int32)
-    if verdict is not None and verdict.tokens:
-        last = verdict.tokens[-1]
-    else:  # nothing was decided: what is known of the prompt goes on
-        last = planned.state.tokens[int(segment.positions[kept[-1]]) + 1]
-    return Read(
-        request_id=planned.state.request_id,
-        rows=kept + np.int32(first),
-        tokens=np.append(segment.tokens[kept[1:]], np.int32(last)),
-        positions=segment.positions[kept],
-        slots=segment.slots[kept],
-        past=segment.past,
-        is_prompt=planned.is_prefill,
-    )
-
-
-def _decided(planned: Sequence[Planned], launched: Launched) -> list[_Decided]:
-    """What became of each planned item; waits for the device."""
-    tokens, gaps = launched.fetch()
-    decided: list[_Decided] = []
-    first = 0
-    for p in planned:
-        context = list(range(p.num_context))
-        if p.tree is None:
-            decided.append(_Decided(None, context))
-            continue
-        end = first + len(p.tree)
-        failure = launched.failures.get(p.state.request_id)
-        if failure is not None:
-            decided.append(_Decided(failure, context))
-            first = end
-            continue
-        verdict, path = verdict_of(p, p.tree, tokens[first:end], gaps[first:end], launched.logits, first)
-        last = first + path[-1] if path else first
-        decided.append(_Decided(verdict, context + [p.num_context + node for node in path], last))
-        first = end
-    return decided

@@ -79,6 +79,8 @@ class SimulatedTarget:
                 unknown.append(chunk.request_id)
                 continue
             spec, tokens, computed = self.held[chunk.request_id]
+            if chunk.spec is None and len(tokens) > len(spec.tokens):
+                continue  # its prompt ended sooner than it seemed
             if self.free() < chunk.num_tokens + 1:
                 deferred.append(chunk.request_id)
                 if chunk.spec is not None:

@@ -110,8 +110,7 @@ def test_a_newcomer_is_prefilled_after_what_was_sent() -> None:
     assert len(world.calls) <= LONG.max_tokens + 4
 
 
-def test_a_prompt_in_parts_keeps_the_others_waiting() -> None:
-    """How far the one at the target gets is not known before it is answered."""
+def test_a_prompt_in_parts_is_read_in_steps_that_are_sent_ahead() -> None:
     world = AheadWorld(1, prefill_chunk=32)
     world.begin("a", "b")
     world.send(Submit(request_id="new", prompt=[9] * 80, sampling=LONG))
@@ -120,7 +119,7 @@ def test_a_prompt_in_parts_keeps_the_others_waiting() -> None:
     world.check_ends()
     *reading, after = world.calls[before : before + 4]
     assert [call.prefill[0].num_tokens for call in reading] == [32, 32, 16]
-    assert [is_ahead(call) for call in reading] == [True, False, False]
+    assert all(map(is_ahead, reading))
     assert all(ids(call) == {"a", "b"} for call in reading)
     assert is_ahead(after)
     assert ids(after) == {"a", "b", "new"}

@@ -61,12 +61,16 @@ class Scheduler:
         whole = {item.request_id for item in at_work.prefill if item.num_tokens == 100}
         ready = [self._clients[name] for name in sorted(busy)]
         ready = [c for c in ready if c.stage == "ready" or c.spec.request_id in whole]
-        if self._rng.random() < 0.6 and ready:
+        # Who has a part of a prompt in it may have the next one, which may turn out to be none.
+        parts = {item.request_id for item in at_work.prefill} - whole
+        reading = [self._clients[name] for name in sorted(parts) if self._clients[name].stage == "prefill"]
+        if self._rng.random() < 0.6 and (ready or reading):
             # Who surely ends with the answer is left out by a scheduler; the verifier takes it nevertheless.
-            going_on = self._rng.sample(ready, self._rng.randint(1, len(ready)))
+            going_on = self._rng.sample(ready, self._rng.randint(min(1, len(ready)), len(ready)))
             items = [VerifyItem(request_id=client.spec.request_id) for client in going_on]
             unread = [client for client in others if client.stage != "ready" and not client.done]
             prefill = [self._chunk(client) for client in unread if self._rng.random() < 0.3]
+            prefill += [self._chunk(client) for client in reading if self._rng.random() < 0.7]
             leaving = [c for c in ready if c not in going_on and self._rng.random() < self._leaving]
             for client in leaving:
                 self._leave(client)
@@ -90,10 +94,8 @@ class Scheduler:
         for client in held:
             name = client.spec.request_id
             is_stuck = name in result.deferred and name not in gone
-            if is_stuck and result.prefills == [] and client.stage == "prefill":
-                client.stage = "closed"
             in_flight = any(name in self._named(sent) for sent in self._sent)
-            if (client.done or is_stuck) and not in_flight:
+            if (client.done and not in_flight) or is_stuck:
                 self._leave(client)
 
     def _send(self, clients: list[Client]) -> bool:
