@@ -127,7 +127,7 @@ class SendingAhead:
                 return None
             if request.num_remaining > 1 and request.num_tokens + 1 < max_model_tokens:
                 going_on.append(request)
-        if not (going_on or prefilling or partly) or (going_on and not self.planner.will_rest(going_on)):
+        if not (self.planner.will_rest(going_on) if going_on else self._reads_on(partly)):
             return None
         context = self.batcher.context(now, free_slots, self.planner.step_s)
         is_turn = waiting and sent.num_ahead >= MOST_BESIDE_WAITING
@@ -149,6 +149,10 @@ class SendingAhead:
                 return None
             ending = [one for one, tokens in chunks if one.num_computed + tokens >= one.num_tokens]
             return SentAhead(self.calls.build_ahead(going_on, chunks, now), ending)
+
+    def _reads_on(self, partly: Sequence[Request]) -> bool:
+        """Whether prompts alone are read ahead: the next parts of some, at whose ends nothing proposes."""
+        return bool(partly) and not self.planner.heads.are_there
 
     def begin(self, running: Collection[Request], now: float) -> None:
         """An answer is taken in: if the plain step after it was sent ahead, that begins.
