@@ -107,7 +107,7 @@ class Verifier:
     def begin(self, call: VerifyCall) -> Begun:
         """The first half of `step`: its forward and decisions are launched, or on a CPU computed.
 
-        No other call may be begun before it is finished, but one that `follows`.
+        No other call may be begun before it is finished, but one by `begin_following`.
 
         Raises:
             Exception: as `step`.
