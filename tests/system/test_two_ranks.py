@@ -62,7 +62,7 @@ def undisturbed(server: Server) -> list[tuple[str, int]]:
 
 
 def test_two_ranks_return_the_targets_own_text(server: Server) -> None:
-    options = LosslessOptions(server.url, server.model, num_prompts=4, max_tokens=32, drafters=())
+    options = LosslessOptions(server.url, server.model, num_prompts=3, max_tokens=28, drafters=())
     report = asyncio.run(run(options))
     assert report["num_unproven"] == 0
     assert any(result["receipts"]["num_verified"] > 0 for result in report["results"])
