@@ -35,7 +35,7 @@ SURELY_PAYS = 2.0
 # than this share of them by then.
 REST_STEPS, REST_WITH_OBJECTIVES, REST_OF_FEW = 16, 4, 4
 # Where plain steps are sent ahead, as far as it is known that they are, the target waits for each look. Few
-# requests without objectives are let twice as many steps after each look at them, up to `REST_STEPS`.
+# requests without objectives that were looked at before are let twice as many steps then.
 REST_AHEAD = 12
 REST_SHARE = 0.8
 # A drafter is cheap if drafting a token takes less than this share of verifying it, as looking it up does.
@@ -87,8 +87,8 @@ class Flotilla:
         self._try_drafts, self._try_plain = Probing(), Probing(LEAST_INTERVAL)
         self._rest_until = 0
         self._rest_requests = 0
-        # Of few requests: who was looked at last and did without drafts, and for how many steps.
-        self._rested: tuple[tuple[str, ...], int] = ((), 0)
+        # Of few requests: who was looked at last, and did without drafts.
+        self._rested: tuple[str, ...] = ()
         # Tokens that a second is worth in the step planned last, and what verifying one costs of them. Both
         # are 0 while drafts are tried, which then are as deep as they are planned.
         self._worth = (0.0, 0.0)
@@ -134,7 +134,7 @@ class Flotilla:
                 steps = _rest_with_objectives(context) if batch.has_objectives else REST_STEPS
                 self._rest(n, steps, context, self._rest_of_few(batch, context))
             return [NO_DRAFT] * n
-        self._rested = (), 0
+        self._rested = ()
         # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
         added_s = context.cost.verify_added_seconds(n, n * max(1, depth), batch.num_context / n)
         least = goodput * float(np.add.reduce(added_s)) / len(added_s)
@@ -271,11 +271,10 @@ class Flotilla:
 
     def _rest_of_few(self, batch: DecodeBatch, context: StepContext) -> int:
         """For how many steps few requests need not be looked at again, of which drafts do not pay for any."""
-        who, (before, steps) = tuple([request.request_id for request in batch]), self._rested
+        who, before = tuple([request.request_id for request in batch]), self._rested
+        self._rested = who
         is_again = who == before and context.sends_ahead and not batch.has_objectives
-        steps = min(2 * steps, REST_STEPS) if is_again else REST_OF_FEW
-        self._rested = who, steps
-        return steps
+        return 2 * REST_OF_FEW if is_again else REST_OF_FEW
 
     def _rest(
         self, num_requests: int, num_steps: int, context: StepContext, of_few: int = REST_OF_FEW
