@@ -8,7 +8,8 @@ of them, those of 32 layers, some seven thousand launches a step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ class StackedMuon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """One update of all that have a gradient; ``closure`` is not called."""
         for group in self.param_groups:
             shapes: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
