@@ -46,7 +46,7 @@ from cluster.sharing import sharing_of
 from cluster.stream_messages import Rejected, TokenEvent
 from cluster.verify_calls import VerifyCalls
 from engine.tree import TokenTree
-from verifier.messages import Verdict, VerifyResult
+from verifier.messages import Verdict, VerifyCall, VerifyResult
 
 
 class SchedulerCore:
@@ -133,12 +133,16 @@ class SchedulerCore:
             drafts to come.
         """
         running, longest = self.running.values(), self.max_model_tokens
-        ahead = self.sending_ahead.plain(running, self.waiting, self.free_slots, longest, self._now)
-        if ahead is None:
+        call = self.sending_ahead.next_step(running, self.waiting, self.free_slots, longest, self._now)
+        if call is None:
             return self._look_back()
         self._is_verify_new = True
-        reading = self.planner.read_prompts(ahead.ending, len(running), self._now)
-        return [Verify(ahead.call), *reading, *self._look_back()]
+        return [*self._sent(call), *self._look_back()]
+
+    def _sent(self, call: VerifyCall) -> list[Action]:
+        """The call, which is the last one, and what drafters read of the prompts that end with it."""
+        ending = [self.requests[name] for name in self.verify_calls.ending]
+        return [Verify(call), *self.planner.read_prompts(ending, len(self.running), self._now)]
 
     def _look_back(self) -> list[Action]:
         reading: list[Action] = []
@@ -393,7 +397,4 @@ class SchedulerCore:
                 self._progress(now, is_draft=True)
                 return
         call = self.verify_calls.build(drafted, chosen, chunks, now)
-        if call is not None:
-            self._actions.append(Verify(call))
-        ending = [r for r, tokens in chunks if r.num_computed + tokens >= r.num_tokens]
-        self._actions.extend(self.planner.read_prompts(ending, len(self.running), now))
+        self._actions.extend([] if call is None else self._sent(call))

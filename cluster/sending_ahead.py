@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from cluster.batching.base import Chunk
 from cluster.batching.batcher import Batcher
@@ -20,19 +19,6 @@ from cluster.planning import StepPlanner
 from cluster.requests import Request, State
 from cluster.verify_calls import OutstandingVerify, VerifyCalls
 from verifier.messages import VerifyCall
-
-
-class SentAhead(NamedTuple):
-    """A call to send ahead of the answer to the one before.
-
-    Attributes:
-        call: what is sent.
-        ending: requests whose prompts end with it.
-    """
-
-    call: VerifyCall
-    ending: list[Request]
-
 
 # Where one who waits may be given the place of one who runs, so many steps are sent ahead in a row at most:
 # whose place is taken must be in none.
@@ -84,14 +70,14 @@ class SendingAhead:
         chosen = self.planner.select(drafted, now, max_model_tokens)
         return self.calls.build(drafted, chosen, [], now)
 
-    def plain(
+    def next_step(
         self,
         running: Collection[Request],
         waiting: Collection[Request],
         free_slots: int,
         max_model_tokens: int,
         now: float,
-    ) -> SentAhead | None:
+    ) -> VerifyCall | None:
         """The next step of all that is running, before the step at the target is answered; None if it must
         wait for that.
 
@@ -147,8 +133,7 @@ class SendingAhead:
                     return None
             if not going_on and not chunks:
                 return None
-            ending = [one for one, tokens in chunks if one.num_computed + tokens >= one.num_tokens]
-            return SentAhead(self.calls.build_ahead(going_on, chunks, now), ending)
+            return self.calls.build_ahead(going_on, chunks, now)
 
     def _reads_on(self, partly: Sequence[Request]) -> bool:
         """Whether prompts alone are read ahead: the next parts of some, at whose ends nothing proposes."""

@@ -43,7 +43,7 @@ class OutstandingVerify:
     parts: CallParts
     trees: dict[str, TokenTree]
     prefilling: dict[str, int]
-    ending: set[str]
+    ending: list[str]
     members: dict[str, tuple[Request, int]]
     num_tokens: int
     decides_one: bool
@@ -113,6 +113,11 @@ class VerifyCalls:
     def num_tokens(self) -> int:
         """KV slots that outstanding calls may still take."""
         return sum(call.num_tokens for call in self._sent.values())
+
+    @property
+    def ending(self) -> list[str]:
+        """Requests whose prompts end with the call sent last, unless slots are fewer than they seemed."""
+        return [] if self.outstanding is None else self.outstanding.ending
 
     @property
     def ahead(self) -> OutstandingVerify | None:
@@ -298,10 +303,10 @@ def _reading(chunks: Sequence[tuple[Request, int]]) -> Rows:
     return reading
 
 
-def _ending(chunks: Sequence[tuple[Request, int]]) -> set[str]:
-    return {
+def _ending(chunks: Sequence[tuple[Request, int]]) -> list[str]:
+    return [
         request.request_id for request, most in chunks if request.num_computed + most >= request.num_tokens
-    }
+    ]
 
 
 def _members(

@@ -87,7 +87,7 @@ def all_rows(segments: Sequence[Segment]) -> Int32:
 
 def tokens_of(segments: Sequence[Segment], rows: DeviceRows) -> torch.Tensor:
     """int64 [rows], input token ids of all rows: those that the device knows, and then the segments' own."""
-    known = np.concatenate([segment.tokens for segment in segments])[len(rows.tokens) :]
-    if len(known) == 0:
+    if len(rows.tokens) == sum([len(segment.slots) for segment in segments]):
         return rows.tokens
+    known = np.concatenate([segment.tokens for segment in segments])[len(rows.tokens) :]
     return torch.cat([rows.tokens, index_on(known, rows.tokens.device)])

@@ -2,8 +2,9 @@
 # One call of a session on a GPU machine without a network (docs/gpu.md): run from the repository's root there.
 #   scripts/gpu_session.sh check|measure|serve|serve-8b|pair [OUT]
 # Beside the repository it needs .gpu/ (scripts/gpu_wheels.sh), those that serve .gpu-ray/ (scripts/gpu_ray.sh) in
-# its place, the last .gpu-pair/ (scripts/gpu_pair.sh), too, and with SESSION_DEVICE=cpu those need no GPU. Results are OUT/CALL.tar.gz, made anew after
-# each part: few files come back from such a machine, those of a call that was ended among them.
+# its place, the last .gpu-pair/ (scripts/gpu_pair.sh), too, and with SESSION_DEVICE=cpu those need no GPU.
+# Results are OUT/CALL.tar.gz, made anew after each part: few files come back from such a machine, those of a
+# call that was ended among them.
 set -u
 call=${1:?check, measure, serve, serve-8b or pair}
 out=${2:-${OUT:-/tmp/gpu-session}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator
@@ -171,14 +172,14 @@ def moved(tensor: Tensor) -> Tensor:
     return nn.Parameter(there, requires_grad=False) if isinstance(tensor, nn.Parameter) else there
 
 
-@pytest.mark.skipif(not IS_NEEDED, reason="here is a real one")
 def test_on_a_gpu_writing_mixes_no_devices(tmp_path: Path) -> None:
     patch = pytest.MonkeyPatch()
     patch.setitem(models.SHAPES, "tiny", TINY)
     tokens = data_of([*load_prompts("code")[:4], *load_prompts("chat")[:4]], tmp_path)
     model = models.build("tiny", TOKENIZER).eval()
     patch.undo()
-    with emulated_cuda() as device, torch.inference_mode():
+    with contextlib.ExitStack() as stack, torch.inference_mode():
+        device = stack.enter_context(emulated_cuda()) if IS_NEEDED else None
         model = model.to(torch.bfloat16)
         for module in model.modules():  # `to` asks for more of a tensor than the emulation has
             for held in (module._parameters, module._buffers):
@@ -186,7 +187,7 @@ def test_on_a_gpu_writing_mixes_no_devices(tmp_path: Path) -> None:
         written = generate.write(model, tokens, 0.0, seed=1, batch=4)
         assert len(written.top_ids) == written.tokens.answer.sum() > 0
         # A wait a step for the number that is left; what was written is fetched at the end.
-        assert device.num_transfers < 2 * len(written.top_ids)
+        assert device is None or device.num_transfers < 2 * len(written.top_ids)
         found = score.read(model, tokens, 0.0, 0, 1, 4)
         assert len(found.top_ids) == found.tokens.answer.sum() > 0
 
