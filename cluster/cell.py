@@ -16,6 +16,7 @@ from ray.util import get_node_ip_address
 
 from cluster.baseline import Baseline
 from cluster.cell_metrics import CellMetrics
+from cluster.chunk_size import chunk_tokens
 from cluster.client_server import ClientServer
 from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
@@ -81,6 +82,8 @@ class Cell:
 
     async def describe(self) -> dict[str, Any]:
         """Model, limits, drafters, policy and how far the start has come."""
+        profile = self.core.cost.profile
+        chunk = chunk_tokens(self.config.scheduler, profile.target)
         return {
             "model": self.served_name,
             "max_tokens": self.core.max_model_tokens,
@@ -92,10 +95,8 @@ class Cell:
             "failure": self._failure,
             "ready": self._stage == "ready" and self.core.verifier is not None,
             "making_standby": self._lifecycle.making_standby,
-            "profile": msgspec.to_builtins(self.core.cost.profile),
-            "baseline": msgspec.to_builtins(
-                Baseline.of(self.core.cost.profile, self.config.scheduler.prefill_chunk)
-            ),
+            "profile": msgspec.to_builtins(profile),
+            "baseline": msgspec.to_builtins(Baseline.of(profile, chunk)),
         }
 
     async def metrics(self) -> str:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from cluster.call_parts import NO_ROWS, chunk_rows
+from cluster.chunk_size import chunk_tokens
 from cluster.core import SchedulerCore
 from cluster.requests import Request, State
 from cluster.stream_messages import Objective, TokenEvent
@@ -189,5 +190,5 @@ def _wanted_tpot_ms(request: Request) -> float | None:
 
 def prefill_seconds(core: SchedulerCore) -> float:
     """Predicted seconds of the target for one token of a prompt, read in chunks beside nobody else."""
-    chunk = min(core.config.scheduler.prefill_chunk, _SAMPLE_TOKENS)
+    chunk = min(chunk_tokens(core.config.scheduler, core.cost.profile.target), _SAMPLE_TOKENS)
     return core.cost.call_parts(NO_ROWS, chunk_rows(0, chunk), drafted=False).seconds / chunk

@@ -217,10 +217,10 @@ class SchedulerConfig(StrictModel):
     )
     max_running: int = Field(default=64, ge=1, description="Requests decoded at once.")
     max_waiting: int = Field(default=256, ge=1, description="Requests queued before 429.")
-    prefill_chunk: int = Field(
-        default=128,
-        ge=8,
-        description="Most prompt tokens per verify step, where prompts are cut into chunks.",
+    prefill_chunk: Annotated[int, Field(ge=8)] | Literal["auto"] = Field(
+        default="auto",
+        description="Most prompt tokens per verify step, where prompts are cut into chunks. `auto` takes as "
+        "many as cost some five plain steps by the profile: 128 on a small CPU, 1024 for 8B on an H200.",
     )
     max_whole_tokens: int = Field(
         default=2048,

@@ -15,6 +15,7 @@ from cluster import admission
 from cluster.arrival_rates import ArrivalRates
 from cluster.batching.batcher import Batcher
 from cluster.batching.common import arrival_order
+from cluster.chunk_size import chunk_tokens
 from cluster.config import FlotillaConfig
 from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
@@ -86,7 +87,8 @@ class Door:
 
     def __post_init__(self) -> None:
         scheduler = self.config.scheduler
-        self.forecast = Forecast(self.cost, scheduler.prefill_chunk, scheduler.max_running)
+        chunk = chunk_tokens(scheduler, self.cost.profile.target)
+        self.forecast = Forecast(self.cost, chunk, scheduler.max_running)
         self.promises = Promises(self.config.admission.max_retry_after_s)
 
     def ended(self, request: Request, reason: str, receipt: Receipt, now: float) -> None:

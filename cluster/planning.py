@@ -10,6 +10,7 @@ import numpy as np
 from cluster.batching.iteration import Iteration
 from cluster.calibration import Calibration
 from cluster.catching_up import catch_up
+from cluster.chunk_size import chunk_tokens
 from cluster.config import SchedulerConfig
 from cluster.cost_model import CostModel
 from cluster.decode_views import DecodeViews
@@ -66,7 +67,7 @@ class StepPlanner:
         self._to_calibrate: list[tuple[list[TokenTree], list[str], list[list[int]]]] = []
         self.overhead = StepOverhead(cost.profile.overhead_s, sends_ahead=scheduler.async_scheduling)
         self._sends_ahead = scheduler.async_scheduling
-        self._prompt_share = PromptShare(scheduler.prefill_chunk)
+        self._prompt_share = PromptShare(chunk_tokens(scheduler, cost.profile.target))
         self._rests = policy if isinstance(policy, Rests) else None
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
         self._decode_views = DecodeViews(pool, self.heads)

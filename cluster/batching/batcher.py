@@ -10,6 +10,7 @@ from cluster.batching.common import has_objective
 from cluster.batching.fair_queue import FairQueue
 from cluster.batching.pace import Pace
 from cluster.batching.registry import make_rule
+from cluster.chunk_size import chunk_tokens
 from cluster.config import SchedulerConfig
 from cluster.cost_model import CostModel
 from cluster.drafter_pool import DrafterPool
@@ -31,10 +32,12 @@ class Batcher:
     rule: BatchingRule = field(init=False)
     _holds_back: HoldsBack | None = field(init=False)
     pace: Pace = field(init=False)
+    _chunk_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.rule = rule = make_rule(self.config.batching)
         self._holds_back = rule if isinstance(rule, HoldsBack) else None
+        self._chunk_tokens = chunk_tokens(self.config, self.cost.profile.target)
         self.pace = Pace(RunningMean(self.cost.profile.overhead_s))
 
     def admit(
@@ -89,7 +92,7 @@ class Batcher:
             now=now,
             cost=self.cost,
             max_running=self.config.max_running,
-            chunk_tokens=self.config.prefill_chunk,
+            chunk_tokens=self._chunk_tokens,
             whole_tokens=self.config.max_whole_tokens,
             ageing_s=self.config.ageing_ms / 1e3,
             free_slots=free_slots,

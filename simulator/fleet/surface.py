@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.chunk_size import chunk_tokens
 from cluster.events import Action
 from simulator import hardware
 from simulator.fleet.arrivals import Arrivals
@@ -204,9 +205,8 @@ def _fit(held: list[_Held], scenario: Scenario) -> Surface:
     num_kinds, max_running = len(scenario_arrivals(scenario).kinds), scenario.max_running
     scheduler = cell_system(scenario.system, max_running, scenario.max_waiting).config.scheduler
     cost = hardware.load(scenario.profile).cost
-    token_s = (
-        cost.seconds(1, 1 + scheduler.prefill_chunk, 0) - cost.seconds(1, 1, 0)
-    ) / scheduler.prefill_chunk
+    chunk = chunk_tokens(scheduler, cost)
+    token_s = (cost.seconds(1, 1 + chunk, 0) - cost.seconds(1, 1, 0)) / chunk
     numbers = np.array([float(one.number) for one in held])
     every = np.arange(max_running + 1.0)
     middles = (np.arange(NUM_RANKS) + 0.5) / NUM_RANKS
@@ -217,7 +217,7 @@ def _fit(held: list[_Held], scenario: Scenario) -> Surface:
             tpot_s[kind, :, rank] = np.interp(every, numbers, ranked[kind, :, rank])
     lines = np.array([_line(one, token_s) for one in held])
     reports = np.array([one.report for one in held])
-    steps_s = reports[:, COLUMN["step_s"]] / scheduler.prefill_chunk
+    steps_s = reports[:, COLUMN["step_s"]] / chunk
     busy = np.array([one.prompt_rate for one in held]) * token_s
     return Surface(
         tpot_s=tpot_s,
