@@ -86,7 +86,7 @@ def test_coming_back_when_told_succeeds() -> None:
     met: list[bool] = []
     waits: list[float] = []
     beside_returning: list[float] = []
-    for cell in map(burst, range(5)):
+    for cell in map(burst, range(3)):
         refused = {name for name in cell.rejections if not name.endswith(" again")}
         again = {name for name in cell.rejections if name.endswith(" again")}
         num_refused, num_again = num_refused + len(refused), num_again + len(again)
@@ -109,7 +109,7 @@ def test_coming_back_when_told_succeeds() -> None:
         # Nobody that did not ask for it is refused, and nothing taken is lost.
         assert all(f"r{number}" in cell.receipts for number in range(100))
         assert len(cell.receipts) == 140 - len(again)
-    assert num_refused >= 50
+    assert num_refused >= 30
     assert num_again <= 0.25 * num_refused
     assert np.mean(np.array(beside_returning) > (1.0 - FIRST) * 1.2 * BASELINE_MS) > 0.9
     assert np.mean(met) > 0.8

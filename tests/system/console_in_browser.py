@@ -17,8 +17,22 @@ FIELDS: dict[str, Any] = {"max_tokens": 48, "temperature": 0.7, "seed": 7}
 
 
 def check_traces(server: Server) -> None:
-    """Trees are closed under parent and hold the accepted path; texts are the same with and without."""
-    body = {"prompt": PROMPT, "return_token_ids": True, **FIELDS}
+    """Trees are closed under parent and hold the accepted path; texts are the same with and without.
+
+    Where drafts are dear, as on a busy machine, the policy may verify all of one: then others are looked at.
+    """
+    was_accepted = was_pruned = False
+    for seed in range(7, 17):
+        steps = _traced(server, {"prompt": PROMPT, "return_token_ids": True, **FIELDS, "seed": seed})
+        was_accepted |= any(step["tree"]["accepted"] for step in steps)
+        was_pruned |= any(len(step["tree"]["tokens"]) > len(step["tree"]["verified"]) for step in steps)
+        if was_accepted and was_pruned:
+            return
+    raise AssertionError(f"of ten answers: accepted {was_accepted}, verified in part {was_pruned}")
+
+
+def _traced(server: Server, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps of an answer, whose traces fit each other, and its text."""
     plain = server.post("/v1/completions", body).json()["choices"][0]
     traced = {**body, "stream": True, "logprobs": 0, "speculation": {"trace": True}}
     text, token_ids, steps = "", [], []
@@ -49,8 +63,7 @@ def check_traces(server: Server) -> None:
         assert [token["drafter"] for token in step["tokens"]] == (
             [step["drafter"]] * len(accepted) + [None] * (len(tokens) - len(accepted))
         )
-    assert any(step["tree"]["accepted"] for step in steps)
-    assert any(len(step["tree"]["tokens"]) > len(step["tree"]["verified"]) for step in steps)
+    return steps
 
 
 def check_page(server: Server) -> None:
