@@ -67,6 +67,7 @@ class Sizes:
 
 SHAPES = {
     "tiny": Sizes(2, 64, 4, 2, 16, 128, 512),
+    "135m": Sizes(30, 576, 9, 3, 64, 1536, 49152, tied=True),  # SmolLM2 135M
     "1b": Sizes(16, 2048, 32, 8, 64, 8192, 128256, tied=True),  # Llama 3.2 1B
     "8b": Sizes(32, 4096, 32, 8, 128, 14336, 128256),  # Llama 3.1 8B
     "32b": Sizes(64, 5120, 64, 8, 128, 25600, 151936),  # Qwen3 32B

@@ -52,20 +52,21 @@ def served(
     device: str,
     num_gpus: float,
     target: str | None = None,
-    drafter: str | None = None,
+    drafters: Mapping[str, str] | None = None,
     num_slots: int | str = "auto",
 ) -> FlotillaConfig:
     """A target and drafters on shares of one device: `num_gpus`, and for each drafter a fifth of that.
 
-    They are the demo family, or a checkpoint in bfloat16 with one as its drafter. Without GPUs and for the
-    device `auto` it is for commands that run in one process.
+    They are the demo family, or a checkpoint in bfloat16 with others as its drafters, by name. Without GPUs
+    and for the device `auto` it is for commands that run in one process.
     """
     where: dict[str, Any] = {"device": device, "num_slots": num_slots, "memory_fraction": 0.85}
     beside = {"num_gpus": num_gpus / 5, "collocate": "target"}
-    paths, heads = _DRAFTERS, [{"kind": "heads", "path": _HEADS}]
+    paths: Mapping[str, str] = _DRAFTERS
+    heads = [{"kind": "heads", "path": _HEADS}]
     if target is not None:
         where, heads = where | {"dtype": "bfloat16"}, []
-        paths = {} if drafter is None else {"small": drafter}
+        paths = dict(drafters or {})
     models = [
         {"kind": "model", "name": name, "path": path, **where, "placement": beside}
         for name, path in paths.items()
@@ -274,6 +275,12 @@ async def _differ(asked: argparse.Namespace) -> None:
     tables.write_json(asked.json, {"benchmark": "gpu-serve-differences", **found})
 
 
+def _named(text: str) -> tuple[str, str]:
+    """A drafter's name, `small` unless it is given, and its path."""
+    name, _, path = text.rpartition("=")
+    return name or "small", path
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run one part; its exit status."""
     parser = argparse.ArgumentParser(
@@ -284,7 +291,9 @@ def main(arguments: Sequence[str]) -> int:
     parser_of_config.add_argument("--device", default="cuda")
     parser_of_config.add_argument("--num-gpus", type=float, default=0.5)
     parser_of_config.add_argument("--target", default=None)
-    parser_of_config.add_argument("--drafter", default=None)
+    parser_of_config.add_argument(
+        "--drafter", action="append", default=[], type=_named, metavar="[NAME=]PATH", help="beside `--target`"
+    )
     parser_of_config.add_argument("--num-slots", default="auto")
     parser_of_config.add_argument(
         "--keep-nothing", action="store_true", help="no request's prefix for others"
@@ -313,7 +322,7 @@ def main(arguments: Sequence[str]) -> int:
     match asked.part:
         case "config":
             slots = asked.num_slots if asked.num_slots == "auto" else int(asked.num_slots)
-            config = served(asked.device, asked.num_gpus, asked.target, asked.drafter, slots)
+            config = served(asked.device, asked.num_gpus, asked.target, dict(asked.drafter), slots)
             config = keeping_nothing(config) if asked.keep_nothing else config
             print(config.model_dump_json(indent=1))  # JSON is YAML
         case "ray":

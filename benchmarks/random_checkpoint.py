@@ -2,39 +2,25 @@
 
 python -m benchmarks.random_checkpoint --shape 8b --tokenizer zoo/weights/target-8x384 /tmp/random-8b
 
-What it generates means nothing, and no drafter is right about it: times only.
+What it generates means nothing, and no drafter is right about it: times only. `benchmarks.grown_checkpoint`
+writes one of that size which generates what a small model does.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
-from transformers import AutoTokenizer
 
-from benchmarks.forward_floor import SHAPES, Sizes, transformers_config
+from benchmarks.checkpoint_files import Parts, projections, with_vocabulary, write_checkpoint
+from benchmarks.forward_floor import SHAPES, Sizes
 from engine.devices import resolve_device
 
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
-_INDEX = "model.safetensors.index.json"
 
-
-def tensors(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[dict[str, torch.Tensor]]:
-    """The weights by their names, one file's at a time: what is not a layer's, then each layer's.
-
-    They keep activations near one.
-    """
+def tensors(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Parts:
+    """The weights by their names, one file's at a time. They keep activations near one."""
     generator = torch.Generator(device=device).manual_seed(0)
 
     def weight(outputs: int, inputs: int) -> torch.Tensor:
@@ -46,18 +32,8 @@ def tensors(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iterator[
     if not sizes.tied:
         outside["lm_head.weight"] = weight(sizes.vocab, sizes.hidden)
     yield outside
-    queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-    shapes = {
-        "self_attn.q_proj": (queries, sizes.hidden),
-        "self_attn.k_proj": (keys, sizes.hidden),
-        "self_attn.v_proj": (keys, sizes.hidden),
-        "self_attn.o_proj": (sizes.hidden, queries),
-        "mlp.gate_proj": (sizes.units, sizes.hidden),
-        "mlp.up_proj": (sizes.units, sizes.hidden),
-        "mlp.down_proj": (sizes.hidden, sizes.units),
-    }
     for number in range(sizes.layers):
-        layer = {name: weight(*shape) for name, shape in shapes.items()}
+        layer = {name: weight(*shape) for name, shape in projections(sizes).items()}
         layer |= {"input_layernorm": ones.clone(), "post_attention_layernorm": ones.clone()}
         yield {f"model.layers.{number}.{name}.weight": tensor for name, tensor in layer.items()}
 
@@ -88,32 +64,9 @@ def write(
         KeyError: if there is no such shape.
         DeviceUnavailable: if there is no such device.
     """
-    sizes, kind = SHAPES[shape], getattr(torch, dtype)
-    sizes = replace(sizes, vocab=len(AutoTokenizer.from_pretrained(tokenizer)))
-    directory.mkdir(parents=True, exist_ok=True)
-    about = {"architectures": ["LlamaForCausalLM"], "dtype": dtype} | _ends_of(tokenizer)
-    transformers_config(sizes, max_tokens, **about).save_pretrained(directory)
-    for name in _TOKENIZER_FILES:
-        if (tokenizer / name).is_file():
-            shutil.copyfile(tokenizer / name, directory / name)
-    found: dict[str, str] = {}
-    num_bytes = 0
-    files = 1 + sizes.layers
-    for number, held in enumerate(tensors(sizes, kind, resolve_device(device)), 1):
-        file = f"model-{number:05}-of-{files:05}.safetensors"
-        save_file(held, directory / file, metadata={"format": "pt"})
-        found |= dict.fromkeys(held, file)
-        num_bytes += sum(tensor.nbytes for tensor in held.values())
-    index = {"metadata": {"total_size": num_bytes}, "weight_map": found}
-    (directory / _INDEX).write_text(json.dumps(index, indent=1) + "\n")
-    return num_bytes
-
-
-def _ends_of(tokenizer: Path) -> dict[str, int]:
-    """Ids of the tokens that begin, end and pad a text, as the model beside the tokenizer has them."""
-    config = json.loads((tokenizer / "config.json").read_text())
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return {name: config[name] for name in names if isinstance(config.get(name), int)}
+    sizes = with_vocabulary(SHAPES[shape], tokenizer)
+    parts = tensors(sizes, getattr(torch, dtype), resolve_device(device))
+    return write_checkpoint(directory, sizes, parts, tokenizer, dtype=dtype, max_tokens=max_tokens)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

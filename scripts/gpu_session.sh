@@ -242,18 +242,29 @@ serve)
     ;;
 serve-8b)
     share
-    # Random weights in the shape of larger models: what a step takes beside a forward of some milliseconds.
+    # The demo family in the shapes of larger models: a step's times are theirs, and drafts are right as often as its.
     target=${SESSION_TARGET:-8b} drafter=${SESSION_DRAFTER:-1b}
-    for shape in "$target" "$drafter"; do
-        part "make-$shape" 60 python3 -m benchmarks.random_checkpoint --shape "$shape" \
-            --tokenizer zoo/weights/target-8x384 "/tmp/random-$shape"
+    for grown in "target-8x384 $target" "drafter-general-2x192 $drafter"; do
+        shape=${grown#* }
+        part "grow-$shape" 60 python3 -m benchmarks.grown_checkpoint --model "zoo/weights/${grown% *}" \
+            --shape "$shape" "/tmp/grown-$shape-${grown%%-*}"
     done
-    $parts config --device "$device" --num-gpus 0.75 --target "/tmp/random-$target" \
-        --drafter "/tmp/random-$drafter" >"$found/serve.yaml" || exit 1
-    if begin random "--policy fixed"; then
-        part load-random 100 $parts load "$url" "$server" --way fixed --drafters small --concurrency 1 16 64 \
-            --max-tokens 256 --json "$found/load-random.json"
-        end random
+    # A drafter in a larger shape, and the same one in its own: alike in what they say, and not in what they cost.
+    pair="--target /tmp/grown-$target-target --drafter /tmp/grown-$drafter-drafter"
+    pair="$pair --drafter general=zoo:drafter-general-2x192"
+    # shellcheck disable=SC2086
+    $parts config --device "$device" --num-gpus 0.7 $pair >"$found/serve.yaml" || exit 1
+    if begin grown ""; then
+        part load-grown 130 $parts load "$url" "$server" --way flotilla --learn "${LEARN_SECONDS:-10}" --seconds 4 \
+            --concurrency 1 16 64 --max-tokens 256 --json "$found/load-grown.json"
+        part differ 40 $parts differ "$url" "$server" --count 24 --json "$found/differ.json"
+        end grown
+    fi
+    # Drafts in every step: what such a step takes beside its calls.
+    if [ $((deadline - $(date +%s))) -ge 75 ] && begin fixed "--policy fixed"; then
+        part load-fixed 60 $parts load "$url" "$server" --way fixed --drafters small --concurrency 1 16 64 \
+            --max-tokens 256 --json "$found/load-fixed.json"
+        end fixed
     fi
     # The same where nobody sleeps while a message is to come; then without calls that are sent ahead.
     sed -i 's/"busy_polling": *false/"busy_polling":true/' "$found/serve.yaml"
@@ -270,6 +281,12 @@ serve-8b)
         end in-turn
     fi
     unshare
+    # In one process, beside Transformers, which runs the same two models.
+    # shellcheck disable=SC2086
+    $parts config --device auto --num-gpus 0 --keep-nothing --num-slots "${SESSION_SLOTS:-131072}" $pair \
+        >"$found/engine.yaml" || exit 1
+    bench engine 150 engine --config "$found/engine.yaml" --no-processes --policy fixed \
+        --assistant "/tmp/grown-$drafter-drafter" --batch 1 --batch 32 --rounds 1 --per-domain 1 --max-tokens 64
     ;;
 pair)
     target=${SESSION_TARGET:-target-32x1024} drafter=${SESSION_DRAFTER:-drafter-general-2x384} pair=/tmp/pair

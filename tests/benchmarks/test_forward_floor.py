@@ -93,7 +93,7 @@ def test_a_transformers_model_is_not_quantized() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--shape", "9b"], "tiny, 1b, 8b"),
+        (["--shape", "9b"], "tiny, 135m, 1b, 8b"),
         (["--dtype", "int8"], "bfloat16"),
         (["--runner", "vllm"], "lean or hf"),
         (["--quantization", "q4"], "fp8"),
