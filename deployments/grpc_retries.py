@@ -35,8 +35,12 @@ class KeyedCalls:
     def key_of(
         self, message: pb.GenerateRequest, metadata: Mapping[str, str], method: str, grant: Grant
     ) -> Key | None:
-        """The key of a call, from its metadata; None if it has none. Raises 400 if it is malformed."""
-        named = {HEADER: metadata.get(KEY), "X-Request-Id": metadata.get("x-request-id")}
+        """The key of a call, from its metadata; None if it has none. Raises 400 as `find_key` does."""
+        named = {
+            HEADER: metadata.get(KEY),
+            "X-Request-Id": metadata.get("x-request-id"),
+            LAST_EVENT_ID: metadata.get(LAST_EVENT),
+        }
         headers = {name: value for name, value in named.items() if value is not None}
         if not headers:
             return None

@@ -75,10 +75,10 @@ def find_key(
         owner: whose it is, such as the name of an API key.
 
     Raises:
-        ApiError: 400 if the header is malformed.
+        ApiError: 400 if the header is malformed, or if there is none and yet an answer is to be continued.
     """
     if not config.enabled:
-        return None
+        return _none(headers)
     value, field = headers.get(HEADER), HEADER
     if value is not None and not _KEY.fullmatch(value):
         raise bad_request(f"`{HEADER}` must be 1 to 255 printable ASCII characters; a UUID will do.", HEADER)
@@ -88,11 +88,21 @@ def find_key(
     if value is None and isinstance(fields.get("request_id"), str):
         value, field = fields["request_id"], "request_id"
     if not value:
-        return None
+        return _none(headers)
     asked = {name: part for name, part in fields.items() if name != "request_id"}
     return Key(
         name=_digest(owner, field, value), field=field, body=_digest(path, json.dumps(asked, sort_keys=True))
     )
+
+
+def _none(headers: Mapping[str, str]) -> None:
+    """No key; a client that has a part of an answer would be sent all of another one."""
+    if LAST_EVENT_ID in headers:
+        raise bad_request(
+            f"`{LAST_EVENT_ID}` continues an answer that was asked for with `{HEADER}`, which this request "
+            "lacks or this server does not take; without a key leave it out, and all is generated anew.",
+            LAST_EVENT_ID,
+        )
 
 
 def seeded(request: GenerationRequest, key: Key | None) -> GenerationRequest:

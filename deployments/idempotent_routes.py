@@ -13,7 +13,7 @@ from deployments.answering import Call
 from deployments.authentication import Grant
 from deployments.errors import ApiError
 from deployments.event_streams import event_stream, unless_disconnected
-from deployments.idempotency import HEADER, REPLAYED, Answers, Key, find_key, first_position
+from deployments.idempotency import HEADER, LAST_EVENT_ID, REPLAYED, Answers, Key, find_key, first_position
 from deployments.key_gate import grant_of
 from deployments.openai_schema import GenerationRequest, json_object
 from deployments.receipts import server_timing
@@ -22,7 +22,8 @@ from deployments.replay_log import ReplayLog
 
 def key_of(request: Request, config: IdempotencyConfig, body: bytes, grant: Grant | None) -> Key | None:
     """The key of a request, of the API key that it was let in by; None if it has none."""
-    if b'"request_id"' not in body and not any(name in request.headers for name in (HEADER, "X-Request-Id")):
+    named = (HEADER, "X-Request-Id", LAST_EVENT_ID)
+    if b'"request_id"' not in body and not any(name in request.headers for name in named):
         return None  # most requests; they are not parsed again
     owner = "" if grant is None or grant.key is None else grant.key.name
     return find_key(config, request.headers, request.url.path, lambda: json_object(body), owner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from contextlib import ExitStack, suppress
 from itertools import combinations
@@ -75,6 +76,7 @@ def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
             "and set `security.keys_file`, or set FLOTILLA_API_KEY"
         )
     warnings += _check_profile(config) + _unknown_choices(config) + _unknown_tiers(config, store)
+    warnings += _unwritable(config)
     if listens:
         _check_ports(config)
     return warnings
@@ -116,6 +118,17 @@ def _unknown_tiers(config: FlotillaConfig, store: KeyStore) -> list[str]:
         f"API key {key.name} may use {', '.join(unknown)}, and the tiers are: {', '.join(sorted(known))}"
         for key in keys
         if (unknown := sorted(set(key.tiers or ()) - known))
+    ]
+
+
+def _unwritable(config: FlotillaConfig) -> list[str]:
+    """Not refused: the cell that writes may run on another machine, and serves without."""
+    file = config.debug.decisions_file
+    if file is None or os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+        return []
+    return [
+        f"debug.decisions_file: {file} cannot be written on this machine (is its directory there?); "
+        "if it cannot where the cell runs, no decisions are recorded in it"
     ]
 
 

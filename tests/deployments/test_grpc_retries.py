@@ -154,7 +154,8 @@ async def test_a_key_of_another_request_is_refused(stub: Any) -> None:
 
 
 async def test_malformed_metadata_is_said(stub: Any) -> None:
-    for metadata in ((("idempotency-key", ""),), (*KEY, ("last-event-id", "x"))):
+    without_key = (("last-event-id", "3"),)
+    for metadata in ((("idempotency-key", ""),), (*KEY, ("last-event-id", "x")), without_key):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await chunks(stub, metadata)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -104,6 +104,19 @@ async def test_a_stream_continues_after_the_last_event(http: httpx.AsyncClient, 
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Last-Event-ID")
 
 
+async def test_who_continues_an_answer_without_its_key_is_refused(
+    http: httpx.AsyncClient, cell: CellStandIn
+) -> None:
+    """Else who has the first half of one answer would be sent all of another."""
+    refused = await http.post(COMPLETIONS, json=STREAM, headers={"Last-Event-ID": "3"})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "Last-Event-ID")
+    assert "`Idempotency-Key`" in error["message"]
+    assert not cell.submissions
+    named = STREAM | {"request_id": "mine"}
+    assert (await http.post(COMPLETIONS, json=named, headers={"Last-Event-ID": "0"})).status_code == 200
+
+
 async def test_another_run_of_a_request_has_the_same_events_at_the_same_positions(
     service: ApiService, cell: CellStandIn
 ) -> None:

@@ -202,3 +202,11 @@ def test_threads_share_what_is_freed() -> None:
         check=True,
     )
     assert 1 <= run.stdout.count("<heap nr=") <= 2
+
+
+def test_a_record_that_cannot_be_written_here_is_said_before(tmp_path: Path) -> None:
+    there, gone = tmp_path / "decisions.jsonl", tmp_path / "gone" / "decisions.jsonl"
+    assert preflight.check(changed(http={"port": 0}, debug={"decisions_file": str(there)})) == []
+    (warning,) = preflight.check(changed(http={"port": 0}, debug={"decisions_file": str(gone)}))
+    assert str(gone) in warning
+    assert "cannot be written on this machine" in warning
