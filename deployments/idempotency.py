@@ -78,7 +78,8 @@ def find_key(
         ApiError: 400 if the header is malformed, or if there is none and yet an answer is to be continued.
     """
     if not config.enabled:
-        return _none(headers)
+        _expect_whole(headers)
+        return None
     value, field = headers.get(HEADER), HEADER
     if value is not None and not _KEY.fullmatch(value):
         raise bad_request(f"`{HEADER}` must be 1 to 255 printable ASCII characters; a UUID will do.", HEADER)
@@ -88,15 +89,16 @@ def find_key(
     if value is None and isinstance(fields.get("request_id"), str):
         value, field = fields["request_id"], "request_id"
     if not value:
-        return _none(headers)
+        _expect_whole(headers)
+        return None
     asked = {name: part for name, part in fields.items() if name != "request_id"}
     return Key(
         name=_digest(owner, field, value), field=field, body=_digest(path, json.dumps(asked, sort_keys=True))
     )
 
 
-def _none(headers: Mapping[str, str]) -> None:
-    """No key; a client that has a part of an answer would be sent all of another one."""
+def _expect_whole(headers: Mapping[str, str]) -> None:
+    """Refuse who has a part of an answer and no key: all of another one would be sent."""
     if LAST_EVENT_ID in headers:
         raise bad_request(
             f"`{LAST_EVENT_ID}` continues an answer that was asked for with `{HEADER}`, which this request "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import logging
 import math
@@ -13,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -43,8 +44,12 @@ from deployments.welcome import chat_command, first_request, has_chat_template
 
 __all__ = ["StartError", "build_app", "run", "running"]
 
+psutil: Any = importlib.import_module("psutil")  # it comes without types
+
 _ROOT = Path(__file__).resolve().parents[1]
 _POLL_S = 0.2
+#: For processes of a start that was interrupted.
+_LOOKS = 3
 
 #: How the cell names its stages, and how they are shown.
 _STAGES = {
@@ -252,13 +257,34 @@ def _start_ray(config: FlotillaConfig) -> None:
     reserved = (reserved + config.scaling.cells.placement.num_cpus) * config.scaling.cells.max
     front_ends = config.scaling.front_ends.max or config.http.front_ends
     reserved += front_ends * config.scaling.front_ends.placement.num_cpus
-    ray.init(
-        num_cpus=max(os.cpu_count() or 1, math.ceil(reserved)),
-        include_dashboard=False,
-        # Messages travel over TCP; the object store holds next to nothing.
-        object_store_memory=200 << 20,
-        **options,
-    )
+    with _whole_or_not_at_all():
+        ray.init(
+            num_cpus=max(os.cpu_count() or 1, math.ceil(reserved)),
+            include_dashboard=False,
+            # Messages travel over TCP; the object store holds next to nothing.
+            object_store_memory=200 << 20,
+            **options,
+        )
+
+
+@contextmanager
+def _whole_or_not_at_all() -> Iterator[None]:
+    """Who is interrupted while it starts Ray leaves none of it; Ray forgets agents that its raylet has begun.
+
+    A SIGTERM, which Ray takes meanwhile, is `_Interrupted` as later on.
+    """
+    try:
+        yield
+    except BaseException as error:
+        for _ in range(_LOOKS):  # one that is not ended yet may begin another
+            left = psutil.Process().children(recursive=True)
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(left, timeout=1.0)
+        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
+            raise _Interrupted from None
+        raise
 
 
 def _describe() -> dict[str, Any]:
