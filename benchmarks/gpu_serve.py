@@ -54,19 +54,20 @@ def served(
     target: str | None = None,
     drafters: Mapping[str, str] | None = None,
     num_slots: int | str = "auto",
+    eagle: str | None = None,
 ) -> FlotillaConfig:
     """A target and drafters on shares of one device: `num_gpus`, and for each drafter a fifth of that.
 
-    They are the demo family, or a checkpoint in bfloat16 with others as its drafters, by name. Without GPUs
-    and for the device `auto` it is for commands that run in one process.
+    They are the demo family, or a checkpoint in bfloat16 with others as its drafters, by name, and an EAGLE
+    layer. Without GPUs and for the device `auto` it is for commands that run in one process.
     """
     where: dict[str, Any] = {"device": device, "num_slots": num_slots, "memory_fraction": 0.85}
     beside = {"num_gpus": num_gpus / 5, "collocate": "target"}
     paths: Mapping[str, str] = _DRAFTERS
-    heads = [{"kind": "heads", "path": _HEADS}]
+    beside_target = [{"kind": "heads", "path": _HEADS}]
     if target is not None:
-        where, heads = where | {"dtype": "bfloat16"}, []
-        paths = dict(drafters or {})
+        where, paths = where | {"dtype": "bfloat16"}, dict(drafters or {})
+        beside_target = [] if eagle is None else [{"kind": "eagle", "path": eagle}]
     models = [
         {"kind": "model", "name": name, "path": path, **where, "placement": beside}
         for name, path in paths.items()
@@ -75,7 +76,7 @@ def served(
     return FlotillaConfig.model_validate(
         {
             "target": verifier | {"placement": {"num_gpus": num_gpus}},
-            "drafters": [*models, *heads, {"kind": "prompt_lookup"}],
+            "drafters": [*models, *beside_target, {"kind": "prompt_lookup"}],
             "http": {"admin": True},
         }
     )
@@ -294,6 +295,7 @@ def main(arguments: Sequence[str]) -> int:
     parser_of_config.add_argument(
         "--drafter", action="append", default=[], type=_named, metavar="[NAME=]PATH", help="beside `--target`"
     )
+    parser_of_config.add_argument("--eagle", default=None, help="beside `--target`")
     parser_of_config.add_argument("--num-slots", default="auto")
     parser_of_config.add_argument(
         "--keep-nothing", action="store_true", help="no request's prefix for others"
@@ -322,7 +324,9 @@ def main(arguments: Sequence[str]) -> int:
     match asked.part:
         case "config":
             slots = asked.num_slots if asked.num_slots == "auto" else int(asked.num_slots)
-            config = served(asked.device, asked.num_gpus, asked.target, dict(asked.drafter), slots)
+            config = served(
+                asked.device, asked.num_gpus, asked.target, dict(asked.drafter), slots, asked.eagle
+            )
             config = keeping_nothing(config) if asked.keep_nothing else config
             print(config.model_dump_json(indent=1))  # JSON is YAML
         case "ray":

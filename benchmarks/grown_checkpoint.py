@@ -31,7 +31,6 @@ from benchmarks.forward_floor import SHAPES, Sizes
 from engine.checkpoint import Checkpoint
 from engine.devices import resolve_device
 
-_LAYER = "model.layers.{}."
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 
 #: Places of something in a larger one: int64 [size of the smaller].
@@ -98,6 +97,10 @@ class Growth:
         """By which gains of norms shrink, since a mean over more numbers is smaller."""
         return math.sqrt(self.small.hidden / self.large.hidden)
 
+    def query_rows(self) -> Places:
+        """All outputs of the small model's query heads, what is new in them included."""
+        return self._within(self._heads(), torch.arange(self.large.head_dim))
+
     def _heads(self) -> Places:
         """Of query heads, each in the group of its key's head."""
         group, larger = self.small.heads // self.small.kv_heads, self.large.heads // self.large.kv_heads
@@ -128,60 +131,94 @@ def sizes_of(config: LlamaConfig) -> Sizes:
     )
 
 
-def tensors(source: Path, growth: Growth, dtype: torch.dtype, device: torch.device) -> Parts:
-    """The grown model's weights by their names, one file's at a time."""
-    checkpoint, small, large = Checkpoint(source), growth.small, growth.large
-    generator = torch.Generator(device=device).manual_seed(0)
-    hidden = torch.arange(small.hidden)
+class Grower:
+    """Makes the larger model's weights out of the small one's.
 
-    def random(outputs: int, inputs: int) -> torch.Tensor:
-        made = torch.empty(outputs, inputs, dtype=dtype, device=device)
-        return made.normal_(0, inputs**-0.5, generator=generator).cpu()
+    Args:
+        growth: where what is to lie.
+        dtype: of the weights made.
+        device: where random numbers are drawn.
+    """
 
-    def gain(name: str) -> torch.Tensor:
-        made = torch.ones(large.hidden, dtype=dtype)
-        made[: small.hidden] = (checkpoint.read(name).float() * growth.gain_factor).to(dtype)
+    def __init__(self, growth: Growth, dtype: torch.dtype, device: torch.device) -> None:
+        self._growth, self._dtype, self._device = growth, dtype, device
+        self._generator = torch.Generator(device=device).manual_seed(0)
+
+    def random(self, outputs: int, inputs: int) -> torch.Tensor:
+        """Weights that keep activations near one."""
+        made = torch.empty(outputs, inputs, dtype=self._dtype, device=self._device)
+        return made.normal_(0, inputs**-0.5, generator=self._generator).cpu()
+
+    def gain(self, held: torch.Tensor) -> torch.Tensor:
+        """Scales of a norm."""
+        made = torch.ones(self._growth.large.hidden, dtype=self._dtype)
+        made[: len(held)] = (held.float() * self._growth.gain_factor).to(self._dtype)
         return made
 
-    def placed(into: torch.Tensor, held: torch.Tensor, outputs: Places, inputs: Places) -> torch.Tensor:
-        into[outputs[:, None], inputs[None]] = held.to(dtype)
+    def placed(self, into: torch.Tensor, held: torch.Tensor, outputs: Places, inputs: Places) -> torch.Tensor:
+        """The larger matrix, with the smaller one in it."""
+        into[outputs[:, None], inputs[None]] = held.to(self._dtype)
         return into
 
-    def projection(name: str, held: torch.Tensor | None, shape: tuple[int, int]) -> torch.Tensor:
+    def projection(self, name: str, held: torch.Tensor | None, parts: int = 1) -> torch.Tensor:
+        """Of a layer.
+
+        Args:
+            name: within the layer.
+            held: the small model's; None in a layer that it does not have.
+            parts: how many times the width of the residual stream it reads.
+        """
+        growth = self._growth
+        outputs, inputs = projections(growth.large)[name]
         if growth.silent(name):
-            made = torch.zeros(shape, dtype=dtype)
-            return made if held is None else placed(made, held, *growth.places(name))
-        made = random(*shape)
+            made = torch.zeros(outputs, inputs, dtype=self._dtype)
+            return made if held is None else self.placed(made, held, *growth.places(name))
+        made = self.random(outputs, parts * inputs)
         if held is None:
             return made
-        outputs, inputs = growth.places(name)
+        to, of = growth.places(name)
         if name.endswith("q_proj"):
             held = held.float() * growth.query_factor
             # What is new in a head must not be scored, whatever the keys have there.
-            whole = torch.arange(large.head_dim)
-            made[growth._within(growth._heads(), whole)] = 0
-        return placed(made, held, outputs, inputs)
+            made[growth.query_rows()] = 0
+        return self.placed(made, held, to, several(of, growth.large.hidden, parts))
 
-    tokens = checkpoint.read("model.embed_tokens.weight")
-    rows = torch.arange(small.vocab)
-    embedding = placed(torch.zeros(large.vocab, large.hidden, dtype=dtype), tokens, rows, hidden)
-    outside = {"model.embed_tokens.weight": embedding, "model.norm.weight": gain("model.norm.weight")}
+
+def several(places: Places, width: int, parts: int) -> Places:
+    """The places in each of several vectors of a width, one after the other."""
+    return (torch.arange(parts)[:, None] * width + places[None]).flatten()
+
+
+def tensors(source: Path, growth: Growth, dtype: torch.dtype, device: torch.device) -> Parts:
+    """The grown model's weights by their names, one file's at a time."""
+    checkpoint, small, large = Checkpoint(source), growth.small, growth.large
+    grower, read = Grower(growth, dtype, device), checkpoint.read
+    tokens, rows, hidden = (
+        read("model.embed_tokens.weight"),
+        torch.arange(small.vocab),
+        torch.arange(small.hidden),
+    )
+    embedding = grower.placed(torch.zeros(large.vocab, large.hidden, dtype=dtype), tokens, rows, hidden)
+    outside = {
+        "model.embed_tokens.weight": embedding,
+        "model.norm.weight": grower.gain(read("model.norm.weight")),
+    }
     if not large.tied:
-        head = tokens if small.tied else checkpoint.read("lm_head.weight")
-        outside["lm_head.weight"] = placed(random(large.vocab, large.hidden), head, rows, hidden)
+        head = tokens if small.tied else read("lm_head.weight")
+        outside["lm_head.weight"] = grower.placed(
+            grower.random(large.vocab, large.hidden), head, rows, hidden
+        )
     yield outside
     for number in range(large.layers):
-        of = _LAYER.format(number)
+        of = f"model.layers.{number}."
         is_old = number < small.layers
         layer = {
-            f"{of}{name}.weight": projection(
-                name, checkpoint.read(f"{of}{name}.weight") if is_old else None, shape
-            )
-            for name, shape in projections(large).items()
+            f"{of}{name}.weight": grower.projection(name, read(f"{of}{name}.weight") if is_old else None)
+            for name in projections(large)
         }
         for name in _NORMS:
             full = f"{of}{name}.weight"
-            layer[full] = gain(full) if is_old else torch.ones(large.hidden, dtype=dtype)
+            layer[full] = grower.gain(read(full)) if is_old else torch.ones(large.hidden, dtype=dtype)
         yield layer
 
 

@@ -249,8 +249,10 @@ serve-8b)
         part "grow-$shape" 60 python3 -m benchmarks.grown_checkpoint --model "zoo/weights/${grown% *}" \
             --shape "$shape" "/tmp/grown-$shape-${grown%%-*}"
     done
+    part grow-eagle 30 python3 -m benchmarks.grown_eagle --eagle zoo/weights/eagle-1x384 \
+        --target zoo/weights/target-8x384 --shape "$target" /tmp/grown-eagle
     # A drafter in a larger shape, and the same one in its own: alike in what they say, and not in what they cost.
-    pair="--target /tmp/grown-$target-target --drafter /tmp/grown-$drafter-drafter"
+    pair="--target /tmp/grown-$target-target --drafter /tmp/grown-$drafter-drafter --eagle /tmp/grown-eagle"
     pair="$pair --drafter general=zoo:drafter-general-2x192"
     # shellcheck disable=SC2086
     $parts config --device "$device" --num-gpus 0.7 $pair >"$found/serve.yaml" || exit 1
@@ -264,6 +266,8 @@ serve-8b)
     if [ $((deadline - $(date +%s))) -ge 75 ] && begin fixed "--policy fixed"; then
         part load-fixed 60 $parts load "$url" "$server" --way fixed --drafters small --concurrency 1 16 64 \
             --max-tokens 256 --json "$found/load-fixed.json"
+        part load-eagle 30 $parts load "$url" "$server" --way fixed --drafters eagle --concurrency 1 16 \
+            --max-tokens 256 --json "$found/load-eagle.json"
         end fixed
     fi
     # The same where nobody sleeps while a message is to come; then without calls that are sent ahead.

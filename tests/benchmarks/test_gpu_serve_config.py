@@ -38,7 +38,7 @@ def test_models_by_name_share_the_gpu_with_their_target(capsys: pytest.CaptureFi
         "--drafter",
         "tiny=zoo:drafter-code-2x128",
     )
-    config = configured(capsys, *options)
+    config = configured(capsys, *options, "--eagle", "/e")
     found = models(config)
     assert {name: one.path for name, one in found.items()} == {
         "small": "/d",
@@ -47,5 +47,5 @@ def test_models_by_name_share_the_gpu_with_their_target(capsys: pytest.CaptureFi
     shares = [config.target.placement.num_gpus, *(one.placement.num_gpus for one in found.values())]
     assert sum(shares) <= 1.0
     assert {config.target.dtype, *(one.dtype for one in found.values())} == {"bfloat16"}
-    assert config.target.heads is None
-    assert not any(one.kind == "heads" for one in config.drafters)
+    assert config.target.heads == "/e"  # not the demo family's
+    assert [one.kind for one in config.drafters] == ["model", "model", "eagle", "prompt_lookup"]
