@@ -100,6 +100,10 @@ def run(
                     _roll_out(reload, console)
     except _Interrupted:
         return ""
+    except SystemExit as error:
+        if error.code != signal.SIGTERM:
+            raise
+        return ""  # Ray took the signal, while it began
 
 
 def _roll_out(reload: Callable[[], FlotillaConfig], console: Console) -> None:
@@ -269,21 +273,17 @@ def _start_ray(config: FlotillaConfig) -> None:
 
 @contextmanager
 def _whole_or_not_at_all() -> Iterator[None]:
-    """Who is interrupted while it starts Ray leaves none of it; Ray forgets agents that its raylet has begun.
-
-    A SIGTERM, which Ray takes meanwhile, is `_Interrupted` as later on.
-    """
+    """Who is interrupted while it starts Ray leaves none of it; Ray forgets agents that its raylet began."""
+    before = set(psutil.Process().children(recursive=True))
     try:
         yield
-    except BaseException as error:
+    except BaseException:
         for _ in range(_LOOKS):  # one that is not ended yet may begin another
-            left = psutil.Process().children(recursive=True)
+            left = set(psutil.Process().children(recursive=True)) - before
             for process in left:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(left, timeout=1.0)
-        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
-            raise _Interrupted from None
         raise
 
 
