@@ -104,7 +104,7 @@ def test_kernels_compile_for_gpus() -> None:
     assert "wgmma.mma_async" in attending[1].ptx
 
 
-@pytest.mark.parametrize(("head_dim", "least"), [(64, 2), (128, 2), (256, 1)])
+@pytest.mark.parametrize(("head_dim", "least"), [(128, 2), (256, 1)])
 def test_a_tile_of_decoding_is_computed_while_the_next_is_under_way(head_dim: int, least: int) -> None:
     """Two buffers of keys and of values, and waits that leave copies under way; fits the smallest GPUs."""
     for kernel in compiled([attend("bfloat16", head_dim, 4, is_split=True, arch=arch) for arch in (80, 90)]):

@@ -23,7 +23,7 @@ from tests.emulated_cuda import IS_NEEDED, Emulation
 from tests.engine import tiny_models
 from tests.gpu.test_runners_on_gpu import ragged
 
-SLOTS, LONGEST = (48, 24) if IS_NEEDED else (96, 48)
+SLOTS, LONGEST = (48, 8) if IS_NEEDED else (96, 48)
 #: Keys before a request's rows, and rows, at most: emulated, few.
 PAST, ROWS = (3, 2) if IS_NEEDED else (8, 4)
 CAPTURED = ["gpt_neox", "gemma4", "qwen3"]

@@ -19,7 +19,7 @@ from engine.sampling_params import SamplingParams
 from tests.emulated_cuda import IS_NEEDED
 
 # Emulated, less of it: Triton's interpreter is slow.
-PROMPTS, TOKENS = (3, 5) if IS_NEEDED else (12, 48)
+PROMPTS, TOKENS = (3, 4) if IS_NEEDED else (12, 48)
 MODES = (
     SamplingParams(temperature=0.0, max_tokens=TOKENS),
     SamplingParams(temperature=0.8, top_p=0.95, max_tokens=TOKENS, seed=3),
