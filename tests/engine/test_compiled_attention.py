@@ -71,6 +71,7 @@ def test_kernels_compile_for_gpus() -> None:
         [
             attend("bfloat16", 128, 4, is_split=True),
             attend("bfloat16", 128, 64, is_split=False),
+            attend("bfloat16", 128, 64, is_split=False, arch=80),
             attend("float32", 64, 4, is_split=True),
             attend("bfloat16", 128, 4, is_split=True, pairs=8, is_new=True, norm=4096),
             attend("bfloat16", 128, 4, is_split=True, is_new=True, arch=80),
@@ -104,7 +105,7 @@ def test_kernels_compile_for_gpus() -> None:
     assert "wgmma.mma_async" in attending[1].ptx
 
 
-@pytest.mark.parametrize(("head_dim", "least"), [(128, 2), (256, 1)])
+@pytest.mark.parametrize(("head_dim", "least"), [(64, 2), (128, 2), (256, 1)])
 def test_a_tile_of_decoding_is_computed_while_the_next_is_under_way(head_dim: int, least: int) -> None:
     """Two buffers of keys and of values, and waits that leave copies under way; fits the smallest GPUs."""
     for kernel in compiled([attend("bfloat16", head_dim, 4, is_split=True, arch=arch) for arch in (80, 90)]):

@@ -232,7 +232,7 @@ def test_kernels_compile_for_gpus() -> None:
     }
     found = compiled(
         [
-            *(product(rows, 90) for rows in (1, 64, 512)),
+            *(product(rows, 90) for rows in (1, 32, 64, 512)),
             product(1, 90, blocked=False),
             product(32, 90, dtype="fp32"),
             *(product(rows, 80, native=False) for rows in (1, 512)),
@@ -245,13 +245,13 @@ def test_kernels_compile_for_gpus() -> None:
         ]
     )
     for number, one in enumerate(found):
-        assert one.spilled == 0 or number == 4
+        assert one.spilled == 0 or number == 5
         # What a block may have: on Hopper, and on the smallest of the others (A10, L4, RTX).
-        assert one.shared <= (227 if number < 5 else 99) * 1024
-    for one in found[:5]:  # by the device's own conversion, from numbers that were on their way meanwhile
+        assert one.shared <= (227 if number < 6 else 99) * 1024
+    for one in found[:6]:  # by the device's own conversion, from numbers that were on their way meanwhile
         assert "cvt.rn.f16x2.e4m3x2" in one.ptx
         assert "cp.async" in one.ptx
-    assert "wgmma" in found[2].ptx
+    assert "wgmma" in found[3].ptx
     assert "mma.sync" in found[0].ptx
     assert "wgmma" not in found[0].ptx
-    assert not any("e4m3" in one.ptx for one in found[5:7])
+    assert not any("e4m3" in one.ptx for one in found[6:8])

@@ -16,7 +16,9 @@ PROFILE = hardware.load("llama-8b-a100")
 KEYS = ("greedy", "one", "two", "three")
 #: Requests per second that end in the midst of serving 120 that came at once.
 SATURATED = 13.6
-BEFORE_S, DURING_S, AFTER_S = 2.0, 6.0, 6.0
+BEFORE_S, DURING_S, AFTER_S = 2.0, 6.0, 8.0
+#: After the overload, till those that were sent are served as before.
+RECOVERED_S = 4.0
 TIMES, USUAL = 4.0, 0.8
 OBJECTIVES = {
     "interactive": Objective(ttft_ms=1500.0, tpot_ms=35.0),
@@ -82,7 +84,7 @@ class Figures:
         taken_on_time: on time of those taken during the overload, by whomever.
         true: refused ones that were taken when they came back.
         refused: of each tier during the overload.
-        recovery_s: when the last one after the overload was refused or late.
+        afterwards: taken at once and on time, of all sent `RECOVERED_S` and more after the overload.
     """
 
     others: float
@@ -90,7 +92,7 @@ class Figures:
     taken_on_time: float
     true: tuple[int, int]
     refused: dict[str, tuple[int, int]]
-    recovery_s: float
+    afterwards: float
 
 
 def overload(*, fair: bool) -> Figures:
@@ -116,11 +118,7 @@ def overload(*, fair: bool) -> Figures:
         return sum(on_time(r.request_id) for r in requests) / len(requests)
 
     refused = [name for name in cell.rejections if not name.endswith("again")]
-    late = [
-        r.arrival_s - BEFORE_S - DURING_S
-        for r in first
-        if "-2-" in r.request_id and r.kind != "batch" and not on_time(r.request_id)
-    ]
+    recovered = [r for r in first if r.kind != "batch" and r.arrival_s > BEFORE_S + DURING_S + RECOVERED_S]
     assert all(f"{name} again" in cell.requests for name in refused)
     assert len(cell.receipts) + len(cell.rejections) == len(cell.requests)  # nobody taken is lost
     return Figures(
@@ -135,7 +133,7 @@ def overload(*, fair: bool) -> Figures:
             )
             for tier in OBJECTIVES
         },
-        max(late, default=0.0),
+        share(recovered) if fair else math.nan,
     )
 
 
@@ -147,7 +145,7 @@ def test_one_key_does_not_spoil_it_for_the_others() -> None:
     assert fair.others > unfair.others + 0.3
     assert fair.taken_on_time > 0.8
     assert fair.true[0] > 0.85 * fair.true[1]
-    assert fair.recovery_s < AFTER_S
+    assert fair.afterwards > 0.75  # beside all who come back as told
     # The urgent tier is refused least of those with objectives. Batch has none and may wait as long as it
     # takes, so it is refused only where its part of the queue is full: no promise beside theirs.
     shares = {tier: refused / sent for tier, (refused, sent) in fair.refused.items()}
