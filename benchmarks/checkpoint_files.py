@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from benchmarks.forward_floor import Sizes, transformers_config
+from benchmarks.forward_floor import SHAPES, Sizes, transformers_config
 
 #: One file's weights by their names: first what is no layer's, then each layer's.
 Parts = Iterator[dict[str, torch.Tensor]]
@@ -25,6 +26,16 @@ _TOKENIZER_FILES = (
     "generation_config.json",
 )
 _INDEX = "model.safetensors.index.json"
+
+
+def parser_of(module_docstring: str | None) -> argparse.ArgumentParser:
+    """Of a command that writes a checkpoint in a shape: what all of them ask, told by the first line."""
+    parser = argparse.ArgumentParser(description=(module_docstring or "").partition("\n")[0])
+    parser.add_argument("directory", type=Path, help="where it is written")
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="8b")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--device", default="auto", help="where random numbers are drawn")
+    return parser
 
 
 def projections(sizes: Sizes) -> dict[str, tuple[int, int]]:

@@ -17,7 +17,6 @@ read and multiplied. `zoo.deepen` only adds layers.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,12 +25,14 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, LlamaConfig
 
-from benchmarks.checkpoint_files import Parts, projections, with_vocabulary, write_checkpoint
+from benchmarks.checkpoint_files import Parts, parser_of, projections, with_vocabulary, write_checkpoint
 from benchmarks.forward_floor import SHAPES, Sizes
 from engine.checkpoint import Checkpoint
 from engine.devices import resolve_device
 
 _NORMS = ("input_layernorm", "post_attention_layernorm")
+#: Projections whose new outputs, and what they make of new inputs, are zero.
+_SILENT = ("o_proj", "down_proj")
 
 #: Places of something in a larger one: int64 [size of the smaller].
 Places = torch.Tensor
@@ -82,10 +83,6 @@ class Growth:
                 return hidden, units
             case _:
                 return units, hidden
-
-    def silent(self, name: str) -> bool:
-        """Whether a projection's new outputs, and what it makes of new inputs, are to be zero."""
-        return name.endswith(("o_proj", "down_proj"))
 
     @property
     def query_factor(self) -> float:
@@ -170,7 +167,7 @@ class Grower:
         """
         growth = self._growth
         outputs, inputs = projections(growth.large)[name]
-        if growth.silent(name):
+        if name.endswith(_SILENT):
             made = torch.zeros(outputs, inputs, dtype=self._dtype)
             return made if held is None else self.placed(made, held, *growth.places(name))
         made = self.random(outputs, parts * inputs)
@@ -193,11 +190,8 @@ def tensors(source: Path, growth: Growth, dtype: torch.dtype, device: torch.devi
     """The grown model's weights by their names, one file's at a time."""
     checkpoint, small, large = Checkpoint(source), growth.small, growth.large
     grower, read = Grower(growth, dtype, device), checkpoint.read
-    tokens, rows, hidden = (
-        read("model.embed_tokens.weight"),
-        torch.arange(small.vocab),
-        torch.arange(small.hidden),
-    )
+    tokens = read("model.embed_tokens.weight")
+    rows, hidden = torch.arange(small.vocab), torch.arange(small.hidden)
     embedding = grower.placed(torch.zeros(large.vocab, large.hidden, dtype=dtype), tokens, rows, hidden)
     outside = {
         "model.embed_tokens.weight": embedding,
@@ -268,12 +262,8 @@ def write(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("directory", type=Path, help="where it is written")
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, required=True, help="directory of the small model")
-    parser.add_argument("--shape", choices=tuple(SHAPES), default="8b")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
-    parser.add_argument("--device", default="auto", help="where random numbers are drawn")
     options = parser.parse_args(argv)
     num_bytes = write(
         options.directory, options.model, SHAPES[options.shape], dtype=options.dtype, device=options.device

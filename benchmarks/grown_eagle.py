@@ -9,7 +9,6 @@ trained on, and uses that target's embedding and output projection.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
-from benchmarks.checkpoint_files import projections
+from benchmarks.checkpoint_files import parser_of, projections
 from benchmarks.forward_floor import SHAPES, Sizes
 from benchmarks.grown_checkpoint import Grower, Growth, several
 from engine.checkpoint import Checkpoint
@@ -108,13 +107,9 @@ def write(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("directory", type=Path, help="where it is written")
+    parser = parser_of(__doc__)
     parser.add_argument("--eagle", type=Path, required=True, help="directory of the drafter")
     parser.add_argument("--target", type=Path, required=True, help="directory of its target, not grown")
-    parser.add_argument("--shape", choices=tuple(SHAPES), default="8b")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
-    parser.add_argument("--device", default="auto", help="where random numbers are drawn")
     options = parser.parse_args(argv)
     num_bytes = write(
         options.directory,

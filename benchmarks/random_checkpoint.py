@@ -8,13 +8,12 @@ writes one of that size which generates what a small model does.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from benchmarks.checkpoint_files import Parts, projections, with_vocabulary, write_checkpoint
+from benchmarks.checkpoint_files import Parts, parser_of, projections, with_vocabulary, write_checkpoint
 from benchmarks.forward_floor import SHAPES, Sizes
 from engine.devices import resolve_device
 
@@ -71,15 +70,11 @@ def write(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("directory", type=Path, help="where it is written")
-    parser.add_argument("--shape", choices=tuple(SHAPES), default="8b")
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--tokenizer", type=Path, required=True, help="directory of a model whose tokenizer it gets"
     )
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--max-tokens", type=int, default=4096, help="longest sequence")
-    parser.add_argument("--device", default="auto", help="where the numbers are drawn")
     options = parser.parse_args(argv)
     num_bytes = write(
         options.directory,

@@ -6,8 +6,8 @@
 #   git switch -c gpu-serve-call
 #   git rm -rq tests docs helm simulator/reproduction zoo/weights/drafter-chat-2x128 \
 #       zoo/weights/drafter-summary-1x128 zoo/weights/drafter-vocab1024-2x128 zoo/weights/eagle-1x384
-# (for `serve-8b`, which has no use for them but for EAGLE: zoo/weights/drafter-code-2x128 zoo/weights/heads-3x384
-# in place of zoo/weights/eagle-1x384)
+# (for `serve-8b` keep zoo/weights/eagle-1x384, and leave out zoo/weights/drafter-code-2x128 and
+# zoo/weights/heads-3x384 instead)
 #   git commit -qm "GPU session: what serves"
 set -eu
 python_version=${1:-3.12}
