@@ -130,7 +130,8 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
         proposer=proposer,
         grammars=grammars,
         device=device,
-        overlaps=device.type == "cuda" and num_ranks == 1,
+        overlaps=device.type == "cuda",
+        num_ranks=num_ranks,
     )
     return Target(runner, verifier, heads, drafts, device, num_ranks=num_ranks)
 

@@ -73,6 +73,11 @@ class KVCache:
         evictable = self._prefixes.evictable_slots if self._prefixes is not None else 0
         return self._pool.free_count + evictable
 
+    @property
+    def empty_slots(self) -> int:
+        """Slots that `reserve` can give out without evicting anything."""
+        return self._pool.free_count
+
     def open(self, request_id: str, tokens: Sequence[int] | Int32) -> int:
         """Start a request whose sequence begins with `tokens`; returns how many of them are cached.
 

@@ -123,6 +123,11 @@ class RequestTable:
         """KV slots that can be given out, those of evictable shared prefixes included."""
         return self._cache.free_slots
 
+    @property
+    def empty_slots(self) -> int:
+        """KV slots that can be given out without evicting a shared prefix."""
+        return self._cache.empty_slots
+
     def num_computed(self, request_id: str) -> int:
         """Tokens of the request's sequence in the KV cache."""
         return self._cache.length(request_id)

@@ -19,6 +19,7 @@ from engine.runner import KeyTokens, ModelRunner
 from engine.slots import OutOfSlots
 from engine.stop_rules import StopRule
 from verifier.begun import Begun
+from verifier.commuting import commute, num_rows
 from verifier.deciding import Decided, decided_of, rows_read
 from verifier.launching import launch
 from verifier.messages import (
@@ -56,16 +57,18 @@ class Verifier:
         grammars: Grammars | None = None,
         device: torch.device = CPU,
         overlaps: bool = False,
+        num_ranks: int = 1,
     ) -> None:
         """Serve with the model of `runner`, what proposes beside it if anything does, and `grammars`.
 
         `device` is where the runner's logits are. If `overlaps`, a call may be begun while another is
-        computed, which helps on a GPU. Which ones is a matter of when they come, and ranks must do the same:
-        so not where there are several.
+        computed, which helps on a GPU. Which ones is a matter of when they come, to each of `num_ranks` by
+        itself: where there are several, only calls that may come either way.
         """
         self._runner = runner
         self._device = device
         self._overlaps = overlaps and isinstance(runner, DeviceRowsRunner)
+        self._num_ranks = num_ranks
         self._proposer = proposer
         self._reader = proposer if isinstance(proposer, ReadingProposer) else None
         self._table = RequestTable(
@@ -134,11 +137,14 @@ class Verifier:
         num_shared = sum(item.request_id in at_work for item in call.verify)
         if not self._may_follow(call, at_work) or (num_shared and not self._continues(call, at_work)):
             return None
+        if self._num_ranks > 1 and not commute(before.planned, call, at_work, self._table.empty_slots):
+            return None
         begun = Begun(call, time.perf_counter())
-        # What holds rows of the call before is let go when that is finished.
-        before.releases = [request_id for request_id in call.release if request_id in at_work]
-        for request_id in call.release:
-            if request_id not in at_work:
+        # What holds rows of the call before is let go when that is finished, and in the order asked for.
+        if any(request_id in at_work for request_id in call.release):
+            before.releases = call.release
+        else:
+            for request_id in call.release:
                 self._table.forget(request_id)
         following = [at_work[item.request_id] for item in call.verify] if num_shared else []
         parts = [at_work[item.request_id] for item in call.prefill if item.request_id in at_work]
@@ -155,11 +161,9 @@ class Verifier:
     def _may_follow(self, call: VerifyCall, at_work: Mapping[str, Planned]) -> bool:
         """Whether it names nobody twice, there are slots for it, and it can use nothing of the one before."""
         names = [item.request_id for item in call.verify] + [item.request_id for item in call.prefill]
-        if len(set(names)) < len(names):
+        if len(set(names)) < len(names) or not set(names).isdisjoint(call.release):
             return False
-        num_rows = sum([item.num_nodes + item.max_forced for item in call.verify])
-        num_rows += sum([item.num_tokens for item in call.prefill])
-        if num_rows > self._table.free_slots:
+        if num_rows(call) > self._table.free_slots:
             return False
         parts = [(item, at_work[item.request_id]) for item in call.prefill if item.request_id in at_work]
         # Of a prompt the next part, if the one before was not the last.

@@ -17,6 +17,10 @@ from engine.tensor_parallel import check_divisible, end_loading
 from tests.engine import fp8_models, tiny_models
 from tests.engine.ranks import on_two_ranks
 from tests.engine.test_runners import logits_of
+from tests.verifier.target import spec_of
+from verifier.messages import PrefillItem, VerifyCall, VerifyItem
+from verifier.overlapped import OverlappedCalls
+from verifier.verifier import Verifier
 
 CASES: list[tuple[str, RunnerKind]] = [("llama_bias", "lean"), ("qwen3", "hf"), ("fp8", "lean")]
 
@@ -44,7 +48,7 @@ def by_rank(directories: list[str]) -> tuple[Any, Any]:
 
 
 def test_two_ranks_equal_one_process(directories: list[str], by_rank: tuple[Any, Any]) -> None:
-    (of_first, _, _), (of_second, _, _) = by_rank
+    (of_first, *_), (of_second, *_) = by_rank
     for index, (directory, (_, runner)) in enumerate(zip(directories, CASES, strict=True)):
         alone = load_runner(directory, num_slots=128, runner=runner)
         (first, first_bytes), (second, _) = of_first[index], of_second[index]
@@ -54,9 +58,38 @@ def test_two_ranks_equal_one_process(directories: list[str], by_rank: tuple[Any,
             torch.testing.assert_close(torch.from_numpy(zero), expected, atol=1e-4, rtol=0)
 
 
-def _logits_and_waiting(rank: int, directories: list[str]) -> tuple[Any, tuple[float, str], list[Any]]:
+def _logits_and_waiting(
+    rank: int, directories: list[str]
+) -> tuple[Any, tuple[float, str], list[Any], list[list[int]]]:
     logits, again = _logits(rank, directories), _again(rank, directories[0])
-    return logits, _alone(rank), again
+    runner = load_runner(directories[0], num_slots=128, runner="lean", tensor_parallel=(rank, 2))
+    # One rank hears of the next call in time to begin it first, the other never does.
+    tokens = _plain_steps(Verifier(runner, overlaps=True, num_ranks=2), early=rank == 0)
+    return logits, _alone(rank), again, tokens
+
+
+def _plain_steps(verifier: Verifier, early: bool) -> list[list[int]]:
+    """Tokens of two requests, of which the second comes while the first is decoded, each step sent ahead."""
+    calls = OverlappedCalls(verifier)
+    names = ["a", "b"]
+    opened = [
+        PrefillItem(request_id=name, num_tokens=64, spec=spec_of(name, [5 + i, 11, 3]))
+        for i, name in enumerate(names)
+    ]
+    steps = [VerifyCall(call_id=0, prefill=opened[:1])]
+    steps.append(VerifyCall(call_id=1, verify=[VerifyItem(request_id="a")], prefill=opened[1:]))
+    going_on = [VerifyItem(request_id=name) for name in names]
+    steps += [VerifyCall(call_id=i, verify=going_on) for i in range(2, 9)]
+    tokens: dict[str, list[int]] = {name: [] for name in names}
+    num_early = 0
+    for i, step in enumerate(steps):
+        following = steps[i + 1] if early and i + 1 < len(steps) else None
+        result = calls.answer(step, lambda following=following: following)
+        num_early += calls.has_begun
+        for verdict in [*result.verdicts, *(p.verdict for p in result.prefills if p.verdict is not None)]:
+            tokens[verdict.request_id] += verdict.tokens
+    assert num_early == (len(steps) - 2 if early else 0)  # who opens a prompt waits for one to be complete
+    return list(tokens.values())
 
 
 def _again(rank: int, directory: str) -> list[tuple[bool, list[np.ndarray]]]:
@@ -92,7 +125,7 @@ def _alone(rank: int) -> tuple[float, str]:
 
 
 def test_ranks_test_a_model_again_unless_all_of_them_have_it_on_record(by_rank: tuple[Any, Any]) -> None:
-    for logits, _, again in by_rank:
+    for logits, _, again, _ in by_rank:
         assert [through_transformers for through_transformers, _ in again] == [False, True]
         for _, repeated in again:
             assert all(map(np.array_equal, repeated, logits[0][0]))
@@ -101,9 +134,18 @@ def test_ranks_test_a_model_again_unless_all_of_them_have_it_on_record(by_rank: 
 def test_ranks_wait_long_for_each_other_while_they_load_and_not_after(
     by_rank: tuple[Any, Any],
 ) -> None:
-    (_, (first_s, failure), _), (_, (second_s, _), _) = by_rank
+    (_, (first_s, failure), *_), (_, (second_s, _), *_) = by_rank
     assert first_s == second_s == 1800
     assert "Timed out" in failure
+
+
+def test_a_rank_may_begin_the_next_step_before_another_does(
+    directories: list[str], by_rank: tuple[Any, Any]
+) -> None:
+    alone = Verifier(load_runner(directories[0], num_slots=128, runner="lean"))
+    expected = _plain_steps(alone, early=False)
+    assert [len(tokens) for tokens in expected] == [9, 8]
+    assert by_rank[0][3] == by_rank[1][3] == expected
 
 
 def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:

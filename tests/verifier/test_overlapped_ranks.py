@@ -1,0 +1,104 @@
+"""Ranks of one target, each of which begins the next call early or not as it comes to it, hold the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from engine.sampling_params import SamplingParams
+from tests.verifier.ahead import Scheduler, simple
+from tests.verifier.target import Client, spec_of
+from tests.verifier.test_lossless import TARGET, params, prompts
+from verifier.messages import VerifyCall, VerifyResult
+from verifier.overlapped import OverlappedCalls
+from verifier.verifier import Verifier
+
+
+class Rank:
+    """A verifier that a message may reach in time, or too late to be begun before the answer."""
+
+    def __init__(self, num_slots: int, captured: bool, rng: random.Random, in_time: float) -> None:
+        runner = TARGET.runner(num_slots, captured=captured)
+        self.verifier = Verifier(runner, overlaps=True, num_ranks=2)
+        self._calls = OverlappedCalls(self.verifier)
+        self._rng, self._in_time = rng, in_time
+        self.num_early = 0
+
+    def answer(self, call: VerifyCall, following: VerifyCall | None) -> VerifyResult:
+        result = self._calls.answer(call, self._arrival(following))
+        self.num_early += self.has_begun
+        return result
+
+    @property
+    def has_begun(self) -> bool:
+        return self._calls.has_begun
+
+    def _arrival(self, following: VerifyCall | None) -> Callable[[], VerifyCall | None]:
+        arrives = self._rng.random() < self._in_time
+        return lambda: following if arrives else None
+
+    def state(self) -> dict[str, Any]:
+        """All that what it does later depends on, but for the numbers of slots."""
+        cache = self.verifier._table._cache
+        assert cache._prefixes is not None
+        blocks = sorted(cache._prefixes._blocks.values(), key=lambda block: block.last_used)
+        return {
+            "requests": {name: cache.length(name) for name in self.verifier._table._requests},
+            "empty": cache.empty_slots,
+            "blocks": [(block.key, block.number, block.children) for block in blocks],
+        }
+
+
+def said(result: VerifyResult) -> dict[str, Any]:
+    """All of an answer but how long it took."""
+    fields = msgspec.to_builtins(result)
+    return {name: value for name, value in fields.items() if not name.endswith("seconds")}
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    requests=st.lists(st.tuples(prompts, simple | simple | params), min_size=1, max_size=7),
+    num_slots=st.sampled_from([90, 150, 600]),
+    captured=st.booleans(),
+    leaving=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(0, 2**32),
+)
+def test_whenever_calls_come_ranks_hold_the_same(
+    requests: list[tuple[list[int], SamplingParams]],
+    num_slots: int,
+    captured: bool,
+    leaving: float,
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    in_time = rng.choice([(1.0, 0.0), (0.5, 0.5)])
+    ranks = [Rank(num_slots, captured, rng, share) for share in in_time]
+    specs = [spec_of(f"r{i}", prompt, sampling) for i, (prompt, sampling) in enumerate(requests)]
+    clients = [Client(spec, TARGET.decode(spec)[0]) for spec in specs]
+    scheduler = Scheduler(clients, rng, leaving)
+    for _ in range(2000):
+        call = scheduler.next()
+        if call is None:
+            break
+        following = scheduler.waiting()
+        answers = [rank.answer(call, following) for rank in ranks]
+        scheduler.take(answers[0])
+        found = [said(answer) for answer in answers]
+        if any(rank.has_begun for rank in ranks):
+            # Who has begun the next call has released what that one releases.
+            for one in found:
+                del one["free_slots"]
+        else:
+            assert ranks[0].state() == ranks[1].state()
+        assert found[0] == found[1]
+    else:
+        raise AssertionError("no end in sight")
+    assert ranks[0].state() == ranks[1].state()
+    event("begun early" if ranks[0].num_early else "never begun early")
+    for rank in ranks:
+        rank.verifier._table._cache.check_invariants()
