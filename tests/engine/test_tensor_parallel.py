@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from engine import transformers_loading
+from engine.cuda_graphs import GraphedRunner
+from engine.llama_runner import LlamaRunner
 from engine.loading import RunnerKind, UnsupportedModel, load_runner
 from engine.tensor_parallel import check_divisible, end_loading
 from tests.engine import fp8_models, tiny_models
@@ -60,11 +62,16 @@ def test_two_ranks_equal_one_process(directories: list[str], by_rank: tuple[Any,
 
 def _logits_and_waiting(
     rank: int, directories: list[str]
-) -> tuple[Any, tuple[float, str], list[Any], list[list[int]]]:
+) -> tuple[Any, tuple[float, str], list[Any], list[list[list[int]]]]:
     logits, again = _logits(rank, directories), _again(rank, directories[0])
     runner = load_runner(directories[0], num_slots=128, runner="lean", tensor_parallel=(rank, 2))
-    # One rank hears of the next call in time to begin it first, the other never does.
-    tokens = _plain_steps(Verifier(runner, overlaps=True, num_ranks=2), early=rank == 0)
+    assert isinstance(runner, LlamaRunner)
+    # One rank hears of the next call in time to begin it first, the other never does. Captured, both must
+    # pad their rows alike, or their sums would not fit.
+    tokens = [
+        _plain_steps(Verifier(each, overlaps=True, num_ranks=2), early=rank == 0)
+        for each in (runner, GraphedRunner(runner, capture_at=2))
+    ]
     return logits, _alone(rank), again, tokens
 
 
@@ -145,7 +152,7 @@ def test_a_rank_may_begin_the_next_step_before_another_does(
     alone = Verifier(load_runner(directories[0], num_slots=128, runner="lean"))
     expected = _plain_steps(alone, early=False)
     assert [len(tokens) for tokens in expected] == [9, 8]
-    assert by_rank[0][3] == by_rank[1][3] == expected
+    assert by_rank[0][3] == by_rank[1][3] == [expected, expected]
 
 
 def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ class Scheduler:
         # Who has a whole prompt in it is believed to be ready after it.
         whole = {item.request_id for item in at_work.prefill if item.num_tokens == 100}
         ready = [self._clients[name] for name in sorted(busy)]
-        ready = [c for c in ready if c.stage == "ready" or c.spec.request_id in whole]
+        ready = [
+            c for c in ready if c.stage == "ready" or (c.stage == "prefill" and c.spec.request_id in whole)
+        ]
         # Who has a part of a prompt in it may have the next one, which may turn out to be none.
         parts = {item.request_id for item in at_work.prefill} - whole
         reading = [self._clients[name] for name in sorted(parts) if self._clients[name].stage == "prefill"]

@@ -30,7 +30,7 @@ def serve(calls: OverlappedCalls, scheduler: Scheduler) -> None:
     raise AssertionError("no end in sight")
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     requests=st.lists(st.tuples(prompts, simple | simple | params), min_size=1, max_size=5),
     num_slots=st.sampled_from([150, 600]),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
 from engine.sampling_params import SamplingParams
@@ -60,7 +60,19 @@ def said(result: VerifyResult) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if not name.endswith("seconds")}
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+def agree(one: Any, other: Any) -> bool:
+    """Whether they are the same but for rounding, which other numbers of slots may bring on a CPU.
+
+    Ranks of one model share their sums, and so the rounding, too; these are two models.
+    """
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(agree(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(agree, one, other))
+    return bool(one == other) or (isinstance(one, float) and abs(one - other) < 1e-4)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     requests=st.lists(st.tuples(prompts, simple | simple | params), min_size=1, max_size=7),
     num_slots=st.sampled_from([90, 150, 600]),
@@ -79,7 +91,11 @@ def test_whenever_calls_come_ranks_hold_the_same(
     in_time = rng.choice([(1.0, 0.0), (0.5, 0.5)])
     ranks = [Rank(num_slots, captured, rng, share) for share in in_time]
     specs = [spec_of(f"r{i}", prompt, sampling) for i, (prompt, sampling) in enumerate(requests)]
-    clients = [Client(spec, TARGET.decode(spec)[0]) for spec in specs]
+    clients = []
+    for spec in specs:
+        expected, gaps = TARGET.decode(spec)
+        assume(min(gaps) > 1e-4)
+        clients.append(Client(spec, expected))
     scheduler = Scheduler(clients, rng, leaving)
     for _ in range(2000):
         call = scheduler.next()
@@ -95,9 +111,10 @@ def test_whenever_calls_come_ranks_hold_the_same(
                 del one["free_slots"]
         else:
             assert ranks[0].state() == ranks[1].state()
-        assert found[0] == found[1]
+        assert agree(found[0], found[1]), found
     else:
         raise AssertionError("no end in sight")
+    assert [client.output for client in clients] == [client.expected for client in clients]
     assert ranks[0].state() == ranks[1].state()
     event("begun early" if ranks[0].num_early else "never begun early")
     for rank in ranks:
