@@ -7,14 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
 from engine.sampling_params import SamplingParams
+from engine.tree import TokenTree
 from tests.verifier.ahead import Scheduler, simple
 from tests.verifier.target import Client, spec_of
 from tests.verifier.test_lossless import TARGET, params, prompts
-from verifier.messages import VerifyCall, VerifyResult
+from verifier.messages import PrefillItem, VerifyCall, VerifyItem, VerifyResult
 from verifier.overlapped import OverlappedCalls
 from verifier.verifier import Verifier
 
@@ -119,3 +121,22 @@ def test_whenever_calls_come_ranks_hold_the_same(
     event("begun early" if ranks[0].num_early else "never begun early")
     for rank in ranks:
         rank.verifier._table._cache.check_invariants()
+
+
+@pytest.mark.parametrize("max_forced", [0, 2])
+def test_room_for_forced_tokens_waits_for_what_is_rejected(max_forced: int) -> None:
+    """How much of it there is depends on how many slots are free."""
+    verifier = Verifier(TARGET.runner(), overlaps=True, num_ranks=2)
+    specs = [spec_of(name, [7, 3 + i, 11]) for i, name in enumerate("ab")]
+    prefill = [PrefillItem(request_id=spec.request_id, num_tokens=9, spec=spec) for spec in specs]
+    opened = verifier.step(VerifyCall(call_id=0, prefill=prefill))
+    verdict = opened.prefills[0].verdict
+    assert verdict is not None
+    tree = TokenTree.chain(verdict.tokens[0], [1], [-0.1])
+    begun = verifier.begin(VerifyCall(call_id=1, verify=[VerifyItem(request_id="a", tree=tree)]))
+    other = opened.prefills[1].verdict
+    assert other is not None
+    root = TokenTree.root_only(other.tokens[0])
+    item = VerifyItem(request_id="b", tree=root, max_forced=max_forced)
+    following = verifier.begin_following(VerifyCall(call_id=2, verify=[item]), begun)
+    assert (following is None) == (max_forced > 0)
