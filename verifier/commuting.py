@@ -8,7 +8,7 @@ from verifier.messages import VerifyCall
 from verifier.planning import Planned
 
 
-def commute(before: Sequence[Planned], call: VerifyCall, names: Collection[str], free_slots: int) -> bool:
+def commute(before: Sequence[Planned], call: VerifyCall, names: Collection[str], empty_slots: int) -> bool:
     """Whether ranks that plan `call` before they settle what is planned of the call before, and ranks that
     plan it afterwards, hold the same shared prefixes, in the same order of use, and as many free slots.
 
@@ -18,7 +18,7 @@ def commute(before: Sequence[Planned], call: VerifyCall, names: Collection[str],
         before: items of the call before, its verdicts not known yet.
         call: the one that follows.
         names: requests that have rows in the call before.
-        free_slots: slots that nothing is evicted for.
+        empty_slots: slots that nothing is evicted for.
     """
     # Settling publishes prompts that are complete, and frees what is rejected of trees.
     publishes = any(p.is_prefill and p.tree is not None for p in before)
@@ -27,7 +27,7 @@ def commute(before: Sequence[Planned], call: VerifyCall, names: Collection[str],
     releases_late = any(request_id in names for request_id in call.release)
     opens = any(item.spec is not None for item in call.prefill)
     # Who evicts, or makes room for forced tokens, looks at how many are free.
-    counts = num_rows(call) > free_slots or any(item.max_forced for item in call.verify)
+    counts = num_rows(call) > empty_slots or any(item.max_forced for item in call.verify)
     if publishes and (opens or counts or call.release):
         return False
     if releases_late and (opens or counts):

@@ -161,7 +161,8 @@ class Verifier:
     def _may_follow(self, call: VerifyCall, at_work: Mapping[str, Planned]) -> bool:
         """Whether it names nobody twice, there are slots for it, and it can use nothing of the one before."""
         names = [item.request_id for item in call.verify] + [item.request_id for item in call.prefill]
-        if len(set(names)) < len(names) or not set(names).isdisjoint(call.release):
+        distinct = set(names)
+        if len(distinct) < len(names) or not distinct.isdisjoint(call.release):
             return False
         if num_rows(call) > self._table.free_slots:
             return False
