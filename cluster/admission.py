@@ -86,9 +86,10 @@ def draining(submit: Submit) -> Rejected:
 
 def too_long(submit: Submit, cell: CellState) -> Rejected:
     """The answer to a prompt that leaves no room for a token of output."""
+    # Clients know it by OpenAI's words, as where front ends refuse it (`deployments/sampling_mapping.py`).
     message = (
-        f"the prompt has {len(submit.prompt)} tokens; with at least one output token "
-        f"this model takes {cell.max_model_tokens - 1}"
+        f"This model's maximum context length is {cell.max_model_tokens} tokens. However, the prompt has "
+        f"{len(submit.prompt)}, and a token of output must fit as well. Please reduce the prompt's length."
     )
     return _reject(submit, "prompt_too_long", message)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -19,7 +21,19 @@ class HttpConfig(StrictModel):
         description="Front ends listen on the port themselves; off puts Ray Serve's HTTP proxy in between.",
     )
     front_ends: int = Field(default=1, ge=1, description="Front-end replicas.")
-    max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Larger bodies get a 413.")
+    max_body_bytes: int = Field(
+        default=4 << 20, ge=1024, description="Larger bodies get a 413; a token of text is some four bytes."
+    )
+    unknown_fields: Literal["refuse", "ignore"] = Field(
+        default="refuse",
+        description="A field of a request that does not exist here gets a 400 that names it; or it is left "
+        "out, as vLLM does, and the response names it in `X-Ignored-Fields`.",
+    )
+    allowed_origins: tuple[str, ...] = Field(
+        default=(),
+        description="Origins such as `https://chat.example` whose pages browsers let ask for text (CORS); "
+        "`*` for any.",
+    )
     admin: bool = Field(
         default=False,
         description="`/admin` changes the pool of drafters; it answers to clients on the same machine, and "
@@ -57,6 +71,16 @@ class HttpConfig(StrictModel):
     def _absolute(cls, path: Path | None) -> Path | None:
         # Ray's workers have another working directory than who wrote the configuration.
         return None if path is None else path.absolute()
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and not re.fullmatch(r"https?://[^/\s?#]+", origin):
+                raise ValueError(
+                    f"{origin!r} is no origin: write a scheme, a host and perhaps a port, no path"
+                )
+        return origins
 
     @model_validator(mode="after")
     def _has_both(self) -> HttpConfig:

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from deployments.errors import ApiError, bad_request
-from deployments.request_model import RequestModel
+from deployments.request_model import DescribedModel
 from deployments.schema_values import MessageText
 from deployments.tools import ToolCall, ToolUse
 
 
-class ChatMessage(RequestModel):
-    """One message; fields of a replayed assistant message are accepted when empty, and `parsed`, which
-    OpenAI's client adds to answers and sends back with them.
+class ChatMessage(DescribedModel):
+    """One message; what else a client sends with it (`parsed`, `annotations`, `refusal`) is not used.
+
+    But for what holds a part of the conversation in a form that is not read here, and would be lost.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: MessageText = ""
     name: str | None = None
-    refusal: None = None
+    reasoning_content: str | None = Field(None, description="For chat templates that read it.")
     audio: None = None
     function_call: None = None
     tool_calls: list[ToolCall] | None = Field(None, max_length=128)
     tool_call_id: str | None = Field(None, min_length=1, max_length=256)
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    parsed: Any = Field(None, description="Accepted and not used: the content, as OpenAI's client read it.")
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:
     """Refuse messages whose fields do not fit their roles; raises `ApiError` (400) that names the field."""
     for number, message in enumerate(messages):
         path = f"messages.{number}"
-        if "content" not in message.model_fields_set and not message.tool_calls:
+        # An answer without text is sent back so by some clients.
+        if "content" not in message.model_fields_set and message.role != "assistant":
             raise _missing(f"{path}.content")
         if message.tool_calls and message.role != "assistant":
             raise bad_request(f"`{path}.tool_calls` belongs to the role assistant.", f"{path}.tool_calls")
@@ -82,6 +82,8 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
             }
             for call in message.tool_calls
         ]
+    if message.reasoning_content:
+        made["reasoning_content"] = message.reasoning_content
     if message.role == "tool":
         made["tool_call_id"] = message.tool_call_id
         if message.name is not None:

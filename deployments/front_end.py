@@ -228,6 +228,8 @@ class FrontEnd(GrpcReplica):
             read_timeout_s=self._config.http.read_timeout_s,
             request_timeout_s=self._config.http.request_timeout_s,
             idempotency=self._config.idempotency,
+            ignores_unknown_fields=self._config.http.unknown_fields == "ignore",
+            allowed_origins=self._config.http.allowed_origins,
             console=ConsoleState(
                 service,
                 self._gatherer.exposition,

@@ -23,6 +23,8 @@ class HeadAsGet:
 
         async def send_head(message: Message) -> None:
             if message["type"] == "http.response.start":
+                # uvicorn reads the same scope: told of a GET it would miss the body that headers announce.
+                scope["method"] = "HEAD"
                 await send(message)
                 # At once: a stream of events would never end.
                 await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -6,7 +6,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Container,
+    Mapping,
+    Sequence,
+)
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -25,6 +33,7 @@ from deployments.api_service import ApiService
 from deployments.authentication import Authenticator
 from deployments.call_ids import clean_request_id, new_call_id
 from deployments.console import ConsoleState, add_console_routes
+from deployments.cross_origin import CrossOrigin
 from deployments.debug_api import add_debug_routes
 from deployments.errors import ApiError, bad_request, body_too_large, body_too_slow, internal, model_not_found
 from deployments.event_streams import error_event, event_stream, unless_disconnected
@@ -42,14 +51,21 @@ from deployments.openai_schema import (
     CompletionRequest,
     GenerationRequest,
     json_object,
-    parse,
+    validated,
 )
 from deployments.openapi import body_schema
 from deployments.receipts import server_timing
 from deployments.responses_api import ResponsesView
-from deployments.responses_schema import RESPONSES_NEUTRAL, ResponsesRequest, parse_responses, renamed
+from deployments.responses_schema import (
+    RESPONSES_FIELDS,
+    RESPONSES_NEUTRAL,
+    ResponsesRequest,
+    parse_responses,
+    renamed,
+)
 from deployments.tiers_api import add_tier_routes
 from deployments.tokenize_api import add_tokenize_routes
+from deployments.unknown_fields import IgnoredFields, leave_out
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +83,8 @@ def create_app(
     read_timeout_s: float | None = None,
     request_timeout_s: float | None = None,
     idempotency: IdempotencyConfig | None = None,
+    ignores_unknown_fields: bool = False,
+    allowed_origins: Sequence[str] = (),
 ) -> FastAPI:
     """The application of one front end.
 
@@ -83,6 +101,8 @@ def create_app(
         read_timeout_s: how long a request's body may take to come; any time if None.
         request_timeout_s: how long a request may take; any time if None.
         idempotency: how answers are kept for retries; as by default if None.
+        ignores_unknown_fields: whether fields of requests that do not exist are left out, and not refused.
+        allowed_origins: of pages that may ask for text.
     """
     started = int(time.time())
 
@@ -103,9 +123,16 @@ def create_app(
 
     answers = Answers(idempotency or IdempotencyConfig(), metrics, request_timeout_s, error_event)
 
+    def object_in(body: bytes, request: Request, known: Container[str]) -> dict[str, Any]:
+        data = json_object(body)
+        if ignores_unknown_fields:
+            leave_out(data, known, request.scope)
+        return data
+
     async def generate(request: Request, request_type: type[GenerationRequest]) -> Response:
         body = await body_of(request)
-        return await respond(request, parse(body, request_type), body)
+        data = object_in(body, request, request_type.model_fields.keys() | NEUTRAL_VALUES.keys())
+        return await respond(request, validated(data, request_type), body)
 
     async def respond(
         request: Request,
@@ -161,7 +188,7 @@ def create_app(
     async def responses(request: Request) -> Response:
         """Answer an input; nothing is stored."""
         body = await body_of(request)
-        asked, chat = parse_responses(json_object(body))
+        asked, chat = parse_responses(object_in(body, request, RESPONSES_FIELDS))
         view = ResponsesView(asked)
         try:
             return await respond(request, chat, body, view.answer, view.stream)
@@ -222,6 +249,9 @@ def create_app(
     app.add_middleware(RequestTimeout, limit_s=request_timeout_s)
     if authenticator is not None:
         app.add_middleware(KeyGate, authenticator=authenticator)
+    app.add_middleware(IgnoredFields)
+    if allowed_origins:
+        app.add_middleware(CrossOrigin, origins=allowed_origins)
     app.add_middleware(RequestIds, sends=sends_request_id)
     app.add_middleware(RequestObserver, metrics=metrics)
     return app

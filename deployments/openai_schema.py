@@ -53,15 +53,12 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "moderation": (None,),
     "prompt_cache_options": (None,),
     "prompt_cache_retention": (None,),
-    "reasoning_effort": (None, "none"),
-    "verbosity": (None, "medium"),
     "web_search_options": (None,),
-    "store": (None, False),
     "use_beam_search": (None, False),
     "length_penalty": (None, 1, 1.0),
+    "early_stopping": (None, False),
     "spaces_between_special_tokens": (None, True),
     "logits_processors": (None, []),
-    "include_reasoning": (None, True),
     "mm_processor_kwargs": (None, {}),
     "chat_template": (None,),
     "documents": (None, []),
@@ -149,6 +146,10 @@ class CommonFields(RequestModel):
     prompt_cache_key: str | None = Field(
         None, description="Accepted and not used: prefixes are shared anyway."
     )
+    store: bool | None = Field(None, description="Accepted and not used: nothing is stored.")
+    verbosity: str | None = Field(
+        None, description="Accepted and not used, as by models that do not know it."
+    )
 
 
 class GenerationRequest(CommonFields, StructuredFields):
@@ -208,14 +209,15 @@ class ChatRequest(GenerationRequest):
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = Field(
+        None, description="Accepted and not used; `chat_template_kwargs` has what a model's template knows."
+    )
+    include_reasoning: bool | None = Field(
+        None, description="Accepted and not used: reasoning is not parted."
+    )
 
 
 RequestType = TypeVar("RequestType", bound=BaseModel)
-
-
-def parse(body: bytes, request_type: type[RequestType]) -> RequestType:
-    """The request in a body; raises `ApiError` (400) that names the field at fault."""
-    return validated(json_object(body), request_type)
 
 
 def json_object(

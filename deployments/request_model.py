@@ -11,6 +11,10 @@ def _take_null(schema: dict[str, Any]) -> None:
     schema["additionalProperties"] = {"type": "null"}
 
 
+def _take_any(schema: dict[str, Any]) -> None:
+    schema["additionalProperties"] = True
+
+
 class RequestModel(BaseModel):
     """Types are strict, unknown fields refused, and null is the same as leaving a field out, known or not.
 
@@ -28,3 +32,13 @@ class RequestModel(BaseModel):
         if not isinstance(data, dict):
             return data
         return {name: value for name, value in data.items() if value is not None}
+
+
+class DescribedModel(RequestModel):
+    """What describes a conversation or a tool, and asks for nothing: fields that are unknown are left out.
+
+    Clients send messages back as they got them, from whichever server and through gateways that add fields of
+    their own (`reasoning_content`, `provider_specific_fields`, `cache_control`).
+    """
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra=_take_any)

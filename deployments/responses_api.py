@@ -96,7 +96,7 @@ class ResponsesView:
             if not started:
                 raise error from None
             failed = self._response(call, "failed")
-            failed["error"] = {"code": "server_error", "message": error.message}
+            failed["error"] = {"code": error.code or "server_error", "message": error.message}
             yield self._event("response.failed", response=failed)
 
     # -- parts -----------------------------------------------------------------------------------------
@@ -236,8 +236,8 @@ class ResponsesView:
             "top_p": request.top_p,
             "text": {"format": {"type": "text"}} | text,
             "tool_choice": request.tool_choice or "auto",
-            "tools": [tool.model_dump(exclude_none=True) for tool in request.tools or ()],
-            "truncation": "disabled",
+            "tools": [tool.model_dump(exclude_none=True) for tool in request.functions],
+            "truncation": request.truncation or "disabled",
             "service_tier": None,  # a lower one than asked for may serve: the receipt says
             "usage": None,
             "user": request.user,

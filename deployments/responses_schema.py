@@ -6,66 +6,25 @@ Nothing is stored between requests, so what refers to an earlier response is ref
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from deployments.chat_messages import object_in
 from deployments.errors import ApiError, bad_request, no_trace
-from deployments.openai_schema import ChatRequest, CommonFields, validated
+from deployments.openai_schema import NEUTRAL_VALUES, ChatRequest, CommonFields, validated
 from deployments.request_model import RequestModel
-from deployments.schema_values import MAX_LOGPROBS, MessageText
+from deployments.responses_items import (
+    InputCall,
+    InputCallOutput,
+    InputMessage,
+    ResponseFunction,
+    ResponseTool,
+    checked,
+    without_form,
+)
+from deployments.schema_values import MAX_LOGPROBS
 from deployments.tools import MAX_TOOLS, NAME
-
-
-def _json_object(text: str) -> str:
-    """Said here, where it is known which item it stands in."""
-    if object_in(text) is None:
-        raise PydanticCustomError("arguments_value", "must be a JSON object, as text")
-    return text
-
-
-class InputMessage(RequestModel):
-    """A message of the conversation, also one that an earlier response held."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: MessageText
-    id: str | None = None
-    status: str | None = None
-
-
-class InputCall(RequestModel):
-    """A call that an earlier response held."""
-
-    type: Literal["function_call"]
-    call_id: str = Field(min_length=1, max_length=256)
-    name: str = Field(pattern=NAME)
-    arguments: Annotated[str, AfterValidator(_json_object)]
-    id: str | None = None
-    status: str | None = None
-
-
-class InputCallOutput(RequestModel):
-    """What a called function returned."""
-
-    type: Literal["function_call_output"]
-    call_id: str = Field(min_length=1, max_length=256)
-    output: MessageText
-    id: str | None = None
-    status: str | None = None
-
-
-class ResponseFunction(RequestModel):
-    """A function that the model may ask to have called, in this API's flat form."""
-
-    type: Literal["function"]
-    name: str = Field(pattern=NAME)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class TextFormat(RequestModel):
@@ -82,7 +41,7 @@ class TextOptions(RequestModel):
     """How the text is to be."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: str | None = Field(None, description="Accepted and not used.")
 
 
 class ResponsesStreamOptions(RequestModel):
@@ -105,18 +64,13 @@ RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt": (None,),
     "prompt_cache_options": (None,),
     "prompt_cache_retention": (None,),
-    "reasoning": (None, {}, {"effort": "none"}),
-    "store": (None, False),
-    "truncation": (None, "disabled"),
 }
 
 #: Why the others cannot be had.
 _REASONS = {
     "previous_response_id": "this server stores no responses; send the conversation as `input`",
     "conversation": "this server stores no conversations; send them as `input`",
-    "store": "this server stores no responses; send false or leave it out",
     "background": "responses are answered while the client waits",
-    "truncation": "nothing is left out of a prompt unasked; see `truncate_prompt_tokens`",
 }
 
 
@@ -177,39 +131,43 @@ class ResponsesRequest(CommonFields):
     instructions: str | None = Field(None, description="A system message in front of the input.")
     max_output_tokens: int | None = Field(None, ge=1, le=1 << 24)
     text: TextOptions | None = None
-    tools: list[ResponseFunction] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[ResponseTool] | None = Field(
+        None, max_length=MAX_TOOLS, description="Functions; tools of other kinds are left out."
+    )
     tool_choice: Annotated[Any, _TOOL_CHOICE] = Field(
         None,
         description="none, auto, required, {type: function, name}, or {type: allowed_tools, mode, tools}.",
     )
     parallel_tool_calls: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    include: list[Literal["message.output_text.logprobs"]] | None = Field(
-        None, max_length=16, description="Log-probabilities in the answer; of others there is nothing here."
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
+        None,
+        max_length=16,
+        description="Log-probabilities in the answer; of reasoning there is nothing here.",
     )
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="`auto` drops the beginning of a prompt that does not fit."
+    )
+    reasoning: dict[str, Any] | None = Field(
+        None, description="Accepted and not used; `chat_template_kwargs` has what a model's template knows."
+    )
+    client_metadata: dict[str, Any] | None = Field(None, description="Accepted and not used.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
     stream_options: ResponsesStreamOptions | None = None
 
     @property
+    def functions(self) -> list[ResponseFunction]:
+        """The tools that the model hears of."""
+        return [tool for tool in self.tools or () if isinstance(tool, ResponseFunction)]
+
+    @property
     def wants_logprobs(self) -> bool:
         """Whether the answer's text has log-probabilities."""
-        return self.top_logprobs is not None or bool(self.include)
+        return self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ())
 
 
-class _Input(RequestModel):
-    """The items, validated apart so that an error names the item and not all forms it might have had."""
-
-    input: list[
-        Annotated[
-            Annotated[InputMessage, Tag("message")]
-            | Annotated[InputCall, Tag("function_call")]
-            | Annotated[InputCallOutput, Tag("function_call_output")],
-            Field(discriminator="type"),
-        ]
-    ] = Field(min_length=1, max_length=4096)
-
-
-_FORM = re.compile(r"^(input\.\d+)\.(?:message|function_call|function_call_output)(?=\.|$)")
+#: Whatever a body may hold.
+RESPONSES_FIELDS = ResponsesRequest.model_fields.keys() | RESPONSES_NEUTRAL.keys() | NEUTRAL_VALUES.keys()
 
 
 def parse_responses(data: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest]:
@@ -223,20 +181,25 @@ def parse_responses(data: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest
             reason = _REASONS.get(name, "leave it out")
             message = f"`{name}` is not supported here: {reason}."
             raise ApiError(400, message, param=name, code="unsupported_parameter")
-    request = validated(dict(data), ResponsesRequest)
+    try:
+        request = validated(dict(data), ResponsesRequest)
+    except ApiError as error:
+        raise without_form(error) from None
     if request.speculation is not None and request.speculation.trace:
         raise no_trace()
     chat: dict[str, Any] = {name: data[name] for name in CommonFields.model_fields if name in data}
     chat["messages"] = _messages(request, data["input"])
+    if request.truncation == "auto":
+        chat.setdefault("truncate_prompt_tokens", -1)
     for ours, theirs in _SAME.items():
         if data.get(ours) is not None:
             chat[theirs] = data[ours]
     if request.wants_logprobs:
         chat |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
-    if request.tools:
+    if request.functions:
         chat["tools"] = [
-            {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
-            for tool in data["tools"]
+            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+            for tool in request.functions
         ]
     if request.tool_choice is not None:
         chat["tool_choice"] = _tool_choice(request.tool_choice)
@@ -286,12 +249,12 @@ def _messages(request: ResponsesRequest, given: Any) -> list[dict[str, Any]]:
         item | {"type": "message"} if isinstance(item, dict) and item.get("type") is None else item
         for item in given
     ]
-    for item in _checked(items):
+    for item in checked(items):
         if isinstance(item, InputMessage):
             messages.append({"role": item.role, "content": item.content})
         elif isinstance(item, InputCallOutput):
             messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
-        else:
+        elif isinstance(item, InputCall):
             call = {
                 "id": item.call_id,
                 "type": "function",
@@ -301,16 +264,6 @@ def _messages(request: ResponsesRequest, given: Any) -> list[dict[str, Any]]:
                 messages.append({"role": "assistant", "content": ""})
             messages[-1].setdefault("tool_calls", []).append(call)
     return messages
-
-
-def _checked(items: list[Any]) -> Sequence[InputMessage | InputCall | InputCallOutput]:
-    try:
-        return validated({"input": items}, _Input).input
-    except ApiError as error:
-        # Pydantic's path goes through the name of the form, which the JSON has not.
-        path = error.param or ""
-        param = _FORM.sub(r"\1", path)
-        raise bad_request(error.message.replace(f"`{path}`", f"`{param}`"), param, error.code) from None
 
 
 def _is_allowed_tools(choice: dict[str, Any]) -> bool:

@@ -88,8 +88,8 @@ def max_new_tokens(request: GenerationRequest, prompt_length: int, info: CellInf
     if rest < 1:
         raise ApiError(
             400,
-            f"`{prompt_field}` has {prompt_length} tokens, but the context window of '{info.model}' holds "
-            f"{info.max_tokens} tokens of prompt and output together. Shorten the prompt.",
+            f"{_window(info)} However, `{prompt_field}` has {prompt_length} tokens, and the output must fit "
+            "as well. Please reduce the length of the prompt.",
             param=prompt_field,
             code="context_length_exceeded",
         )
@@ -99,12 +99,20 @@ def max_new_tokens(request: GenerationRequest, prompt_length: int, info: CellInf
     if asked > rest:
         raise ApiError(
             400,
-            f"`{prompt_field}` has {prompt_length} tokens and `{field}` asks for {asked} more, but the "
-            f"context window of '{info.model}' holds {info.max_tokens} tokens. Ask for at most {rest}.",
+            f"{_window(info)} However, `{prompt_field}` has {prompt_length} tokens and `{field}` asks for "
+            f"{asked} more. Ask for at most {rest}, or reduce the length of the prompt.",
             param=field,
             code="context_length_exceeded",
         )
     return asked
+
+
+def _window(info: CellInfo) -> str:
+    """How messages about the context window begin: LiteLLM, CrewAI and OpenHands know them by OpenAI's words.
+
+    They then try a model with a larger window, or shorten the conversation.
+    """
+    return f"This model's maximum context length is {info.max_tokens} tokens."
 
 
 def asked_max_tokens(request: GenerationRequest) -> tuple[str, int | None]:

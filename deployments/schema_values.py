@@ -102,6 +102,10 @@ def _token_ids(ids: list[int]) -> list[int]:
     return ids
 
 
+#: Where the text of a part stands, by its type.
+_TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
 def message_text(value: Any) -> Any:
     """A message's text: a string, or OpenAI's list of text parts, each a line of its own as with vLLM."""
     if isinstance(value, str):
@@ -111,12 +115,14 @@ def message_text(value: Any) -> Any:
     texts = []
     for number, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
+        # A part of an answer that is sent back: the text of a refusal is what the model said.
+        text = part.get(_TEXT_OF.get(kind, "")) if isinstance(kind, str) else None
+        if not isinstance(text, str):
             raise _fail(
                 "content_value",
                 f'part {number} must be {{"type": "text", "text": ...}}; this model reads text only',
             )
-        texts.append(part["text"])
+        texts.append(text)
     return "\n".join(texts)
 
 
@@ -153,9 +159,21 @@ _PROMPTS = {
     "items": {"anyOf": [{"type": "string"}, _TOKENS]},
 }
 _PART = {
-    "type": "object",
-    "properties": {"type": {"enum": ["text", "input_text", "output_text"]}, "text": {"type": "string"}},
-    "required": ["type", "text"],
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {
+                "type": {"enum": ["text", "input_text", "output_text"]},
+                "text": {"type": "string"},
+            },
+            "required": ["type", "text"],
+        },
+        {
+            "type": "object",
+            "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}},
+            "required": ["type", "refusal"],
+        },
+    ]
 }
 _BIASES = {
     "type": "object",

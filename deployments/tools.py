@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from deployments.errors import bad_request
-from deployments.request_model import RequestModel
+from deployments.request_model import DescribedModel, RequestModel
 from deployments.tool_calls import ToolParser
 from deployments.tool_parsers import CallText, JsonCalls, NamedCall, make_parser, new_id_of
 from engine.constraint import Constraint
@@ -17,10 +17,11 @@ from engine.constraint import Constraint
 #: Most tools in one request.
 MAX_TOOLS = 128
 
-NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+# OpenAI takes 64 characters; names with a server in front, as of the Model Context Protocol, are longer.
+NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
 
 
-class FunctionDefinition(RequestModel):
+class FunctionDefinition(DescribedModel):
     """A function that the model may ask to have called."""
 
     name: str = Field(pattern=NAME)
@@ -29,7 +30,7 @@ class FunctionDefinition(RequestModel):
     strict: bool | None = Field(None, description="Accepted; a forced call always keeps to the schema.")
 
 
-class Tool(RequestModel):
+class Tool(DescribedModel):
     """OpenAI's wrapping of a function; there are no other kinds of tools."""
 
     type: Literal["function"]
@@ -85,21 +86,19 @@ ToolChoice = Annotated[
 ]
 
 
-class FunctionCall(RequestModel):
+class FunctionCall(DescribedModel):
     """A call as the model wrote it."""
 
     name: str = Field(pattern=NAME)
     arguments: str = Field(max_length=1 << 20, description="A JSON object, as text.")
-    parsed_arguments: Any = Field(None, description="Accepted and not used: what OpenAI's client adds.")
 
 
-class ToolCall(RequestModel):
+class ToolCall(DescribedModel):
     """A call in an assistant's message of the conversation so far."""
 
     id: str = Field(min_length=1, max_length=256)
     type: Literal["function"] = "function"
     function: FunctionCall
-    index: int | None = Field(None, description="Accepted and not used: of a call that was streamed.")
 
 
 class ToolUse:

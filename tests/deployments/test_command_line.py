@@ -123,7 +123,7 @@ async def test_chat_in_the_terminal(url: str, cell: CellStandIn, monkeypatch: py
     assert shown.count(ANSWER.partition("\n")[0]) == 3
     assert "objective met · seed 7" in shown
     # A turn too long for the window is refused with a reason and can be repeated shorter.
-    assert "context window" in shown
+    assert "maximum context length" in shown
     lengths = [len(submit.prompt) for submit in cell.submissions]
     assert lengths[0] < lengths[1]
     assert lengths[2] < lengths[1]

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from deployments import grpc_mapping as mapping
 from deployments.errors import ApiError, not_ready
-from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest, parse
+from deployments.openai_schema import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    json_object,
+    validated,
+)
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 
 _SAMPLING: dict[str, st.SearchStrategy[Any]] = {
@@ -49,6 +55,11 @@ _SAMPLING: dict[str, st.SearchStrategy[Any]] = {
         optional={"max_tokens": st.integers(0, 2000), "drafters": st.lists(st.text(max_size=3), min_size=1)},
     ),
 }
+
+
+def parse(body: bytes, request_type: type[GenerationRequest]) -> GenerationRequest:
+    """What HTTP makes of a body."""
+    return validated(json_object(body), request_type)
 
 
 def outcome(read: Any) -> Any:

@@ -146,26 +146,27 @@ async def test_what_is_not_null_is_still_unknown(http: httpx.AsyncClient) -> Non
         assert (await http.post(path, json=base | {"colour": None})).status_code == 200
         error = (await http.post(path, json=base | {"colour": "red"})).json()["error"]
         assert (error["param"], error["code"]) == ("colour", "unknown_parameter")
-    body = {"messages": [{"role": "user", "content": "a", "colour": "red"}]}
-    assert (await http.post(CHAT, json=body)).json()["error"]["param"] == "messages.0.colour"
+    body = {"messages": [{"role": "user", "content": "a"}], "slo": {"tpot": 5}}
+    assert (await http.post(CHAT, json=body)).json()["error"]["param"] == "slo.tpot"
 
 
-@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant"])
+@pytest.mark.parametrize("role", ["system", "developer", "user", "tool"])
 @pytest.mark.api("chat.completions", "messages")
-async def test_only_calls_may_stand_for_the_content_of_a_message(http: httpx.AsyncClient, role: str) -> None:
-    """OpenAI refuses the others as well; an empty message is the text "", and a null is an oversight."""
+async def test_messages_to_the_model_have_content(http: httpx.AsyncClient, role: str) -> None:
+    """OpenAI refuses them as well; an empty message is the text "", and a null is an oversight."""
     message: dict[str, Any] = {"role": role, "content": None}
     last = {"role": "user", "content": "a"}
     error = (await http.post(CHAT, json={"messages": [message, last]})).json()["error"]
     assert (error["param"], error["code"]) == ("messages.0.content", "missing_required_parameter")
-    if role == "assistant":
-        called = [message | {"tool_calls": [CALL]}, {"role": "tool", "content": "b", "tool_call_id": "c"}]
-        response = await http.post(CHAT, json={"messages": [last, *called]})
+
+
+@pytest.mark.api("chat.completions", "messages")
+async def test_messages_of_the_model_need_none(http: httpx.AsyncClient, cell: CellStandIn) -> None:
+    """It may have called something, or said nothing."""
+    message: dict[str, Any] = {"role": "assistant", "content": None}
+    last = {"role": "user", "content": "a"}
+    called = [message | {"tool_calls": [CALL]}, {"role": "tool", "content": "b", "tool_call_id": "c"}]
+    for turn in ([last, *called], [last, message, last], [last, {**message, "content": ""}, last]):
+        response = await http.post(CHAT, json={"messages": turn})
         assert response.status_code == 200, response.text
-
-
-@pytest.mark.parametrize("reasoning", [{}, {"effort": None, "summary": None}, {"effort": "none"}])
-async def test_asking_for_no_reasoning_is_fine(http: httpx.AsyncClient, reasoning: dict[str, Any]) -> None:
-    assert (await http.post(RESPONSES, json={"input": "a", "reasoning": reasoning})).status_code == 200
-    response = await http.post(RESPONSES, json={"input": "a", "reasoning": {"effort": "low"}})
-    assert response.json()["error"]["param"] == "reasoning"
+    assert cell.submissions[1].prompt == cell.submissions[2].prompt

@@ -232,6 +232,7 @@ async def test_log_probabilities_are_included_by_name(http: httpx.AsyncClient, s
         ({"include": ["message.output_text.logprobs"]}, 0),
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 3}, 3),
         ({"include": []}, None),
+        ({"include": ["reasoning.encrypted_content"]}, None),  # agents always ask for it
     ):
         response = await http.post(PATH, json=body | fields)
         assert response.status_code == 200, response.text
@@ -239,7 +240,7 @@ async def test_log_probabilities_are_included_by_name(http: httpx.AsyncClient, s
         (part,) = final["output"][0]["content"]
         shown = [len(entry["top_logprobs"]) for entry in part["logprobs"]]
         assert shown == ([] if num_top is None else [num_top] * 4)
-    error = (await http.post(PATH, json=body | {"include": ["reasoning.encrypted_content"]})).json()["error"]
+    error = (await http.post(PATH, json=body | {"include": ["file_search_call.results"]})).json()["error"]
     assert error["param"] == "include.0"
     assert "message.output_text.logprobs" in error["message"]
 
@@ -312,7 +313,7 @@ async def test_what_this_server_does_not_have(http: httpx.AsyncClient, name: str
         ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
-        ({"input": [{"type": "reasoning"}]}, "input.0"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0"),
         ({"input": [{"role": "robot", "content": "a"}]}, "input.0.role"),
         (
             {"input": [{"type": "function_call_output", "output": "x"}]},
@@ -321,7 +322,10 @@ async def test_what_this_server_does_not_have(http: httpx.AsyncClient, name: str
         ({"input": "word " * 3000}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 100_000}, "max_output_tokens"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tools": [{"name": "now"}]}, "tools.0.type"),
+        ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools.1.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": 7}, "tool_choice"),
         ({"tool_choice": "any"}, "tool_choice"),
@@ -329,7 +333,8 @@ async def test_what_this_server_does_not_have(http: httpx.AsyncClient, name: str
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": ["now"]}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"text": {"verbosity": "high"}}, "text.verbosity"),
+        ({"text": {"verbosity": 3}}, "text.verbosity"),
+        ({"truncation": "some"}, "truncation"),
         ({"n": 2}, "n"),
         ({"messages": []}, "messages"),
         ({"model": "gpt-9"}, "model"),
@@ -350,7 +355,8 @@ async def test_bad_requests_are_named(http: httpx.AsyncClient, fields: dict[str,
         (
             {"max_output_tokens": 99_999},
             "max_output_tokens",
-            "`input` has 5 tokens and `max_output_tokens` asks for 99999 more",
+            "This model's maximum context length is 2048 tokens. However, `input` has 5 tokens and "
+            "`max_output_tokens` asks for 99999 more",
         ),
         (
             {"input": [
@@ -363,9 +369,9 @@ async def test_bad_requests_are_named(http: httpx.AsyncClient, fields: dict[str,
         ),
         ({"input": [{"role": "robot", "content": "a"}]}, "input.0.role", "`input.0.role`: must be 'system'"),
         (
-            {"input": [{"type": "message", "role": "user", "content": "a", "message": 1}]},
-            "input.0.message",
-            "Unknown field `input.0.message`",
+            {"input": [{"type": "message", "role": "user", "content": "a", "status": 1}]},
+            "input.0.status",
+            "`input.0.status`: ",
         ),
         ({"input": [{"type": "function_call"}]}, "input.0.call_id", "The field `input.0.call_id` is"),
     ],

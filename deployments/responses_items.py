@@ -1,0 +1,129 @@
+"""Items of `/v1/responses`: what its input and its tools are, of several forms told apart by their type."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from deployments.chat_messages import object_in
+from deployments.errors import ApiError, bad_request
+from deployments.openai_schema import validated
+from deployments.request_model import DescribedModel, RequestModel
+from deployments.schema_values import MessageText
+from deployments.tools import NAME
+
+
+def _json_object(text: str) -> str:
+    """Said here, where it is known which item it stands in."""
+    if object_in(text) is None:
+        raise PydanticCustomError("arguments_value", "must be a JSON object, as text")
+    return text
+
+
+class InputMessage(DescribedModel):
+    """A message of the conversation, also one that an earlier response held."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: MessageText
+    id: str | None = None
+    status: str | None = None
+
+
+class InputCall(DescribedModel):
+    """A call that an earlier response held."""
+
+    type: Literal["function_call"]
+    call_id: str = Field(min_length=1, max_length=256)
+    name: str = Field(pattern=NAME)
+    arguments: Annotated[str, AfterValidator(_json_object)]
+    id: str | None = None
+    status: str | None = None
+
+
+class InputCallOutput(DescribedModel):
+    """What a called function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str = Field(min_length=1, max_length=256)
+    output: MessageText
+    id: str | None = None
+    status: str | None = None
+
+
+class InputReasoning(DescribedModel):
+    """What a model that reasons apart sent; it is not shown to this one, as to none that did not write it."""
+
+    type: Literal["reasoning"]
+
+
+class ResponseFunction(DescribedModel):
+    """A function that the model may ask to have called, in this API's flat form."""
+
+    type: Literal["function"]
+    name: str = Field(pattern=NAME)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class OtherTool(DescribedModel):
+    """A tool that is no function: the model does not hear of it, and the response does not list it.
+
+    Agents send those they know (web search, patches, the Model Context Protocol) to any server they use.
+    """
+
+    type: str = Field(json_schema_extra={"not": {"const": "function"}})
+
+
+def _kind_of_tool(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return "other" if isinstance(kind, str) and kind != "function" else "function"
+
+
+#: A function, or what is passed over.
+ResponseTool = Annotated[
+    Annotated[ResponseFunction, Tag("function")] | Annotated[OtherTool, Tag("other")],
+    Discriminator(_kind_of_tool),
+]
+
+
+class _Input(RequestModel):
+    """The items, validated apart so that an error names the item and not all forms it might have had."""
+
+    input: list[
+        Annotated[
+            Annotated[InputMessage, Tag("message")]
+            | Annotated[InputCall, Tag("function_call")]
+            | Annotated[InputCallOutput, Tag("function_call_output")]
+            | Annotated[InputReasoning, Tag("reasoning")],
+            Field(discriminator="type"),
+        ]
+    ] = Field(min_length=1, max_length=4096)
+
+
+#: Pydantic's paths go through the name of the form that a thing has, which the JSON has not.
+_FORM = re.compile(
+    r"^((?:input|tools)\.\d+)\.(?:message|function_call|function_call_output|reasoning|function|other)(?=\.|$)"
+)
+
+
+def checked(items: list[Any]) -> Sequence[InputMessage | InputCall | InputCallOutput | InputReasoning]:
+    """The items of an input; raises `ApiError` (400) that names the one at fault."""
+    try:
+        return validated({"input": items}, _Input).input
+    except ApiError as error:
+        raise without_form(error) from None
+
+
+def without_form(error: ApiError) -> ApiError:
+    """An error that names the field as the JSON has it."""
+    path = error.param or ""
+    param = _FORM.sub(r"\1", path)
+    if param == path:
+        return error
+    return bad_request(error.message.replace(f"`{path}`", f"`{param}`"), param, error.code)

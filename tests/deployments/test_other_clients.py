@@ -1,0 +1,198 @@
+"""What clients of other servers send, and gateways in between: it does no harm here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from cluster.http_config import HttpConfig
+from deployments.api_service import ApiService
+from deployments.openai_api import create_app
+from tests.fakes.cell_stand_in import CellStandIn
+
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+HELLO: dict[str, Any] = {"role": "user", "content": "hello"}
+CALL: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+FLAT_TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+
+
+@asynccontextmanager
+async def client_of(service: ApiService, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=create_app(service, **options), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://cell") as client:
+        yield client
+
+
+@pytest.mark.api("chat.completions", "messages", "tools")
+async def test_what_gateways_add_to_messages_and_tools_changes_nothing(
+    http: httpx.AsyncClient, cell: CellStandIn
+) -> None:
+    """LiteLLM, crush and others send answers back with fields of the server that gave them."""
+    cell.max_tokens = 2048
+    result = {"role": "tool", "content": "b", "tool_call_id": "c"}
+    plain = [HELLO, {"role": "assistant", "content": "", "tool_calls": [CALL]}, result]
+    added = [
+        HELLO | {"cache_control": {"type": "ephemeral"}},
+        {
+            "role": "assistant",
+            "content": [{"type": "refusal", "refusal": ""}],
+            "refusal": "no",
+            "reasoning": "",
+            "provider_specific_fields": {"thinking": []},
+            "tool_calls": [CALL | {"extra_content": {"a": 1}, "index": 0}],
+        },
+        result | {"is_error": False},
+    ]
+    tool = TOOL | {"cache_control": {"type": "ephemeral"}, "function": TOOL["function"] | {"title": "Look"}}
+    for messages, tools in ((plain, [TOOL]), (added, [tool])):
+        response = await http.post(CHAT, json={"messages": messages, "tools": tools})
+        assert response.status_code == 200, response.text
+    first, second = cell.submissions
+    assert first.prompt == second.prompt
+
+
+@pytest.mark.api("chat.completions", "reasoning_effort", "verbosity", "store", "include_reasoning")
+async def test_how_to_reason_and_what_to_keep_is_accepted(http: httpx.AsyncClient) -> None:
+    """Agents ask every model so, and models that know nothing of it answer all the same."""
+    body = {"messages": [HELLO], "reasoning_effort": "low", "verbosity": "low", "store": True}
+    response = await http.post(CHAT, json=body | {"include_reasoning": False})
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.api(
+    "responses", "client_metadata", "include", "input", "reasoning", "store", "text", "tools", "truncation"
+)
+async def test_what_codex_sends_is_answered(http: httpx.AsyncClient, cell: CellStandIn) -> None:
+    """Its tools are more than functions; the model hears of those alone, and the response lists no other."""
+    cell.max_tokens = 2048
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hm"}]}
+    body: dict[str, Any] = {
+        "instructions": "You are a coding agent.",
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+            {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"},
+            said | {"phase": "commentary"},
+            {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}", "namespace": "mcp"},
+            {"type": "function_call_output", "call_id": "c", "output": "b"},
+        ],
+        "tools": [
+            FLAT_TOOL | {"defer_loading": False},
+            {"type": "web_search", "external_web_access": True},
+            {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}},
+            {"type": "namespace", "name": "mcp__files", "tools": [FLAT_TOOL]},
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": True,
+        "stream": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k",
+        "text": {"verbosity": "low"},
+        "truncation": "auto",
+        "client_metadata": {"session": "s"},
+    }
+    response = await http.post(RESPONSES, json=body)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    assert [tool["name"] for tool in answer["tools"]] == ["look"]
+    assert (answer["store"], answer["truncation"]) == (False, "auto")
+    plain = {
+        "instructions": body["instructions"],
+        "input": [body["input"][0], said, *body["input"][3:]],
+        "tools": [FLAT_TOOL],
+    }
+    assert (await http.post(RESPONSES, json=plain)).status_code == 200
+    first, second = cell.submissions
+    assert first.prompt == second.prompt
+
+
+@pytest.mark.api("responses", "truncation")
+async def test_a_prompt_may_be_cut_to_fit(http: httpx.AsyncClient, cell: CellStandIn) -> None:
+    long = {"input": "word " * 3000, "max_output_tokens": 4}
+    assert (await http.post(RESPONSES, json=long)).status_code == 400
+    assert (await http.post(RESPONSES, json=long | {"truncation": "disabled"})).status_code == 400
+    assert (await http.post(RESPONSES, json=long | {"truncation": "auto"})).status_code == 200
+    assert len(cell.submissions[0].prompt) == cell.max_tokens - 4
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": [HELLO]}), (RESPONSES, {"input": "a"})],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_unknown_fields_are_left_out_where_that_is_set(
+    service: ApiService, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    body = body | {"stream": stream}
+    unknown = {"thinking_token_budget": 5, "colour\r\nx": "red", "é": 1, "nothing": None}
+    async with client_of(service) as strict:
+        assert (await strict.post(path, json=body | unknown)).status_code == 400
+    async with client_of(service, ignores_unknown_fields=True) as lenient:
+        response = await lenient.post(path, json=body | unknown)
+        assert response.status_code == 200, response.text
+        assert response.headers["x-ignored-fields"] == "colour%0D%0Ax, thinking_token_budget, %C3%A9"
+        assert "x-ignored-fields" not in (await lenient.post(path, json=body)).headers
+        # What is known is still read strictly, and an objective is never missed by a slip of the pen.
+        for wrong in ({"temperature": 9}, {"slo": {"tpot": 5}}, {"use_beam_search": True}):
+            assert (await lenient.post(path, json=body | wrong)).status_code == 400
+
+
+async def test_pages_of_allowed_origins_may_ask_for_text(service: ApiService) -> None:
+    there, elsewhere = {"Origin": "https://chat.example"}, {"Origin": "https://other.example"}
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    async with client_of(service, allowed_origins=("https://chat.example",)) as client:
+        asked = await client.options(CHAT, headers=there | asks)
+        assert asked.status_code == 200
+        assert asked.headers["access-control-allow-origin"] == "https://chat.example"
+        assert asked.headers["access-control-allow-headers"] == "authorization"
+        answer = await client.post(CHAT, json={"messages": [HELLO]}, headers=there)
+        assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+        assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
+        refused = await client.post(CHAT, json={"messages": []}, headers=there)
+        assert refused.status_code == 400
+        assert refused.headers["access-control-allow-origin"] == "https://chat.example"
+        assert (await client.options(CHAT, headers=elsewhere | asks)).status_code == 400
+        other = await client.post(CHAT, json={"messages": [HELLO]}, headers=elsewhere)
+        assert "access-control-allow-origin" not in other.headers
+        # What others asked, and how the server is, is for no page.
+        for path in ("/debug/decisions", "/admin/drafters", "/metrics"):
+            assert "access-control-allow-origin" not in (await client.get(path, headers=there)).headers
+            assert (await client.options(path, headers=there | asks)).status_code in (404, 405)
+    async with client_of(service) as client:
+        assert (await client.options(CHAT, headers=there | asks)).status_code == 405
+
+
+def test_origins_are_origins() -> None:
+    assert HttpConfig(allowed_origins=("*", "http://localhost:3000")).allowed_origins
+    for wrong in ("chat.example", "https://chat.example/", "https://a/b", "ftp://a", ""):
+        with pytest.raises(ValidationError, match="no origin"):
+            HttpConfig(allowed_origins=(wrong,))
+
+
+async def test_a_connection_goes_on_after_a_head(url: str) -> None:
+    """Proxies probe with HEAD over connections on which they send the next request."""
+    async with httpx.AsyncClient(limits=httpx.Limits(max_connections=1)) as client:
+        for path in ("/health", "/v1/models", "/nothing"):
+            head = await client.head(f"{url}{path}")
+            assert int(head.headers["content-length"]) > 0
+            stream = head.extensions["network_stream"].get_extra_info("client_addr")
+            answer = await client.post(f"{url}{COMPLETIONS}", json={"prompt": "a"})
+            assert answer.status_code == 200
+            assert answer.extensions["network_stream"].get_extra_info("client_addr") == stream
+
+
+@pytest.mark.parametrize("body", [{"prompt": "word " * 3000}, {"prompt": "a", "max_tokens": 9000}])
+async def test_gateways_know_that_the_context_is_too_long(
+    http: httpx.AsyncClient, body: dict[str, Any]
+) -> None:
+    """LiteLLM, and who builds on it, looks for OpenAI's words, and falls back to a larger window then."""
+    error = (await http.post(COMPLETIONS, json=body)).json()["error"]
+    assert error["message"].startswith("This model's maximum context length is 256 tokens. However, ")
+    assert error["code"] == "context_length_exceeded"
