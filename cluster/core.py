@@ -250,7 +250,6 @@ class SchedulerCore:
         self._longest = self.max_model_tokens
         self.free_slots = result.free_slots
         self.learning.verified(result, sent, self.requests, self.running, now)
-        # Those in the call sent ahead go on with that, also if this one had no slots for them.
         following = self.verify_calls.ahead
         ahead = () if following is None else following.trees.keys()
         for verdict in result.verdicts:
@@ -270,7 +269,8 @@ class SchedulerCore:
         for request in [r for i in result.unknown if (r := self.requests.get(i)) and sent.awaits(r)]:
             self._preempt(request, lost=True)
         answered = [r for i in result.deferred if (r := self.requests.get(i)) and sent.awaits(r)]
-        deferred = [r for r in answered if r.state is State.PREFILL_SENT or r.request_id not in ahead]
+        # Those in the call sent ahead go on with that, also if this one had no slots for them.
+        deferred = [r for r in answered if following is None or not following.goes_on_with(r)]
         for request in deferred:
             request.deferred()
         if deferred and len(self.running) > 1:

@@ -65,6 +65,15 @@ class OutstandingVerify:
         """Whether the request is in it, and not one that has its name, or itself before it was preempted."""
         return self.members.get(request.request_id) == (request, request.num_preemptions)
 
+    def goes_on_with(self, request: Request) -> bool:
+        """Whether it has what comes next of a request for which the call before had no slots.
+
+        That is its decoding, or the next part of its prompt, if the target was told of the prompt before.
+        """
+        if request.state is State.PREFILL_SENT:
+            return request.num_computed > 0 and request.request_id in self.prefilling
+        return request.request_id in self.trees
+
     def awaits(self, request: Request) -> bool:
         """Whether the request still waits for this call, and was not preempted or given up meanwhile.
 

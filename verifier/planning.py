@@ -215,7 +215,8 @@ class RequestTable:
     def _draft_of(self, item: VerifyItem, num_rows: int) -> _Draft:
         """What is to be verified of an item; others of the call take `num_rows` slots before."""
         state = self._requests[item.request_id]
-        if self._cache.length(item.request_id) != len(state.tokens) - 1:
+        # Of a prompt that lacks its last token, too, all tokens but one are computed.
+        if not state.is_prefilled or self._cache.length(item.request_id) != len(state.tokens) - 1:
             if item.tree is None:
                 raise PromptIncomplete
             raise ValueError("a tree came before the prefill was complete")

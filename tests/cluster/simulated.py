@@ -42,6 +42,7 @@ class SimulatedTarget:
 
     num_slots: int = 400
     max_tokens: int = 200
+    vocab_size: int = VOCAB
     held: dict[str, tuple[RequestSpec, list[int], int]] = field(default_factory=dict)
     calls: int = 0
 

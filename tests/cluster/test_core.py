@@ -40,6 +40,7 @@ from tests.cluster.simulated import (
     expected_output,
     submit,
 )
+from verifier.messages import TokenLogprobs
 
 
 class World:
@@ -72,11 +73,12 @@ class World:
             }
         )
         self.core = SchedulerCore(self.config, make_policy(self.config.policy), CostModel(DEFAULT_PROFILE))
-        self.target = SimulatedTarget(num_slots=num_slots)
+        self.target = self.make_target(num_slots)
         self.drafters: dict[str, SimulatedDrafter] = {}
         self.answers: list[Event] = []
         self.now = 0.0
         self.output: dict[str, list[int]] = {}
+        self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self.reason: dict[str, str] = {}
         self.rejected: dict[str, str] = {}
         self.submitted: dict[str, Submit] = {}
@@ -85,8 +87,16 @@ class World:
             self.start_drafter(name)
 
     def start_target(self) -> None:
-        self.target = SimulatedTarget(num_slots=self.target.num_slots)
-        self.handle(VerifierReady(self.target.num_slots, self.target.max_tokens, VOCAB))
+        self.target = self.make_target(self.target.num_slots)
+        self.handle(VerifierReady(self.target.num_slots, self.target.max_tokens, self.target.vocab_size))
+
+    def make_target(self, num_slots: int) -> SimulatedTarget:
+        """For worlds of another target."""
+        return SimulatedTarget(num_slots)
+
+    def expected(self, request: Submit) -> list[int]:
+        """What the target alone would have said."""
+        return expected_output(request, self.core.max_model_tokens)
 
     def start_drafter(self, name: str) -> None:
         self.drafters[name] = SimulatedDrafter(0.8 if name == "good" else 0.2, self.rng)
@@ -121,6 +131,7 @@ class World:
                         output = self.output.setdefault(event.request_id, [])
                         assert event.position == len(output)
                         output.extend(event.tokens)
+                        self.prompt_logprobs.setdefault(event.request_id, []).extend(event.prompt_logprobs)
                         if event.finish_reason is not None:
                             self.reason[event.request_id] = event.finish_reason
                             assert event.receipt is not None
@@ -159,7 +170,7 @@ class World:
                 assert request_id not in self.reason
                 continue
             assert request_id in self.reason, f"{request_id} was lost"
-            expected = expected_output(request, self.core.max_model_tokens)
+            expected = self.expected(request)
             got = self.output[request_id]
             if self.reason[request_id] == "cancelled":
                 assert request_id in cancelled

@@ -77,7 +77,9 @@ class Scheduler:
         call = self._sent.popleft()
         assert result.call_id == call.call_id
         gone = self._gone.pop(call.call_id, set())
-        verdicts = [*result.verdicts, *(p.verdict for p in result.prefills if p.verdict is not None)]
+        # Nobody waits for a verdict of who was believed to be ready, and was not.
+        verdicts = [v for v in result.verdicts if self._clients[v.request_id].stage == "ready"]
+        verdicts += [p.verdict for p in result.prefills if p.verdict is not None]
         for verdict in verdicts:
             client = self._clients[verdict.request_id]
             if verdict.request_id not in gone and not client.done:

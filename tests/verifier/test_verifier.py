@@ -223,6 +223,19 @@ def test_prefill_takes_a_smaller_chunk_when_slots_are_short() -> None:
     assert progress.verdict is None
 
 
+def test_a_prompt_that_lacks_its_last_token_decides_nothing() -> None:
+    """Its chunk had one slot too few, and its decoding was sent before that was known."""
+    spec = spec_of("a", PROMPT * 3, GREEDY)
+    verifier = Verifier(TARGET.runner(len(spec.tokens) + 20))
+    prefill(verifier, spec_of("b", [5] * 21))
+    assert prefill(verifier, spec).prefills[0].num_computed == len(spec.tokens) - 1
+    result = verifier.step(VerifyCall(call_id=2, verify=[VerifyItem(request_id="a")], release=["b"]))
+    assert (result.verdicts, result.deferred) == ([], ["a"])
+    rest = verifier.step(VerifyCall(call_id=3, prefill=[PrefillItem(request_id="a", num_tokens=1)]))
+    assert rest.prefills[0].verdict is not None
+    assert rest.prefills[0].verdict.tokens == TARGET.decode(spec)[0][:1]
+
+
 def test_unknown_requests_and_out_of_step_trees_are_reported() -> None:
     verifier, output = started(spec_of("a", PROMPT))
     prefill(verifier, spec_of("c", PROMPT[::-1]), 3)

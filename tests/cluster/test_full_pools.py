@@ -1,0 +1,125 @@
+"""The scheduler core with the real verifier, and fewer KV slots than are wanted: no token is lost."""
+
+from __future__ import annotations
+
+import random
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.events import Cancelled
+from cluster.invariants import check_at_rest
+from cluster.stream_messages import Submit
+from engine.sampling_params import SamplingParams
+from tests.cluster.simulated import SimulatedTarget
+from tests.cluster.test_core import World
+from tests.verifier import target as tiny
+from tests.verifier.target import VOCAB, Target, spec_of
+from verifier.messages import VerifyCall, VerifyResult
+from verifier.verifier import Verifier
+
+MAX_TOKENS = 800
+
+with mock.patch.object(tiny, "MAX_TOKENS", MAX_TOKENS):
+    TARGET = Target()
+
+
+class RealTarget(SimulatedTarget):
+    """With a model: chunks are cut to the slots there are, and prompts that were read are found again."""
+
+    def __init__(self, num_slots: int) -> None:
+        super().__init__(num_slots, MAX_TOKENS, VOCAB)
+        self.verifier = Verifier(TARGET.runner(num_slots))
+
+    def step(self, call: VerifyCall) -> VerifyResult:
+        return self.verifier.step(call)
+
+
+class FullPool(World):
+    """Requests of a real target."""
+
+    def make_target(self, num_slots: int) -> RealTarget:
+        return RealTarget(num_slots)
+
+    def expected(self, request: Submit) -> list[int]:
+        return TARGET.decode(spec_of(request.request_id, list(request.prompt), request.sampling))[0]
+
+    def ask(self, name: str, num_prompt: int, num_output: int, **changes: object) -> None:
+        """A request of a prompt of its own."""
+        rng = random.Random(name)
+        prompt = [rng.randrange(VOCAB) for _ in range(num_prompt)]
+        logprobs = 0 if num_prompt > 40 else None
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_output, prompt_logprobs=logprobs)
+        self.send(Submit(request_id=name, prompt=prompt, sampling=sampling, **changes))  # type: ignore[arg-type]
+
+    def check(self, left: set[str]) -> None:
+        self.check_ends(frozenset(left))
+        check_at_rest(self.core)
+        for name, request in self.submitted.items():
+            if request.sampling.prompt_logprobs is not None and name not in left:
+                assert len(self.prompt_logprobs[name]) == len(request.prompt) - 1
+        target = self.target
+        assert isinstance(target, RealTarget)
+        target.verifier.forget_all(with_prefixes=True)
+        assert target.verifier.free_slots == target.num_slots
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_slots=st.integers(260, 340),
+    prefill_chunk=st.sampled_from([17, 18, 20, 24]),
+    policy=st.sampled_from(["autoregressive", "flotilla"]),
+)
+def test_long_prompts_in_parts_while_clients_leave(
+    seed: int, num_slots: int, prefill_chunk: int, policy: str
+) -> None:
+    world = FullPool(seed, policy, num_slots=num_slots, prefill_chunk=prefill_chunk)
+    rng, left = random.Random(seed), set()
+    for number in range(100):
+        chance = rng.random()
+        if chance < 0.12:
+            is_long = rng.random() < 0.3
+            num_prompt = rng.randrange(60, 200) if is_long else rng.randrange(1, 30)
+            world.ask(f"r{number}", num_prompt, rng.choice([6, 20, 60]), priority=-is_long)
+        elif chance < 0.2 and world.core.running:
+            name = rng.choice(sorted(world.core.running))
+            left.add(name)
+            world.handle(Cancelled(name))
+        else:
+            world.answer_one()
+    world.drain()
+    world.check(left)
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "num_others", "num_leaving", "prefill_chunk"),
+    [
+        # The end of the prompt has one slot too few, and its decoding is sent before that is known.
+        (586, 3, 1, 24),
+        # A part in the midst of it has none, and the next part is sent before that is known.
+        (746, 8, 8, 18),
+    ],
+)
+def test_others_leave_when_a_prompt_has_too_few_slots(
+    num_slots: int, num_others: int, num_leaving: int, prefill_chunk: int
+) -> None:
+    world = FullPool(1, "autoregressive", num_slots=num_slots, prefill_chunk=prefill_chunk)
+    others = [f"q{number}" for number in range(num_others)]
+    for name in others:
+        world.ask(name, 10, 90)
+    for _ in range(6):
+        world.answer_one()
+    world.ask("long", 480, 10, priority=-1 if num_others > 3 else 0)
+    left: set[str] = set()
+    while world.answer_one():
+        sent = world.core.verify_calls.all_outstanding
+        is_short = len(sent) == 1 and sent[0].num_tokens > world.core.free_slots
+        if is_short and "long" in sent[0].prefilling and not left:
+            left = set(others[:num_leaving])
+            for name in sorted(left):
+                world.handle(Cancelled(name))
+    assert left, "slots were never short"
+    world.check(left)
