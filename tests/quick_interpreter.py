@@ -9,6 +9,8 @@ import inspect
 import sys
 from typing import Any
 
+from tests.quick_operators import quick_methods
+
 
 def make_quick() -> None:
     """Patch Triton's interpreter, where anybody has imported Triton; of another version what is as it was."""
@@ -145,7 +147,10 @@ def _call_directly(interpreter: Any) -> None:
     @functools.cache
     def builtins_of(owner: Any) -> list[tuple[str, Any, Any]]:
         found = [pair for pair in inspect.getmembers(owner) if core.is_builtin(pair[1])]
-        return [(name, member, called_directly(member)) for name, member in found]
+        direct = {name: called_directly(member) for name, member in found}
+        if owner is core.tensor:
+            direct = quick_methods(interpreter, direct)
+        return [(name, member, direct[name]) for name, member in found]
 
     def patch_builtin(owner: Any, builder: Any, scope: Any) -> None:
         for name, member, direct in builtins_of(owner):
