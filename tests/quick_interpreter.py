@@ -9,6 +9,8 @@ import inspect
 import sys
 from typing import Any
 
+import numpy as np
+
 from tests.quick_operators import quick_methods
 
 
@@ -17,8 +19,14 @@ def make_quick() -> None:
     interpreter: Any = sys.modules.get("triton.runtime.interpreter")
     if interpreter is None:
         return
-    patches = (_patch_language_once, _count_no_overflows, _remember_types, _remember_shapes, _call_directly)
-    for patch in patches:
+    for patch in (
+        _patch_language_once,
+        _count_no_overflows,
+        _remember_types,
+        _remember_shapes,
+        _convert_small_floats_by_table,
+        _call_directly,
+    ):
         with contextlib.suppress(AttributeError):
             patch(interpreter)
 
@@ -125,6 +133,23 @@ def _remember_shapes(interpreter: Any) -> None:
     core.block_type.__init__ = init_block
     core.tensor.__init__ = init_tensor
     semantic.broadcast_impl_value = broadcast_if_needed
+
+
+def _convert_small_floats_by_table(interpreter: Any) -> None:
+    """Floats of 8 and 16 bits that numpy does not know are looked up, once all there are were converted."""
+    convert = interpreter._convert_float
+    tables: dict[Any, Any] = {}
+
+    def looked_up(numbers: Any, of: Any, to: Any, rounding: Any) -> Any:
+        if of.primitive_bitwidth > 16:
+            return convert(numbers, of, to, rounding)
+        bits = np.dtype(f"uint{of.primitive_bitwidth}")
+        key = (of.name, to.name, rounding)
+        if key not in tables:
+            tables[key] = convert(np.arange(1 << of.primitive_bitwidth, dtype=bits), of, to, rounding)
+        return tables[key][np.ascontiguousarray(numbers).view(bits)]
+
+    interpreter._convert_float = looked_up
 
 
 def _call_directly(interpreter: Any) -> None:

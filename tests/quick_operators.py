@@ -148,7 +148,11 @@ def _way(interpreter: Any, name: str, left: Any, right: Any) -> _Computes | None
     if common.is_int() and plain_name == "__truediv__":
         return None
     dtype, operate = interpreter._get_np_dtype(common), _OPERATORS[plain_name]
-    compute = (lambda a, b: operate(b, a)) if name in _TURNED else operate
+
+    def turned(a: Any, b: Any) -> Any:
+        return operate(b, a)
+
+    compute: _Computes = turned if name in _TURNED else operate
     if not is_tensor:
         value = semantic.scalar_constant(right, common).handle.data
         return lambda a, _: compute(a if a.dtype == dtype else a.astype(dtype), value)
