@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from engine.heads_config import KIND, HeadsDescription, UnsuitableHeads, weights
 from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights
-from engine.loading import load_runner
+from engine.loading import RunnerKind, load_runner
 from engine.runner import ModelRunner, Segment
 from tests.engine import tiny_models
 
@@ -142,7 +141,7 @@ def test_heads_of_another_width_or_behind_another_runner_are_refused() -> None:
 
 
 def seen_by_heads(
-    directory: str, kind: Literal["lean", "hf"], tensor_parallel: tuple[int, int] | None = None
+    directory: str, kind: RunnerKind, tensor_parallel: tuple[int, int] | None = None
 ) -> list[np.ndarray]:
     """What heads make of the hidden states, and those that EAGLE reads."""
     runner = load_runner(
