@@ -9,14 +9,24 @@ import inspect
 import sys
 from typing import Any
 
+import numpy as np
+
+from tests.quick_operators import quick_methods
+
 
 def make_quick() -> None:
     """Patch Triton's interpreter, where anybody has imported Triton; of another version what is as it was."""
     interpreter: Any = sys.modules.get("triton.runtime.interpreter")
     if interpreter is None:
         return
-    patches = (_patch_language_once, _count_no_overflows, _remember_types, _remember_shapes, _call_directly)
-    for patch in patches:
+    for patch in (
+        _patch_language_once,
+        _count_no_overflows,
+        _remember_types,
+        _remember_shapes,
+        _convert_small_floats_by_table,
+        _call_directly,
+    ):
         with contextlib.suppress(AttributeError):
             patch(interpreter)
 
@@ -125,6 +135,23 @@ def _remember_shapes(interpreter: Any) -> None:
     semantic.broadcast_impl_value = broadcast_if_needed
 
 
+def _convert_small_floats_by_table(interpreter: Any) -> None:
+    """Floats of 8 and 16 bits that numpy does not know are looked up, once all there are were converted."""
+    convert = interpreter._convert_float
+    tables: dict[Any, Any] = {}
+
+    def looked_up(numbers: Any, of: Any, to: Any, rounding: Any) -> Any:
+        if of.primitive_bitwidth > 16:
+            return convert(numbers, of, to, rounding)
+        bits = np.dtype(f"uint{of.primitive_bitwidth}")
+        key = (of.name, to.name, rounding)
+        if key not in tables:
+            tables[key] = convert(np.arange(1 << of.primitive_bitwidth, dtype=bits), of, to, rounding)
+        return tables[key][np.ascontiguousarray(numbers).view(bits)]
+
+    interpreter._convert_float = looked_up
+
+
 def _call_directly(interpreter: Any) -> None:
     """Operations of the language are called with what they need, and not through two functions more.
 
@@ -145,7 +172,10 @@ def _call_directly(interpreter: Any) -> None:
     @functools.cache
     def builtins_of(owner: Any) -> list[tuple[str, Any, Any]]:
         found = [pair for pair in inspect.getmembers(owner) if core.is_builtin(pair[1])]
-        return [(name, member, called_directly(member)) for name, member in found]
+        direct = {name: called_directly(member) for name, member in found}
+        if owner is core.tensor:
+            direct = quick_methods(interpreter, direct)
+        return [(name, member, direct[name]) for name, member in found]
 
     def patch_builtin(owner: Any, builder: Any, scope: Any) -> None:
         for name, member, direct in builtins_of(owner):

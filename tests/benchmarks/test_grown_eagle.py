@@ -30,7 +30,7 @@ def served(target: Path, eagle: Path) -> tuple[list[list[int]], int, int]:
             }
         )
     )
-    done = engine.generate(of_every_domain()[::2])
+    done = engine.generate(of_every_domain()[::4])  # each domain and each mode once
     totals = engine.core.totals
     return [done[name].tokens for name in sorted(done)], totals.drafted_tokens, totals.accepted_tokens
 

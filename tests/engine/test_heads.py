@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -17,10 +16,9 @@ from engine.heads_config import KIND, HeadsDescription, UnsuitableHeads, weights
 from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights
-from engine.loading import load_runner
+from engine.loading import RunnerKind, load_runner
 from engine.runner import ModelRunner, Segment
 from tests.engine import tiny_models
-from tests.engine.ranks import on_two_ranks
 
 NUM_HEADS, SCALE = 3, 2.5
 LENGTHS = (5, 9, 2)
@@ -142,15 +140,8 @@ def test_heads_of_another_width_or_behind_another_runner_are_refused() -> None:
         DecodingHeads(Opaque(), head_weights(12))  # type: ignore[arg-type]
 
 
-def _evaluations(rank: int, directories: list[str]) -> list[list[np.ndarray]]:
-    return [
-        _seen(directory, kind, tensor_parallel=(rank, 2))
-        for directory, kind in zip(directories, ("lean", "hf"), strict=True)
-    ]
-
-
-def _seen(
-    directory: str, kind: Literal["lean", "hf"], tensor_parallel: tuple[int, int] | None = None
+def seen_by_heads(
+    directory: str, kind: RunnerKind, tensor_parallel: tuple[int, int] | None = None
 ) -> list[np.ndarray]:
     """What heads make of the hidden states, and those that EAGLE reads."""
     runner = load_runner(
@@ -164,14 +155,3 @@ def _seen(
     assert isinstance(runner, FeatureRunner)
     logits, _ = evaluate(runner, head_weights(len(runner.hidden_scale)))
     return [logits.numpy(), runner.features(np.arange(sum(LENGTHS), dtype=np.int32)).numpy()]
-
-
-def test_two_ranks_evaluate_the_hidden_states_of_one_process(tmp_path: Path) -> None:
-    names = ("llama_bias", "qwen3")
-    directories = [str(tiny_models.write(name, tmp_path / name)) for name in names]
-    by_rank = on_two_ranks(_evaluations, directories)
-    for index, (directory, kind) in enumerate(zip(directories, ("lean", "hf"), strict=True)):
-        expected = _seen(directory, kind)
-        for part in range(2):
-            np.testing.assert_array_equal(by_rank[0][index][part], by_rank[1][index][part])
-            np.testing.assert_allclose(by_rank[0][index][part], expected[part], atol=1e-4)

@@ -18,6 +18,7 @@ from engine.loading import RunnerKind, UnsupportedModel, load_runner
 from engine.tensor_parallel import check_divisible, end_loading
 from tests.engine import fp8_models, tiny_models
 from tests.engine.ranks import on_two_ranks
+from tests.engine.test_heads import seen_by_heads
 from tests.engine.test_runners import logits_of
 from tests.verifier.target import spec_of
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem
@@ -45,7 +46,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def by_rank(directories: list[str]) -> tuple[Any, Any]:
-    """What both ranks compute, and then how they wait: starting them takes longer than either."""
+    """What both ranks compute, and then how they wait: starting them takes longer than all of it."""
     return on_two_ranks(_logits_and_waiting, directories)
 
 
@@ -62,8 +63,12 @@ def test_two_ranks_equal_one_process(directories: list[str], by_rank: tuple[Any,
 
 def _logits_and_waiting(
     rank: int, directories: list[str]
-) -> tuple[Any, tuple[float, str], list[Any], list[list[list[int]]]]:
+) -> tuple[Any, tuple[float, str], list[Any], list[list[list[int]]], list[list[np.ndarray]]]:
     logits, again = _logits(rank, directories), _again(rank, directories[0])
+    seen = [
+        seen_by_heads(directory, runner, tensor_parallel=(rank, 2))
+        for directory, (_, runner) in zip(directories[:2], CASES[:2], strict=True)
+    ]
     runner = load_runner(directories[0], num_slots=128, runner="lean", tensor_parallel=(rank, 2))
     assert isinstance(runner, LlamaRunner)
     # One rank hears of the next call in time to begin it first, the other never does. Captured, both must
@@ -72,7 +77,7 @@ def _logits_and_waiting(
         _plain_steps(Verifier(each, overlaps=True, num_ranks=2), early=rank == 0)
         for each in (runner, GraphedRunner(runner, capture_at=2))
     ]
-    return logits, _alone(rank), again, tokens
+    return logits, _alone(rank), again, tokens, seen
 
 
 def _plain_steps(verifier: Verifier, early: bool) -> list[list[int]]:
@@ -132,7 +137,7 @@ def _alone(rank: int) -> tuple[float, str]:
 
 
 def test_ranks_test_a_model_again_unless_all_of_them_have_it_on_record(by_rank: tuple[Any, Any]) -> None:
-    for logits, _, again, _ in by_rank:
+    for logits, _, again, *_ in by_rank:
         assert [through_transformers for through_transformers, _ in again] == [False, True]
         for _, repeated in again:
             assert all(map(np.array_equal, repeated, logits[0][0]))
@@ -153,6 +158,16 @@ def test_a_rank_may_begin_the_next_step_before_another_does(
     expected = _plain_steps(alone, early=False)
     assert [len(tokens) for tokens in expected] == [9, 8]
     assert by_rank[0][3] == by_rank[1][3] == [expected, expected]
+
+
+def test_heads_that_speculate_see_the_hidden_states_of_one_process(
+    directories: list[str], by_rank: tuple[Any, Any]
+) -> None:
+    for index, (directory, (_, runner)) in enumerate(zip(directories[:2], CASES[:2], strict=True)):
+        alone = seen_by_heads(directory, runner)
+        for first, second, expected in zip(by_rank[0][4][index], by_rank[1][4][index], alone, strict=True):
+            np.testing.assert_array_equal(first, second)
+            np.testing.assert_allclose(first, expected, atol=1e-4)
 
 
 def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:

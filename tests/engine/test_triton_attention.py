@@ -341,11 +341,11 @@ def test_splits_sum_to_what_attention_without_them_is(dtype: torch.dtype) -> Non
     attention = TritonAttention(SLOTS, dtype=dtype, device="cpu")
     filled(attention, 2, 16, 24)
     plan = attention.plan(segments)
-    q = torch.randn(plan.num_rows, 8, 16).to(dtype)
+    q = torch.randn(plan.num_rows, 4, 16).to(dtype)
     tolerance = 1e-5 if dtype == torch.float32 else 3e-3
     for tile in (Tile(16, 16, 2), Tile(32, 32, 2, 8)):
         whole = attention._attend(plan, 0, q, None, tile, 1)
-        for splits in (3, 17):
+        for splits in (3, 9):  # fewer than there are tiles of keys, and more
             first, again = (attention._attend(plan, 0, q, None, tile, splits) for _ in range(2))
             torch.testing.assert_close(first, whole, atol=tolerance, rtol=tolerance)
             assert torch.equal(first, again)

@@ -35,6 +35,9 @@ def emulation() -> Iterator[Emulation | None]:
         "drafters.first_drafts.WIDTHS": (),
         "drafters.layer_graphs.USUAL_REQUESTS": (),
         "engine.triton_sampling._CUT_TOKENS": 512,
+        # A GPU that few programs keep busy: keys are split for one request, and for some not.
+        "engine.attention_tiles.ENOUGH_PROGRAMS": 8,
+        "engine.triton_attention.MOST_SPLITS": 4,
     }
     with contextlib.ExitStack() as stack:
         for name, few in fewer.items():
