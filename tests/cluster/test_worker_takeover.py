@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -66,6 +67,13 @@ class Port(asyncio.Protocol):
         self._process.connected(transport)
 
 
+class Workers(WorkerSet):
+    """For whom there is no place: where there may be one only Ray knows, which would be started for that."""
+
+    async def restore(self, name: str, report: Callable[[str], None]) -> None:
+        await asyncio.Event().wait()
+
+
 class Cell:
     """One that finds a target and two drafters, of which `late` answers when it is told to."""
 
@@ -94,7 +102,7 @@ class Cell:
         )
         takeover = SimpleNamespace(waiting=self._waiting, lineage="", orphan_s=None, group_options=dict)
         self.told: list[str] = []
-        workers = WorkerSet(config, b"secret", cast(Any, self), cast(Any, takeover))
+        workers = Workers(config, b"secret", cast(Any, self), cast(Any, takeover))
         self.lifecycle = Lifecycle(config, workers, cast(Any, self))
 
     async def _waiting(self, worker: str) -> list[Process]:

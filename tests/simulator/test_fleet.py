@@ -32,7 +32,7 @@ SMALL = Scenario.model_validate(
         "profile": "llama-8b-h100",
         "system": "sarathi",
         "max_running": 8,
-        "arrivals": {"rate": 9.0, "seconds": 16.0, "swing": 0.4},
+        "arrivals": {"rate": 9.0, "seconds": 12.0, "swing": 0.4},
         "cells": {
             "min": 2,
             "max": 6,
