@@ -124,9 +124,9 @@ def cells(
     """Waiting requests by (priority, arrival), running requests, and the context."""
     limits = draw(contexts())
     order = iter(range(1000))
-    kinds = draw(st.lists(st.sampled_from(states), max_size=limits.max_running))
+    kinds = draw(st.lists(st.sampled_from(states), max_size=min(6, limits.max_running)))
     running = [draw(requests_in(next(order), state)) for state in kinds]
-    waiting = [draw(requests_in(next(order), State.WAITING)) for _ in range(draw(st.integers(0, 8)))]
+    waiting = [draw(requests_in(next(order), State.WAITING)) for _ in range(draw(st.integers(0, 4)))]
     waiting.sort(key=lambda r: (r.submit.priority, r.order))
     return waiting, running, limits
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -68,9 +67,9 @@ class Port(asyncio.Protocol):
 
 
 class Workers(WorkerSet):
-    """For whom there is no place: where there may be one only Ray knows, which would be started for that."""
+    """Of which those that died are never done with: to end a process, and make another, Ray would start."""
 
-    async def restore(self, name: str, report: Callable[[str], None]) -> None:
+    async def stop(self, name: str) -> None:
         await asyncio.Event().wait()
 
 
