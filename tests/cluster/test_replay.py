@@ -230,27 +230,25 @@ def live(world: World, events: int) -> None:
 
 
 # The target is lost with a step whose requests are cancelled; a first step is written after later ones.
-@example(seed=89538, policy="specserve", micro_batches=1, num_slots=220, num_events=120)
-@example(seed=9536, policy="specserve", micro_batches=1, num_slots=220, num_events=120)
+@example(seed=89538, policy="specserve", micro_batches=1, sizes=(220, 120))
+@example(seed=9536, policy="specserve", micro_batches=1, sizes=(220, 120))
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     policy=st.sampled_from(["adaserve", "flotilla", "specserve", "smartspec", "fixed", "equal-greedy"]),
     micro_batches=st.integers(1, 4),
-    num_slots=st.sampled_from([220, 400]),
-    num_events=st.integers(10, 120),
+    sizes=st.tuples(st.sampled_from([220, 400]), st.integers(10, 120)),  # the target's slots, and events
 )
 def test_losses_cancellations_and_micro_batches_replay_the_same(
     tmp_path_factory: pytest.TempPathFactory,
     seed: int,
     policy: str,
     micro_batches: int,
-    num_slots: int,
-    num_events: int,
+    sizes: tuple[int, int],
 ) -> None:
     file = tmp_path_factory.mktemp("record") / "decisions.jsonl"
-    world = recorded_world(seed, policy, file, micro_batches, num_slots)
-    live(world, num_events)
+    world = recorded_world(seed, policy, file, micro_batches, sizes[0])
+    live(world, sizes[1])
     core = world.core
     assert isinstance(core, RecordedCore)
     if not file.exists():

@@ -51,7 +51,7 @@ SMALL = Scenario.model_validate(
 
 @cache
 def surface() -> Surface:
-    return measure(SMALL, num_requests=60)
+    return measure(SMALL, num_requests=24)
 
 
 @cache
