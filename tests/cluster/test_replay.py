@@ -230,25 +230,21 @@ def live(world: World, events: int) -> None:
 
 
 # The target is lost with a step whose requests are cancelled; a first step is written after later ones.
-@example(seed=89538, policy="specserve", micro_batches=1, sizes=(220, 120))
-@example(seed=9536, policy="specserve", micro_batches=1, sizes=(220, 120))
+@example(seed=89538, policy="specserve", sizes=(1, 220, 120))
+@example(seed=9536, policy="specserve", sizes=(1, 220, 120))
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     policy=st.sampled_from(["adaserve", "flotilla", "specserve", "smartspec", "fixed", "equal-greedy"]),
-    micro_batches=st.integers(1, 4),
-    sizes=st.tuples(st.sampled_from([220, 400]), st.integers(10, 120)),  # the target's slots, and events
+    # Micro-batches, the target's slots, and events.
+    sizes=st.tuples(st.integers(1, 4), st.sampled_from([220, 400]), st.integers(10, 120)),
 )
 def test_losses_cancellations_and_micro_batches_replay_the_same(
-    tmp_path_factory: pytest.TempPathFactory,
-    seed: int,
-    policy: str,
-    micro_batches: int,
-    sizes: tuple[int, int],
+    tmp_path_factory: pytest.TempPathFactory, seed: int, policy: str, sizes: tuple[int, int, int]
 ) -> None:
     file = tmp_path_factory.mktemp("record") / "decisions.jsonl"
-    world = recorded_world(seed, policy, file, micro_batches, sizes[0])
-    live(world, sizes[1])
+    world = recorded_world(seed, policy, file, *sizes[:2])
+    live(world, sizes[2])
     core = world.core
     assert isinstance(core, RecordedCore)
     if not file.exists():
