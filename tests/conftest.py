@@ -16,7 +16,7 @@ from tests.quick_interpreter import make_quick
 
 ROOT = Path(__file__).resolve().parents[1]
 SYSTEM = "tests/system"
-# Half a minute in two tests. pytest-xdist gives out modules with few tests last, when nothing runs beside.
+# Long, and two tests. pytest-xdist gives out modules with few tests last, when nothing runs beside.
 LONG = "tests/simulator/test_fair_overload.py"
 
 os.environ.update(

@@ -19,7 +19,7 @@ def requests() -> list[Submit]:
         Submit(
             request_id=f"r{number}",
             prompt=[(17 * number + 31 * i) % 4000 + 4 for i in range(length)],
-            sampling=SamplingParams(temperature=0.8 * (number % 2), top_p=0.95, max_tokens=24, seed=number),
+            sampling=SamplingParams(temperature=0.8 * (number % 2), top_p=0.95, max_tokens=12, seed=number),
             speculation=Speculation(),
         )
         for number, length in enumerate((4, 300, 45, 150, 9, 80, 210, 30))

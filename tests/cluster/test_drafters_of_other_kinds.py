@@ -44,7 +44,7 @@ def requests() -> list[Submit]:
     tokenizer = load(model_directory(TARGET))
     found: list[Submit] = []
     for domain in DOMAINS:
-        for prompt in load_prompts(domain)[:2]:
+        for prompt in load_prompts(domain)[:1]:
             text = prompt.prompt or prompt.messages[-1]["content"]
             ids = tokenizer(text)["input_ids"]
             for temperature in (0.0, 0.8):

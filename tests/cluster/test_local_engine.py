@@ -23,8 +23,8 @@ def engine() -> LocalEngine:
 def requests(**speculation: object) -> list[Submit]:
     """Greedy, sampled and penalised requests over arbitrary prompts, each with its own seed."""
     modes = (
-        SamplingParams(temperature=0.0, max_tokens=40),
-        SamplingParams(temperature=0.8, top_p=0.95, max_tokens=40, logprobs=2),
+        SamplingParams(temperature=0.0, max_tokens=24),
+        SamplingParams(temperature=0.8, top_p=0.95, max_tokens=24, logprobs=2),
         SamplingParams(
             temperature=1.0,
             top_k=50,
@@ -34,7 +34,7 @@ def requests(**speculation: object) -> list[Submit]:
             repetition_penalty=1.1,
             logit_bias={5: 3.0},
             min_tokens=4,
-            max_tokens=40,
+            max_tokens=24,
             stop_token_ids=(0,),
         ),
     )

@@ -67,7 +67,7 @@ def serve(engine: LocalEngine, policy: dict[str, str], file: Path | None, size: 
             Submit(
                 request_id=f"r{number}",
                 prompt=[(17 * number + 31 * i) % 4000 + 4 for i in range(5 + 9 * number)],
-                sampling=SamplingParams(temperature=0.7 * (number % 2), max_tokens=20, seed=number),
+                sampling=SamplingParams(temperature=0.7 * (number % 2), max_tokens=12, seed=number),
                 objective=Objective(tpot_ms=6.0 if number % 3 == 0 else None),
             )
             for number in range(5)
@@ -230,21 +230,21 @@ def live(world: World, events: int) -> None:
 
 
 # The target is lost with a step whose requests are cancelled; a first step is written after later ones.
-@example(seed=89538, policy="specserve", micro_batches=1, num_slots=220)
-@example(seed=9536, policy="specserve", micro_batches=1, num_slots=220)
+@example(seed=89538, policy="specserve", sizes=(1, 220, 120))
+@example(seed=9536, policy="specserve", sizes=(1, 220, 120))
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     policy=st.sampled_from(["adaserve", "flotilla", "specserve", "smartspec", "fixed", "equal-greedy"]),
-    micro_batches=st.integers(1, 4),
-    num_slots=st.sampled_from([220, 400]),
+    # Micro-batches, the target's slots, and events.
+    sizes=st.tuples(st.integers(1, 4), st.sampled_from([220, 400]), st.integers(10, 120)),
 )
 def test_losses_cancellations_and_micro_batches_replay_the_same(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, policy: str, micro_batches: int, num_slots: int
+    tmp_path_factory: pytest.TempPathFactory, seed: int, policy: str, sizes: tuple[int, int, int]
 ) -> None:
     file = tmp_path_factory.mktemp("record") / "decisions.jsonl"
-    world = recorded_world(seed, policy, file, micro_batches, num_slots)
-    live(world, 120)
+    world = recorded_world(seed, policy, file, *sizes[:2])
+    live(world, sizes[2])
     core = world.core
     assert isinstance(core, RecordedCore)
     if not file.exists():

@@ -15,6 +15,8 @@ from cluster.selection import ROUNDING, marginal_goodput, slo_customized, throug
 from engine.tree import TokenTree
 from tests.cluster.both_ways import both_ways
 
+# Coarse steps make ties likely; probability 1 makes parent and child equal.
+LOGPS = tuple(np.log([1.0, 0.9, 0.5, 0.25]).tolist())
 few_nodes = both_ways(selection, "FEW_NODES", selection.FEW_NODES)
 
 
@@ -23,10 +25,10 @@ def trees(draw: st.DrawFn, max_nodes: int = 5) -> TokenTree:
     n = draw(st.integers(0, max_nodes))
     parent, logp, depth = [-1], [0.0], [0]
     for node in range(1, n + 1):
-        above = draw(st.integers(0, node - 1))
+        # Both at once: it is by the number of draws that Hypothesis is slow.
+        above, step = divmod(draw(st.integers(0, node * len(LOGPS) - 1)), len(LOGPS))
         parent.append(above)
-        # Coarse steps make ties likely; probability 1 makes parent and child equal.
-        logp.append(logp[above] + np.log(draw(st.sampled_from([1.0, 0.9, 0.5, 0.25]))))
+        logp.append(logp[above] + LOGPS[step])
         depth.append(depth[above] + 1)
     return TokenTree.of(range(n + 1), parent, logp, depth)
 

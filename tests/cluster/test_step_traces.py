@@ -61,7 +61,7 @@ def test_traces_hold_the_accepted_paths_and_change_no_text(policy: str, micro_ba
                 submit(
                     number,
                     random.Random(number),
-                    sampling=SamplingParams(temperature=0.0, max_tokens=40),
+                    sampling=SamplingParams(temperature=0.0, max_tokens=24),
                     speculation=Speculation(trace=trace),
                 )
             )

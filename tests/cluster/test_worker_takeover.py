@@ -66,6 +66,13 @@ class Port(asyncio.Protocol):
         self._process.connected(transport)
 
 
+class Workers(WorkerSet):
+    """Of which those that died are never done with: to end a process, and make another, Ray would start."""
+
+    async def stop(self, name: str) -> None:
+        await asyncio.Event().wait()
+
+
 class Cell:
     """One that finds a target and two drafters, of which `late` answers when it is told to."""
 
@@ -94,7 +101,7 @@ class Cell:
         )
         takeover = SimpleNamespace(waiting=self._waiting, lineage="", orphan_s=None, group_options=dict)
         self.told: list[str] = []
-        workers = WorkerSet(config, b"secret", cast(Any, self), cast(Any, takeover))
+        workers = Workers(config, b"secret", cast(Any, self), cast(Any, takeover))
         self.lifecycle = Lifecycle(config, workers, cast(Any, self))
 
     async def _waiting(self, worker: str) -> list[Process]:

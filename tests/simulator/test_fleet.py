@@ -32,7 +32,7 @@ SMALL = Scenario.model_validate(
         "profile": "llama-8b-h100",
         "system": "sarathi",
         "max_running": 8,
-        "arrivals": {"rate": 9.0, "seconds": 16.0, "swing": 0.4},
+        "arrivals": {"rate": 9.0, "seconds": 12.0, "swing": 0.4},
         "cells": {
             "min": 2,
             "max": 6,
@@ -51,7 +51,7 @@ SMALL = Scenario.model_validate(
 
 @cache
 def surface() -> Surface:
-    return measure(SMALL, num_requests=60)
+    return measure(SMALL, num_requests=24)
 
 
 @cache

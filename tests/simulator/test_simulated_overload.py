@@ -8,9 +8,9 @@ from simulator.run import Options, simulate
 
 
 def served(name: str, rate: float) -> RunResult:
-    """Twenty seconds of the built-in mix, the same requests for every system."""
+    """Twelve seconds of the built-in mix, the same requests for every system."""
     profile = hardware.load("llama-70b-a100")
-    shapes = workloads.synthetic(round(20 * rate), 1)
+    shapes = workloads.synthetic(round(12 * rate), 1)
     requests = workloads.arrive(shapes, profile.baseline_s(), rate=rate, seed=1)
     return simulate(profile, systems.parse(name), requests, Options(seed=1))
 

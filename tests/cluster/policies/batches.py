@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -9,6 +11,12 @@ from cluster.calibration import Calibration
 from cluster.cost_model import CostModel, CostProfile, LinearCost
 from cluster.policies.base import DecodeRequest, StepContext
 from engine.tree import TokenTree
+
+# What is drawn at once: it is by the number of draws that Hypothesis is slow.
+COSTS = list(product((0.0, 1e-4, 2e-3), (0.0, 1e-4, 5e-4, 5e-3), (1e-3, 1e-2)))
+DRAFTING = list(product(range(11), ("small", "large"), range(1, 5), (0.0, 0.3, 0.7, 0.7, 1.0)))
+TPOTS_S = (None, None, None, 1e-3, 0.02, 0.1)
+LOGPS = tuple(float(np.log(chance)) for chance in (1.0, 0.9, 0.5, 0.25, 0.01))
 
 
 def request(name: str = "r", **changes: object) -> DecodeRequest:
@@ -47,24 +55,21 @@ def context(
 
 @st.composite
 def contexts(draw: st.DrawFn) -> StepContext:
-    return context(
-        draft_s=draw(st.sampled_from([0.0, 1e-4, 2e-3])),
-        token_s=draw(st.sampled_from([0.0, 1e-4, 5e-4, 5e-3])),
-        verify_s=draw(st.sampled_from([1e-3, 1e-2])),
-    )
+    draft_s, token_s, verify_s = draw(st.sampled_from(COSTS))
+    return context(draft_s=draft_s, token_s=token_s, verify_s=verify_s)
 
 
 @st.composite
 def requests(draw: st.DrawFn) -> DecodeRequest:
-    max_draft = draw(st.integers(0, 10))
+    max_draft, drafter, max_width, rate = draw(st.sampled_from(DRAFTING))
     return request(
-        drafter=draw(st.sampled_from(["small", "large"])) if max_draft else "",
+        drafter=drafter if max_draft else "",
         num_decoded=draw(st.integers(0, 30)),
         decoding_s=draw(st.floats(0.0, 1.0)),
-        tpot_s=draw(st.one_of(st.none(), st.sampled_from([1e-3, 0.02, 0.1]))),
+        tpot_s=draw(st.sampled_from(TPOTS_S)),
         max_draft=max_draft,
-        max_width=draw(st.integers(1, 4)),
-        rate=draw(st.sampled_from([0.0, 0.3, 0.7, 0.7, 1.0])) if max_draft else 0.0,
+        max_width=max_width,
+        rate=rate if max_draft else 0.0,
     )
 
 
@@ -74,8 +79,10 @@ def candidate_trees(draw: st.DrawFn, max_nodes: int = 8, *, chain: bool = False)
     n = draw(st.integers(0, max_nodes))
     parent, logp, depth = [-1], [0.0], [0]
     for node in range(1, n + 1):
-        above = node - 1 if chain else draw(st.integers(0, node - 1))
+        places = 1 if chain else node
+        above, step = divmod(draw(st.integers(0, places * len(LOGPS) - 1)), len(LOGPS))
+        above = node - 1 if chain else above
         parent.append(above)
-        logp.append(logp[above] + float(np.log(draw(st.sampled_from([1.0, 0.9, 0.5, 0.25, 0.01])))))
+        logp.append(logp[above] + LOGPS[step])
         depth.append(depth[above] + 1)
     return TokenTree.of(range(n + 1), parent, logp, depth)
