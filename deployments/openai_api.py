@@ -102,6 +102,7 @@ def create_app(
         return await read_body(request, max_body_bytes, read_timeout_s)
 
     answers = Answers(idempotency or IdempotencyConfig(), metrics, request_timeout_s, error_event)
+    app.state.answers = answers
 
     async def generate(request: Request, request_type: type[GenerationRequest]) -> Response:
         body = await body_of(request)
