@@ -13,14 +13,26 @@ from benchmarks.chaos_schedule import FAULTS, Schedule, drawn, names_of
 from benchmarks.chaos_world import ChaosWorld
 from cluster.core import SchedulerCore
 from deployments.cli import app
-from tests.chaos.broken_cores import BROKEN, EndsTwice, LeaksSlots, LosesToken, StarvesTheLast, WaitsForever
+from tests.chaos.broken_cores import (
+    BROKEN,
+    EndsTwice,
+    LeaksSlots,
+    LosesToken,
+    StarvesTheLast,
+    TrustsDrafters,
+    WaitsForever,
+)
 
 NUM_SCHEDULES = 80
 # Half as many as usual, which take half the time: every fault of `BROKEN` shows in the first 80 of such, too.
 MOST_OPERATIONS = 75
 # Every fault shows within so many schedules; of those that show seldom, in which one they did last.
 MOST_TRIED = 120
-SELDOM: dict[type[SchedulerCore], int] = {WaitsForever: 52, StarvesTheLast: 65}
+SELDOM: dict[type[SchedulerCore], int] = {
+    TrustsDrafters: 17,
+    WaitsForever: 52,
+    StarvesTheLast: 65,
+}
 
 
 def test_random_schedules_lose_nothing() -> None:

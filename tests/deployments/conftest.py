@@ -19,7 +19,6 @@ from deployments.openai_api import create_app
 from tests.fakes.cell_stand_in import CellStandIn
 from tests.fakes.tiny_tokenizer import ANSWER, codec, ids
 
-
 # An application takes longer to make than most tests: all use one, which answers with this object. Each test
 # sets it up anew.
 SERVICE = ApiService.__new__(ApiService)

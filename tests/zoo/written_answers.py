@@ -15,12 +15,12 @@ from zoo.registry import TARGET, load_prompts, weights_dir
 from zoo.scored import ScoredBuilder
 from zoo.tokenizer import load
 
-# Steps of training take the demo target's layer and heads half a second each, and more where bfloat16 is slow.
+# A step of training takes seconds for the demo target's layer and heads where bfloat16 is slow.
 SHAPE = models.Shape(4, 64, 2, 1, 96)
 
 
 def small_target(folder: Path) -> LlamaForCausalLM:
-    """A target of the demo target's vocabulary that has learned nothing, which is also written to `folder`."""
+    """A target of the demo target's vocabulary that has learned nothing; it is written to `folder`, too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(models.SHAPES, "small", SHAPE)
         tokenizer = load(weights_dir(TARGET))
