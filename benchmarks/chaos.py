@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos_cell import MakeCore
-from benchmarks.chaos_schedule import Operation, Schedule, Settings, drawn
+from benchmarks.chaos_schedule import MOST_OPERATIONS, Operation, Schedule, Settings, drawn
 from benchmarks.chaos_world import ChaosWorld, summed
 from benchmarks.environment import describe
 from cluster.core import SchedulerCore
@@ -119,12 +119,14 @@ def _plain_settings(schedule: Schedule, fails: Callable[[Schedule], bool]) -> No
             settings = tried
 
 
-def search(seeds: Sequence[int], make: MakeCore = SchedulerCore) -> tuple[Counter[str], list[Failure]]:
+def search(
+    seeds: Sequence[int], make: MakeCore = SchedulerCore, most_operations: int = MOST_OPERATIONS
+) -> tuple[Counter[str], list[Failure]]:
     """Run the schedules of these seeds; what happened in all of them, and the failures, not shortened."""
     counts: list[Counter[str]] = []
     failures = []
     for seed in seeds:
-        happened, failure = attempt(drawn(seed), make)
+        happened, failure = attempt(drawn(seed, most_operations), make)
         counts.append(happened)
         if failure is not None:
             failures.append(replace(failure, seed=seed))

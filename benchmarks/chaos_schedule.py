@@ -49,6 +49,7 @@ FAULTS = {
     "bad_request": 2,
 }
 NUM_CLIENTS = 3
+MOST_OPERATIONS = 150
 KV_SIZES = (130, 165, 220, 400, 2000)
 COUNTS: tuple[int | str, ...] = (1, 1, 1, 2, 3, "auto", "spin")
 CORRUPTION_NAMES = tuple(sorted(CORRUPTIONS))
@@ -126,7 +127,7 @@ class Schedule:
         )
 
 
-def drawn(seed: int, most_operations: int = 150) -> Schedule:
+def drawn(seed: int, most_operations: int = MOST_OPERATIONS) -> Schedule:
     """The schedule of a seed."""
     rng = random.Random(seed)
     settings = Settings.drawn(rng)

@@ -122,6 +122,7 @@ def create_app(
         return await read_body(request, max_body_bytes, read_timeout_s)
 
     answers = Answers(idempotency or IdempotencyConfig(), metrics, request_timeout_s, error_event)
+    app.state.answers = answers
 
     def object_in(body: bytes, request: Request, known: Container[str]) -> dict[str, Any]:
         data = json_object(body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import AsyncIterator
 
@@ -17,6 +18,15 @@ from deployments.api_service import ApiService
 from deployments.openai_api import create_app
 from tests.fakes.cell_stand_in import CellStandIn
 from tests.fakes.tiny_tokenizer import ANSWER, codec, ids
+
+# An application takes longer to make than most tests: all use one, which answers with this object. Each test
+# sets it up anew.
+SERVICE = ApiService.__new__(ApiService)
+
+
+@functools.cache
+def shared_app() -> FastAPI:
+    return create_app(SERVICE, max_body_bytes=20_000)
 
 
 @pytest.fixture
@@ -35,8 +45,10 @@ async def service(cell: CellStandIn) -> AsyncIterator[ApiService]:
         give_up_after_s=1.5,  # machines that run tests stand still for longer than half a second
         tool_parser="hermes",
     )
-    yield made
-    await made.close()
+    vars(SERVICE).clear()  # also of what a test has put there
+    vars(SERVICE).update(vars(made))
+    yield SERVICE
+    await SERVICE.close()
 
 
 @pytest.fixture
@@ -46,8 +58,10 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def app(service: ApiService) -> FastAPI:
-    return create_app(service, max_body_bytes=20_000)
+async def app(service: ApiService) -> AsyncIterator[FastAPI]:
+    assert service is SERVICE
+    yield shared_app()
+    await shared_app().state.answers.close()  # one test's are not the next one's
 
 
 @pytest.fixture

@@ -78,24 +78,27 @@ RATIO = 'flotilla_admission_prediction_ratio_{part}{{job="f", cell="a", objectiv
 WITHIN, EVERY = RATIO.format(part="bucket", le=', le="2.0"'), RATIO.format(part="count", le="")
 
 INCIDENTS = [
+    # Of these four the shorter window has two samples or three: more would only take longer.
     # Ten minutes into it the hour is not spoiled yet; ten minutes after it the five minutes are clean again.
-    Incident("FlotillaErrorBudgetBurn1h", judged([(60, 0.01), (60, 0.9), (60, 0.01)]), 118, (59, 70, 131)),
     Incident(
-        "FlotillaErrorBudgetBurn6h", judged([(72, 0.01), (66, 0.4), (18, 0.01)]), 680, (355, 400, 740), step=5
+        "FlotillaErrorBudgetBurn1h", judged([(30, 0.01), (30, 0.9), (30, 0.01)]), 118, (58, 70, 132), step=2
+    ),
+    Incident(
+        "FlotillaErrorBudgetBurn6h", judged([(36, 0.01), (33, 0.4), (9, 0.01)]), 680, (350, 400, 740), step=10
     ),
     Incident(
         "FlotillaErrorBudgetBurn1d",
-        judged([(144, 0.01), (144, 0.2), (36, 0.01)]),
-        2860,
-        (1430, 1700, 3080),
-        step=10,
+        judged([(36, 0.01), (36, 0.2), (9, 0.01)]),
+        2840,
+        (1400, 1720, 3080),
+        step=40,
     ),
     Incident(
         "FlotillaErrorBudgetBurn3d",
-        judged([(216, 0.01), (144, 0.08), (36, 0.01)]),
-        7180,
-        (4300, 4600, 7800),
-        step=20,
+        judged([(36, 0.01), (24, 0.08), (6, 0.01)]),
+        7080,
+        (4200, 4560, 7800),
+        step=120,
     ),
     Incident(
         "FlotillaNoCellReady",
@@ -242,7 +245,7 @@ def run_promtool(
 
 def listed(series: Series) -> list[dict[str, str]]:
     told = 'flotilla_build_info{job="f", cell="other", version="1", python="3"}'
-    alive = {} if any(name.startswith("flotilla_build_info") for name in series) else {told: "1+0x2000"}
+    alive = {} if any(name.startswith("flotilla_build_info") for name in series) else {told: "1+0x200"}
     return [{"series": name, "values": values} for name, values in {**alive, **series}.items()]
 
 
@@ -262,29 +265,29 @@ def test_every_alert_has_an_incident() -> None:
 
 def test_a_target_of_its_own_makes_a_tier_stricter(tmp_path: Path) -> None:
     """30 % missed is 6 times what 0.95 allows, and 30 times what 0.99 does."""
-    strict, chat = judged([(90, 0.3)], tier="strict"), judged([(90, 0.3)])
+    strict, chat = judged([(45, 0.3)], tier="strict"), judged([(45, 0.3)])
     tiers = [
         expect(
             'count(ALERTS{alertname="FlotillaErrorBudgetBurn1h", tier="strict", alertstate="firing"})', 80, 1
         ),
         expect(firing("FlotillaErrorBudgetBurn1h"), 80, 1),
     ]
-    run_promtool(tmp_path, {"input_series": listed({**strict, **chat}), "promql_expr_test": tiers})
+    run_promtool(tmp_path, {"input_series": listed({**strict, **chat}), "promql_expr_test": tiers}, step=2)
 
 
 def test_a_tier_that_is_never_attained_burns_too(tmp_path: Path) -> None:
     """It has no series with `attained="true"` if nobody configured it."""
-    series = {name: values for name, values in judged([(90, 1.0)]).items() if "false" in name}
+    series = {name: values for name, values in judged([(45, 1.0)]).items() if "false" in name}
     expected = [expect(firing("FlotillaErrorBudgetBurn1h"), 80, 1)]
-    run_promtool(tmp_path, {"input_series": listed(series), "promql_expr_test": expected})
+    run_promtool(tmp_path, {"input_series": listed(series), "promql_expr_test": expected}, step=2)
 
 
 def test_a_few_missed_requests_wake_nobody(tmp_path: Path) -> None:
     """Eight requests in two hours, all missed; and a tier without any."""
-    few = judged([(120, 1.0)], per_step=8 / 120)
-    none = judged([(120, 0.0)], per_step=0.0, tier="idle")
-    expected = [expect(firing(), minute, 0) for minute in (61, 90, 119)]
-    run_promtool(tmp_path, {"input_series": listed({**few, **none}), "promql_expr_test": expected})
+    few = judged([(60, 1.0)], per_step=8 / 60)
+    none = judged([(60, 0.0)], per_step=0.0, tier="idle")
+    expected = [expect(firing(), minute, 0) for minute in (62, 90, 118)]
+    run_promtool(tmp_path, {"input_series": listed({**few, **none}), "promql_expr_test": expected}, step=2)
 
 
 def test_annotations_name_the_values(tmp_path: Path) -> None:

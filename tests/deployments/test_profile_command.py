@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from cluster import profile_measure
 from cluster.profile_file import load_profile, read_profile
 from deployments import cli
 from deployments.preflight import StartError
@@ -24,7 +25,10 @@ drafters:
 """
 
 
-def test_real_forwards_are_measured_stored_and_plotted(tmp_path: Path) -> None:
+def test_real_forwards_are_measured_stored_and_plotted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile_measure, "REPEATS", 5)  # nobody is to serve by these figures
     config, out, plot = tmp_path / "config.yaml", tmp_path / "profile.json", tmp_path / "profile.png"
     config.write_text(CONFIG)
     arguments = ["profile", "--config", str(config), "--json", str(out), "--plot", str(plot)]
@@ -63,7 +67,8 @@ def test_what_cannot_be_measured_says_why(tmp_path: Path, changed: tuple[str, st
     assert message in " ".join(result.output.split())
 
 
-def test_a_pool_too_small_to_measure_is_told(tmp_path: Path) -> None:
+def test_a_pool_too_small_to_measure_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_measure, "REPEATS", 1)
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG.replace("8192", "64"))
     settings = cli.load_config(config)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
+from deployments.api_service import ApiService
+from deployments.openai_api import create_app
 from engine.constraint import Constraint
 from tests.fakes.cell_stand_in import CellStandIn
 
@@ -157,6 +161,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+@functools.cache
+def roomy_app(service: ApiService) -> FastAPI:
+    """One for all tests, whose service is one object, too."""
+    return create_app(service, max_body_bytes=200_000)
+
+
 @pytest.mark.api(
     "completions",
     "response_format",
@@ -177,11 +187,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 )
 @pytest.mark.parametrize(("fields", "param", "says"), REFUSED)
 async def test_what_cannot_be_followed_is_refused_by_name(
-    service: Any, cell: CellStandIn, fields: dict[str, Any], param: str, says: str
+    service: ApiService, cell: CellStandIn, fields: dict[str, Any], param: str, says: str
 ) -> None:
-    from deployments.openai_api import create_app
-
-    transport = httpx.ASGITransport(app=create_app(service, max_body_bytes=200_000))
+    transport = httpx.ASGITransport(app=roomy_app(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://cell") as http:
         response = await http.post(COMPLETIONS, json={"prompt": "hi", **fields})
     assert response.status_code == 400, response.text

@@ -114,7 +114,7 @@ def draft_with_both(
     tokens = {name: prompt(int(rng.integers(1000)), int(rng.integers(1, 30))) for name in names}
     prompt_len = {name: len(known) for name, known in tokens.items()}
     heard: dict[str, int] = {}
-    for _ in range(4):
+    for _ in range(3):
         items: list[DraftItem] = []
         for name in rng.permutation(list(names))[: rng.integers(1, 5)].tolist():
             plan, full = data.draw(plans), tokens[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -58,6 +59,19 @@ def drafted(
     return [of[name] for name in names]
 
 
+@functools.cache
+def deepest() -> list[TokenTree]:
+    return drafted([DraftPlan(depth=DEPTH)] * 3)
+
+
+def unstopped(limits: list[int]) -> list[TokenTree]:
+    """What is drafted up to these limits without a rule: greedy chains begin as longer ones do."""
+    return [
+        tree.subset(np.arange(limit + 1, dtype=np.int32))
+        for tree, limit in zip(deepest(), limits, strict=False)
+    ]
+
+
 def confidences(tree: TokenTree) -> list[float]:
     """Draft probabilities along a chain."""
     return np.exp(np.diff(tree.logp.astype(np.float64))).tolist()
@@ -97,7 +111,7 @@ def depth_by_algorithm_1(rule: EstimateRule, real: list[list[float]]) -> int:
 @given(rules, st.lists(st.integers(0, DEPTH), min_size=1, max_size=3))
 def test_the_batch_stops_where_the_rule_evaluated_outside_says(rule: EstimateRule, limits: list[int]) -> None:
     plans = [DraftPlan(depth=limit) for limit in limits]
-    whole = drafted(plans)
+    whole = unstopped(limits)
     depth = depth_by_algorithm_1(rule, [confidences(tree) for tree in whole])
     for tree, stopped, limit in zip(whole, drafted(plans, rule), limits, strict=True):
         assert stopped.depth.max() == min(depth, limit)
@@ -110,7 +124,7 @@ def test_a_layer_is_drafted_if_all_together_gain_more_than_its_forward_costs(
     rule: ForwardRule, limits: list[int]
 ) -> None:
     plans = [DraftPlan(depth=limit) for limit in limits]
-    whole = drafted(plans)
+    whole = unstopped(limits)
     depth = 1  # is drafted in any case
     while depth < DEPTH:
         paths = [math.exp(tree.logp[depth]) for tree in whole if tree.depth.max() > depth]

@@ -25,7 +25,7 @@ def brute_force(weights: Float64, capacities: Int64, none: Float64) -> float:
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Float64, Int64, Float64]:
-    num_requests, num_drafters = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    num_requests, num_drafters = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     # Few different weights, so that there are ties.
     weight = st.one_of(st.integers(-3, 6).map(float), st.floats(-3, 6), st.just(-np.inf))
     rows = st.lists(weight, min_size=num_drafters, max_size=num_drafters)

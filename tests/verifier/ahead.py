@@ -17,7 +17,7 @@ simple = st.builds(
     temperature=st.sampled_from([0.0, 0.8, 2.0]),
     top_p=st.sampled_from([1.0, 0.9]),
     seed=st.integers(0, 2**64 - 1),
-    max_tokens=st.integers(1, 24),
+    max_tokens=st.integers(1, 14),
     min_tokens=st.sampled_from([0, 4]),
     stop_token_ids=st.sampled_from([(), (2, 3, 4, 5, 6, 7, 8, 9)]),
 )

@@ -32,7 +32,7 @@ params = st.builds(
     bad_words=off_or((), ((5,), (12, 7), (11, 12, 11)), ((20, 21), (4, 4))),
     seed=st.integers(-1, 2**64 - 1),
     logprobs=st.sampled_from([None, 0, 3]),
-    max_tokens=st.integers(1, 24),
+    max_tokens=st.integers(1, 14),
     min_tokens=off_or(0, 4),
     stop_token_ids=off_or((), (1,), (2, 3, 4, 5, 6, 7, 8, 9)),
 )

@@ -17,8 +17,8 @@ from zoo.scored import Scored
 
 
 def test_a_layer_is_trained_on_what_the_target_wrote(tmp_path: Path) -> None:
-    directory = weights_dir(TARGET)
-    target = models.load(directory)
+    directory = tmp_path / "target"
+    target = written_answers.small_target(directory)
     answers = written_answers.write(target, tmp_path)
 
     batch = next(eagle_data.batches(Scored.load([tmp_path / "generated-0.npz"]), 3, seed=0))

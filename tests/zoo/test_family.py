@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from zoo import models
 from zoo.agreement import accepted_by_chain, drafter_flags, greedy_continuations, lookup_steps, prompt_ids
@@ -74,15 +75,20 @@ def test_code_has_both_kinds() -> None:
     assert {prompt.kind for prompt in load_prompts("code")} == {"chat", "completion"}
 
 
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    return models.load(weights_dir(TARGET))
+
+
 @pytest.mark.parametrize(("domain", "bound"), [("code", 2.6), ("chat", 2.9), ("summary", 3.6)])
-def test_target_has_learned_its_domains(domain: str, bound: float) -> None:
-    target = models.load(weights_dir(TARGET))
+def test_target_has_learned_its_domains(target: LlamaForCausalLM, domain: str, bound: float) -> None:
     total, count = 0.0, 0
     for prompt in load_prompts(domain)[:24]:
         ids = prompt_ids(TOKENIZER, prompt)
         reference = TOKENIZER(f"{prompt.reference}<|end|>", add_special_tokens=False)["input_ids"]
         with torch.inference_mode():
-            logits = target(torch.tensor([[*ids, *reference]])).logits[0, len(ids) - 1 : -1]
+            given = torch.tensor([[*ids, *reference]])
+            logits = target(given, logits_to_keep=len(reference) + 1).logits[0, :-1]
             total += float(
                 torch.nn.functional.cross_entropy(logits, torch.tensor(reference), reduction="sum")
             )
@@ -90,9 +96,8 @@ def test_target_has_learned_its_domains(domain: str, bound: float) -> None:
     assert total / count < bound
 
 
-def test_drafters_follow_the_target_on_their_domain() -> None:
+def test_drafters_follow_the_target_on_their_domain(target: LlamaForCausalLM) -> None:
     """A few prompts only; the model card has the whole table."""
-    target = models.load(weights_dir(TARGET))
     specialists = {
         "code": "drafter-code-2x128",
         "chat": "drafter-chat-2x128",

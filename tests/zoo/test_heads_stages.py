@@ -6,14 +6,13 @@ from pathlib import Path
 
 from engine.heads_config import check_target, read_description
 from tests.zoo import written_answers
-from zoo import heads, heads_data, heads_evaluate, models
-from zoo.registry import TARGET, weights_dir
+from zoo import heads, heads_data, heads_evaluate
 from zoo.scored import Scored
 
 
 def test_heads_are_trained_on_what_the_target_wrote_and_read(tmp_path: Path) -> None:
-    directory = weights_dir(TARGET)
-    target = models.load(directory)
+    directory = tmp_path / "target"
+    target = written_answers.small_target(directory)
     answers = written_answers.write(target, tmp_path)
 
     scored = Scored.load([tmp_path / "generated-0.npz"])
