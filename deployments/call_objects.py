@@ -102,11 +102,12 @@ class CallObjects:
         self.is_certain = False
         self.rest: str | None = None
 
-    def feed(self, text: str, parsed: Parsed) -> None:
-        """More text, before there is a rest."""
+    def feed(self, text: str, parsed: Parsed) -> bool:
+        """More text, before there is a rest; whether there is one now."""
         self._text += text
         while self.rest is None and self._advance(parsed):
             pass
+        return self.rest is not None
 
     def finish(self, parsed: Parsed) -> None:
         """No more text comes: there is a rest now."""

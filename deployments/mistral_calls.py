@@ -46,9 +46,8 @@ class MistralCalls(CallsInText):
 
     def _advance(self, parsed: Parsed) -> bool:
         if self._objects is not None:
-            self._objects.feed(self._held, parsed)
-            self._held = ""
-            if self._objects.rest is None:
+            fed, self._held = self._held, ""
+            if not self._objects.feed(fed, parsed):
                 return False
             self._leave(self._objects, parsed)
         elif self._arguments is not None:

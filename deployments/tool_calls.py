@@ -177,6 +177,15 @@ class CallsInText:
         self._held = self._held[len(self._held) - kept :]
         return False
 
+    def _skip_closing(self, marker: str) -> bool:
+        """Leave out a marker that what is held may begin with; whether it is known if it does."""
+        following = self._held.lstrip()
+        if len(following) < len(marker) and marker.startswith(following):
+            return False
+        if following.startswith(marker):
+            self._held = following[len(marker) :]
+        return True
+
     def _add_text(self, text: str, parsed: Parsed) -> None:
         if self._skips_space:  # between and after calls it belongs to the form, not to the answer
             text = text.lstrip()

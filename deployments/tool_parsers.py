@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection
 
 from deployments.call_objects import CallObjects
 from deployments.mistral_calls import MistralCalls
+from deployments.qwen_coder_calls import QwenCoderCalls
+from deployments.tagged_values import Schemas
 from deployments.tool_calls import CallsInText, NewId, Parsed, Teller, ToolParser, mistral_id, openai_id
 
 #: How each kind of model writes a call, in the words it is told when its template cannot tell it.
@@ -20,6 +22,8 @@ CallText = {
     "hermes": '<tool_call>\n{"name": <function name>, "arguments": <arguments object>}\n</tool_call>',
     "json": '{"name": <function name>, "parameters": <arguments object>}',
     "mistral": '[TOOL_CALLS] [{"name": <function name>, "arguments": <arguments object>}]',
+    "qwen3_coder": "<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n"
+    "</tool_call>, with as many parameters as there are arguments",
 }
 
 
@@ -52,18 +56,13 @@ class HermesCalls(CallsInText):
 
     def _advance(self, parsed: Parsed) -> bool:
         if self._objects is not None:
-            self._objects.feed(self._held, parsed)
-            self._held = ""
-            if self._objects.rest is None:
+            fed, self._held = self._held, ""
+            if not self._objects.feed(fed, parsed):
                 return False
             self._leave(self._objects, parsed)
         if self._may_close:
-            following = self._held.lstrip()
-            if len(following) < len(self.CLOSE) and self.CLOSE.startswith(following):
-                return False
-            self._held = self._held if not following.startswith(self.CLOSE) else following[len(self.CLOSE) :]
-            self._may_close = False
-        if not self._find(self.OPEN, parsed):
+            self._may_close = not self._skip_closing(self.CLOSE)
+        if self._may_close or not self._find(self.OPEN, parsed):
             return False
         self._objects = CallObjects(self._teller, stop=self.CLOSE)
         return True
@@ -123,9 +122,8 @@ class JsonCalls(CallsInText):
             if following.startswith(self.TAG):
                 size = len(self._held) - len(following) + len(self.TAG)
                 self._before, self._held = self._held[:size], self._held[size:]
-        self._objects.feed(self._held, parsed)
-        self._held = ""
-        if self._objects.rest is None:
+        fed, self._held = self._held, ""
+        if not self._objects.feed(fed, parsed):
             return False
         self._held = self._rest()
         return True
@@ -169,16 +167,17 @@ class NamedCall:
         return Parsed()
 
 
-_PARSERS: dict[str, Callable[[Collection[str], int | None], ToolParser]] = {
+_PARSERS: dict[str, Callable[[Schemas, int | None], ToolParser]] = {
     "hermes": HermesCalls,
     "json": JsonCalls,
     "mistral": MistralCalls,
+    "qwen3_coder": QwenCoderCalls,
 }
 
 
-def make_parser(kind: str, names: Collection[str], most: int | None = None) -> ToolParser:
-    """The parser of that kind (of `CallText`) for functions `names`, telling at most `most` calls."""
-    return _PARSERS[kind](names, most)
+def make_parser(kind: str, schemas: Schemas, most: int | None = None) -> ToolParser:
+    """The parser of that kind (of `CallText`) for functions `schemas`, telling at most `most` calls."""
+    return _PARSERS[kind](schemas, most)
 
 
 def new_id_of(kind: str) -> NewId:
@@ -188,6 +187,8 @@ def new_id_of(kind: str) -> NewId:
 
 def kind_for_template(template: str) -> str:
     """How a model with that chat template writes calls, "none" if it shows no way."""
+    if QwenCoderCalls.FUNCTION in template:  # within the tags of Hermes
+        return "qwen3_coder"
     if HermesCalls.OPEN in template:
         return "hermes"
     if MistralCalls.OPEN in template:

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.tagged_values import Schemas
 from deployments.tool_calls import CallDelta, ToolParser
 from deployments.tool_parsers import CallText, JsonCalls, NamedCall, kind_for_template, make_parser, new_id_of
 
-NAMES = ("add", "get_weather")
+NAMES: Schemas = {"add": None, "get_weather": None}
 ARGUMENTS = st.dictionaries(
     st.text(max_size=4),
     st.recursive(
@@ -28,7 +29,7 @@ ARGUMENTS = st.dictionaries(
     ),
     max_size=3,
 )
-CALLS = st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=3)
+CALLS = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), ARGUMENTS), min_size=1, max_size=3)
 
 
 def parse(parser: ToolParser, text: str, cuts: list[int]) -> tuple[str, list[tuple[str, Any]]]:
@@ -112,6 +113,7 @@ def test_ids_have_the_form_that_templates_demand(kind: str) -> None:
     call = {"name": "add", "arguments": {}}
     texts = {"hermes": f"<tool_call>{json.dumps(call)}</tool_call>", "json": json.dumps(call)}
     texts["mistral"] = f"[TOOL_CALLS] {json.dumps([call])}"
+    texts["qwen3_coder"] = "<function=add></function>"
     new_id = new_id_of(kind)
     form = r"[a-zA-Z0-9]{9}" if kind == "mistral" else r"call_[0-9a-f]{24}"
     parsers: list[tuple[ToolParser, str]] = [
@@ -221,7 +223,7 @@ def test_arguments_of_a_forced_call_may_be_of_any_type() -> None:
 def test_a_name_that_is_no_string_names_no_tool(kind: str, name: str) -> None:
     text = f'{{"name": {name}, "arguments": {{}}}}'
     text = f"<tool_call>{text}</tool_call>" if kind == "hermes" else text
-    assert parse(make_parser(kind, frozenset(NAMES)), text, [7, 13]) == (text, [])
+    assert parse(make_parser(kind, NAMES), text, [7, 13]) == (text, [])
 
 
 @pytest.mark.parametrize(
@@ -337,6 +339,7 @@ def test_tags_within_arguments_are_arguments() -> None:
 
 def test_kind_of_known_templates() -> None:
     assert kind_for_template("{% for tool in tools %}...<tool_call>{% endfor %}") == "hermes"
+    assert kind_for_template("{% if tools %}...<tool_call>\n<function=name>{% endif %}") == "qwen3_coder"
     assert kind_for_template('{% if tools %}{"name": ..., "parameters": ...}{% endif %}') == "json"
     assert kind_for_template('{{ "[TOOL_CALLS] [" }}{{ tools }}{{ "parameters" }}') == "mistral"
     assert kind_for_template("{{ messages[0].content }}") == "none"
