@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from deployments.tagged_values import Schemas, types_of, value_text
-from deployments.tool_calls import CallsInText, Parsed, overlap
+from deployments.tool_calls import CallsInText, Parsed, json_text, overlap
 
 _BEFORE_FUNCTION = re.compile(r"(?:<tool_call>\s*)?")
 _LONGEST_NAME = 64
+
+
+def written_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """A call as these models write it."""
+    lines = ["<tool_call>", f"<function={name}>"]
+    for key, value in arguments.items():
+        lines += [f"<parameter={key}>", value if isinstance(value, str) else json_text(value), "</parameter>"]
+    return "\n".join([*lines, "</function>", "</tool_call>"])
 
 
 class QwenCoderCalls(CallsInText):
