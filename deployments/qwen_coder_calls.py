@@ -44,25 +44,23 @@ class QwenCoderCalls(CallsInText):
         super().__init__(schemas, most)
         self._schemas = schemas
         self._function = ""  # of the call that is being read
-        self._key: str | None = None  # of the argument that is being read
+        self._is_in_value = False  # of one of its arguments
         self._types: frozenset[str] = frozenset()
+        self._value: list[str] = []  # unless it is a string, for that is told at once
         self._began = False  # whether any of that argument was read
         self._num_arguments = 0
         self._may_close = False
 
     def finish(self) -> Parsed:
-        """See `ToolParser`; of a call that was cut off, the arguments are told as far as they go."""
+        """See `ToolParser`; what is held of a call that was cut off is (the beginning of) a tag."""
         parsed = Parsed()
-        if self._key is not None:
-            if self._types == {"string"}:
-                self._teller.more(json.dumps(self._held, ensure_ascii=False)[1:-1], parsed)
-        elif not self._function and not self._may_close:
+        if not self._function and not self._may_close:
             self._add_text(self._held, parsed)
         self._held = ""
         return parsed
 
     def _advance(self, parsed: Parsed) -> bool:
-        if self._key is not None:
+        if self._is_in_value:
             return self._read_value(parsed)
         if self._function:
             return self._read_function(parsed)
@@ -123,7 +121,7 @@ class QwenCoderCalls(CallsInText):
             key, closed, after = self._held[len(marker) :].partition(">")
             if not closed:
                 return False
-            self._key, self._began = key, False
+            self._is_in_value, self._began, self._value = True, False, []
             self._types = types_of(self._schemas[self._function], key)
             self._held = after
             opening = "{" if not self._num_arguments else ", "
@@ -143,17 +141,17 @@ class QwenCoderCalls(CallsInText):
         if not self._began:
             self._began, self._held = True, self._held.removeprefix("\n")
         at, marker = self._first(self._ENDS)
-        is_string = self._types == {"string"}
-        if not marker and not is_string:
-            return False
         value, self._held = self._held[:at], self._held[at:]
-        text = json.dumps(value, ensure_ascii=False)[1:-1] if is_string else value_text(value, self._types)
-        self._teller.more(text, parsed)
+        is_string = self._types == {"string"}
+        if is_string:
+            self._teller.more(json.dumps(value, ensure_ascii=False)[1:-1], parsed)
+        else:
+            self._value.append(value)
         if not marker:
             return False
-        self._teller.more('"' if is_string else "", parsed)
+        self._teller.more('"' if is_string else value_text("".join(self._value), self._types), parsed)
         self._held = self._held.removeprefix("\n").removeprefix(self.PARAMETER_END)
-        self._key = None
+        self._is_in_value = False
         return True
 
     def _first(self, markers: Sequence[str]) -> tuple[int, str]:
