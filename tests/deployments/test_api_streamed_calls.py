@@ -131,6 +131,10 @@ async def test_text_between_calls_stays_between_them(
         final = response.json() if not stream else json.loads(response.text.splitlines()[-2][6:])["response"]
         shown = [item.get("arguments") or item["content"][0]["text"] for item in final["output"]]
         assert shown == expected
+        told = [
+            entry for item in final["output"] for entry in item.get("content", [{}])[0].get("logprobs", ())
+        ]
+        assert 0 < len(told) <= len(cell.script(cell.submissions[-1]))  # none of them twice
 
 
 @pytest.mark.api("chat.completions", "tools", "max_tokens", "stream")

@@ -169,13 +169,27 @@ FRAGMENTS = [
 ]  # fmt: skip
 
 
+#: So that most of the texts have a call.
+BEGINNINGS = {
+    "hermes": ["<tool_call>", '<tool_call>{"name": "add", "arguments": {', '<tool_call>[{"name": "add"}'],
+    "json": ['{"name": "add", "parameters": {', "["],
+    "forced": ['[{"name": "add", "parameters": ', '[{"name": "add"'],
+    "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS]add{", '[TOOL_CALLS] [{"name": "add", "arguments": {'],
+    "qwen3_coder": [
+        "<tool_call>\n<function=write_file>\n<parameter=path>\n",
+        "<function=add><parameter=k>",
+        "<function=add></function>",
+    ],
+}
+
+
 @pytest.mark.parametrize("kind", [*CallText, "forced"])
 @settings(max_examples=400, deadline=None)
-@given(st.lists(st.sampled_from(FRAGMENTS), max_size=14), CUTS)
+@given(st.data(), st.lists(st.sampled_from(FRAGMENTS), max_size=12), CUTS)
 def test_what_comes_out_does_not_depend_on_how_text_is_cut(
-    kind: str, fragments: list[str], cuts: list[int]
+    kind: str, data: st.DataObject, fragments: list[str], cuts: list[int]
 ) -> None:
-    text = "".join(fragments)
+    text = data.draw(st.sampled_from(["", *BEGINNINGS[kind]])) + "".join(fragments)
     whole = parts(parser_of(kind), [text])
     assert parts(parser_of(kind), pieces(text, cuts)) == whole
     assert parts(parser_of(kind), list(text)) == whole
