@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from deployments.errors import ApiError, bad_request
+from deployments.qwen_coder_calls import written_call
 from deployments.request_model import DescribedModel
 from deployments.schema_values import MessageText
 from deployments.tools import ToolCall, ToolUse
@@ -99,6 +100,8 @@ def _in_words(message: ChatMessage, parser: str) -> dict[str, Any]:
         arguments = object_in(call.function.arguments)
         if parser == "json":
             texts.append(json.dumps({"name": call.function.name, "parameters": arguments}))
+        elif parser == "qwen3_coder":
+            texts.append(written_call(call.function.name, arguments or {}))
         else:
             body = json.dumps({"name": call.function.name, "arguments": arguments})
             texts.append(f"<tool_call>\n{body}\n</tool_call>")

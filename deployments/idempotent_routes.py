@@ -76,7 +76,7 @@ async def answer_once(
     headers = {REPLAYED: "true"} if follower.is_replay else {}
     try:
         if parsed.stream:
-            return await event_stream(request, follower.parts(first), headers)
+            return await event_stream(request, follower.parts(first), headers, has_ids=True)
         body = await unless_disconnected(request, anext(follower.parts()))
     except BaseException:
         follower.close()

@@ -57,9 +57,8 @@ class ChoiceState:
         if self.parser is None:
             return Parsed(text)
         parsed = self.parser.feed(text)
-        if ends:
-            rest = self.parser.finish()
-            parsed = Parsed(parsed.content + rest.content, parsed.calls + rest.calls)
+        for part in self.parser.finish().parts if ends else ():
+            parsed.add(part)
         return parsed
 
     def shown_finish_reason(self, reason: str | None) -> str | None:

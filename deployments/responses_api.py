@@ -109,10 +109,15 @@ class ResponsesView:
         parsed = state.parse(update.text, ends=ends)
         logprobs = self._logprobs(call, update.tokens, update.logprobs)
         has_text = state.parser is None or state.parser.has_text
-        if parsed.content or (logprobs and has_text):
-            yield from self._take_text(call, parsed.content, logprobs)
-        for delta in parsed.calls:
-            yield from self._take_call(call, delta)
+        parts = parsed.parts
+        if logprobs and has_text and not parsed.content:
+            parts = ["", *parts]  # tokens that show nothing yet belong to the text before
+        for part in parts:
+            if isinstance(part, str):
+                yield from self._take_text(call, part, logprobs)
+                logprobs = []  # of all these tokens
+            else:
+                yield from self._take_call(call, part)
         if ends:
             state.finish_reason = update.finish_reason
             if not self._items and has_text:  # an answer without any text is still a message

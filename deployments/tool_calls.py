@@ -6,7 +6,7 @@ import json
 import sys
 import uuid
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 NewId = Callable[[], str]
@@ -38,28 +38,58 @@ class CallDelta:
     name: str = ""
 
 
-@dataclass
 class Parsed:
-    """What some text turned out to be: `content` for people, then `calls`."""
+    """What some text turned out to be, in its order: text for people, and news of calls.
 
-    content: str = ""
-    calls: list[CallDelta] = field(default_factory=list)
+    Attributes:
+        parts: never two in a row of the same text or the same call.
+    """
+
+    def __init__(self, content: str = "") -> None:
+        self.parts: list[str | CallDelta] = []
+        self.add(content)
+
+    @property
+    def content(self) -> str:
+        """The text of all parts."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[CallDelta]:
+        """The news of calls."""
+        return [part for part in self.parts if isinstance(part, CallDelta)]
+
+    def add(self, part: str | CallDelta) -> None:
+        """Go on with a part; no text is none."""
+        last = self.parts[-1] if self.parts else None
+        if isinstance(part, str):
+            if isinstance(last, str):
+                self.parts[-1] = last + part
+            elif part:
+                self.parts.append(part)
+        elif isinstance(last, CallDelta) and last.index == part.index:
+            self.parts[-1] = replace(last, arguments=last.arguments + part.arguments)
+        else:
+            self.parts.append(part)
 
 
 class ToolParser(Protocol):
     """Reads the output of one choice.
 
     Attributes:
-        num_calls: calls begun so far.
         markers: tokens that the parser needs to see in the text, though they may be special ones.
         is_forced: whether the answer is a call that the client named, and not the model's choice.
         has_text: whether the answer may be text, besides calls or instead of them.
     """
 
-    num_calls: int
     is_forced: bool
     has_text: bool
     markers: tuple[str, ...]
+
+    @property
+    def num_calls(self) -> int:
+        """Calls begun so far."""
+        ...
 
     def feed(self, text: str) -> Parsed:
         """What became certain with `text`."""
@@ -70,64 +100,100 @@ class ToolParser(Protocol):
         ...
 
 
-class CallsInText:
-    """What parsers of calls that stand in a text have in common: they hold back what may become one.
+class Teller:
+    """Tells the calls of one answer, one after the other.
+
+    Args:
+        names: of the functions that there are.
+        most: how many calls are told, and what goes beyond is left out; None for all.
+        new_id: makes their ids.
 
     Attributes:
-        num_calls: see `ToolParser`.
+        num_calls: told so far.
     """
+
+    def __init__(self, names: Collection[str], most: int | None, new_id: NewId) -> None:
+        self.names = names
+        self._most = most
+        self._new_id = new_id
+        self._tells = False
+        self.num_calls = 0
+
+    def begin(self, name: str, arguments: str, parsed: Parsed) -> None:
+        """The next call, with its arguments as far as they are known."""
+        self._tells = self._most is None or self.num_calls < self._most
+        if self._tells:
+            parsed.add(CallDelta(self.num_calls, arguments, call_id=self._new_id(), name=name))
+            self.num_calls += 1
+
+    def more(self, arguments: str, parsed: Parsed) -> None:
+        """More arguments of that call."""
+        if self._tells and arguments:
+            parsed.add(CallDelta(self.num_calls - 1, arguments))
+
+
+class CallsInText:
+    """What parsers of calls that stand in a text have in common: they hold back what may become one."""
 
     is_forced = False
     has_text = True
 
-    def __init__(self, names: Collection[str], most: int | None = None) -> None:
+    def __init__(self, names: Collection[str], most: int | None = None, new_id: NewId = openai_id) -> None:
         """Of the functions `names`, at most `most` calls; what goes on after those is left out."""
-        self._names = names
-        self._most = most
+        self._teller = Teller(names, most, new_id)
         self._held = ""
-        self._is_inside = False
         self._skips_space = False
-        self.num_calls = 0
 
-    def _add_calls(self, calls: list[tuple[str, str]], parsed: Parsed, new_id: NewId) -> None:
-        self._skips_space = True
-        for call in calls:
-            if self._most is None or self.num_calls < self._most:
-                parsed.calls.append(whole_call(self.num_calls, call, new_id))
-                self.num_calls += 1
+    @property
+    def num_calls(self) -> int:
+        """See `ToolParser`."""
+        return self._teller.num_calls
+
+    def feed(self, text: str) -> Parsed:
+        """See `ToolParser`."""
+        self._held += text
+        parsed = Parsed()
+        self._take(parsed)
+        return parsed
+
+    def _take(self, parsed: Parsed) -> None:
+        """Take all that is certain out of what is held."""
+        while self._advance(parsed):
+            pass
+
+    def _advance(self, parsed: Parsed) -> bool:
+        """One step of that; whether there may be another."""
+        raise NotImplementedError
+
+    def _find(self, marker: str, parsed: Parsed) -> bool:
+        """Whether a call may begin: what is held is text up to the marker, and then begins behind it."""
+        before, found, after = self._held.partition(marker)
+        if found:
+            self._add_text(before, parsed)
+            self._held = after
+            return True
+        kept = overlap(self._held, marker)
+        self._add_text(self._held[: len(self._held) - kept], parsed)
+        self._held = self._held[len(self._held) - kept :]
+        return False
+
+    def _skip_closing(self, marker: str) -> bool:
+        """Leave out a marker that what is held may begin with; whether it is known if it does."""
+        following = self._held.lstrip()
+        if len(following) < len(marker) and marker.startswith(following):
+            return False
+        if following.startswith(marker):
+            self._held = following[len(marker) :]
+        return True
 
     def _add_text(self, text: str, parsed: Parsed) -> None:
         if self._skips_space:  # between and after calls it belongs to the form, not to the answer
             text = text.lstrip()
             self._skips_space = not text
-        parsed.content += text
+        parsed.add(text)
 
 
-def whole_call(index: int, call: tuple[str, str], new_id: NewId) -> CallDelta:
-    """The news of a call, name and arguments, that is told at once."""
-    name, arguments = call
-    return CallDelta(index, arguments, call_id=new_id(), name=name)
-
-
-def calls_in(text: str, names: Collection[str], fields: tuple[str, ...]) -> list[tuple[str, str]] | None:
-    """The calls that a text consists of; None if it is anything else."""
-    try:
-        value = DECODER.decode(text)
-    except (ValueError, RecursionError):
-        return None
-    return read_calls(value, names, fields)
-
-
-def read_calls(value: Any, names: Collection[str], fields: tuple[str, ...]) -> list[tuple[str, str]] | None:
-    """The calls that a JSON value is, one or a list of them; None if it is anything else."""
-    calls = [read_call(item, names, fields) for item in (value if isinstance(value, list) else [value])]
-    found = [call for call in calls if call is not None]
-    return found if found and len(found) == len(calls) else None
-
-
-def read_call(
-    value: Any, names: Collection[str], fields: tuple[str, ...], *, any_type: bool = False
-) -> tuple[str, str] | None:
+def read_call(value: Any, names: Collection[str], *, any_type: bool = False) -> tuple[str, str] | None:
     """Name and arguments (as JSON text) of a call; None if it is none, or of a function that is not there.
 
     Arguments are an object, unless `any_type`, for a schema that asks for something else.
@@ -137,7 +203,7 @@ def read_call(
     name = value.get("name")
     if not isinstance(name, str) or name not in names:
         return None
-    arguments: Any = next((value[one] for one in fields if one in value), {})
+    arguments: Any = next((value[one] for one in ("arguments", "parameters") if one in value), {})
     if not isinstance(arguments, dict) and not any_type:
         return None
     return name, json_text(arguments)

@@ -1,99 +1,87 @@
-"""Calls of tools in a model's output: from text that arrives in pieces to text and whole calls.
+"""Calls of tools in a model's output: from text that arrives in pieces to text and calls.
 
-What comes out does not depend on how the text was cut into pieces. A call is told once it is complete and is
-valid JSON with the name of a tool that there is; anything else stays the text it is, so that nothing is lost.
-Calls that the client forces are another matter: such an answer is no text for anybody, and if it was cut off,
-its last call is told as far as it goes.
+What comes out does not depend on how the text was cut into pieces, so a client that puts the deltas of a
+stream together has the calls of the whole answer. A call is told once it is certain that it is one, by the
+name of a tool that there is and the beginning of its arguments; anything else stays the text it is, so that
+nothing is lost. Arguments are told as they are written. A call that is told stays one if its arguments turn
+out to be no JSON, or are cut off: what was sent cannot be taken back, and clients check what models write.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Collection
 
+from deployments.call_objects import CallObjects
 from deployments.mistral_calls import MistralCalls
-from deployments.tool_calls import (
-    DECODER,
-    CallDelta,
-    CallsInText,
-    NewId,
-    Parsed,
-    ToolParser,
-    calls_in,
-    json_text,
-    mistral_id,
-    openai_id,
-    overlap,
-    read_call,
-    whole_call,
-)
+from deployments.qwen_coder_calls import QwenCoderCalls
+from deployments.tagged_values import Schemas
+from deployments.tool_calls import CallsInText, NewId, Parsed, Teller, ToolParser, mistral_id, openai_id
 
 #: How each kind of model writes a call, in the words it is told when its template cannot tell it.
 CallText = {
     "hermes": '<tool_call>\n{"name": <function name>, "arguments": <arguments object>}\n</tool_call>',
     "json": '{"name": <function name>, "parameters": <arguments object>}',
     "mistral": '[TOOL_CALLS] [{"name": <function name>, "arguments": <arguments object>}]',
+    "qwen3_coder": "<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n"
+    "</tool_call>, with as many parameters as there are arguments",
 }
 
 
 class HermesCalls(CallsInText):
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` in a text, as Hermes and Qwen write."""
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>` in a text, as Hermes and Qwen write.
+
+    What is behind `<tool_call>` and is no call is looked at again, as another one may follow in it; so models
+    may speak of calls. A call ends with its last bracket: some models leave the closing tag out.
+    """
 
     OPEN, CLOSE = "<tool_call>", "</tool_call>"
     markers: tuple[str, ...] = (OPEN, CLOSE)
 
-    def feed(self, text: str) -> Parsed:
-        """See `ToolParser`."""
-        self._held += text
-        parsed = Parsed()
-        while True:
-            marker = self.CLOSE if self._is_inside else self.OPEN
-            before, found, after = self._held.partition(marker)
-            if not found:
-                break
-            self._held = after
-            if self._is_inside:
-                self._close(before, parsed)
-            else:
-                self._add_text(before, parsed)
-            self._is_inside = not self._is_inside
-        if not self._is_inside:
-            held = overlap(self._held, self.OPEN)
-            self._add_text(self._held[: len(self._held) - held], parsed)
-            self._held = self._held[len(self._held) - held :]
-        return parsed
+    def __init__(self, names: Collection[str], most: int | None = None) -> None:
+        super().__init__(names, most)
+        self._objects: CallObjects | None = None
+        self._may_close = False
 
     def finish(self) -> Parsed:
-        """See `ToolParser`; a call that was cut off is text."""
+        """See `ToolParser`."""
         parsed = Parsed()
-        held, self._held = self._held, ""
-        if self._is_inside:
-            # Some models end their turn instead of closing the last call.
-            calls = calls_in(held, self._names, ("arguments", "parameters"))
-            if calls is not None:
-                self._add_calls(calls, parsed, openai_id)
-                return parsed
-            held = self.OPEN + held
-        self._add_text(held, parsed)
+        while self._objects is not None:
+            self._objects.finish(parsed)
+            self._leave(self._objects, parsed)
+            self._take(parsed)
+        if not self._may_close:
+            self._add_text(self._held, parsed)
+        self._held = ""
         return parsed
 
-    def _close(self, body: str, parsed: Parsed) -> None:
-        calls = calls_in(body, self._names, ("arguments", "parameters"))
-        if calls is None:
-            self._add_text(f"{self.OPEN}{body}{self.CLOSE}", parsed)
-        else:
-            self._add_calls(calls, parsed, openai_id)
+    def _advance(self, parsed: Parsed) -> bool:
+        if self._objects is not None:
+            fed, self._held = self._held, ""
+            if not self._objects.feed(fed, parsed):
+                return False
+            self._leave(self._objects, parsed)
+        if self._may_close:
+            self._may_close = not self._skip_closing(self.CLOSE)
+        if self._may_close or not self._find(self.OPEN, parsed):
+            return False
+        self._objects = CallObjects(self._teller, stop=self.CLOSE)
+        return True
+
+    def _leave(self, objects: CallObjects, parsed: Parsed) -> None:
+        """Go on behind what began with the marker."""
+        self._objects, self._held = None, objects.rest or ""
+        self._may_close = self._skips_space = objects.is_certain
+        if not objects.is_certain:
+            self._add_text(self.OPEN, parsed)
 
 
-class JsonCalls:
+class JsonCalls(CallsInText):
     """An answer that is nothing but calls, `{"name": ..., "parameters": {...}}`, as Llama 3 models write.
 
     Several are separated by `;` or white space, or are a list. Text that begins in any other way is text.
     """
 
     TAG = "<|python_tag|>"
-    is_forced = False
     markers: tuple[str, ...] = (TAG,)
 
     def __init__(
@@ -105,95 +93,48 @@ class JsonCalls:
         new_id: NewId = openai_id,
     ) -> None:
         """As `HermesCalls`; without text, as decoding was constrained to calls, only calls are told."""
+        super().__init__(names, most, new_id)
         self.has_text = has_text
-        self._new_id = new_id
-        self._names = names
-        self._most = most
-        self._held = ""
-        self._turned_out = ""  # "text", once it cannot be calls (any more)
-        self._is_list = False
+        self._before = ""  # the calls
+        self._objects = CallObjects(self._teller, is_sequence=True, is_forced=not has_text)
         self._began = False
-        self.num_calls = 0
-
-    def feed(self, text: str) -> Parsed:
-        """See `ToolParser`."""
-        if self._turned_out == "text":
-            return Parsed(text if self.has_text else "")
-        self._held += text
-        parsed = Parsed()
-        while self._turned_out != "text" and self._advance(parsed):
-            pass
-        if self._turned_out == "text" and not self.num_calls:
-            parsed.content += self._held
-            self._held = ""
-        if not self.has_text:
-            parsed.content = ""
-        return parsed
 
     def finish(self) -> Parsed:
         """See `ToolParser`."""
-        held, self._held = self._held, ""
-        if not self.has_text:
-            return Parsed(calls=self._begun(held))
-        # After calls, only their punctuation is left; before, it is an answer that was cut off.
-        return Parsed(held.strip(" \t\r\n;,]") if self.num_calls else held)
-
-    def _begun(self, held: str) -> list[CallDelta]:
-        """The call that was cut off, if its name was complete."""
-        match = _BEGUN.match(held)
-        if match is None or (self._most is not None and self.num_calls >= self._most):
-            return []
-        name, arguments = json.loads(match[1]), match[2] or ""
-        if name not in self._names:
-            return []
-        try:
-            value, _ = DECODER.raw_decode(arguments)
-            arguments = json_text(value)
-        except (ValueError, RecursionError):
-            pass  # not complete
-        self.num_calls += 1
-        return [whole_call(self.num_calls - 1, (name, arguments), self._new_id)]
+        parsed = Parsed()
+        if self._objects.rest is None:
+            self._objects.finish(parsed)
+            self._held = self._rest() + self._held
+        self._add_text(self._held, parsed)
+        self._held = ""
+        return parsed
 
     def _advance(self, parsed: Parsed) -> bool:
-        """Take one step through what is held; whether another may follow at once."""
-        held = self._held.lstrip(" \t\r\n;,") if self._began else self._held.lstrip()
+        if self._objects.rest is not None:
+            self._add_text(self._held, parsed)
+            self._held = ""
+            return False
         if not self._began:
-            if self.TAG.startswith(held[: len(self.TAG)]):
-                if len(held) < len(self.TAG):
-                    return False
-                held = held[len(self.TAG) :].lstrip()
-            if not held:
+            following = self._held.lstrip()
+            if len(following) < len(self.TAG) and self.TAG.startswith(following):
                 return False
-            if held[0] == "[":
-                self._is_list, held = True, held[1:].lstrip()
-            if not held:
-                return False
-            if held[0] != "{":
-                self._turned_out = "text"
-                return False
-        elif not held or (self._is_list and held[0] == "]"):
+            self._began = True
+            if following.startswith(self.TAG):
+                size = len(self._held) - len(following) + len(self.TAG)
+                self._before, self._held = self._held[:size], self._held[size:]
+        fed, self._held = self._held, ""
+        if not self._objects.feed(fed, parsed):
             return False
-        try:
-            value, end = DECODER.raw_decode(held)
-        except ValueError:
-            if not self._began:
-                self._is_list = False  # looked at again, with its bracket, when more has come
-            return False
-        except RecursionError:  # nested as no call is
-            self._turned_out = "text"
-            return False
-        call = read_call(value, self._names, ("parameters", "arguments"), any_type=not self.has_text)
-        if call is None:
-            self._turned_out = "text"
-            if self.num_calls:
-                parsed.content += held
-                self._held = ""
-            return False
-        self._began, self._held = True, held[end:]
-        if self._most is None or self.num_calls < self._most:
-            parsed.calls.append(whole_call(self.num_calls, call, self._new_id))
-            self.num_calls += 1
+        self._held = self._rest()
         return True
+
+    def _rest(self) -> str:
+        self._skips_space = self._objects.is_certain
+        return (self._objects.rest or "") if self._skips_space else self._before + (self._objects.rest or "")
+
+    def _add_text(self, text: str, parsed: Parsed) -> None:
+        if self.has_text:
+            super()._add_text(text, parsed)
 
 
 class NamedCall:
@@ -205,38 +146,38 @@ class NamedCall:
 
     def __init__(self, name: str, new_id: NewId = openai_id) -> None:
         self._name = name
-        self._new_id = new_id
-        self.num_calls = 0
+        self._teller = Teller((name,), None, new_id)
+
+    @property
+    def num_calls(self) -> int:
+        """See `ToolParser`."""
+        return self._teller.num_calls
 
     def feed(self, text: str) -> Parsed:
         """See `ToolParser`."""
+        parsed = Parsed()
         if self.num_calls:
-            return Parsed(calls=[CallDelta(0, text)] if text else [])
-        if not text:
-            return Parsed()
-        self.num_calls = 1
-        return Parsed(calls=[whole_call(0, (self._name, text), self._new_id)])
+            self._teller.more(text, parsed)
+        elif text:
+            self._teller.begin(self._name, text, parsed)
+        return parsed
 
     def finish(self) -> Parsed:
         """See `ToolParser`."""
         return Parsed()
 
 
-#: What is left of a list of calls that ends within one: its name, and its arguments as far as they go.
-_BEGUN = re.compile(
-    r"""[\s;,\[]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")(?:\s*,\s*"parameters"\s*:\s*(.*))?""", re.DOTALL
-)
-
-_PARSERS: dict[str, Callable[[Collection[str], int | None], ToolParser]] = {
+_PARSERS: dict[str, Callable[[Schemas, int | None], ToolParser]] = {
     "hermes": HermesCalls,
     "json": JsonCalls,
     "mistral": MistralCalls,
+    "qwen3_coder": QwenCoderCalls,
 }
 
 
-def make_parser(kind: str, names: Collection[str], most: int | None = None) -> ToolParser:
-    """The parser of that kind (of `CallText`) for functions `names`, telling at most `most` calls."""
-    return _PARSERS[kind](names, most)
+def make_parser(kind: str, schemas: Schemas, most: int | None = None) -> ToolParser:
+    """The parser of that kind (of `CallText`) for functions `schemas`, telling at most `most` calls."""
+    return _PARSERS[kind](schemas, most)
 
 
 def new_id_of(kind: str) -> NewId:
@@ -246,6 +187,8 @@ def new_id_of(kind: str) -> NewId:
 
 def kind_for_template(template: str) -> str:
     """How a model with that chat template writes calls, "none" if it shows no way."""
+    if QwenCoderCalls.FUNCTION in template:  # within the tags of Hermes
+        return "qwen3_coder"
     if HermesCalls.OPEN in template:
         return "hermes"
     if MistralCalls.OPEN in template:

@@ -129,7 +129,7 @@ class ToolUse:
         self.tools: list[dict[str, Any]] | None = None
         self.schema: dict[str, Any] | None = None
         self._parser = parser
-        self._names: frozenset[str] = frozenset()
+        self._schemas: dict[str, dict[str, Any] | None] = {}
         self._named = ""
         self._parallel = parallel
         if isinstance(choice, AllowedToolsChoice):
@@ -158,7 +158,7 @@ class ToolUse:
                 "tools",
             )
         self.tools = [tool.model_dump(exclude_none=True) for tool in tools]
-        self._names = frozenset(names)
+        self._schemas = {tool.function.name: tool.function.parameters for tool in tools}
         if self.is_required:
             self.schema = _schema(tools, self._named, parallel=parallel)
 
@@ -182,8 +182,8 @@ class ToolUse:
             return NamedCall(self._named, new_id_of(self._parser))
         most = None if self._parallel else 1
         if self.is_required:
-            return JsonCalls(self._names, most, has_text=False, new_id=new_id_of(self._parser))
-        return make_parser(self._parser, self._names, most)
+            return JsonCalls(self._schemas, most, has_text=False, new_id=new_id_of(self._parser))
+        return make_parser(self._parser, self._schemas, most)
 
     def as_system_message(self) -> dict[str, str]:
         """The tools told in words, for a model whose template has no place for them."""

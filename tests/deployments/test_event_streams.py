@@ -40,6 +40,46 @@ async def test_a_bug_in_the_midst_of_a_stream_is_its_last_event() -> None:
     assert "a bug" not in last.decode()
 
 
+async def test_nothing_follows_the_end_of_a_stream() -> None:
+    """Not even a comment, while a slow client is still sent the end."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if message["type"] == "http.response.body" and not message["more_body"]:
+            await asyncio.sleep(0.1)
+
+    async def one() -> AsyncGenerator[bytes, None]:
+        yield b"data: 1\n\n"
+
+    asked = request()
+    response = await event_stream(asked, one(), keep_alive_s=0.02)
+    await response({"type": "http"}, asked.receive, send)
+    assert [message.get("body") for message in sent] == [None, b"data: 1\n\n", b""]
+
+
+async def test_a_client_that_left_before_its_late_response_ends_the_request() -> None:
+    closed: list[str] = []
+
+    async def silent() -> AsyncGenerator[bytes, None]:
+        try:
+            await asyncio.sleep(1000)
+            yield b""
+        finally:
+            closed.append("closed")
+
+    async def gone() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        await asyncio.sleep(0)
+
+    response = await event_stream(request(), silent(), keep_alive_s=0.01)
+    assert closed == []
+    await response({"type": "http"}, gone, send)
+    assert closed == ["closed"]
+
+
 async def test_a_bug_before_the_first_event_is_raised() -> None:
     with pytest.raises(TypeError):
         await event_stream(request(), events(0))

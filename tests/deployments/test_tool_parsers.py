@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.tagged_values import Schemas
 from deployments.tool_calls import CallDelta, ToolParser
 from deployments.tool_parsers import CallText, JsonCalls, NamedCall, kind_for_template, make_parser, new_id_of
 
-NAMES = ("add", "get_weather")
+NAMES: Schemas = {"add": None, "get_weather": None}
 ARGUMENTS = st.dictionaries(
     st.text(max_size=4),
     st.recursive(
@@ -28,11 +29,17 @@ ARGUMENTS = st.dictionaries(
     ),
     max_size=3,
 )
-CALLS = st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=3)
+CALLS = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), ARGUMENTS), min_size=1, max_size=3)
 
 
 def parse(parser: ToolParser, text: str, cuts: list[int]) -> tuple[str, list[tuple[str, Any]]]:
-    """Content and calls, with the text cut at the given places."""
+    """Content and calls with their arguments read, with the text cut at the given places."""
+    content, calls = told(parser, text, cuts)
+    return content, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+def told(parser: ToolParser, text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
+    """The same with the text of the arguments."""
     places = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
     pieces = [text[a:b] for a, b in itertools.pairwise(places)]
     parsed = [parser.feed(piece) for piece in pieces] + [parser.finish()]
@@ -40,7 +47,7 @@ def parse(parser: ToolParser, text: str, cuts: list[int]) -> tuple[str, list[tup
     return "".join(one.content for one in parsed), assembled(deltas)
 
 
-def assembled(deltas: list[CallDelta]) -> list[tuple[str, Any]]:
+def assembled(deltas: list[CallDelta]) -> list[tuple[str, str]]:
     """Name and arguments of each call, as a client puts the deltas together."""
     names: dict[int, str] = {}
     texts: dict[int, str] = {}
@@ -50,7 +57,7 @@ def assembled(deltas: list[CallDelta]) -> list[tuple[str, Any]]:
             names[delta.index] = delta.name
         texts[delta.index] = texts.get(delta.index, "") + delta.arguments
     assert sorted(names) == list(range(len(names)))
-    return [(names[index], json.loads(texts[index])) for index in sorted(names)]
+    return [(names[index], texts[index]) for index in sorted(names)]
 
 
 @settings(max_examples=150, deadline=None)
@@ -106,6 +113,7 @@ def test_ids_have_the_form_that_templates_demand(kind: str) -> None:
     call = {"name": "add", "arguments": {}}
     texts = {"hermes": f"<tool_call>{json.dumps(call)}</tool_call>", "json": json.dumps(call)}
     texts["mistral"] = f"[TOOL_CALLS] {json.dumps([call])}"
+    texts["qwen3_coder"] = "<function=add></function>"
     new_id = new_id_of(kind)
     form = r"[a-zA-Z0-9]{9}" if kind == "mistral" else r"call_[0-9a-f]{24}"
     parsers: list[tuple[ToolParser, str]] = [
@@ -140,7 +148,12 @@ ODD = [
     "[TOOL_CALLS]add and no object",
     "[TOOL_CALLS]add" + 300 * " " + "{}",
     "[TOOL_CALLS]" + 60 * "long " + "{}",
-    '[TOOL_CALLS]add[ARGS]{"a": ',
+    '[TOOL_CALLS] [{"name": "add", "arguments": ',
+    '<tool_call>{"arguments": {"a": 1}, "name": "add"',
+    '<tool_call>{"name": "add", "arguments": nothing}</tool_call>',
+    '<tool_call>{"name": "add</tool_call>", "arguments": {}}</tool_call>',
+    "<tool_call>[</tool_call> and <tool_call>[{</tool_call>",
+    '{"name": "add", "arguments": "of what',
     "[TOOL_CALLS] \n",
 ]
 
@@ -187,19 +200,16 @@ def test_a_forced_answer_that_is_cut_off_is_calls_and_no_text(
             begun.append((name, text[opened : min(length, len(text) - 1)]))
     text += "]"
     parser = JsonCalls(NAMES, most, has_text=False)
-    places = sorted({min(cut, length) for cut in cuts} | {0, length})
-    pieces = [text[:length][a:b] for a, b in itertools.pairwise(places)]
-    parsed = [parser.feed(piece) for piece in pieces] + [parser.finish()]
-    deltas = [delta for one in parsed for delta in one.calls]
-    assert "".join(one.content for one in parsed) == ""
-    assert [(delta.name, delta.arguments) for delta in deltas] == begun
-    assert [delta.index for delta in deltas] == list(range(len(begun))) == list(range(parser.num_calls))
-    assert all(delta.call_id for delta in deltas)
+    assert told(parser, text[:length], cuts) == ("", begun)
+    assert parser.num_calls == len(begun)
 
 
-def test_json_nested_beyond_reading_is_text() -> None:
-    text = '{"name": "add", "parameters": ' + '{"a": ' * 100_000
-    assert parse(JsonCalls(NAMES), text, [30]) == (text, [])
+def test_json_nested_beyond_reading_fails_nothing() -> None:
+    deep = '{"a": ' * 100_000
+    text = '{"name": "add", "parameters": ' + deep
+    assert told(JsonCalls(NAMES), text, [30, 50_000]) == ("", [("add", deep)])
+    late = f'{{"arguments": {deep}1{"}" * 100_000}, "name": "add"}}'
+    assert told(JsonCalls(NAMES), late, [30, 50_000]) == (late, [])
 
 
 def test_arguments_of_a_forced_call_may_be_of_any_type() -> None:
@@ -213,11 +223,28 @@ def test_arguments_of_a_forced_call_may_be_of_any_type() -> None:
 def test_a_name_that_is_no_string_names_no_tool(kind: str, name: str) -> None:
     text = f'{{"name": {name}, "arguments": {{}}}}'
     text = f"<tool_call>{text}</tool_call>" if kind == "hermes" else text
-    assert parse(make_parser(kind, frozenset(NAMES)), text, [7, 13]) == (text, [])
+    assert parse(make_parser(kind, NAMES), text, [7, 13]) == (text, [])
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    "written", [r'"\ud83d"', r'"\ud83d\ude42"', "1e999", "[1,\n  2 ]", r'"\u0041\/"', "1.50", '"\n"', '"\\d"']
+)
+def test_arguments_are_told_as_they_are_written(written: str) -> None:
+    arguments = f'{{"a":{written} }}'
+    body = f'{{"name": "add", "parameters": {arguments}}}'
+    for parser, text in (
+        (make_parser("hermes", NAMES), f"<tool_call>{body}</tool_call>"),
+        (make_parser("json", NAMES), body),
+        (make_parser("mistral", NAMES), f"[TOOL_CALLS][{body}]"),
+        (make_parser("mistral", NAMES), f"[TOOL_CALLS]add{arguments}"),
+        (JsonCalls(NAMES, has_text=False), f"[{body}]"),
+        (JsonCalls(NAMES, has_text=False), f"[{body[:-1]}"),  # cut off
+    ):
+        assert told(parser, text, [35, 44]) == ("", [("add", arguments)])
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
     [
         (r'"\ud83d"', r'"\ud83d"'),  # half of a pair is in no UTF-8
         (r'"\ud83d\ude42"', '"🙂"'),
@@ -225,28 +252,94 @@ def test_a_name_that_is_no_string_names_no_tool(kind: str, name: str) -> None:
         ("-1e999", "-1.7976931348623157e+308"),
     ],
 )
-def test_arguments_are_told_as_json_that_can_be_sent(written: str, told: str) -> None:
-    body = f'{{"name": "add", "parameters": {{"a": {written}}}}}'
+def test_arguments_before_the_name_are_told_as_json_that_can_be_sent(written: str, shown: str) -> None:
+    body = f'{{"parameters": {{"a":{written}}}, "name": "add"}}'
     for parser, text in (
         (make_parser("hermes", NAMES), f"<tool_call>{body}</tool_call>"),
         (make_parser("json", NAMES), body),
-        (JsonCalls(NAMES, has_text=False), f"[{body}]"),
-        (JsonCalls(NAMES, has_text=False), f"[{body[:-1]}"),  # cut off
+        (make_parser("mistral", NAMES), f"[TOOL_CALLS][{body}]"),
     ):
-        (call,) = [delta for parsed in (parser.feed(text), parser.finish()) for delta in parsed.calls]
-        assert call.arguments == f'{{"a": {told}}}'
-        assert call.arguments.encode()
+        ((name, arguments),) = told(parser, text, [20, 30])[1]
+        assert (name, arguments) == ("add", f'{{"a": {shown}}}')
+        assert arguments.encode()
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
-def test_what_only_python_takes_for_json_stays_text(number: str) -> None:
-    body = f'{{"name": "add", "arguments": {{"a": {number}}}}}'
+def test_a_call_with_its_arguments_first_is_no_call_if_they_are_no_json() -> None:
+    body = '{"arguments": {"a": NaN}, "name": "add"}'
     for kind, text in (("hermes", f"<tool_call>{body}</tool_call>"), ("json", body)):
-        assert parse(make_parser(kind, NAMES), text, [20]) == (text, [])
+        assert told(make_parser(kind, NAMES), text, [20]) == (text, [])
+
+
+# What is behind a call that broke off is told, too, and the next one.
+NEXT = ("add", "{}")
+
+
+@pytest.mark.parametrize(
+    "broken", ['{"a": NaN}}', '{"a": "say "hi""}}', '{"a": 1, ', "{]", '{"a" 1}}', "{1}"]
+)
+def test_a_call_that_turns_out_to_be_no_json_stays_one_up_to_its_end(broken: str) -> None:
+    body = f'{{"name": "get_weather", "arguments": {broken}'
+    hermes = f'A<tool_call>{body}</tool_call>B<tool_call>{{"name": "add", "arguments": {{}}}}</tool_call>'
+    mistral = f"A[TOOL_CALLS][{body}[TOOL_CALLS]add{{}}B"
+    newer = f"A[TOOL_CALLS]get_weather{broken}[TOOL_CALLS]add{{}}B"
+    for kind, text in (("hermes", hermes), ("mistral", mistral), ("mistral", newer)):
+        for cuts in ([], [60], list(range(len(text)))):
+            parser = make_parser(kind, NAMES)
+            assert told(parser, text, cuts) == ("AB", [("get_weather", broken), NEXT])
+    for cuts in ([], list(range(len(body)))):
+        assert told(make_parser("json", NAMES), body, cuts) == ("", [("get_weather", broken)])
+
+
+@pytest.mark.parametrize("end", ["", "}", "</tool_call>", "}</tool_call>", "}\n</tool_", "\n</tool_call>\n"])
+def test_a_call_that_is_not_closed_properly_counts(end: str) -> None:
+    text = '<tool_call>{"name": "get_weather", "arguments": {"a": 1}' + end
+    for more, calls in (("", []), ('<tool_call>{"name": "add", "arguments": {}}</tool_call>', [NEXT])):
+        if more and end.endswith("_"):
+            continue
+        for cuts in ([], list(range(200))):
+            found = told(make_parser("hermes", NAMES), text + more, cuts)
+            assert found == ("", [("get_weather", '{"a": 1}'), *calls])
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "<think>I may write <tool_call> here</think>",
+        "<tool_call>",
+        "<tool_call>{ or so: <tool_call>[",
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        "<tool_call>not JSON</tool_call>\n",
+        '<tool_call>{"name": "add"</tool_call>',
+        '<tool_call>{"name": "add", </tool_call> <tool_call>{"',  # as if the next one were in a string
+    ],
+)
+def test_a_call_is_found_behind_what_only_looks_like_one(before: str) -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+    for cuts in ([], list(range(200))):
+        assert told(make_parser("hermes", NAMES), f"{before}{call}\n!", cuts) == (f"{before}!", [NEXT])
+
+
+def test_text_is_not_held_back_for_a_call_that_was_only_mentioned() -> None:
+    parser = make_parser("hermes", NAMES)
+    assert parser.feed("I may write <tool_call> he").content == "I may write <tool_call> he"
+    assert parser.feed("re.").content == "re."
+
+
+def test_tags_within_arguments_are_arguments() -> None:
+    arguments = json.dumps({"a": "<tool_call></tool_call>[TOOL_CALLS]", "b": ['"</tool_call>']})
+    call = f'{{"name": "add", "arguments": {arguments}}}'
+    for kind, text in (
+        ("hermes", f"<tool_call>{call}</tool_call>"),
+        ("mistral", f"[TOOL_CALLS][{call}]"),
+        ("mistral", f"[TOOL_CALLS]add{arguments}"),
+    ):
+        for cuts in ([], list(range(len(text)))):
+            assert told(make_parser(kind, NAMES), text, cuts) == ("", [("add", arguments)])
 
 
 def test_kind_of_known_templates() -> None:
     assert kind_for_template("{% for tool in tools %}...<tool_call>{% endfor %}") == "hermes"
+    assert kind_for_template("{% if tools %}...<tool_call>\n<function=name>{% endif %}") == "qwen3_coder"
     assert kind_for_template('{% if tools %}{"name": ..., "parameters": ...}{% endif %}') == "json"
     assert kind_for_template('{{ "[TOOL_CALLS] [" }}{{ tools }}{{ "parameters" }}') == "mistral"
     assert kind_for_template("{{ messages[0].content }}") == "none"
