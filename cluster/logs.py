@@ -82,7 +82,7 @@ class _FieldsFormatter(logging.Formatter):
         own: Fields = getattr(record, "fields", {})
         return {**self._process, **self._context(), **own}
 
-    def formatException(self, ei: _ExceptionInfo) -> str:  # noqa: N802
+    def formatException(self, ei: _ExceptionInfo) -> str:
         """See `logging.Formatter`, which prints into a string: Ray Serve's `print` writes tuples there."""
         return "".join(traceback.format_exception(*ei)).rstrip("\n")
 

@@ -32,7 +32,10 @@ class ApiError(Exception):
         dropped_reason: why a request that is well formed was not served, in llm-d's terms.
         details: further fields of the error object.
         headers: of the response, besides.
+        is_logged: whether a line of the log names it.
     """
+
+    is_logged = False
 
     def __init__(
         self,

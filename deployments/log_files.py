@@ -39,7 +39,7 @@ def shown_logs(config: LogConfig) -> str:
 
 
 def log_to_files(config: LogConfig, process: Fields, context: Callable[[], Fields] = dict) -> logging.Handler:
-    """Have this replica log as configured, and show its warnings where `flotilla serve` runs; as `configure_logs`."""
+    """As `configure_logs`, for a replica; its warnings are also shown where `flotilla serve` runs."""
     session = session_directory()
     also = [] if session is None else [MirrorHandler(session, process)]
     return configure_logs(config, process, context, log_directory(), also)
