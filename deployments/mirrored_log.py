@@ -27,7 +27,7 @@ IS_SHOWN = {"is_shown": True}
 #: Within the session's `sockets`, of which Ray keeps the paths short enough.
 _SOCKET = ("sockets", "flotilla_log")
 _MOST_CHARACTERS = 500
-#: So many lines are shown in so many seconds; whoever wants to read more has the files.
+#: So many lines are shown in so many seconds, each once; whoever wants to read more has the files.
 _MOST_LINES = 10
 _PERIOD_S = 10.0
 _LOOK_S = 0.5
@@ -100,7 +100,8 @@ class ShownLog:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(self._path))
         self._socket.settimeout(_LOOK_S)
-        self._since, self._num_shown, self._num_left_out = clock(), 0, 0
+        self._since, self._num_left_out = clock(), 0
+        self._shown: set[tuple[str, str]] = set()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="shown log", daemon=True)
         self._thread.start()
@@ -130,10 +131,12 @@ class ShownLog:
                 self._show(line)
 
     def _show(self, line: _Line) -> None:
-        if self._num_shown == _MOST_LINES:
+        if (line.process, line.message) in self._shown:
+            return
+        if len(self._shown) == _MOST_LINES:
             self._num_left_out += 1
             return
-        self._num_shown += 1
+        self._shown.add((line.process, line.message))
         self._print(f"{line.level}: {line.message} [{line.process}]", _STYLES.get(line.level, ""))
 
     def _go_on(self) -> None:
@@ -142,7 +145,8 @@ class ShownLog:
             return
         if self._num_left_out:
             self._print(f"{self._num_left_out} more warnings and errors are in {self._logs}", "yellow")
-        self._since, self._num_shown, self._num_left_out = self._clock(), 0, 0
+        self._since, self._num_left_out = self._clock(), 0
+        self._shown.clear()
 
     def _print(self, text: str, style: str) -> None:
         when = time.strftime("%H:%M:%S")
