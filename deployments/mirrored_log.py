@@ -10,6 +10,7 @@ import logging
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,10 +65,8 @@ class MirrorHandler(logging.Handler):
         try:
             message = record.getMessage()
             if record.exc_info and (error := record.exc_info[1]) is not None:
-                message += f" ({type(error).__name__}: {error})"
-            line = _Line(
-                record.levelname.lower(), self._process, " ".join(message.split())[:_MOST_CHARACTERS]
-            )
+                message += f" ({_last_line(error)})"
+            line = _Line(record.levelname.lower(), self._process, _plain(message)[:_MOST_CHARACTERS])
             self._socket.sendto(msgspec.json.encode(line), self._path)
         except OSError:
             pass  # nobody looks, or not fast enough
@@ -78,6 +77,16 @@ class MirrorHandler(logging.Handler):
         """See `logging.Handler`."""
         self._socket.close()
         super().close()
+
+
+def _last_line(error: BaseException) -> str:
+    """What an exception says; of one from another process, whose traceback Ray puts before that, the end."""
+    return "".join(traceback.format_exception_only(error)).strip().rpartition("\n")[2]
+
+
+def _plain(text: str) -> str:
+    """In one line, without what terminals take as commands."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
 class ShownLog:

@@ -176,7 +176,8 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
         _start_ray(config)
         on_ray()
         if (session := session_directory()) is not None:
-            _shown.enter_context(closing(ShownLog(console, session, shown_logs(config.log))))
+            with suppress(OSError):  # of a Ray of somebody else's, or with a path too long for sockets
+                _shown.enter_context(closing(ShownLog(console, session, shown_logs(config.log))))
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         proxied_grpc = config.grpc.enabled and not config.grpc.direct
         # "HeadOnly": one proxy, on the node the user talks to; none where front ends listen themselves.

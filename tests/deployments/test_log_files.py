@@ -134,6 +134,7 @@ def test_the_console_shows_warnings_and_errors_alone(session: Path) -> None:
     log.info("a request")
     log.warning("told before", extra=IS_SHOWN)
     log.warning("first\nthing [/red]")
+    log.error("lost", exc_info=RuntimeError("Traceback:\n  of another process\nOSError: \x1b[2Jgone"))
     for _ in range(3):
         fail()
     text = shown(console, "failed")
@@ -143,6 +144,7 @@ def test_the_console_shows_warnings_and_errors_alone(session: Path) -> None:
     lines = [line.partition(" ")[2] for line in (text + console.export_text()).splitlines()]
     assert lines == [
         "warning: first thing [/red] [front_end fe1]",
+        "error: lost (OSError: [2Jgone) [front_end fe1]",
         "error: request r-1 failed (KeyError: 'missing') [front_end fe1]",
     ]
 
