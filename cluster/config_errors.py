@@ -2,29 +2,79 @@
 
 from __future__ import annotations
 
-from pydantic import ValidationError
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from cluster.validation_words import in_words
+
+#: How pydantic names, in the place of an error, the alternative that a value could have been.
+_ALTERNATIVE = re.compile(r"(constrained-\w+|literal\[.*|function-.*|list\[.*|tuple\[.*|int|float|str|bool)")
 
 
-def wrong_fields(error: ValidationError, *, whole: str = "the file", skip: int = 0) -> list[str]:
+def wrong_fields(
+    error: ValidationError,
+    *,
+    whole: str = "the file",
+    skip: int = 0,
+    model: type[BaseModel] | None = None,
+) -> list[str]:
     """One line for each wrong field; of values nothing is shown, one may be a secret at the wrong place.
 
     Args:
         error: what validation found.
         whole: what the lines call the file itself.
         skip: so many first parts of every place are left out.
+        model: of the file; fields that are not there are compared with its.
     """
-    lines = []
+    reasons: dict[str, list[str]] = {}
     for one in error.errors(include_url=False, include_input=False):
-        place = ".".join(str(part) for part in one["loc"][skip:]) or whole
-        lines.append(f"{place}: {_reason(one['type'], one['msg'])}")
-    return lines
+        place = ".".join(str(part) for part in _field(one["loc"])[skip:]) or whole
+        if one["type"] == "extra_forbidden":
+            reason = "there is no such field" + _meant(model, one["loc"])
+        elif one["type"] == "missing":
+            reason = "is required"
+        else:
+            reason = in_words(one["type"], one["msg"], one.get("ctx"))
+        reasons.setdefault(place, []).append(reason)
+    return [f"{place}: {_alternatives(several)}" for place, several in reasons.items()]
 
 
-def _reason(kind: str, text: str) -> str:
-    if kind == "extra_forbidden":
-        return "there is no such field"
-    if kind == "missing":
-        return "is required"
-    if kind in ("model_type", "dict_type"):
-        return "must be fields with values, as in `{field: value}`"
-    return text.removeprefix("Value error, ").replace("Input should be", "must be")
+def _field(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The place of a field that has several kinds of values, of which each is wrong in its way."""
+    while location[1:] and isinstance(location[-1], str) and _ALTERNATIVE.fullmatch(location[-1]):
+        location = location[:-1]
+    return location
+
+
+def _alternatives(reasons: list[str]) -> str:
+    first, *others = dict.fromkeys(reasons)
+    return ", or ".join([first, *(other.removeprefix("must be ") for other in others)])
+
+
+def _meant(model: type[BaseModel] | None, location: tuple[int | str, ...]) -> str:
+    """Which field was meant, if one of that section is called alike."""
+    sections = [] if model is None else [model]
+    for part in location[:-1]:
+        sections = [found for section in sections for found in _within(section, part)]
+    names = [name for section in sections for name in section.model_fields]
+    found = get_close_matches(str(location[-1]), names, n=1)
+    return f"; did you mean `{found[0]}`?" if found else ""
+
+
+def _within(section: type[BaseModel], part: int | str) -> Iterator[type[BaseModel]]:
+    """The sections to which a part of a place leads: by a field's name, a position, or a kind."""
+    if isinstance(part, int) or part not in section.model_fields:
+        yield section  # an item or entry of what the field holds, or one of the kinds it may be
+        return
+    yield from _models(section.model_fields[part].annotation)
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models(argument)

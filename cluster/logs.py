@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from logging.handlers import WatchedFileHandler
+from logging.handlers import RotatingFileHandler, WatchedFileHandler
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -17,10 +20,19 @@ from cluster.observability_config import LogConfig
 PACKAGES = ("cluster", "deployments", "drafters", "engine", "selector", "verifier")
 
 Fields = Mapping[str, Any]
+_ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+#: Of a process's own file, which is begun anew at this size; so many earlier ones are kept.
+_FILE_BYTES = 100 << 20
+_EARLIER_FILES = 5
 
 
 def configure_logs(
-    config: LogConfig, process: Fields, context: Callable[[], Fields] = dict
+    config: LogConfig,
+    process: Fields,
+    context: Callable[[], Fields] = dict,
+    directory: Path | None = None,
+    also: Sequence[logging.Handler] = (),
 ) -> logging.Handler:
     """Have this process log as configured; may be called again.
 
@@ -28,24 +40,33 @@ def configure_logs(
         config: format, level, where to.
         process: fields of every line, such as `cell`.
         context: further fields of the line at hand, such as `request_id`.
+        directory: where the process gets a file of its own unless `config` names one; standard error if None.
+        also: who else is given every line.
 
     Returns:
         what writes the lines.
     """
-    handler: logging.Handler
-    if config.file is None:
-        handler = logging.StreamHandler(sys.stderr)
-    else:
-        config.file.parent.mkdir(parents=True, exist_ok=True)
-        handler = WatchedFileHandler(config.file, encoding="utf-8")
+    handler = _handler(config.file, directory, process)
     make = JsonFormatter if config.format == "json" else TextFormatter
     handler.setFormatter(make(process, context))
     for package in PACKAGES:
         logger = logging.getLogger(package)
-        logger.handlers = [handler]
+        logger.handlers = [handler, *also]
         logger.setLevel(config.level.upper())
         logger.propagate = False
     return handler
+
+
+def _handler(file: Path | None, directory: Path | None, process: Fields) -> logging.Handler:
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return WatchedFileHandler(file, encoding="utf-8")
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        own = directory / f"{'-'.join(f'{name}-{value}' for name, value in process.items())}.log"
+        return RotatingFileHandler(own, maxBytes=_FILE_BYTES, backupCount=_EARLIER_FILES, encoding="utf-8")
+    # In a replica of Ray Serve `sys.stderr` writes a prefix before every line: JSON would be none.
+    return logging.StreamHandler(sys.__stderr__ or sys.stderr)
 
 
 class _FieldsFormatter(logging.Formatter):
@@ -60,6 +81,10 @@ class _FieldsFormatter(logging.Formatter):
         """In order; later ones win."""
         own: Fields = getattr(record, "fields", {})
         return {**self._process, **self._context(), **own}
+
+    def formatException(self, ei: _ExceptionInfo) -> str:
+        """See `logging.Formatter`, which prints into a string: Ray Serve's `print` writes tuples there."""
+        return "".join(traceback.format_exception(*ei)).rstrip("\n")
 
 
 class JsonFormatter(_FieldsFormatter):

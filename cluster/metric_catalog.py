@@ -336,6 +336,7 @@ _HTTP = (
         HTTP_BUCKETS,
         "route",
     ),
+    _counter("flotilla_request_errors_total", "Requests answered with an error, by its code.", "api", "code"),
     _gauge("flotilla_http_requests_open", "HTTP requests being answered, streams included."),
     _gauge("flotilla_http_streams_open", "Answers being streamed as server-sent events."),
     _counter("flotilla_grpc_calls_total", "gRPC calls ended.", "method", "code"),

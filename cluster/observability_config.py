@@ -33,8 +33,8 @@ class LogConfig(StrictModel):
     )
     file: Path | None = Field(
         default=None,
-        description="All processes of a machine append to this file; standard error, which Ray keeps per "
-        "process, if unset.",
+        description="All processes of a machine append to this file; if unset, each to one of its own in "
+        "Ray's session (docs/observability.md).",
     )
 
 

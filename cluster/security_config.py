@@ -91,7 +91,8 @@ class KeysFile(StrictModel):
             raise ValueError(f"{path} {wrong}{line}") from None
         except ValidationError as error:
             # Of the values nothing is shown: somebody may have put a key where its hash belongs.
-            raise ValueError(f"the keys in {path} are wrong: {'; '.join(wrong_fields(error))}") from None
+            lines = wrong_fields(error, model=cls)
+            raise ValueError(f"the keys in {path} are wrong: {'; '.join(lines)}") from None
 
 
 class SecurityConfig(StrictModel):

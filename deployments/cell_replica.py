@@ -12,10 +12,10 @@ from ray.util import get_node_ip_address
 
 from cluster.cell import Cell
 from cluster.config import FlotillaConfig
-from cluster.logs import configure_logs
 from cluster.members import REPORT_INTERVAL_S, Member
 from cluster.served_target import served_target
 from deployments.directory import DirectoryClient
+from deployments.log_files import log_to_files
 from deployments.metric_server import MetricServer
 from deployments.supervising import identity
 
@@ -46,7 +46,7 @@ class CellReplica(Cell):
         super().__init__(config, context.app_name)
         self._id = context.replica_id.unique_id
         self._identity = identity() | {"target": served_target(config.target)}
-        configure_logs(config.log, {"cell": self._id})
+        log_to_files(config.log, {"cell": self._id})
         scaling = config.scaling.cells
         interval_s = _ALONE_INTERVAL_S if scaling.max == 1 else REPORT_INTERVAL_S
         self._metrics.set.constant["cell"] = self._id

@@ -13,6 +13,7 @@ from deployments.command_failure import fail
 from deployments.drafters_command import app as drafters_app
 from deployments.keys_command import app as keys_app
 from deployments.rollout_command import rollout
+from deployments.serve_arguments import ServeCommand
 
 if TYPE_CHECKING:
     from cluster.config import FlotillaConfig
@@ -38,7 +39,7 @@ TensorParallelOption = Annotated[int | None, typer.Option(min=1, help="Ranks of 
 DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16, of all models.")]
 
 
-@app.command()
+@app.command(cls=ServeCommand)
 def serve(
     config: ConfigOption = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; loopback if unset.")] = None,
@@ -257,7 +258,7 @@ def load_config(
                 _override(drafter, dtype=dtype)
         return FlotillaConfig.model_validate(tree)
     except ValidationError as error:
-        lines = wrong_fields(error, whole="configuration")
+        lines = wrong_fields(error, whole="configuration", model=FlotillaConfig)
         fail("\n  ".join([f"{path or 'the options'}: the configuration is wrong", *lines]))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         fail(f"cannot read {path}: {error}")

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from cluster.stream_messages import Rejected
+from cluster.validation_words import in_words
 
 #: Most characters of a client's value repeated in a message.
 _SHOWN = 80
@@ -32,7 +33,10 @@ class ApiError(Exception):
         dropped_reason: why a request that is well formed was not served, in llm-d's terms.
         details: further fields of the error object.
         headers: of the response, besides.
+        is_logged: whether a line of the log names it.
     """
+
+    is_logged = False
 
     def __init__(
         self,
@@ -193,7 +197,7 @@ def from_validation(error: ValidationError, tag: str | None = None) -> ApiError:
         )
     if kind == "missing":
         return bad_request(f"The field {field} is required.", path, "missing_required_parameter")
-    text = text.removeprefix("Value error, ").replace("Input should be", "must be")
+    text = in_words(kind, text, first.get("ctx"))
     value = first.get("input")
     shown = "" if isinstance(value, dict | list) else f" (got {_shorten(value)})"
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"

@@ -16,7 +16,6 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from cluster.config import FlotillaConfig
-from cluster.logs import configure_logs
 from cluster.members import Member
 from cluster.model_paths import model_directory
 from cluster.served_target import served_target
@@ -35,8 +34,10 @@ from deployments.grpc_service import GenerationService
 from deployments.http_limits import server_config
 from deployments.leaving import streams_end
 from deployments.listening import shared_listener, turn_new_connections_away
+from deployments.log_files import log_to_files
 from deployments.metric_gathering import Gatherer, serve_metrics
 from deployments.metric_server import MetricServer
+from deployments.mirrored_log import IS_SHOWN
 from deployments.openai_api import create_app
 from deployments.request_log import log_fields
 from deployments.sampling_defaults import OPENAI_SAMPLING, SamplingDefaults
@@ -146,7 +147,7 @@ class FrontEnd(GrpcReplica):
         self._services: list[ApiService] = []
         self._is_draining = False
         self._server: uvicorn.Server | None = None
-        configure_logs(self._config.log, {"front_end": self._id}, log_fields)
+        log_to_files(self._config.log, {"front_end": self._id}, log_fields)
         self._tracer = trace_requests(self._config.telemetry, self._id)
         self._metrics = FrontEndMetrics(self._id, self._num_resubmitted, self._num_silent)
         self._metric_server = MetricServer(
@@ -160,7 +161,7 @@ class FrontEnd(GrpcReplica):
             replicas=lambda: num_front_ends(self._directory.members),
         )
         for warning in exposure_warnings(self._config, wants_keys=self._authenticator.wants_keys):
-            _log.warning("%s", warning)
+            _log.warning("%s", warning, extra=IS_SHOWN)
         self._gatherer = Gatherer(self._metrics, lambda: self._directory.members)
         self._service = self._make_service()
         if self._config.http.direct:

@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.metric_set import MetricSet
+from deployments.errors import ApiError
+from deployments.refusals import code_of, log_refusal
 from deployments.request_context import RequestContext
 
 _NO_ROUTE = "unknown"
+_PROBE = "/ready"
 #: Counted from zero on, so that a rate of calls is there before the first one.
 _GRPC_METHODS = ("Generate", "GenerateStream", "Cancel")
 
@@ -45,6 +48,10 @@ class FrontEndMetrics:
         """An HTTP request was answered."""
         self.set.counter("flotilla_http_requests_total", route, method, str(status)).inc()
         self.set.histogram("flotilla_http_request_duration_seconds", route).observe(seconds)
+
+    def refused(self, api: str, code: str) -> None:
+        """A request over `api` (`http`, `grpc`) was answered with an error."""
+        self.set.counter("flotilla_request_errors_total", api, code).inc()
 
     @contextmanager
     def grpc_call(self, method: str) -> Iterator[Callable[[str], None]]:
@@ -94,11 +101,28 @@ class RequestObserver:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        with RequestContext.of_http(scope).entered():
-            if self._metrics is None:
-                await self._app(scope, receive, send)
-            else:
-                await self._observe(self._metrics, scope, receive, send)
+        with RequestContext.of_http(scope).entered() as request:
+            try:
+                if self._metrics is None:
+                    await self._app(scope, receive, send)
+                else:
+                    await self._observe(self._metrics, scope, receive, send)
+            except Exception:  # a bug, which is logged as one; the answer is `errors.internal`
+                self._count("internal_error")
+                raise
+            finally:
+                if request.error is not None:
+                    self._refused(request.error, scope)
+
+    def _refused(self, error: ApiError, scope: Scope) -> None:
+        route = _route(scope)
+        self._count(code_of(error))
+        if route != _PROBE or error.status != 503:  # a probe that finds it loading is answered as it asked
+            log_refusal(error, status=error.status, route=route)
+
+    def _count(self, code: str) -> None:
+        if self._metrics is not None:
+            self._metrics.refused("http", code)
 
     async def _observe(self, metrics: FrontEndMetrics, scope: Scope, receive: Receive, send: Send) -> None:
         begun, status, is_stream = time.perf_counter(), 500, False
@@ -121,9 +145,13 @@ class RequestObserver:
             if is_stream:
                 metrics.streams.dec()
             found = scope.get("route")
-            route = getattr(found, "path", _NO_ROUTE)
+            route = _route(scope)
             # Of those that a route does not answer there are as many as clients make up.
             answered = set(getattr(found, "methods", None) or ())
             answered |= {"HEAD"} if "GET" in answered else set()  # `HeadAsGet`
             method = scope["method"] if scope["method"] in answered else "ANY"
             metrics.answered(route, method, status, time.perf_counter() - begun)
+
+
+def _route(scope: Scope) -> str:
+    return str(getattr(scope.get("route"), "path", _NO_ROUTE))

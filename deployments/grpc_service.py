@@ -18,7 +18,7 @@ from deployments import grpc_mapping as mapping
 from deployments.answering import Call, translated
 from deployments.api_service import ApiService
 from deployments.authentication import Authenticator, Grant
-from deployments.call_ids import clean_request_id, new_call_id
+from deployments.call_ids import clean_request_id, is_request_id, new_call_id
 from deployments.errors import ApiError, bad_request, internal, not_ready
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_retries import KeyedCalls, refuse_keys
@@ -26,6 +26,7 @@ from deployments.idempotency import Key, seeded
 from deployments.objectives import ObjectiveError, asked_by_headers
 from deployments.openai_api import flotilla_version
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
+from deployments.refusals import code_of, log_refusal
 from deployments.sampling_mapping import num_logprobs
 
 _log = logging.getLogger(__name__)
@@ -90,7 +91,10 @@ class GenerationService:
 
         Cancelled at `ends_at` or later, by the loop's time, it counts as one whose deadline passed.
         """
-        with self._counted("Generate", ends_at), self._admitted(metadata, limited=True) as grant:
+        with (
+            self._counted("Generate", request, metadata, ends_at),
+            self._admitted(metadata, limited=True) as grant,
+        ):
             key = self._key_of(request, metadata, "Generate", grant)
             if key is None or self._keyed is None:
                 return await self._generate(request, metadata, grant)
@@ -118,7 +122,10 @@ class GenerationService:
         self, request: pb.GenerateRequest, metadata: Mapping[str, str], ends_at: float | None = None
     ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """An answer as it grows; close the generator to end the request. Raises `ApiError`."""
-        with self._counted("GenerateStream", ends_at), self._admitted(metadata, limited=True) as grant:
+        with (
+            self._counted("GenerateStream", request, metadata, ends_at),
+            self._admitted(metadata, limited=True) as grant,
+        ):
             key = self._key_of(request, metadata, "GenerateStream", grant)
             if key is None or self._keyed is None:
                 made = self._stream(request, metadata, grant)
@@ -158,7 +165,7 @@ class GenerationService:
         self, request: pb.CancelRequest, metadata: Mapping[str, str] = MappingProxyType({})
     ) -> pb.CancelResponse:
         """End requests of the same key by their id; raises `ApiError` (503) if the cell cannot be told."""
-        with self._counted("Cancel"), self._admitted(metadata) as grant:
+        with self._counted("Cancel", request, metadata), self._admitted(metadata) as grant:
             if not request.request_id:
                 raise bad_request("`request_id` is empty; give the id of the request to end.", "request_id")
             try:
@@ -222,12 +229,21 @@ class GenerationService:
         return _SERVING
 
     @contextlib.contextmanager
-    def _counted(self, method: str, ends_at: float | None = None) -> Iterator[None]:
+    def _counted(
+        self,
+        method: str,
+        request: pb.GenerateRequest | pb.CancelRequest,
+        metadata: Mapping[str, str],
+        ends_at: float | None = None,
+    ) -> Iterator[None]:
         with self._metrics.grpc_call(method) as ends_with:
             try:
                 yield
             except ApiError as error:
-                ends_with(mapping.status(error)[0].name)
+                status = mapping.status(error)[0].name
+                ends_with(status)
+                self._metrics.refused("grpc", code_of(error))
+                log_refusal(error, status=status, method=method, **_named_id(request, metadata))
                 raise
             except (asyncio.CancelledError, GeneratorExit):
                 is_late = ends_at is not None and asyncio.get_running_loop().time() >= ends_at
@@ -291,6 +307,12 @@ class GenerationService:
             with_logprobs=num_logprobs(request) is not None,
         )
         return _Answer(call, call_id, info.model, int(time.time()), writer)
+
+
+def _named_id(request: pb.GenerateRequest | pb.CancelRequest, metadata: Mapping[str, str]) -> dict[str, str]:
+    """The id by which the client would look for the request in the log, if it chose one."""
+    named = request.request_id or metadata.get(mapping.REQUEST_ID_KEY, "")
+    return {"request_id": named} if is_request_id(named) else {}
 
 
 def _usage(call: Call) -> dict[str, object]:

@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cluster.http_config import HttpConfig
 from deployments.errors import ApiError
+from deployments.refusals import error_response
 
 _LAST_WORDS = b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout" + _LAST_WORDS
@@ -83,7 +84,7 @@ class RequestTimeout:
                 raise  # somebody else's
             error = request_timeout(self._limit_s)
             if not started:
-                await error.response()(scope, receive, send)
+                await error_response(error)(scope, receive, send)
             elif is_stream and not complete:
                 event = b"event: error\ndata: " + msgspec.json.encode(error.body()) + b"\n\n"
                 await send({"type": "http.response.body", "body": event})

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cluster.security_config import Permission
 from deployments.authentication import Authenticator, Grant, unauthenticated
 from deployments.errors import ApiError
+from deployments.refusals import error_response
 
 #: Open to everybody who can connect: they tell nothing but whether the server works, or are but a page.
 OPEN_PATHS = frozenset(("/health", "/ready", "/console", "/console/"))
@@ -61,7 +62,7 @@ class KeyGate:
                     self._authenticator.admitted(_authorization(scope), permission, limited=is_limited)
                 )
             except ApiError as error:
-                await error.response()(scope, receive, send)
+                await error_response(error)(scope, receive, send)
                 return
             scope.setdefault("state", {})["grant"] = grant
             await self._app(scope, receive, _telling(grant, send) if is_limited and grant.key else send)

@@ -55,6 +55,7 @@ from deployments.openai_schema import (
 )
 from deployments.openapi import body_schema
 from deployments.receipts import server_timing
+from deployments.refusals import error_response
 from deployments.responses_api import ResponsesView
 from deployments.responses_schema import (
     RESPONSES_FIELDS,
@@ -336,7 +337,7 @@ class RequestIds:
 def _install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def on_api_error(_: Request, error: ApiError) -> Response:
-        return error.response()
+        return error_response(error)
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
@@ -345,7 +346,7 @@ def _install_error_handlers(app: FastAPI) -> None:
             405: f"{request.url.path} does not answer {request.method}.",
         }.get(error.status_code, str(error.detail))
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        return ApiError(error.status_code, message, code=code).response(error.headers)
+        return error_response(ApiError(error.status_code, message, code=code), error.headers)
 
     @app.exception_handler(ClientDisconnect)
     async def on_disconnect(_: Request, __: ClientDisconnect) -> Response:

@@ -17,8 +17,10 @@ from cluster.tier_config import DEFAULT_TIER
 from deployments.exposure import check_certificate, exposure_warnings
 from deployments.key_store import KeyStore
 from deployments.listening import shared_listener
+from deployments.tokenizer_files import check_tokenizer
 from engine.eagle_config import check_eagle_target, is_eagle, read_eagle_config
 from engine.heads_config import UnsuitableHeads, check_target, read_description
+from engine.quantized_files import UnsuitableWeights, check_quantization
 from engine.trusted_files import UntrustedModel, check_files
 from selector.own_classes import is_own, own_class
 
@@ -38,10 +40,11 @@ def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
         listens: whether on ports that are not in use yet.
 
     Raises:
-        StartError: for a model that is missing or in a format that is not trusted, keys or certificates that
-            cannot be read, decoding heads or an EAGLE layer of another target, a cost profile that is
-            missing or of other models, a policy or selector of one's own that cannot be
-            imported, placements that contradict each other, or a port that is taken.
+        StartError: for a model that is missing, without a tokenizer, or in a format that is not trusted or
+            quantized in a way that is not read, keys or certificates that cannot be read, decoding heads
+            or an EAGLE layer of another target, a cost profile that is missing or of other models, a policy
+            or selector of one's own that cannot be imported, placements that contradict each other, or a
+            port that is taken.
     """
     try:
         for name, what in ((config.policy.name, "policy"), (config.selector.name, "selector")):
@@ -64,6 +67,9 @@ def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
     try:
         for path in paths:
             check_files(model_directory(path), trust_remote_code=_is_trusted(config, path))
+            _check_weights(path)
+        target = config.target
+        check_tokenizer(model_directory(target.path), trust_remote_code=target.trust_remote_code)
         check_certificate(config.http)
         store = KeyStore(config.security)
         wants_keys = not store.is_empty
@@ -92,6 +98,14 @@ def _check_beside(config: FlotillaConfig) -> None:
             check_eagle_target(read_eagle_config(directory), target)
         else:
             check_target(read_description(directory), target)
+
+
+def _check_weights(path: str) -> None:
+    directory = model_directory(path)
+    try:
+        check_quantization(directory)
+    except UnsuitableWeights as error:
+        raise StartError(f"cannot run the model in {directory}: {error}") from None
 
 
 def _is_trusted(config: FlotillaConfig, path: str) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 
 from starlette.types import Scope
 
+from deployments.errors import ApiError
+
 
 @dataclass
 class RequestContext:
@@ -19,11 +21,13 @@ class RequestContext:
         state: where its id stands, as `request_id`; a body may still name another one.
         headers: of trace context (W3C `traceparent`, `tracestate`).
         tier: service tier, once it is known.
+        error: what it was answered with, if that was one.
     """
 
     state: Mapping[str, Any]
     headers: Mapping[str, str] = field(default_factory=dict)
     tier: str = ""
+    error: ApiError | None = None
 
     @classmethod
     def of_http(cls, scope: Scope) -> RequestContext:

@@ -110,6 +110,7 @@ def observed(call: Call) -> Iterator[EndedRequest]:
         raise
     except ApiError as error:
         ended.status = error.code or str(error.status)
+        error.is_logged = True
         raise
     except BaseException:
         ended.status = "error"

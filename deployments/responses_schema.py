@@ -235,7 +235,9 @@ def renamed(error: ApiError) -> ApiError:
     param = _NAMES.get((error.param or "").partition(".")[0], error.param)
     if (message, param) == (error.message, error.param):
         return error
-    return ApiError(error.status, message, param=param, code=error.code, retry_after_s=error.retry_after_s)
+    again = ApiError(error.status, message, param=param, code=error.code, retry_after_s=error.retry_after_s)
+    again.is_logged = error.is_logged
+    return again
 
 
 def _messages(request: ResponsesRequest, given: Any) -> list[dict[str, Any]]:

@@ -32,7 +32,8 @@ def rollout(
     try:
         wanted = FlotillaConfig.load(config)
     except ValidationError as error:
-        fail("\n  ".join([f"{config}: the configuration is wrong", *wrong_fields(error)]))
+        lines = wrong_fields(error, model=FlotillaConfig)
+        fail("\n  ".join([f"{config}: the configuration is wrong", *lines]))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         fail(f"cannot read {config}: {error}")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,6 +37,8 @@ from deployments import preflight
 from deployments.api_keys import wants_keys, with_environment_key
 from deployments.application import APP_NAME, CELL_NAME, WORKER_ENVIRONMENT, build_app
 from deployments.grpc_start import await_grpc, grpc_options, shown_address
+from deployments.log_files import session_directory, shown_logs
+from deployments.mirrored_log import ShownLog
 from deployments.preflight import StartError
 from deployments.reserved_ports import ReservedPorts
 from deployments.startup import Startup
@@ -61,8 +63,9 @@ _STAGES = {
 }
 
 
-#: Of the one system that a process can start.
+#: Of the one system that a process can start: its ports, and what shows its log on the console.
 _ports = ReservedPorts()
+_shown = ExitStack()
 
 
 class _Interrupted(BaseException):
@@ -129,6 +132,10 @@ def running(
     console = console or Console(stderr=True)
     try:
         yield _start(config, console, on_ray)
+    except StartError:
+        if ray.is_initialized():
+            console.print(f"logs: {shown_logs(config.log)}", markup=False, highlight=False, soft_wrap=True)
+        raise
     finally:
         console.print("[dim]stopping ...[/]")
         stop()
@@ -137,6 +144,7 @@ def running(
 def stop() -> None:
     """Stop the application and the Ray instance this process started or joined."""
     _ports.release()
+    _shown.close()  # what is said of the end is no news
     if not ray.is_initialized():
         return
     # Ray's and Serve's farewells, logged and printed, are errors about processes that are meant to go.
@@ -167,6 +175,9 @@ def _start(config: FlotillaConfig, console: Console, on_ray: Callable[[], None] 
         startup.enter("Ray")
         _start_ray(config)
         on_ray()
+        if (session := session_directory()) is not None:
+            with suppress(OSError):  # of a Ray of somebody else's, or with a path too long for sockets
+                _shown.enter_context(closing(ShownLog(console, session, shown_logs(config.log))))
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         proxied_grpc = config.grpc.enabled and not config.grpc.direct
         # "HeadOnly": one proxy, on the node the user talks to; none where front ends listen themselves.
@@ -358,4 +369,8 @@ def _print_welcome(console: Console, config: FlotillaConfig, url: str) -> None:
     request = first_request(url, model, chats=chats, wants_key=wants_keys(config.security))
     print(f"{request}\n", flush=True)
     chat = f"or `{chat_command(url)}`; " if chats else ""
-    console.print(f"{chat}Ctrl-C stops", style="dim", markup=False, highlight=False, soft_wrap=True)
+    for line in (
+        f"{chat}Ctrl-C stops",
+        f"Logs: {shown_logs(config.log)} (warnings and errors of this machine also here)",
+    ):
+        console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)

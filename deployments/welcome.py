@@ -36,5 +36,10 @@ def first_request(url: str, model: str, *, chats: bool, wants_key: bool) -> str:
 
 def chat_command(url: str) -> str:
     """How a chat with this server is begun, from a shell that need not find what `make` installed."""
-    program = "flotilla" if shutil.which("flotilla") else shlex.quote(sys.argv[0])
+    if shutil.which("flotilla"):
+        program = "flotilla"
+    elif sys.argv[0].endswith(".py"):  # by `python -m`, of which only the file is told
+        program = f"{shlex.quote(sys.executable)} -m deployments.cli"
+    else:
+        program = shlex.quote(sys.argv[0])
     return f"{program} chat" if url == CHAT_URL else f"{program} chat --url {url}"

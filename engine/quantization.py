@@ -10,18 +10,13 @@ from safetensors import SafetensorError
 
 from engine.checkpoint import Checkpoint, UnreadableCheckpoint
 from engine.fp8_checkpoint import why_not_read
+from engine.quantized_files import FP8, UnsuitableWeights, refused_format
 
 Quantization = Literal["fp8"]
 #: `plain` floats; `fp8` kept in eight bits by us; or whatever Transformers does for the checkpoint.
 Route = Literal["plain", "fp8", "transformers"]
 
-#: FP8 as Transformers calls what it has layers for.
-_FP8 = "fp8"
 _FP8_FROM = (8, 9)
-
-
-class UnsuitableWeights(ValueError):
-    """A quantized checkpoint that cannot be run there; the message says why."""
 
 
 def quantization_method(config: Any) -> str | None:
@@ -72,11 +67,8 @@ def route_of(
         raise UnsuitableWeights(
             f"it has weights of eight bits, which its config.json does not describe, and {why}"
         )
-    if method != _FP8:
-        raise UnsuitableWeights(
-            f"its weights are quantized by `{method}`, and {why}; use the checkpoint without quantization, "
-            "or one whose linear layers are FP8 (e4m3)"
-        )
+    if method != FP8:
+        raise refused_format(method, why)
     if device.type != "cuda":
         raise UnsuitableWeights(
             f"{why}; so its weights are left to Transformers, which needs a GPU for them, and it would run "

@@ -19,7 +19,8 @@ from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_share, why_not_lean
 from engine.plain_model import put_beside, read_model
-from engine.quantization import UnsuitableWeights, route_of
+from engine.quantization import route_of
+from engine.quantized_files import UnsuitableWeights
 from engine.runner import ModelRunner
 from engine.runner_options import RunnerOptions
 from engine.self_test import check_runner

@@ -162,6 +162,12 @@ CLUSTER = Board(
                     ),
                 ),
                 series(
+                    "Requests answered with an error",
+                    "By the error's code; the log has the field at fault (message `refused`).",
+                    "reqps",
+                    (rate("flotilla_request_errors_total", "api, code", JOB), "{{api}} {{code}}"),
+                ),
+                series(
                     "gRPC calls",
                     "By method and code; 0 where gRPC is off.",
                     "reqps",

@@ -126,6 +126,7 @@ def load(name: str) -> Scenario:
     except FileNotFoundError:
         raise ValueError(f"no scenario {name!r}; there are: {', '.join(names())}, or give a file") from None
     except ValidationError as error:
-        raise ValueError(f"{path} is no scenario: {'; '.join(wrong_fields(error))}") from None
+        lines = wrong_fields(error, model=Scenario)
+        raise ValueError(f"{path} is no scenario: {'; '.join(lines)}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no scenario: {error}") from None

@@ -177,10 +177,34 @@ def test_wrong_fields_of_a_configuration_are_told_one_by_one(command: list[str],
     assert result.exit_code == 2
     lines = [line.strip() for line in result.output.splitlines()]
     assert lines[0] == f"flotilla: {file}: the configuration is wrong"
-    assert {"target.path: is required", "target.pth: there is no such field"} <= set(lines)
+    assert {"target.path: is required", "target.pth: there is no such field; did you mean `path`?"} <= set(
+        lines
+    )
     assert "http: must be fields with values, as in `{field: value}`" in lines
     assert "SECRET" not in result.output
     assert "pydantic" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["meta/Llama"], "target: {path: meta/Llama}"),
+        (["--port", "80", "/models/m", "--max-model-len", "9"], "target: {path: /models/m}"),
+        (["--model", "/models/m"], "target: {path: /models/m}"),
+        (["--model=/models/m"], "target: {path: /models/m}"),
+        (["--model"], "target: {path: DIRECTORY}"),
+        (["a.yaml"], "flotilla serve --config a.yaml"),
+    ],
+)
+def test_a_model_named_as_vllm_wants_it_is_told_where_to_go(arguments: list[str], told: str) -> None:
+    result = CliRunner().invoke(cli.app, ["serve", *arguments])
+    assert (result.exit_code, told in result.output) == (2, True), result.output
+
+
+def test_options_with_values_are_no_models(tmp_path: Path) -> None:
+    arguments = ["-c", str(tmp_path / "none.yaml"), "--port=0", "--host", "::1"]
+    assert "cannot read" in CliRunner().invoke(cli.app, ["serve", *arguments]).output
+    assert CliRunner().invoke(cli.app, ["serve", "--help"]).exit_code == 0
 
 
 def test_a_key_of_a_name_that_is_taken_is_refused_with_the_file(tmp_path: Path) -> None:

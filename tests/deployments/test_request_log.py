@@ -18,9 +18,17 @@ from pydantic import ValidationError
 
 from cluster.logs import PACKAGES, configure_logs
 from cluster.observability_config import LogConfig, TelemetryConfig
+from cluster.security_config import SecurityConfig
 from cluster.stream_messages import Rejected
 from deployments import request_log
+from deployments.api_keys import hash_key
+from deployments.api_service import ApiService
+from deployments.authentication import Authenticator
+from deployments.errors import ApiError
 from deployments.front_end_metrics import FrontEndMetrics
+from deployments.grpc_service import GenerationService
+from deployments.openai_api import create_app
+from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.request_log import log_fields
 from deployments.tracing import RequestTracer, trace_requests
 from tests.fakes.cell_stand_in import CellStandIn
@@ -74,9 +82,80 @@ async def test_failures_are_told_with_their_code(
     assert refused.status_code == 429
     bad = await http.post("/v1/completions", json={"prompt": SECRET_PROMPT, "temperature": "quokka"})
     assert bad.status_code == 400
-    (line,) = [json.loads(line) for line in log_file.read_text().splitlines()]
+    line, bad_line = [json.loads(line) for line in log_file.read_text().splitlines()]
     assert line["status"] == refused.json()["error"]["code"]
     assert "prompt_tokens" not in line
+    assert (bad_line["message"], bad_line["code"]) == ("refused", "invalid_type")
+    assert "quokka" not in log_file.read_text()
+
+
+async def test_a_refused_request_is_found_by_its_id_with_the_field_at_fault(
+    service: ApiService, log_file: Path
+) -> None:
+    """Of hundreds, when clients began to send a field that is not known here, nothing was to be found."""
+    keys = log_file.with_name("keys.yaml")
+    keys.write_text(f"keys: [{{name: team, hash: '{hash_key('a-key-that-is-long-enough')}'}}]")
+    metrics = FrontEndMetrics("fe-1")
+    authenticator = Authenticator(SecurityConfig(keys_file=keys), environment={})
+    app = create_app(service, metrics=metrics, authenticator=authenticator)
+    known = {"Authorization": "Bearer a-key-that-is-long-enough"}
+    body = {"prompt": SECRET_PROMPT, "max_tokens": 2}
+    path = "/v1/completions"
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://cell") as http:
+        for status, name, headers, sent in (
+            (400, "unknown", known, {**body, "quality": 3}),
+            (400, "a-text", known, {**body, SECRET_PROMPT: 1}),
+            (401, "no-key", {}, body),
+            (415, "no-json", {**known, "Content-Type": "text/plain"}, body),
+            (200, "fine", known, body),
+        ):
+            answer = await http.post(path, json=sent, headers={**headers, "X-Request-Id": name})
+            assert answer.status_code == status, answer.text
+        assert (await http.get("/nowhere", headers={**known, "X-Request-Id": "lost"})).status_code == 404
+    lines = [json.loads(line) for line in log_file.read_text().splitlines()]
+    assert [
+        (line["request_id"], line["code"], line.get("param"), line["status"], line["route"], line.get("key"))
+        for line in lines
+        if line["message"] == "refused"
+    ] == [
+        ("unknown", "unknown_parameter", "quality", 400, path, "team"),
+        ("a-text", "unknown_parameter", "(no name of a field)", 400, path, "team"),
+        ("no-key", "invalid_api_key", None, 401, "unknown", None),
+        ("no-json", "not_json", None, 415, path, "team"),
+        ("lost", "not_found", None, 404, "unknown", "team"),
+    ]
+    assert "quokka" not in log_file.read_text()
+    counted = {
+        line.partition(" ")[0].partition('code="')[2].partition('"')[0]: line.rpartition(" ")[2]
+        for line in metrics.render().splitlines()
+        if line.startswith("flotilla_request_errors_total{")
+    }
+    assert counted == {
+        "unknown_parameter": "2.0", "invalid_api_key": "1.0", "not_json": "1.0", "not_found": "1.0",
+    }  # fmt: skip
+
+
+async def test_probes_of_what_is_not_ready_fill_no_log(
+    http: httpx.AsyncClient, cell: CellStandIn, log_file: Path
+) -> None:
+    cell.ready = False
+    assert (await http.get("/ready")).status_code == 503
+    assert log_file.read_text() == ""
+
+
+async def test_a_refused_call_over_grpc_is_found_likewise(service: ApiService, log_file: Path) -> None:
+    metrics = FrontEndMetrics("fe-1")
+    grpc = GenerationService(service, metrics)
+    with pytest.raises(ApiError):
+        await grpc.generate(pb.GenerateRequest(prompt=SECRET_PROMPT, request_id="g-1", n=99), {})
+    with pytest.raises(ApiError):
+        await grpc.cancel(pb.CancelRequest(), {"x-request-id": "g-2"})
+    lines = [json.loads(line) for line in log_file.read_text().splitlines()]
+    told = [(line["message"], line["request_id"], line["method"], line["param"]) for line in lines]
+    assert told == [("refused", "g-1", "Generate", "n"), ("refused", "g-2", "Cancel", "request_id")]
+    assert 'flotilla_request_errors_total{api="grpc",code="invalid_value",front_end="fe-1"} 2.0' in (
+        metrics.render()
+    )
     assert "quokka" not in log_file.read_text()
 
 

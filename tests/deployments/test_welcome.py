@@ -58,3 +58,6 @@ def test_the_chat_command_reaches_this_server(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr(sys, "argv", [".venv/bin/flotilla", "serve"])
     assert chat_command(CHAT_URL) == ".venv/bin/flotilla chat"
+    monkeypatch.setattr(sys, "argv", ["/src/deployments/cli.py", "serve"])
+    monkeypatch.setattr(sys, "executable", "/a b/python")
+    assert chat_command(CHAT_URL) == "'/a b/python' -m deployments.cli chat"

@@ -1,0 +1,47 @@
+"""Whether a model directory has a tokenizer, known without loading one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+#: Files that hold vocabularies, by the formats of Transformers' tokenizers.
+_VOCABULARIES = (
+    "tokenizer.*", "tekken.json", "vocab.*", "*.model", "*.tiktoken", "*.spm", "*.vocab",
+)  # fmt: skip
+#: Classes whose vocabulary is in no file: bytes, or characters.
+_WITHOUT_FILES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
+
+
+class MissingTokenizer(ValueError):
+    """A model directory in which no tokenizer is; the message says what to do."""
+
+
+def check_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> None:
+    """Refuse a directory in which Transformers would look for a tokenizer in vain, and say something else.
+
+    Args:
+        directory: of a model.
+        trust_remote_code: whether code in it may make one of whatever files it likes.
+
+    Raises:
+        MissingTokenizer: naming the files that are missing.
+    """
+    if trust_remote_code or any(any(directory.glob(pattern)) for pattern in _VOCABULARIES):
+        return
+    if _class_name(directory) in _WITHOUT_FILES:
+        return
+    raise MissingTokenizer(
+        f"{directory} has no tokenizer: neither tokenizer.json nor tokenizer.model nor any other file with a "
+        "vocabulary is there. Copy all `tokenizer*` files there from where the weights came from; of a "
+        "model of the Hub's, `hf download MODEL --include 'tokenizer*' '*.model' 'vocab*' 'merges.txt' "
+        f"'*.jinja' --local-dir {directory}` fetches them"
+    )
+
+
+def _class_name(directory: Path) -> str | None:
+    try:
+        name = json.loads((directory / "tokenizer_config.json").read_text()).get("tokenizer_class")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return str(name)
