@@ -44,10 +44,6 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
             raise _missing(f"{path}.tool_call_id")
         if message.role != "tool" and message.tool_call_id is not None:
             raise bad_request(f"`{path}.tool_call_id` belongs to the role tool.", f"{path}.tool_call_id")
-        for at, call in enumerate(message.tool_calls or ()):
-            if object_in(call.function.arguments) is None:
-                where = f"{path}.tool_calls.{at}.function.arguments"
-                raise bad_request(f"`{where}` must be a JSON object, as text.", where)
 
 
 def for_template(
@@ -79,7 +75,7 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.function.name, "arguments": object_in(call.function.arguments)},
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
             }
             for call in message.tool_calls
         ]
@@ -97,14 +93,14 @@ def _in_words(message: ChatMessage, parser: str) -> dict[str, Any]:
         return {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
     texts = [message.content] if message.content else []
     for call in message.tool_calls or ():
-        arguments = object_in(call.function.arguments)
+        name, arguments = call.function.name, _arguments(call.function.arguments)
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments)
         if parser == "json":
-            texts.append(json.dumps({"name": call.function.name, "parameters": arguments}))
+            texts.append(f'{{"name": "{name}", "parameters": {written}}}')
         elif parser == "qwen3_coder":
-            texts.append(written_call(call.function.name, arguments or {}))
+            texts.append(written_call(name, arguments))
         else:
-            body = json.dumps({"name": call.function.name, "arguments": arguments})
-            texts.append(f"<tool_call>\n{body}\n</tool_call>")
+            texts.append(f'<tool_call>\n{{"name": "{name}", "arguments": {written}}}\n</tool_call>')
     return {"role": _role(message), "content": "\n".join(texts)}
 
 
@@ -112,18 +108,19 @@ def _role(message: ChatMessage) -> str:
     return "system" if message.role == "developer" else message.role
 
 
-def object_in(text: str) -> dict[str, Any] | None:
-    """The JSON object that a text is; None if it is anything else.
+def _arguments(text: str) -> dict[str, Any] | str:
+    """The arguments of a call: an object, or the text itself where it is none, as the model wrote it.
 
-    No text is no arguments, as vLLM reads it: so some servers stream calls of functions that take none.
+    A call may have been malformed, or cut off. No text is no arguments, as vLLM reads it: so some servers
+    stream calls of functions that take none.
     """
     if not text:
         return {}
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+        return text
+    return value if isinstance(value, dict) else text
 
 
 def _missing(path: str) -> ApiError:

@@ -14,9 +14,12 @@ _BEFORE_FUNCTION = re.compile(r"(?:<tool_call>\s*)?")
 _LONGEST_NAME = 64
 
 
-def written_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as these models write it."""
+def written_call(name: str, arguments: Mapping[str, Any] | str) -> str:
+    """A call as these models write it; arguments that are no object stand as they are."""
     lines = ["<tool_call>", f"<function={name}>"]
+    if isinstance(arguments, str):
+        lines.append(arguments)
+        arguments = {}
     for key, value in arguments.items():
         lines += [f"<parameter={key}>", value if isinstance(value, str) else json_text(value), "</parameter>"]
     return "\n".join([*lines, "</function>", "</tool_call>"])

@@ -6,22 +6,13 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator, Field, Tag
 
-from deployments.chat_messages import object_in
 from deployments.errors import ApiError, bad_request
 from deployments.openai_schema import validated
 from deployments.request_model import DescribedModel, RequestModel
 from deployments.schema_values import MessageText
 from deployments.tools import NAME
-
-
-def _json_object(text: str) -> str:
-    """Said here, where it is known which item it stands in."""
-    if object_in(text) is None:
-        raise PydanticCustomError("arguments_value", "must be a JSON object, as text")
-    return text
 
 
 class InputMessage(DescribedModel):
@@ -40,7 +31,7 @@ class InputCall(DescribedModel):
     type: Literal["function_call"]
     call_id: str = Field(min_length=1, max_length=256)
     name: str = Field(pattern=NAME)
-    arguments: Annotated[str, AfterValidator(_json_object)]
+    arguments: str = Field(max_length=1 << 20)
     id: str | None = None
     status: str | None = None
 

@@ -31,7 +31,8 @@ _HEAD = """\
 
 Fields of OpenAI's and vLLM's APIs at each endpoint, and tests that show what they do; a field without a test
 fails the suite. What the fields mean stands in [the API](api.md). *Neutral* fields are accepted at the values
-that ask for nothing and refused at any other; what is not listed is refused as unknown unless it is null.
+that ask for nothing and refused at any other; what is not listed is refused as unknown unless it is null,
+or left out with `http.unknown_fields: ignore`.
 """
 
 

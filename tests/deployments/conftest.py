@@ -37,13 +37,19 @@ async def cell() -> AsyncIterator[CellStandIn]:
 
 
 @pytest.fixture
-async def service(cell: CellStandIn) -> AsyncIterator[ApiService]:
+def tool_parser() -> str:
+    """How the model writes calls; for tests that say otherwise."""
+    return "hermes"
+
+
+@pytest.fixture
+async def service(cell: CellStandIn, tool_parser: str) -> AsyncIterator[ApiService]:
     made = ApiService(
         cell,
         codec(),
         tiers={"fast": TierConfig(tpot_ms=10, ttft_ms=100)},
         give_up_after_s=1.5,  # machines that run tests stand still for longer than half a second
-        tool_parser="hermes",
+        tool_parser=tool_parser,
     )
     vars(SERVICE).clear()  # also of what a test has put there
     vars(SERVICE).update(vars(made))

@@ -39,17 +39,9 @@ CALLS = {
 KINDS = sorted(CALLS)
 
 
-@pytest.fixture
-def tool_parser() -> str:
-    return "hermes"
-
-
-@pytest.fixture
-async def service(cell: CellStandIn, tool_parser: str) -> AsyncIterator[ApiService]:
+@pytest.fixture(autouse=True)
+def slow_and_roomy(cell: CellStandIn) -> None:
     cell.max_tokens, cell.per_step = 4096, 1
-    made = ApiService(cell, codec(), give_up_after_s=1.5, tool_parser=tool_parser)
-    yield made
-    await made.close()
 
 
 @pytest.fixture

@@ -306,7 +306,7 @@ async def test_no_call_where_none_is_wanted(http: httpx.AsyncClient, cell: CellS
         ),
         (
             {"messages": [{"role": "assistant", "tool_calls": [
-                {"id": "1", "function": {"name": "now", "arguments": "[]"}}]}]},
+                {"id": "1", "function": {"name": "now", "arguments": {}}}]}]},
             "messages.0.tool_calls.0.function.arguments",
         ),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),

@@ -14,6 +14,7 @@ from cluster.http_config import HttpConfig
 from deployments.api_service import ApiService
 from deployments.openai_api import create_app
 from tests.fakes.cell_stand_in import CellStandIn
+from tests.fakes.tiny_tokenizer import codec
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 HELLO: dict[str, Any] = {"role": "user", "content": "hello"}
@@ -55,6 +56,30 @@ async def test_what_gateways_add_to_messages_and_tools_changes_nothing(
         assert response.status_code == 200, response.text
     first, second = cell.submissions
     assert first.prompt == second.prompt
+
+
+@pytest.mark.parametrize("tool_parser", ["hermes", "json", "qwen3_coder"])
+@pytest.mark.api("chat.completions", "messages")
+async def test_a_call_that_is_no_json_is_shown_to_the_model_as_it_wrote_it(
+    service: ApiService, cell: CellStandIn, tool_parser: str
+) -> None:
+    """A conversation goes on after a call that was malformed, or cut off."""
+    assert service.tool_parser == tool_parser
+    cell.max_tokens = 2048
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": "x'}}
+    result = {"role": "tool", "content": "no JSON", "tool_call_id": "c"}
+    said = [
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"at": "x'},
+        {"type": "function_call_output", "call_id": "c", "output": "no JSON"},
+    ]
+    async with client_of(service) as client:
+        messages = [HELLO, {"role": "assistant", "tool_calls": [call]}, result]
+        for path, body in ((CHAT, {"messages": messages}), (RESPONSES, {"input": [HELLO, *said]})):
+            response = await client.post(path, json=body)
+            assert response.status_code == 200, response.text
+    first, second = cell.submissions
+    assert first.prompt == second.prompt
+    assert '{"at": "x' in codec().decode(first.prompt)
 
 
 @pytest.mark.api("chat.completions", "reasoning_effort", "verbosity", "store", "include_reasoning")
