@@ -53,6 +53,9 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "moderation": (None,),
     "prompt_cache_options": (None,),
     "prompt_cache_retention": (None,),
+    "reasoning_effort": (None, "none"),
+    "include_reasoning": (None, True),
+    "verbosity": (None, "medium"),
     "web_search_options": (None,),
     "use_beam_search": (None, False),
     "length_penalty": (None, 1, 1.0),
@@ -147,9 +150,6 @@ class CommonFields(RequestModel):
         None, description="Accepted and not used: prefixes are shared anyway."
     )
     store: bool | None = Field(None, description="Accepted and not used: nothing is stored.")
-    verbosity: str | None = Field(
-        None, description="Accepted and not used, as by models that do not know it."
-    )
 
 
 class GenerationRequest(CommonFields, StructuredFields):
@@ -209,6 +209,7 @@ class ChatRequest(GenerationRequest):
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
+    verbosity: str | None = Field(None, description="Accepted and not used.")
     reasoning_effort: str | None = Field(
         None, description="Accepted and not used; `chat_template_kwargs` has what a model's template knows."
     )

@@ -232,10 +232,16 @@ async def test_the_tokenizers_own_tokens_are_optional(http: httpx.AsyncClient, c
     assert text_of(cell.submissions[1]) == "<|bos|>hello"
 
 
-@pytest.mark.api("completions", "user", "metadata", "safety_identifier", "prompt_cache_key")
-@pytest.mark.api("chat.completions", "user", "metadata", "safety_identifier", "prompt_cache_key")
+@pytest.mark.api("completions", "user", "metadata", "safety_identifier", "prompt_cache_key", "store")
+@pytest.mark.api("chat.completions", "user", "metadata", "safety_identifier", "prompt_cache_key", "store")
 async def test_fields_that_are_not_used_change_nothing(http: httpx.AsyncClient, cell: CellStandIn) -> None:
-    fields = {"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "prompt_cache_key": "k"}
+    fields: dict[str, Any] = {
+        "user": "u",
+        "metadata": {"a": "b"},
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+    }
+    fields["store"] = True
     await completed(http, seed=1, **fields)
     await completed(http, seed=1)
     await chatted(http, seed=1, **fields)
