@@ -66,7 +66,7 @@ class FullPool(World):
         assert target.verifier.free_slots == target.num_slots
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_slots=st.integers(260, 340),
