@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -132,7 +133,7 @@ class Teller:
             parsed.add(CallDelta(self.num_calls - 1, arguments))
 
 
-class CallsInText:
+class CallsInText(ABC):
     """What parsers of calls that stand in a text have in common: they hold back what may become one."""
 
     is_forced = False
@@ -161,9 +162,9 @@ class CallsInText:
         while self._advance(parsed):
             pass
 
+    @abstractmethod
     def _advance(self, parsed: Parsed) -> bool:
         """One step of that; whether there may be another."""
-        raise NotImplementedError
 
     def _find(self, marker: str, parsed: Parsed) -> bool:
         """Whether a call may begin: what is held is text up to the marker, and then begins behind it."""

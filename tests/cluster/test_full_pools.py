@@ -46,13 +46,13 @@ class FullPool(World):
     def expected(self, request: Submit) -> list[int]:
         return TARGET.decode(spec_of(request.request_id, list(request.prompt), request.sampling))[0]
 
-    def ask(self, name: str, num_prompt: int, num_output: int, **changes: object) -> None:
+    def ask(self, name: str, num_prompt: int, num_output: int, priority: int = 0) -> None:
         """A request of a prompt of its own."""
         rng = random.Random(name)
         prompt = [rng.randrange(VOCAB) for _ in range(num_prompt)]
         logprobs = 0 if num_prompt > 40 else None
         sampling = SamplingParams(temperature=0.0, max_tokens=num_output, prompt_logprobs=logprobs)
-        self.send(Submit(request_id=name, prompt=prompt, sampling=sampling, **changes))  # type: ignore[arg-type]
+        self.send(Submit(request_id=name, prompt=prompt, sampling=sampling, priority=priority))
 
     def check(self, left: set[str]) -> None:
         self.check_ends(frozenset(left))
