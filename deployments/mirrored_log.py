@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from logging.handlers import DatagramHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +45,7 @@ class _Line(msgspec.Struct):
     message: str
 
 
-class MirrorHandler(logging.Handler):
+class MirrorHandler(DatagramHandler):
     """Sends warnings and errors to the console of this machine's `flotilla serve`, if there is one.
 
     Args:
@@ -52,31 +54,29 @@ class MirrorHandler(logging.Handler):
     """
 
     def __init__(self, session: Path, process: Fields) -> None:
-        super().__init__(logging.WARNING)
-        self._path = str(session.joinpath(*_SOCKET))
+        super().__init__(str(session.joinpath(*_SOCKET)), None)
+        self.setLevel(logging.WARNING)
+        self.addFilter(lambda record: not getattr(record, "is_shown", False))
         self._process = " ".join(f"{name} {value}" for name, value in process.items())
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`; of an exception it shows what it is, its traceback is in the file."""
-        if getattr(record, "is_shown", False):
-            return
-        try:
-            message = record.getMessage()
-            if record.exc_info and (error := record.exc_info[1]) is not None:
-                message += f" ({_last_line(error)})"
-            line = _Line(record.levelname.lower(), self._process, _plain(message)[:_MOST_CHARACTERS])
-            self._socket.sendto(msgspec.json.encode(line), self._path)
-        except OSError:
-            pass  # nobody looks, or not fast enough
-        except Exception:
-            self.handleError(record)
+    def makeSocket(self, timeout: float = 0.0) -> socket.socket:
+        """One that nobody waits for."""
+        made = super().makeSocket()
+        made.setblocking(False)
+        return made
 
-    def close(self) -> None:
-        """See `logging.Handler`."""
-        self._socket.close()
-        super().close()
+    def makePickle(self, record: logging.LogRecord) -> bytes:
+        """What travels: JSON; of an exception what it is, as its traceback is in the file."""
+        message = record.getMessage()
+        if record.exc_info and (error := record.exc_info[1]) is not None:
+            message += f" ({_last_line(error)})"
+        line = _Line(record.levelname.lower(), self._process, _plain(message)[:_MOST_CHARACTERS])
+        return msgspec.json.encode(line)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`; that nobody looks, or not fast enough, is no error."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 def _last_line(error: BaseException) -> str:
