@@ -251,7 +251,8 @@ def create_app(
     app.add_middleware(RequestTimeout, limit_s=request_timeout_s)
     if authenticator is not None:
         app.add_middleware(KeyGate, authenticator=authenticator)
-    app.add_middleware(IgnoredFields)
+    if ignores_unknown_fields:
+        app.add_middleware(IgnoredFields)
     if allowed_origins:
         app.add_middleware(CrossOrigin, origins=allowed_origins)
     app.add_middleware(RequestIds, sends=sends_request_id)

@@ -51,4 +51,5 @@ def check_quantization(directory: Path) -> None:
 
 def _has_e4m3(file: Path) -> bool:
     with safe_open(file, framework="numpy") as opened:  # reads the header
-        return any(opened.get_slice(name).get_dtype() == _READ for name in opened.keys())  # noqa: SIM118
+        names = opened.keys()
+        return any(opened.get_slice(name).get_dtype() == _READ for name in names)
