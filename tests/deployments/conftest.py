@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 import socket
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from cluster.tier_config import TierConfig
 from deployments.api_service import ApiService
 from deployments.openai_api import create_app
+from tests.deployments.socket_server import served
 from tests.fakes.cell_stand_in import CellStandIn
 from tests.fakes.tiny_tokenizer import ANSWER, codec, ids
 
@@ -81,14 +79,5 @@ async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 async def url(app: FastAPI) -> AsyncIterator[str]:
     """The app behind a real server: only there a client can hang up, and chunks arrive one by one."""
-    config = uvicorn.Config(app, port=0, log_level="error", lifespan="on")
-    server = uvicorn.Server(config)
-    # Pytest's own signal handling stays in place.
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.005)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    await task
+    async with served(app) as address:
+        yield address

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from cluster.http_config import HttpConfig
@@ -21,6 +20,7 @@ from deployments.api_service import ApiService
 from deployments.http_limits import server_config
 from deployments.metric_gathering import metrics_config
 from deployments.openai_api import create_app
+from tests.deployments.socket_server import Server
 from tests.fakes.cell_stand_in import CellStandIn, eventually
 from tests.fakes.tiny_tokenizer import ids
 
@@ -41,8 +41,7 @@ async def serving(
     listener = socket.create_server(("127.0.0.1", 0))
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-    server = uvicorn.Server(server_config(app_of(service, limits), limits))
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    server = Server(server_config(app_of(service, limits), limits))
     task = asyncio.create_task(server.serve([listener]))
     while not server.started:
         await asyncio.sleep(0.005)

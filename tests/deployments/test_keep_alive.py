@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
@@ -12,7 +11,6 @@ import aiohttp
 import httpx
 import openai
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +20,7 @@ from deployments.chat_client import stream_chat
 from deployments.errors import ApiError
 from deployments.event_streams import KEEP_ALIVE, KEEP_ALIVE_BETWEEN_IDS, KEEP_ALIVE_S, event_stream
 from deployments.replay_log import ReplayLog
+from tests.deployments.socket_server import served
 from tests.fakes.cell_stand_in import eventually
 
 SILENCE_S = 0.03
@@ -96,14 +95,8 @@ async def url(slow: Slow) -> AsyncIterator[str]:
         except ApiError as error:
             return error.response()
 
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.005)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    await task
+    async with served(app) as address:
+        yield address
 
 
 def ask(client: openai.AsyncOpenAI) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import ssl
 from pathlib import Path
@@ -32,6 +31,7 @@ from deployments.openai_api import create_app
 from deployments.preflight import StartError
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.proto.flotilla.v1 import generation_pb2_grpc as pb_grpc
+from tests.deployments.socket_server import Server
 from tests.fakes.tiny_tokenizer import ANSWER
 
 
@@ -60,8 +60,7 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
 async def serving(service: ApiService, http: HttpConfig) -> tuple[uvicorn.Server, asyncio.Task[None], int]:
     """A server, its task, and its port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(server_config(create_app(service), http))
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    server = Server(server_config(create_app(service), http))
     task = asyncio.create_task(server.serve([listener]))
     while not server.started:
         await asyncio.sleep(0.005)

@@ -1,0 +1,31 @@
+"""Applications behind a real server, in the process of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+
+class Server(uvicorn.Server):
+    """Leaves signals to pytest, whose own handling stays in place."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def served(app: ASGIApp) -> AsyncIterator[str]:
+    """The URL under which it answers."""
+    server = Server(uvicorn.Config(app, port=0, log_level="error", lifespan="on"))
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    await task
