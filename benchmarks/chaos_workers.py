@@ -19,6 +19,8 @@ VOCAB = 50
 #: Longest sequence of the target.
 MAX_TOKENS = 120
 _FORWARD_S = 0.01
+# As the real target, on the scale of the fault search's prompts: a chunk takes the slots there are, if these.
+_SMALLEST_CHUNK = 4
 
 
 class Violation(AssertionError):
@@ -56,6 +58,11 @@ class Held:
     spec: RequestSpec
     tokens: list[int]
     computed: int = 0
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether the token after those it was opened with is known."""
+        return len(self.tokens) > len(self.spec.tokens)
 
 
 @dataclass
@@ -104,7 +111,7 @@ class ChaosTarget:
                 continue
             num_output = len(held.tokens) - held.spec.prompt_len
             require(num_output < held.spec.sampling.max_tokens, f"{item.request_id} has all its tokens")
-            if item.tree is None and held.computed < len(held.tokens) - 1:
+            if item.tree is None and not held.is_prefilled:
                 deferred.append(item.request_id)  # the chunk that was to end its prompt had no slots
                 continue
             tree = TokenTree.root_only(held.tokens[-1]) if item.tree is None else item.tree
@@ -123,16 +130,18 @@ class ChaosTarget:
                 unknown.append(chunk.request_id)
                 continue
             require(chunk.num_tokens >= 1, "an empty chunk of a prompt")
-            if chunk.spec is None and len(held.tokens) > len(held.spec.tokens):
+            if chunk.spec is None and held.is_prefilled:
                 continue  # its prompt ended sooner than it seemed
-            if self.free - self.num_withheld < chunk.num_tokens + 1:
+            wanted = min(chunk.num_tokens, len(held.tokens) - held.computed)
+            size = min(wanted, self.free - self.num_withheld)
+            if size < min(wanted, _SMALLEST_CHUNK):
                 deferred.append(chunk.request_id)
                 if chunk.spec is not None:
                     del self.held[chunk.request_id]  # as the real one, which opens nothing without room
                 continue
-            held.computed = min(len(held.tokens) - 1, held.computed + chunk.num_tokens)
+            held.computed += size
             verdict, computed = None, held.computed
-            if held.computed == len(held.tokens) - 1:
+            if held.computed == len(held.tokens):
                 root = TokenTree.root_only(held.tokens[-1])
                 verdict = self._decide(chunk.request_id, held, root, chunk.num_candidates)
             prefills.append(
@@ -162,7 +171,8 @@ class ChaosTarget:
 
     @staticmethod
     def _check_tree(held: Held, tree: TokenTree, request_id: str) -> None:
-        require(held.computed == len(held.tokens) - 1, f"{request_id} is verified before it is prefilled")
+        ready = held.is_prefilled and held.computed == len(held.tokens) - 1
+        require(ready, f"{request_id} is verified before it is prefilled")
         try:
             tree.validate()
         except (ValueError, IndexError) as error:

@@ -194,9 +194,14 @@ class ChaosWorld(ChaosCell):
             self._lose(names[draw % len(names)])
 
     def _do_no_slots(self, draw: int) -> None:
-        """The target's next call finds less room than was told, as when prefixes cannot be evicted."""
+        """The target's next call finds less room than was told, as when prefixes cannot be evicted.
+
+        Every second time, about as much as the end of a prompt takes.
+        """
         if self.target is not None:
-            self.target.num_withheld = draw % self.settings.num_slots
+            num_left = draw // 2 % 25
+            tight = max(0, self.target.free - num_left)
+            self.target.num_withheld = tight if draw % 2 else draw % self.settings.num_slots
 
     def _do_forget(self, draw: int) -> None:
         """The target no longer holds a request."""

@@ -15,7 +15,14 @@ from drafters.protocol import Capabilities
 from engine.tree import TokenTree
 from simulator.drafting import grow
 from simulator.scripts import DrafterTable, Scripts
-from verifier.messages import PrefillProgress, Verdict, VerifyCall, VerifyItem, VerifyResult
+from verifier.messages import (
+    SMALLEST_CHUNK,
+    PrefillProgress,
+    Verdict,
+    VerifyCall,
+    VerifyItem,
+    VerifyResult,
+)
 
 Int64 = NDArray[np.int64]
 
@@ -220,7 +227,7 @@ class SimulatedTarget:
                 continue
             size = item.num_nodes
             # Sent ahead with a chunk that was to end its prompt, and had no slots.
-            is_early = item.tree is None and held.num_computed < held.num_tokens - 1
+            is_early = item.tree is None and held.num_tokens == held.num_given
             if is_early or free < size:
                 deferred.append(item.request_id)
                 continue
@@ -245,9 +252,10 @@ class SimulatedTarget:
                 continue
             if chunk.spec is None and held.num_tokens > held.num_given:
                 continue  # sent ahead, and its prompt ended with the part before
-            # The last known token's KV comes with the next step's tree; its logits decide the first token.
-            size = min(chunk.num_tokens, held.num_tokens - held.num_computed)
-            if free < size + 1:
+            wanted = min(chunk.num_tokens, held.num_tokens - held.num_computed)
+            # As the real one: a chunk takes the slots there are, if they are worth a step.
+            size = min(wanted, free)
+            if size < min(wanted, SMALLEST_CHUNK):
                 deferred.append(chunk.request_id)
                 if chunk.spec is not None:
                     del self._held[chunk.request_id]  # as the real one, which opens nothing without room
@@ -258,12 +266,10 @@ class SimulatedTarget:
             rows = chunk_rows(held.num_computed, size)
             num_context += rows.num_context
             num_attended += rows.num_attended
-            computed = min(held.num_computed + size, held.num_tokens - 1)
-            is_last = held.num_computed + chunk.num_tokens >= held.num_tokens - 1
-            self._used += computed - held.num_computed
-            held.num_computed = computed
+            self._used += size
+            held.num_computed += size
             verdict = None
-            if is_last:
+            if held.num_computed == held.num_tokens:
                 verdict = self._commit(chunk.request_id, held, [])
             prefills.append(
                 PrefillProgress(request_id=chunk.request_id, num_computed=held.num_computed, verdict=verdict)

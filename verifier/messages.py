@@ -9,6 +9,9 @@ from engine.sampling_params import RequestSpec
 from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 
+SMALLEST_CHUNK = 16
+"""A prefill item that does not fit takes a smaller chunk, but none so small that the step is not worth it."""
+
 
 class VerifyItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """A fully prefilled request and its draft tree; the tree's root is its last committed token.

@@ -16,7 +16,7 @@ from engine.mask_bits import TokenMask
 from engine.runner import ModelShape, Segment
 from engine.slots import OutOfSlots
 from engine.tree import TokenTree
-from verifier.messages import PrefillItem, VerifyItem
+from verifier.messages import SMALLEST_CHUNK, PrefillItem, VerifyItem
 from verifier.request_state import RequestState
 
 Int32 = NDArray[np.int32]
@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 # A root that only the device knows: nobody looks at its number.
 _UNKNOWN = TokenTree.root_only(0)
-# A prefill item that does not fit takes a smaller chunk, but none so small that the step is not worth it.
-_SMALLEST_CHUNK = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -337,7 +335,7 @@ class RequestTable:
         try:
             return self._cache.reserve(request_id, n)
         except OutOfSlots as error:
-            if not _SMALLEST_CHUNK <= error.available < n:
+            if not SMALLEST_CHUNK <= error.available < n:
                 raise
             return self._cache.reserve(request_id, error.available)
 

@@ -38,11 +38,15 @@ def expected_output(submit: Submit, max_tokens: int) -> list[int]:
 
 @dataclass
 class SimulatedTarget:
-    """Serves verify calls by the contract, with a KV pool of a given size."""
+    """Serves verify calls by the contract, with a KV pool of a given size.
+
+    As the real one, it cuts chunks to the slots there are, unless these are fewer than `smallest_chunk`.
+    """
 
     num_slots: int = 400
     max_tokens: int = 200
     vocab_size: int = VOCAB
+    smallest_chunk: int = 4
     held: dict[str, tuple[RequestSpec, list[int], int]] = field(default_factory=dict)
     calls: int = 0
 
@@ -61,10 +65,12 @@ class SimulatedTarget:
             spec, tokens, computed = self.held[item.request_id]
             tree = TokenTree.root_only(tokens[-1]) if item.tree is None else item.tree
             tree.validate()
-            if item.tree is None and computed < len(tokens) - 1:  # it had fewer slots than it seemed
+            is_prefilled = len(tokens) > len(spec.tokens)
+            if item.tree is None and not is_prefilled:  # it had fewer slots than it seemed
                 deferred.append(item.request_id)
                 continue
-            assert computed == len(tokens) - 1, "verified before its prefill was complete"
+            assert is_prefilled, "verified before its prefill was complete"
+            assert computed == len(tokens) - 1
             assert tree.token[0] == tokens[-1], "the root is not the last committed token"
             assert len(tokens) - spec.prompt_len < spec.sampling.max_tokens, "it has all its tokens"
             assert len(tokens) < self.max_tokens, "beyond the window"
@@ -82,15 +88,17 @@ class SimulatedTarget:
             spec, tokens, computed = self.held[chunk.request_id]
             if chunk.spec is None and len(tokens) > len(spec.tokens):
                 continue  # its prompt ended sooner than it seemed
-            if self.free() < chunk.num_tokens + 1:
+            wanted = min(chunk.num_tokens, len(tokens) - computed)
+            size = min(wanted, self.free())
+            if size < min(self.smallest_chunk, wanted):
                 deferred.append(chunk.request_id)
                 if chunk.spec is not None:
                     del self.held[chunk.request_id]  # as the real one, which opens nothing without room
                 continue
-            computed = min(len(tokens) - 1, computed + chunk.num_tokens)
+            computed += size
             self.held[chunk.request_id] = (spec, tokens, computed)
             verdict = None
-            if computed == len(tokens) - 1:
+            if computed == len(tokens):
                 verdict = self._decide(chunk.request_id, spec, tokens, TokenTree.root_only(tokens[-1]))
             prefills.append(
                 PrefillProgress(request_id=chunk.request_id, num_computed=computed, verdict=verdict)
