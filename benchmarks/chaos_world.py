@@ -199,7 +199,7 @@ class ChaosWorld(ChaosCell):
         Every second time, about as much as the end of a prompt takes.
         """
         if self.target is not None:
-            num_left = draw // 2 % 25
+            num_left = draw // 2 % 13
             tight = max(0, self.target.free - num_left)
             self.target.num_withheld = tight if draw % 2 else draw % self.settings.num_slots
 
