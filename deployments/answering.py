@@ -111,29 +111,20 @@ async def answer(call: Call) -> bytes:
 
 
 async def stream(call: Call) -> AsyncGenerator[bytes, None]:
-    """Run a request; its server-sent events.
+    """Run a request; its server-sent events. Raises `ApiError`, also in their midst.
 
-    What fails before the first event is raised as `ApiError`; later it can only be an event.
+    Then [DONE] does not come: its absence tells a client that does not know error events that something broke.
     """
-    started = False
-    try:
-        async with aclosing(translated(call)) as updates:
-            async for update in updates:
-                events = _events(call, update)
-                if events:
-                    started = True
-                    yield events
-        if call.includes_usage:
-            closing = call.shape.closing()
-            call.add_usage(closing)
-            call.add_metrics(closing)
-            yield _event(closing)
-    except ApiError as error:
-        if not started:
-            raise
-        # No [DONE]: its absence tells a client that does not know error events that something broke.
-        yield b"event: error\n" + _event(error.body())
-        return
+    async with aclosing(translated(call)) as updates:
+        async for update in updates:
+            events = _events(call, update)
+            if events:
+                yield events
+    if call.includes_usage:
+        closing = call.shape.closing()
+        call.add_usage(closing)
+        call.add_metrics(closing)
+        yield _event(closing)
     yield b"data: [DONE]\n\n"
 
 

@@ -34,9 +34,11 @@ class ApiError(Exception):
         details: further fields of the error object.
         headers: of the response, besides.
         is_logged: whether a line of the log names it.
+        event: how the stream in whose midst it happened tells it; None if as any stream does.
     """
 
     is_logged = False
+    event: bytes | None = None
 
     def __init__(
         self,

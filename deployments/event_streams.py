@@ -154,7 +154,12 @@ async def unless_disconnected(request: Request, work: Awaitable[_Result]) -> _Re
 
 
 def error_event(error: ApiError) -> bytes:
-    """How a failure in the midst of a stream is told."""
+    """How a failure in the midst of a stream is told, as its last event.
+
+    It never has an id: when the answer is generated anew, another event is at its position.
+    """
+    if error.event is not None:
+        return error.event
     return b"event: error\ndata: " + json.dumps(error.body()).encode() + b"\n\n"
 
 
@@ -166,7 +171,7 @@ async def _chain(
             yield await first
             async for event in rest:
                 yield event
-        except ApiError as error:  # of an answer that began with comments
+        except ApiError as error:
             yield error_event(error)
         except Exception:  # a bug; a connection that just breaks off would look like the network's fault
             _log.exception("request %s failed in the midst of its answer", request_id)

@@ -77,7 +77,7 @@ class ResponsesView:
         return msgspec.json.encode(self._finished(call))
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
-        """Run a request; its events. What fails before the first token is raised as `ApiError`."""
+        """Run a request; its events. Raises `ApiError`, after the first token with the event that tells it."""
         started = False
         try:
             async with aclosing(translated(call)) as updates:
@@ -93,11 +93,11 @@ class ResponsesView:
             yield self._event(f"response.{final['status']}", response=final)
         except ApiError as error:
             error = renamed(error)
-            if not started:
-                raise error from None
-            failed = self._response(call, "failed")
-            failed["error"] = {"code": error.code or "server_error", "message": error.message}
-            yield self._event("response.failed", response=failed)
+            if started:
+                failed = self._response(call, "failed")
+                failed["error"] = {"code": error.code or "server_error", "message": error.message}
+                error.event = self._event("response.failed", response=failed)
+            raise error from None
 
     # -- parts -----------------------------------------------------------------------------------------
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-import tracemalloc
-import weakref
+import re
 from functools import partial
 from pathlib import Path
 
@@ -20,10 +18,7 @@ from deployments.api_keys import hash_key
 from deployments.api_service import ApiService
 from deployments.authentication import Authenticator
 from deployments.front_end_metrics import FrontEndMetrics
-from deployments.idempotency import HEADER, Answers, Key
 from deployments.openai_api import create_app
-from deployments.replay_log import ReplayLog
-from deployments.request_context import RequestContext
 from tests.fakes.cell_stand_in import CellStandIn, eventually
 from tests.fakes.tiny_tokenizer import ANSWER
 
@@ -213,6 +208,26 @@ async def test_a_failed_request_is_tried_anew(http: httpx.AsyncClient, cell: Cel
         assert "Idempotent-Replayed" not in again.headers
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES])
+async def test_a_failed_stream_continues_with_the_event_that_did_not_come(
+    http: httpx.AsyncClient, cell: CellStandIn, path: str
+) -> None:
+    """What told the failure had the id of that event: who went on after it never got it."""
+    body = BODIES[path] | {"stream": True}
+    whole = _ids((await http.post(path, json=body, headers={"Idempotency-Key": "two"})).text)
+    cell.finish_reason = "error"
+    *before, failure, _ = (await http.post(path, json=body, headers=KEY)).text.split("\n\n")
+    assert "failed" in failure
+    cell.finish_reason = None
+    last = _ids("\n\n".join([*before, failure]))[-1]  # as browsers keep it
+    rest = await http.post(path, json=body, headers=KEY | {"Last-Event-ID": last})
+    assert _ids("\n\n".join(before)) + _ids(rest.text) == whole
+
+
+def _ids(stream: str) -> list[str]:
+    return re.findall("^id: (.*)", stream, re.MULTILINE)
+
+
 async def test_nobody_gets_the_answer_of_another_api_key(
     service: ApiService, cell: CellStandIn, tmp_path: Path
 ) -> None:
@@ -315,70 +330,5 @@ async def test_what_is_kept_is_bounded(service: ApiService, cell: CellStandIn) -
     assert 'reason="ttl"}' in text
 
 
-async def _produce(log: ReplayLog, number: int) -> bool:
-    for event in range(12):
-        log.add_events(f"data: event {event} of answer {number} {'x' * 200}\n\n".encode())
-        await asyncio.sleep(0)
-    return True
-
-
-async def _ask_directly(answers: Answers, number: int) -> weakref.ref[RequestContext]:
-    """One request within its context, as a front end answers it."""
-    request = RequestContext({"request_id": f"r{number}", "connection": bytearray(20_000)})
-    key = Key(name=f"{number:064x}", field=HEADER, body=f"{number:064x}")
-    with request.entered():
-        follower = answers.attach(key, partial(_produce, number=number))
-        assert len([part async for part in follower.parts()]) == 12
-    return weakref.ref(request)
-
-
-async def test_what_is_counted_of_an_answer_is_what_is_held() -> None:
-    """Its request and connection are not; the bound on bytes would be of no use."""
-    answers = Answers(IdempotencyConfig())
-    ask = partial(_ask_directly, answers)
-    for number in range(20):  # what is made once
-        await asyncio.create_task(ask(number))
-    gc.collect()
-    counted_before = answers.num_bytes
-    tracemalloc.start()
-    try:
-        requests = [await asyncio.create_task(ask(number)) for number in range(20, 220)]
-        gc.collect()
-        held, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    counted = answers.num_bytes - counted_before
-    assert len(answers) == 220
-    assert not any(request() for request in requests)
-    assert 0.8 * counted < held < 1.2 * counted
-    await answers.close()
-
-
 def _has_more(cell: CellStandIn, than: int) -> bool:
     return len(cell.submissions) > than
-
-
-async def test_who_comes_while_an_abandoned_answer_is_ended_gets_one_of_its_own() -> None:
-    """It attached to the one being ended, and was told that its request was cancelled."""
-    answers = Answers(IdempotencyConfig(grace_s=0.01))
-    is_ending = asyncio.Event()
-
-    async def slow_to_end(log: ReplayLog) -> bool:
-        try:
-            await asyncio.sleep(30)
-        finally:
-            is_ending.set()
-            await asyncio.sleep(0.05)  # its cell is being told
-        return True
-
-    async def whole(log: ReplayLog) -> bool:
-        log.add(b"answer")
-        return True
-
-    key = Key("name", HEADER, "body")
-    answers.attach(key, slow_to_end).close()
-    await asyncio.wait_for(is_ending.wait(), 3)
-    assert [part async for part in answers.attach(key, whole).parts()] == [b"answer"]
-    await asyncio.sleep(0.1)
-    assert len(answers) == 1, "the new answer is kept"
-    await answers.close()
