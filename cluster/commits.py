@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from cluster.forced_tokens import drafter_of
 from cluster.requests import Request, Trigger
 from cluster.stream_messages import StepTrace, TokenEvent
@@ -10,8 +12,15 @@ from engine.tree import TokenTree
 from verifier.messages import PrefillProgress, Verdict
 
 
-def commit(request: Request, verdict: Verdict, now: float) -> TokenEvent:
-    """Append the verdict's tokens to the request; what its front end is told."""
+def commit(request: Request, verdict: Verdict, max_model_tokens: int, now: float) -> TokenEvent:
+    """Append the verdict's tokens to the request; what its front end is told.
+
+    Those beyond the longest sequence, which a grammar's forced tokens may reach, are dropped: without
+    speculation the request ends there.
+    """
+    room = max(1, max_model_tokens - request.num_tokens)
+    if len(verdict.tokens) > room:
+        verdict = structs.replace(verdict, tokens=verdict.tokens[:room], logprobs=verdict.logprobs[:room])
     position = len(request.output)
     # The trees are forgotten with the commit.
     trace = step_trace(request, verdict, now) if request.submit.speculation.trace else None

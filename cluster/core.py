@@ -176,8 +176,8 @@ class SchedulerCore:
         if isinstance(answer, Rejected):
             self._actions.append(Reject(event.client, answer))
             return
-        submit, output = answer.submit, list(answer.submit.output)
-        request = Request(submit, event.client, now, self._next_order, answer.predicted, output)
+        submit, arrived = answer.submit, now - answer.submit.waited_s
+        request = Request(submit, event.client, arrived, self._next_order, answer.predicted, [*submit.output])
         self._next_order += 1
         self.requests[request.request_id] = request
         reason = request.finish_reason(self.max_model_tokens)
@@ -278,7 +278,7 @@ class SchedulerCore:
         self.sending_ahead.begin(self.running.values(), now)
 
     def _commit(self, request: Request, verdict: Verdict, now: float) -> None:
-        event = commit(request, verdict, now)
+        event = commit(request, verdict, self._longest, now)
         self.totals.committed_tokens += len(verdict.tokens)
         if verdict.num_forced:
             count(self.totals, verdict)

@@ -88,7 +88,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     `on_miss` says what is done with it if it is predicted to miss `objective`: "serve" it all the same,
     "downgrade" it to the first of `downgrades` that it would meet, or "reject" it. `was_taken` says that a
     cell had accepted it, with or without output: it is then not held to a share of the queue again, and who
-    sends it comes back by itself.
+    sends it comes back by itself. `waited_s` is how long it was without a cell, or in the queue of another,
+    that was lost or gave it back, if it has no output: its times, and when its first token is due, count from
+    before that.
     """
 
     request_id: str
@@ -103,6 +105,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     downgrades: tuple[Terms, ...] = ()
     tenant: Tenant = NOBODY
     was_taken: bool = False
+    waited_s: float = 0.0
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -113,7 +113,7 @@ async def answer(call: Call) -> bytes:
 async def stream(call: Call) -> AsyncGenerator[bytes, None]:
     """Run a request; its server-sent events. Raises `ApiError`, also in their midst.
 
-    Then [DONE] does not come: its absence tells a client that does not know error events that something broke.
+    Then [DONE] does not come: its absence tells clients that do not know error events that something broke.
     """
     async with aclosing(translated(call)) as updates:
         async for update in updates:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,6 +15,8 @@ from cluster.stream_messages import Rejected, Submit, TokenEvent
 PASSING = frozenset({"queue_full", "saturated", "not_ready", "draining"})
 #: Those of a cell that serves, and tells when it will have room.
 FULL = frozenset({"queue_full", "saturated"})
+# Who is refused so much later had been taken, and is given back.
+_HELD_S = 1.0
 #: Besides those, who was taken by a cell is not turned away for what another one has learnt of its speed.
 PASSING_IF_PROMISED = PASSING | {"slo_infeasible"}
 
@@ -49,6 +52,7 @@ class Pending:
         turned_away: of the refusals of those that serve, the one that is over first; it outweighs that of
             one that does not yet.
         refused_at: when cells began to refuse it although it is promised.
+        begun: when it came. sent_at: when it was last sent.
     """
 
     request: Submit
@@ -64,12 +68,15 @@ class Pending:
     refused_by: set[str] = field(default_factory=set)
     turned_away: Rejected | None = None
     refused_at: float | None = None
+    begun: float = field(default_factory=time.monotonic)
+    sent_at: float = -math.inf
 
     def next_life(self, cell: str) -> Submit | None:
         """What to send to `cell`; None if nothing is left to generate, which the caller is told."""
         self.sent += 1
         self.lives += 1
         self.cell, self.sent_output = cell, len(self.output)
+        self.sent_at = time.monotonic()
         request = self.request
         self.wire_id = request.request_id if self.sent == 1 else f"{request.request_id}~{self.sent}"
         if self.sent > 1:
@@ -92,10 +99,13 @@ class Pending:
             output=self.output,
             on_miss=on_miss,
             was_taken=self.is_promised,
+            waited_s=0.0 if self.output else round(self.sent_at - self.begun, 3),
         )
 
     def refused(self, rejected: Rejected) -> None:
         """The cell did not take it, or gave it back."""
+        if time.monotonic() > self.sent_at + _HELD_S:
+            self.refused_at = None
         if rejected.code in FULL and _wait_s(rejected) < _wait_s(self.turned_away):
             self.turned_away = rejected
         if len(self.output) == self.sent_output:
@@ -107,6 +117,7 @@ class Pending:
         """It leaves a cell in whose queue it was."""
         self.lives -= 1
         self.is_promised = True
+        self.refused_at = None
         self.ask_all()
         self.refused_by.add(self.cell)
         self.cell = self.wire_id = ""
@@ -115,6 +126,7 @@ class Pending:
         """The connection to its cell ended."""
         self.cell = self.wire_id = ""
         self.is_promised = True
+        self.refused_at = None
         self.ask_all()
 
     def ask_all(self) -> None:

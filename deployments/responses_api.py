@@ -77,7 +77,7 @@ class ResponsesView:
         return msgspec.json.encode(self._finished(call))
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
-        """Run a request; its events. Raises `ApiError`, after the first token with the event that tells it."""
+        """Run a request; its events. Raises `ApiError`, once there were any with the one that tells it."""
         started = False
         try:
             async with aclosing(translated(call)) as updates:

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from cluster.events import Cancelled
 from cluster.invariants import check_at_rest
-from cluster.stream_messages import Submit
+from cluster.requests import GRAMMAR
+from cluster.stream_messages import Speculation, Submit
+from engine.constraint import Constraint
 from engine.sampling_params import SamplingParams
 from tests.cluster.simulated import SimulatedTarget
 from tests.cluster.test_core import World
 from tests.verifier import target as tiny
+from tests.verifier.grammars import make_grammars
 from tests.verifier.target import VOCAB, Target, spec_of
 from verifier.messages import VerifyCall, VerifyResult
 from verifier.verifier import Verifier
@@ -24,6 +27,7 @@ MAX_TOKENS = 800
 
 with mock.patch.object(tiny, "MAX_TOKENS", MAX_TOKENS):
     TARGET = Target()
+GRAMMARS = make_grammars()
 
 
 class RealTarget(SimulatedTarget):
@@ -31,7 +35,7 @@ class RealTarget(SimulatedTarget):
 
     def __init__(self, num_slots: int) -> None:
         super().__init__(num_slots, MAX_TOKENS, VOCAB)
-        self.verifier = Verifier(TARGET.runner(num_slots))
+        self.verifier = Verifier(TARGET.runner(num_slots), grammars=GRAMMARS)
 
     def step(self, call: VerifyCall) -> VerifyResult:
         return self.verifier.step(call)
@@ -124,3 +128,22 @@ def test_others_leave_when_a_prompt_has_too_few_slots(
                 world.handle(Cancelled(name))
     assert left, "slots were never short"
     world.check(left)
+
+
+def test_tokens_that_a_grammar_forces_end_where_the_pool_does() -> None:
+    """They may reach beyond the longest sequence, where the target ends without speculation."""
+    output = {}
+    for mode in ("off", "auto"):
+        world = FullPool(1, "fixed", num_slots=90)
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=120, constraint=Constraint(kind="regex", text="x{100}")
+        )
+        speculation = Speculation(mode=mode)
+        world.send(Submit(request_id=mode, prompt=[5] * 6, sampling=sampling, speculation=speculation))
+        while world.answer_one():
+            pass
+        assert world.reason[mode] == "length"
+        output[mode] = world.output[mode]
+    assert output["auto"] == output["off"]
+    assert len(output["off"]) == world.core.max_model_tokens - 6
+    assert world.core.totals.verified_by_drafter[GRAMMAR] > 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from cluster.admission import slack_s, victim
@@ -88,3 +89,27 @@ def test_a_first_token_of_another_life_is_no_first_token_here() -> None:
     assert world.value("flotilla_slo_requests_total", objective="ttft") == 0
     assert world.value("flotilla_slo_requests_total", objective="tpot", attained="true") == 1
     assert world.value("flotilla_goodput_tokens_total") == len(expected) - len(before)
+
+
+def test_what_was_waited_elsewhere_counts_for_times_and_objectives() -> None:
+    """And for no prediction, of which it was no part."""
+    world = MeasuredWorld(1, "autoregressive")
+    asked = submit(0, world.rng, objective=Objective(ttft_ms=1000.0))
+    for name, waited_s in (("r0", 0.0), ("r1", 2.0)):
+        sent = msgspec.structs.replace(asked, request_id=name, waited_s=waited_s)
+        world.accounts.arrived(sent)
+        world.send(sent)
+        world.drain()
+    (_, here), (_, moved) = world.receipts
+    assert here.ttft_ms is not None
+    assert here.ttft_ms < 1000.0
+    for took in ("queue_ms", "ttft_ms", "e2e_ms"):
+        assert 2000.0 <= getattr(moved, took) < 2000.0 + 2 * here.e2e_ms, took
+    assert moved.tpot_ms == pytest.approx(here.tpot_ms, rel=0.5)
+    assert world.value("flotilla_slo_requests_total", objective="ttft", attained="true") == 1
+    assert world.value("flotilla_slo_requests_total", objective="ttft", attained="false") == 1
+    ratios = "flotilla_admission_prediction_ratio"
+    assert world.value(f"{ratios}_count", objective="ttft") == 2
+    assert moved.predicted is not None
+    most = 2 * here.e2e_ms / moved.predicted.ttft_ms
+    assert world.value(f"{ratios}_sum", objective="ttft") < 2 * most

@@ -1,0 +1,72 @@
+"""What a front end knows of a request between cells: how long it has waited, and since when it is refused."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import pytest
+
+from cluster.stream_messages import Rejected, Submit
+from deployments.pending_requests import Pending
+from engine.sampling_params import SamplingParams
+
+FULL = Rejected(request_id="r", code="queue_full", message="full", retry_after_s=2.0)
+ASKED = Submit(request_id="r", prompt=[1, 2], sampling=SamplingParams(max_tokens=9))
+
+
+def sent(pending: Pending, cell: str = "one") -> Submit:
+    message = pending.next_life(cell)
+    assert message is not None
+    return message
+
+
+def test_who_is_sent_at_once_has_not_waited() -> None:
+    assert sent(Pending(ASKED, [])).waited_s == 0.0
+
+
+@pytest.mark.parametrize("how", ["lost", "withdrawn", "refused", "no cell"])
+def test_the_next_cell_is_told_how_long_it_was_elsewhere(how: str) -> None:
+    pending = Pending(ASKED, [])
+    if how != "no cell":
+        sent(pending)
+    pending.begun = time.monotonic() - 2.0
+    if how == "lost":
+        pending.lost()
+    elif how == "withdrawn":
+        pending.withdrawn()
+    elif how == "refused":
+        pending.refused(FULL)
+    assert sent(pending, "two").waited_s == pytest.approx(2.0, abs=0.5)
+
+
+def test_what_came_after_its_first_token_is_no_wait_for_it() -> None:
+    pending = Pending(ASKED, [])
+    sent(pending)
+    pending.begun = time.monotonic() - 2.0
+    pending.output = [3]
+    pending.lost()
+    assert msgspec.structs.replace(sent(pending), request_id="r") == msgspec.structs.replace(
+        ASKED, output=[3], was_taken=True
+    )
+
+
+@pytest.mark.parametrize("how", ["lost", "withdrawn", "given back"])
+def test_a_refusal_before_a_cell_had_it_is_forgotten(how: str) -> None:
+    """Who was refused in passing, taken and in a queue for long was turned away when that cell was lost."""
+    pending = Pending(ASKED, [])
+    sent(pending)
+    pending.refused(FULL)
+    pending.refused_at = refused_at = time.monotonic()
+    sent(pending, "two")
+    pending.refused(FULL)
+    assert pending.refused_at == refused_at, "at once: it has been refused since then"
+    sent(pending, "two")
+    pending.sent_at -= 60.0
+    if how == "lost":
+        pending.lost()
+    elif how == "withdrawn":
+        pending.withdrawn()
+    else:
+        pending.refused(FULL)
+    assert pending.refused_at is None
