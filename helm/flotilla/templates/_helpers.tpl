@@ -14,19 +14,22 @@
 
 {{/* Labels of objects; never of pods, where the chart's version would make a second cluster. */}}
 {{- define "flotilla.labels" -}}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/name: {{ include "flotilla.name" . }}
-{{ include "flotilla.selectorLabels" . }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- include "flotilla.labelsWith" (dict "root" . "labels" (dict)) -}}
 {{- end }}
 
-{{/* Labels of pods, the same from version to version. `name` is the operator's. */}}
+{{/* The same with those of one kind of object, as one map: a key written twice would be no valid YAML. */}}
+{{- define "flotilla.labelsWith" -}}
+{{- $own := include "flotilla.selectorLabels" .root | fromYaml -}}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .root.Release.Service -}}
+{{- $_ := set $own "app.kubernetes.io/name" (include "flotilla.name" .root) -}}
+{{- $_ := set $own "app.kubernetes.io/version" .root.Chart.AppVersion -}}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-") -}}
+{{- mergeOverwrite (dict) .root.Values.commonLabels .labels $own | toYaml -}}
+{{- end }}
+
+{{/* Labels of pods, the same from version to version; what selects pods does so by these. `name` is the operator's. */}}
 {{- define "flotilla.selectorLabels" -}}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/part-of: flotilla
 {{- end }}
 

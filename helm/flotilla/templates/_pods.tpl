@@ -56,13 +56,10 @@ the version of the chart or on the contents of Secrets.
 {{- $gpuCount := default 0 $gpu.count | int -}}
 {{- $gpuResource := default "nvidia.com/gpu" $gpu.resourceName -}}
 {{- $groupLabels := dict "flotilla/group" .name "app.kubernetes.io/instance" $root.Release.Name -}}
+{{- $labels := merge (include "flotilla.selectorLabels" $root | fromYaml) (dict "flotilla/group" .name) $values.pods.labels -}}
 metadata:
   labels:
-    {{- include "flotilla.selectorLabels" $root | nindent 4 }}
-    flotilla/group: {{ .name }}
-    {{- with $values.pods.labels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- toYaml $labels | nindent 4 }}
   {{- with $values.pods.annotations }}
   annotations:
     {{- toYaml . | nindent 4 }}
