@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.security_config import KeysFile
+from tests.helm.operator_rules import read_resources
 from tests.helm.rendered_chart import (
     cluster,
     container,
@@ -32,8 +33,7 @@ def first_group(values: dict[str, Any]) -> dict[str, Any]:
 
 def ray_resources(values: dict[str, Any]) -> dict[str, float]:
     """Of the first group."""
-    quoted = first_group(values)["rayStartParams"]["resources"]
-    return dict(json.loads(json.loads(quoted)))
+    return read_resources(first_group(values)["rayStartParams"])
 
 
 def env(values: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -237,10 +237,6 @@ def test_spread_is_counted_within_the_group() -> None:
     ]
     assert spread["labelSelector"]["matchLabels"]["flotilla/group"] == "cpu"
     assert (spread["maxSkew"], spread["whenUnsatisfiable"]) == (1, "ScheduleAnyway")
-
-
-def test_ray_resources_survive_the_shell() -> None:
-    assert ray_resources(group(rayResources={"verifier": 4}))["verifier"] == 4
 
 
 def test_cells_and_front_ends_run_in_every_group_unless_it_says_otherwise() -> None:
