@@ -271,17 +271,6 @@ def test_a_group_may_start_empty() -> None:
     assert (found["replicas"], found["minReplicas"]) == (0, 0)
 
 
-def test_a_group_has_time_to_drain() -> None:
-    values = merged(group(), {"config": {"scaling": {"cells": {"drain_timeout_s": 60}}}})
-    assert worker(values)["terminationGracePeriodSeconds"] == 90
-
-
-def test_environment_of_all_pods_comes_before_that_of_the_group() -> None:
-    one = {"pods": {"env": [{"name": "A", "value": "1"}]}}
-    names = list(env(merged(one, group(env=[{"name": "B", "value": "2"}]))))
-    assert names[-2:] == ["A", "B"]
-
-
 def test_the_operators_probes_stand_unless_replaced() -> None:
     assert "readinessProbe" not in container(group())
     probe = {"exec": {"command": ["true"]}}

@@ -22,7 +22,7 @@
 {{- if eq $key "resources" -}}{{- fail (printf "%s: rayStartParams.resources is made of rayResources and runs; use rayResources" $where) -}}{{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $running = concat $running (ternary $group.runs (list "cells" "front-ends") (hasKey $group "runs")) -}}
+{{- $running = concat $running (include "flotilla.runs" $group | fromJsonArray) -}}
 {{- $available := dig "podDisruptionBudget" "minAvailable" 0 $group | int -}}
 {{- if gt $available $min -}}
 {{- fail (printf "%s: podDisruptionBudget.minAvailable %d is above minReplicas %d: with so few pods no node could be drained" $where $available $min) -}}

@@ -52,7 +52,7 @@ app.kubernetes.io/part-of: flotilla
 {{/* Ray's resources of a group's pods as JSON: those of the values, and what cells and front ends are placed by. */}}
 {{- define "flotilla.rayResources" -}}
 {{- $resources := deepCopy (default (dict) .rayResources) -}}
-{{- $runs := ternary .runs (list "cells" "front-ends") (hasKey . "runs") -}}
+{{- $runs := include "flotilla.runs" . | fromJsonArray -}}
 {{- if has "cells" $runs -}}{{- $_ := set $resources "flotilla-cell" 1 -}}{{- end -}}
 {{- if has "front-ends" $runs -}}{{- $_ := set $resources "flotilla-front-end" 1 -}}{{- end -}}
 {{- toJson $resources -}}

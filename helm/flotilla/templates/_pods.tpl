@@ -1,14 +1,3 @@
-{{/* Environment of every container with Flotilla's code. The root file system is read-only: caches go to /tmp. */}}
-{{- define "flotilla.env" -}}
-- {name: HOME, value: /tmp}
-- {name: XDG_CACHE_HOME, value: /tmp/cache}
-- {name: HF_HOME, value: /tmp/huggingface}
-- {name: RAY_USAGE_STATS_ENABLED, value: "0"}
-{{- if eq .Values.rayAuthentication "disabled" }}
-- {name: RAY_AUTH_MODE, value: disabled}
-{{- end }}
-{{- end }}
-
 {{/* Fetches models before Ray starts; what is there already is not fetched again. */}}
 {{- define "flotilla.downloads" -}}
 {{- $root := . -}}
@@ -87,8 +76,7 @@ spec:
   {{- with $group.runtimeClassName }}
   runtimeClassName: {{ . }}
   {{- end }}
-  {{- /* Open streams may end within scaling.cells.drain_timeout_s. */}}
-  terminationGracePeriodSeconds: {{ default (add 30 (dig "scaling" "cells" "drain_timeout_s" 10 $values.config | int)) $group.terminationGracePeriodSeconds }}
+  terminationGracePeriodSeconds: {{ include "flotilla.gracePeriod" . }}
   {{- $selector := deepCopy (default (dict) $group.nodeSelector) }}
   {{- if $gpu.type }}
   {{- $_ := set $selector (default "nvidia.com/gpu.product" $gpu.productLabel) $gpu.type }}
@@ -143,14 +131,10 @@ spec:
         {{- end }}
       {{- end }}
       env:
-        {{- include "flotilla.env" $root | nindent 8 }}
-        - {name: HF_HUB_OFFLINE, value: "1"}
-        {{- with $values.pods.env }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-        {{- with $group.env }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- $env := include "flotilla.env" $root | fromYamlArray }}
+        {{- $env = append $env (dict "name" "HF_HUB_OFFLINE" "value" "1") }}
+        {{- $env = append $env (dict "name" "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" "value" (include "flotilla.drainTimeout" .)) }}
+        {{- include "flotilla.lastOfEachName" (concat $env $values.pods.env (default (list) $group.env)) | nindent 8 }}
       {{- $resources := deepCopy $group.resources }}
       {{- if gt $gpuCount 0 }}
       {{- range $kind := list "requests" "limits" }}
