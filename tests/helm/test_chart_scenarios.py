@@ -38,7 +38,6 @@ from tests.helm.rendered_chart import (
 
 pytest.importorskip("kubernetes_validate")
 
-CRDS = Path(__file__).resolve().parents[3] / "shared" / "crds"
 VERSIONS = [f"1.{minor}" for minor in range(27, 38)]
 #: Kinds of operators: no schema in Kubernetes' own, so each needs a test here.
 CUSTOM = {"RayService", "PodMonitor", "PrometheusRule", "HTTPRoute"}
@@ -137,14 +136,6 @@ def completed(value: Any, schema: Any) -> Any:
     }
     present = {name: part for name, part in value.items() if part is not None}
     return defaults | {name: completed(part, fields.get(name, {})) for name, part in present.items()}
-
-
-@pytest.fixture(scope="module")
-def crd() -> Any:
-    path = CRDS / "ray.io_rayservices.v1.schema.json"
-    if not path.is_file():
-        pytest.skip(f"the CRD's schema is not at {path}")
-    return json.loads(path.read_text())
 
 
 def check_crd(service: Any, crd: Any) -> None:

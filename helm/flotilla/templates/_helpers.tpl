@@ -12,6 +12,15 @@
 {{- end -}}
 {{- end }}
 
+{{/* Name of an object beside the RayService: where it is cut to 63 characters, a hash keeps it apart from others. Takes `root` and `name`. */}}
+{{- define "flotilla.nameOf" -}}
+{{- $name := printf "%s-%s" (include "flotilla.fullname" .root) .name -}}
+{{- if gt (len $name) 63 -}}
+{{- $name = printf "%s-%s" ($name | trunc 54 | trimSuffix "-") (sha256sum $name | trunc 8) -}}
+{{- end -}}
+{{- $name -}}
+{{- end }}
+
 {{/* Labels of objects; never of pods, where the chart's version would make a second cluster. */}}
 {{- define "flotilla.labels" -}}
 {{- include "flotilla.labelsWith" (dict "root" . "labels" (dict)) -}}

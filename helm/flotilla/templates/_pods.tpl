@@ -152,42 +152,7 @@ spec:
       securityContext:
         {{- toYaml $values.pods.containerSecurityContext | nindent 8 }}
       volumeMounts:
-        - {name: tmp, mountPath: /tmp}
-        {{- if ne $values.models.source "none" }}
-        - name: models
-          mountPath: {{ $values.models.mountPath }}
-          readOnly: true
-          {{- if and (eq $values.models.source "pvc") $values.models.pvc.subPath }}
-          subPath: {{ $values.models.pvc.subPath }}
-          {{- end }}
-        {{- end }}
-        {{- if $values.apiKeys.enabled }}
-        - {name: api-keys, mountPath: /etc/flotilla/keys, readOnly: true}
-        {{- end }}
-        {{- with $values.pods.volumeMounts }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-        {{- with $group.volumeMounts }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- include "flotilla.volumeMounts" . | nindent 8 }}
   volumes:
-    - name: tmp
-      emptyDir: {sizeLimit: {{ $values.pods.tmpSizeLimit }}}
-    {{- if eq $values.models.source "pvc" }}
-    - name: models
-      persistentVolumeClaim: {claimName: {{ $values.models.pvc.claimName }}, readOnly: true}
-    {{- else if eq $values.models.source "download" }}
-    - name: models
-      emptyDir: {sizeLimit: {{ $values.models.downloadSizeLimit }}}
-    {{- end }}
-    {{- if $values.apiKeys.enabled }}
-    - name: api-keys
-      secret: {secretName: {{ include "flotilla.keysSecret" $root }}, defaultMode: 288}
-    {{- end }}
-    {{- with $values.pods.volumes }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-    {{- with $group.volumes }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- include "flotilla.volumes" . | nindent 4 }}
 {{- end }}
