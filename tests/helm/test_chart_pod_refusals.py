@@ -117,6 +117,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"head": {"resources": {"requests": {"memory": "4Gi"}, "limits": {"memory": "4G"}}}},
         ("head", "resources.requests.memory 4Gi", "limit 4G"),
     ),
+    "more asked for by downloads than allowed": (
+        {"models": {"downloadResources": {"requests": {"memory": "5Gi"}}}},
+        ("models: downloadResources.requests.memory 5Gi", "limit 4Gi"),
+    ),
     "more asked for beside the head than allowed": (
         {"autoscaler": {"resources": {"requests": {"cpu": "2"}}}},
         ("autoscaler", "resources.requests.cpu 2", "limit 1"),

@@ -4,6 +4,7 @@ there are not, and requests above limits. The API server refuses these, of pods 
 */}}
 {{- define "flotilla.podChecks" -}}
 {{- include "flotilla.checkQuantities" (dict "where" "autoscaler" "resources" .Values.autoscaler.resources) -}}
+{{- include "flotilla.checkQuantities" (dict "where" "models" "field" "downloadResources" "resources" .Values.models.downloadResources) -}}
 {{- include "flotilla.checkPod" (dict "root" . "group" .Values.head "where" "head" "isHead" true) -}}
 {{- range $index, $group := .Values.workerGroups -}}
 {{- $where := printf "workerGroups[%d] (%s)" $index $group.name -}}
@@ -43,13 +44,13 @@ there are not, and requests above limits. The API server refuses these, of pods 
 {{- end -}}
 {{- end }}
 
-{{/* Takes `where` and `resources`. */}}
+{{/* Takes `where` and `resources`, and `field` if they are called otherwise. */}}
 {{- define "flotilla.checkQuantities" -}}
 {{- range $name, $request := .resources.requests -}}
 {{- if hasKey $.resources.limits $name -}}
 {{- $limit := get $.resources.limits $name -}}
 {{- if gt (include "flotilla.quantity" $request | float64) (include "flotilla.quantity" $limit | float64) -}}
-{{- fail (printf "%s: resources.requests.%s %v is above its limit %v" $.where $name $request $limit) -}}
+{{- fail (printf "%s: %s.requests.%s %v is above its limit %v" $.where (default "resources" $.field) $name $request $limit) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -1,40 +1,3 @@
-{{/* Fetches models before Ray starts; what is there already is not fetched again. */}}
-{{- define "flotilla.downloads" -}}
-{{- $root := . -}}
-{{- range $index, $model := .Values.models.download }}
-- name: download-{{ $index }}
-  image: {{ include "flotilla.image" $root }}
-  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-  command:
-    - hf
-    - download
-    - {{ $model.repository | quote }}
-    - --revision={{ $model.revision }}
-    - --local-dir={{ $root.Values.models.mountPath }}/{{ $model.directory }}
-    {{- range list "*.safetensors" "*.json" "*.txt" "*.model" "*.jinja" }}
-    - --include={{ . }}
-    {{- end }}
-  env:
-    {{- include "flotilla.env" $root | nindent 4 }}
-    {{- /* The image says otherwise. */}}
-    - {name: HF_HUB_OFFLINE, value: "0"}
-    {{- with $root.Values.models.hubToken }}
-    {{- if .secretName }}
-    - name: HF_TOKEN
-      valueFrom: {secretKeyRef: {name: {{ .secretName }}, key: {{ .key }}}}
-    {{- end }}
-    {{- end }}
-  resources:
-    requests: {cpu: 500m, memory: 1Gi}
-    limits: {cpu: "2", memory: 4Gi}
-  securityContext:
-    {{- toYaml $root.Values.pods.containerSecurityContext | nindent 4 }}
-  volumeMounts:
-    - {name: models, mountPath: {{ $root.Values.models.mountPath }}}
-    - {name: tmp, mountPath: /tmp}
-{{- end }}
-{{- end }}
-
 {{/*
 A pod template, of the head or of a group. Takes `root`, `group` (its values), `name` and `isHead`. Nothing in it may depend on
 the version of the chart or on the contents of Secrets.
@@ -106,9 +69,9 @@ spec:
   {{- end }}
   securityContext:
     {{- toYaml $values.pods.securityContext | nindent 4 }}
-  {{- if eq $values.models.source "download" }}
+  {{- if and (eq $values.models.source "download") (include "flotilla.modelsHeld" .) }}
   initContainers:
-    {{- include "flotilla.downloads" $root | nindent 4 }}
+    {{- include "flotilla.downloads" . | nindent 4 }}
   {{- end }}
   containers:
     - name: {{ ternary "ray-head" "ray-worker" .isHead }}

@@ -1,8 +1,8 @@
-{{/* Where Ray's container has its volumes: the chart's, those of all pods, those of the group. Takes `root` and `group`. */}}
+{{/* Where Ray's container has its volumes: the chart's, those of all pods, those of the group. Takes `root`, `group` and `isHead`. */}}
 {{- define "flotilla.volumeMounts" -}}
 {{- $values := .root.Values -}}
 - {name: tmp, mountPath: /tmp}
-{{- if ne $values.models.source "none" }}
+{{- if include "flotilla.modelsHeld" . }}
 - name: models
   mountPath: {{ $values.models.mountPath }}
   readOnly: true
@@ -30,9 +30,9 @@
 {{- if eq $values.models.source "pvc" }}
 - name: models
   persistentVolumeClaim: {claimName: {{ $values.models.pvc.claimName }}, readOnly: true}
-{{- else if eq $values.models.source "download" }}
+{{- else if include "flotilla.modelsHeld" . }}
 - name: models
-  emptyDir: {sizeLimit: {{ $values.models.downloadSizeLimit }}}
+  emptyDir: {sizeLimit: {{ include "flotilla.downloadSize" . }}}
 {{- end }}
 {{- if $values.apiKeys.enabled }}
 - name: api-keys
