@@ -1,4 +1,4 @@
-"""What fetches models: where, with what, and its command run against a server that answers as the Hub does."""
+"""What fetches models: where, with what, and its command against a server that answers as the Hub does."""
 
 from __future__ import annotations
 

@@ -38,6 +38,8 @@ def test_what_selects_pods_cannot_be_switched_off_by_a_label(label: str) -> None
         ({"pods": {"labels": labels}}, "/pods/labels"),
         # The operator writes these onto pods, over those of the template.
         (group(rayLabels=labels), "/workerGroups/0/rayLabels"),
+        (group(labels=labels), "/workerGroups/0/labels"),
+        ({"head": {"labels": labels}}, "/head/labels"),
     ):
         message = refusal(values)
         assert where in message
@@ -67,6 +69,31 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a checksum on pods, which would make a second cluster": (
         {"pods": {"annotations": {"checksum/config": "a"}}},
         ("/pods/annotations", "checksum/config"),
+    ),
+    "a checksum on pods of a group": (
+        group(annotations={"checksum/config": "a"}),
+        ("/workerGroups/0/annotations", "checksum/config"),
+    ),
+    "a container called as Ray's": (
+        {"pods": {"extraContainers": [{"name": "ray-worker", "image": "a"}]}},
+        ("workerGroups[0] (cpu)", "two containers", "ray-worker"),
+    ),
+    "a container called as one that the operator adds": (
+        {"pods": {"initContainers": [{"name": "wait-gcs-ready", "image": "a"}]}},
+        ("head", "two containers", "wait-gcs-ready"),
+    ),
+    "a container with a volume that there is not": (
+        {"pods": {"extraContainers": [{"name": "a", "image": "a", "volumeMounts": [{"name": "own"}]}]}},
+        ("head", "pods.extraContainers", '"own"'),
+    ),
+    "a container without image": (
+        {"pods": {"extraContainers": [{"name": "a"}]}},
+        ("/extraContainers/0", "image"),
+    ),
+    "a hook that there is not": ({"pods": {"lifecycle": {"preStart": {}}}}, ("/pods/lifecycle", "preStart")),
+    "an environment of no source": (
+        {"pods": {"envFrom": [{"configMap": {"name": "a"}}]}},
+        ("/pods/envFrom/0", "configMap"),
     ),
     "a mount where another is": (
         merged(

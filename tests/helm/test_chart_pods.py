@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from tests.helm import list_map_keys
+from tests.helm.operator_rules import violations
+from tests.helm.rayservice_crd import check_crd
 from tests.helm.rendered_chart import (
     SCENARIOS,
     cluster,
@@ -15,8 +17,10 @@ from tests.helm.rendered_chart import (
     merged,
     objects,
     of_kind,
+    ray_service,
     scenario,
     templates,
+    worker,
 )
 
 
@@ -152,3 +156,59 @@ def test_the_autoscaler_talks_to_ray_as_pods_do() -> None:
 def test_nothing_is_made_for_an_autoscaler_that_there_is_not() -> None:
     head = dict(templates(cluster({"autoscaler": {"enabled": False}})))["head"]
     assert [volume["name"] for volume in head["spec"]["volumes"]] == ["tmp"]
+
+
+# -- what pods may have besides ------------------------------------------------------------------------
+
+SIDECAR = {"name": "shipper", "image": "shipper:1", "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}]}
+BESIDES: dict[str, Any] = {
+    "pods": {
+        "initContainers": [{"name": "prepare", "image": "busybox:1"}],
+        "extraContainers": [SIDECAR],
+        "lifecycle": {"preStop": {"sleep": {"seconds": 5}}},
+        "envFrom": [{"configMapRef": {"name": "proxy"}}],
+        "schedulerName": "volcano",
+        "labels": {"team": "pods", "tier": "pods"},
+        "annotations": {"a": "pods", "b": "pods"},
+    },
+    "head": {"labels": {"team": "head"}, "annotations": {"a": "head"}},
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_pods_with_all_that_they_may_have_are_valid(name: str, crd: Any) -> None:
+    service = ray_service(merged(scenario(name), BESIDES))
+    check_crd(service, crd)
+    assert violations(service) == []
+    assert list(list_map_keys.repeated(service)) == []
+
+
+def test_containers_are_behind_rays_and_before_downloads() -> None:
+    values = merged(scenario("one-gpu"), BESIDES)
+    for name, template in templates(cluster(values)):
+        pod = template["spec"]
+        assert [one["name"] for one in pod["containers"]] == [
+            "ray-head" if name == "head" else "ray-worker",
+            "shipper",
+        ]
+        assert pod["initContainers"][0]["name"] == "prepare"
+        assert pod["schedulerName"] == "volcano"
+
+
+def test_hooks_and_environment_are_of_rays_container() -> None:
+    values = merged(scenario("one-gpu"), BESIDES)
+    ray, shipper = worker(values)["containers"]
+    assert ray["lifecycle"] == BESIDES["pods"]["lifecycle"]
+    assert ray["envFrom"] == BESIDES["pods"]["envFrom"]
+    assert shipper == SIDECAR
+    assert all(one["envFrom"] == ray["envFrom"] for one in worker(values)["initContainers"][1:])
+
+
+def test_labels_and_annotations_of_a_group_win_over_those_of_all_pods() -> None:
+    values = merged(BESIDES, group(labels={"tier": "group"}, annotations={"b": "group"}))
+    found = {name: template["metadata"] for name, template in templates(cluster(values))}
+    assert found["head"]["annotations"] == {"a": "head", "b": "pods"}
+    assert found["cpu"]["annotations"] == {"a": "pods", "b": "group"}
+    assert (found["head"]["labels"]["team"], found["head"]["labels"]["tier"]) == ("head", "pods")
+    assert (found["cpu"]["labels"]["team"], found["cpu"]["labels"]["tier"]) == ("pods", "group")
+    assert found["cpu"]["labels"]["flotilla/group"] == "cpu"

@@ -32,6 +32,18 @@ there are not, and requests above limits. The API server refuses these, of pods 
 {{- end -}}
 {{- end -}}
 {{- include "flotilla.checkOnce" (dict "where" $where "what" "volumeMounts (of pods, the group and the chart)" "names" $paths) -}}
+{{- $containers := list (ternary "ray-head" "ray-worker" .isHead) -}}
+{{- /* Those that the operator adds. */ -}}
+{{- $containers = concat $containers (list "autoscaler" "wait-gcs-ready") -}}
+{{- range concat (include "flotilla.initContainers" . | fromYamlArray) .root.Values.pods.extraContainers -}}
+{{- $containers = append $containers .name -}}
+{{- range .volumeMounts -}}
+{{- if not (has .name $volumes) -}}
+{{- fail (printf "%s: a container of pods.initContainers or pods.extraContainers mounts %q, and there is no such volume; the volumes are: %s" $where .name (join ", " $volumes)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- include "flotilla.checkOnce" (dict "where" $where "what" "containers (of pods.initContainers, pods.extraContainers, the chart and the operator)" "names" $containers) -}}
 {{- include "flotilla.checkQuantities" (dict "where" $where "resources" .group.resources) -}}
 {{- end }}
 

@@ -47,11 +47,25 @@ with models is mounted everywhere, so that whoever looks finds them.
     {{- end }}
   env:
     {{- include "flotilla.lastOfEachName" $env | nindent 4 }}
+  {{- with $values.pods.envFrom }}
+  envFrom:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   resources:
     {{- dict "requests" $requests "limits" $values.models.downloadResources.limits | toYaml | nindent 4 }}
   securityContext:
     {{- toYaml $values.pods.containerSecurityContext | nindent 4 }}
   volumeMounts:
     {{- toYaml $mounts | nindent 4 }}
+{{- end }}
+{{- end }}
+
+{{/* What runs before Ray starts: containers of all pods, then downloads, which may need what those prepare. Takes `root`, `group` and `isHead`. */}}
+{{- define "flotilla.initContainers" -}}
+{{- with .root.Values.pods.initContainers }}
+{{ toYaml . }}
+{{- end }}
+{{- if and (eq .root.Values.models.source "download") (include "flotilla.modelsHeld" .) }}
+{{ include "flotilla.downloads" . }}
 {{- end }}
 {{- end }}

@@ -8,11 +8,11 @@ the version of the chart or on the contents of Secrets.
 {{- $gpuCount := default 0 $gpu.count | int -}}
 {{- $gpuResource := default "nvidia.com/gpu" $gpu.resourceName -}}
 {{- $groupLabels := dict "flotilla/group" .name "app.kubernetes.io/instance" $root.Release.Name -}}
-{{- $labels := merge (include "flotilla.selectorLabels" $root | fromYaml) (dict "flotilla/group" .name) $values.pods.labels -}}
+{{- $labels := merge (include "flotilla.selectorLabels" $root | fromYaml) (dict "flotilla/group" .name) (default (dict) $group.labels) $values.pods.labels -}}
 metadata:
   labels:
     {{- toYaml $labels | nindent 4 }}
-  {{- with $values.pods.annotations }}
+  {{- with merge (dict) (default (dict) $group.annotations) $values.pods.annotations }}
   annotations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -35,6 +35,9 @@ spec:
   {{- end }}
   {{- with $group.priorityClassName }}
   priorityClassName: {{ . }}
+  {{- end }}
+  {{- with $values.pods.schedulerName }}
+  schedulerName: {{ . }}
   {{- end }}
   {{- with $group.runtimeClassName }}
   runtimeClassName: {{ . }}
@@ -69,9 +72,9 @@ spec:
   {{- end }}
   securityContext:
     {{- toYaml $values.pods.securityContext | nindent 4 }}
-  {{- if and (eq $values.models.source "download") (include "flotilla.modelsHeld" .) }}
+  {{- with include "flotilla.initContainers" . | fromYamlArray }}
   initContainers:
-    {{- include "flotilla.downloads" . | nindent 4 }}
+    {{- toYaml . | nindent 4 }}
   {{- end }}
   containers:
     - name: {{ ternary "ray-head" "ray-worker" .isHead }}
@@ -98,6 +101,14 @@ spec:
         {{- $env = append $env (dict "name" "HF_HUB_OFFLINE" "value" "1") }}
         {{- $env = append $env (dict "name" "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" "value" (include "flotilla.drainTimeout" .)) }}
         {{- include "flotilla.lastOfEachName" (concat $env $values.pods.env (default (list) $group.env)) | nindent 8 }}
+      {{- with $values.pods.envFrom }}
+      envFrom:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $values.pods.lifecycle }}
+      lifecycle:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
       {{- $resources := deepCopy $group.resources }}
       {{- if gt $gpuCount 0 }}
       {{- range $kind := list "requests" "limits" }}
@@ -116,6 +127,10 @@ spec:
         {{- toYaml $values.pods.containerSecurityContext | nindent 8 }}
       volumeMounts:
         {{- include "flotilla.volumeMounts" . | nindent 8 }}
+    {{- /* Behind Ray's: the operator and the autoscaler take the first one for it. */}}
+    {{- with $values.pods.extraContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
     {{- include "flotilla.volumes" . | nindent 4 }}
 {{- end }}
