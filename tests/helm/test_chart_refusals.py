@@ -231,7 +231,11 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             "apiKeys": {"enabled": True, "existingSecret": "a"},
             "monitoring": {"podMonitor": {"enabled": True}},
         },
-        ("apiKeys.client.secretName",),
+        ("monitoring.podMonitor.authorization.secretName", "apiKeys.client.secretName"),
+    ),
+    "a monitor's key where nobody is asked for one": (
+        {"monitoring": {"podMonitor": {"authorization": {"secretName": "a"}}}},
+        ("monitoring.podMonitor.authorization", "apiKeys.enabled"),
     ),
     # -- what a network policy would cut off
     "an autoscaler that does not reach the API server": (
@@ -268,6 +272,17 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             "pods": {"env": [{"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}]},
         },
         ("RAY_REDIS_ADDRESS", "gcsFaultTolerance"),
+    ),
+    "a name for Redis without password": (
+        {"gcsFaultTolerance": {"enabled": True, "redisAddress": "redis:6379", "redisUsername": "a"}},
+        ("gcsFaultTolerance.redisUsername", "redisPassword"),
+    ),
+    "a name for Redis among the start parameters": (
+        {
+            "gcsFaultTolerance": {"enabled": True, "redisAddress": "redis:6379"},
+            "head": {"rayStartParams": {"redis-username": "a"}},
+        },
+        ("head.rayStartParams.redis-username", "gcsFaultTolerance.redisUsername"),
     ),
     "Redis' password among the start parameters": (
         {
@@ -319,6 +334,22 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a place of runbooks that is no address": (
         {"monitoring": {"rules": {"runbookBaseUrl": "docs"}}},
         ("/monitoring/rules/runbookBaseUrl",),
+    ),
+    "scrapes that take longer than the time between them": (
+        {"monitoring": {"podMonitor": {"interval": "1m", "scrapeTimeout": "61s"}}},
+        ("monitoring.podMonitor.scrapeTimeout 61s", "interval 1m"),
+    ),
+    "a label that alerts have": (
+        {"monitoring": {"rules": {"enabled": True, "alertLabels": {"severity": "info"}}}},
+        ("monitoring.rules.alertLabels", "severity"),
+    ),
+    "a label of alerts that is no label": (
+        {"monitoring": {"rules": {"alertLabels": {"a-b": "c"}}}},
+        ("/monitoring/rules/alertLabels", "a-b"),
+    ),
+    "nobody to ask for addresses": (
+        {"networkPolicy": {"egress": {"dns": {"peers": []}}}},
+        ("/networkPolicy/egress/dns/peers",),
     ),
     "an interval of no unit": (
         {"monitoring": {"podMonitor": {"interval": "15"}}},

@@ -315,10 +315,12 @@ def test_redis_password_comes_from_its_secret() -> None:
         "gcsFaultTolerance": {
             "enabled": True,
             "redisAddress": "redis:6379",
+            "redisUsername": "flotilla",
             "redisPassword": {"secretName": "r"},
         }
     }
     options = cluster(values)["gcsFaultToleranceOptions"]
+    assert options["redisUsername"] == {"value": "flotilla"}
     assert options["redisAddress"] == "redis:6379"
     assert options["redisPassword"]["valueFrom"]["secretKeyRef"] == {"name": "r", "key": "password"}
 
