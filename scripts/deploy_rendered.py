@@ -39,8 +39,8 @@ def rendered(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
     spec = yaml.safe_load(texts["flotilla/templates/rayservice.yaml"])["spec"]
     resources: dict[str, float] = {}
     for group in spec["rayClusterConfig"]["workerGroupSpecs"]:
-        # JSON within quotes, as for a shell.
-        of_group = json.loads(json.loads(group["rayStartParams"].get("resources", '"{}"')))
+        # JSON within single quotes, as for a shell.
+        of_group = json.loads(group["rayStartParams"].get("resources", "{}").strip("'"))
         resources = {name: resources.get(name, 0) + of_group.get(name, 0) for name in resources | of_group}
     return yaml.safe_load(spec["serveConfigV2"]), resources
 

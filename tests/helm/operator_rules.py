@@ -9,11 +9,13 @@ import copy
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 MAX_NAME = 47
+_QUOTES = "'\"` "
 _OF_REDIS = {"REDIS_PASSWORD", "RAY_REDIS_ADDRESS"}
 
 Object = dict[str, Any]
@@ -44,6 +46,7 @@ def _of_group(name: str, group: Object, ray: Object) -> Iterator[str]:
         yield f"{name}: no container"
     if "labels" in params:
         yield f"{name}: rayStartParams.labels"
+    yield from _of_resources(name, params)
     if group.get("resources") and {"num-cpus", "num-gpus", "memory", "resources"} & set(params):
         yield f"{name}: resources both in rayStartParams and in resources"
     options = ray.get("autoscalerOptions", {})
@@ -57,6 +60,35 @@ def _of_group(name: str, group: Object, ray: Object) -> Iterator[str]:
         env = {variable["name"] for one in pod["containers"] for variable in one.get("env", [])}
         if env & _OF_REDIS or "redis-password" in params:
             yield f"{name}: Redis both in gcsFaultToleranceOptions and in {env & _OF_REDIS}"
+
+
+def read_resources(params: Object) -> dict[str, float]:
+    """Ray's custom resources as the operator reads them, to add those of accelerators.
+
+    Raises:
+        ValueError: if it cannot read them; it logs that then, and adds no accelerators, GPUs among them.
+    """
+    found = json.loads(params.get("resources", "{}").strip(_QUOTES))
+    if not isinstance(found, dict) or not all(isinstance(amount, int | float) for amount in found.values()):
+        raise ValueError(f"no numbers by name: {found}")
+    return found
+
+
+def start_arguments(params: Object) -> list[str]:
+    """What `ray start` sees of the parameters: the operator writes them into a shell's command line."""
+    return shlex.split(" ".join(f"--{name}={value}" for name, value in sorted(params.items())))
+
+
+def _of_resources(name: str, params: Object) -> Iterator[str]:
+    try:
+        found = read_resources(params)
+    except ValueError as error:
+        yield f"{name}: rayStartParams.resources cannot be read: {error}"
+        return
+    for argument in start_arguments(params):
+        option, _, value = argument.partition("=")
+        if option == "--resources" and json.loads(value) != found:
+            yield f"{name}: a shell passes {value} on for rayStartParams.resources"
 
 
 def _of_worker(group: Object, ray: Object) -> Iterator[str]:

@@ -48,10 +48,21 @@ def objects(
     ]
 
 
+class _Strict(yaml.CSafeLoader):
+    """Refuses a key that comes twice in a map, as the API server does and PyYAML does not."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = {key for key in keys if keys.count(key) > 1}
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"twice: {twice}", node.start_mark)
+        return dict(super().construct_mapping(node, deep))
+
+
 @cache
 def parsed(text: str) -> list[Object]:
     """The objects of a text; to be read only. By libyaml: dashboards are long."""
-    return list(yaml.load_all(text, Loader=yaml.CSafeLoader))
+    return list(yaml.load_all(text, Loader=_Strict))
 
 
 def of_kind(kind: str, values: Mapping[str, Any] | None = None, **options: Any) -> list[Object]:
@@ -89,6 +100,13 @@ def worker(values: Mapping[str, Any] | None = None) -> Object:
 
 def container(values: Mapping[str, Any] | None = None) -> Object:
     return dict(worker(values)["containers"][0])
+
+
+def refusal(values: Mapping[str, Any]) -> str:
+    """What Helm says of wrong values. Paths are JSON pointers, in which `/` within a name is `~1`."""
+    with pytest.raises(helm.HelmError) as refused:
+        files(values)
+    return str(refused.value).replace("~1", "/")
 
 
 def notes(values: Mapping[str, Any] | None = None) -> str:

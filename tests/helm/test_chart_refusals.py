@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.helm.rendered_chart import files, group, helm, merged
+from tests.helm.rendered_chart import files, group, helm, merged, refusal
 
 GPU_GROUP = group(gpu={"count": 1})
 ZEROES = "0" * 40
@@ -191,15 +191,6 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         group(probes={"readinessProbe": {"period": 3}}),
         ("/probes/readinessProbe", "period"),
     ),
-    # -- what would make a second cluster at the next upgrade
-    "the chart's label on pods": (
-        {"pods": {"labels": {"helm.sh/chart": "a"}}},
-        ("/pods/labels", "helm.sh/chart"),
-    ),
-    "a checksum on pods": (
-        {"pods": {"annotations": {"checksum/config": "a"}}},
-        ("/pods/annotations", "checksum/config"),
-    ),
     "an object store that Ray refuses": ({"pods": {"objectStoreMemory": 1}}, ("/pods/objectStoreMemory",)),
     # -- models and keys
     "a source of models that there is not": ({"models": {"source": "s3"}}, ("/models/source",)),
@@ -240,7 +231,11 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             "apiKeys": {"enabled": True, "existingSecret": "a"},
             "monitoring": {"podMonitor": {"enabled": True}},
         },
-        ("apiKeys.client.secretName",),
+        ("monitoring.podMonitor.authorization.secretName", "apiKeys.client.secretName"),
+    ),
+    "a monitor's key where nobody is asked for one": (
+        {"monitoring": {"podMonitor": {"authorization": {"secretName": "a"}}}},
+        ("monitoring.podMonitor.authorization", "apiKeys.enabled"),
     ),
     # -- what a network policy would cut off
     "an autoscaler that does not reach the API server": (
@@ -277,6 +272,17 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             "pods": {"env": [{"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}]},
         },
         ("RAY_REDIS_ADDRESS", "gcsFaultTolerance"),
+    ),
+    "a name for Redis without password": (
+        {"gcsFaultTolerance": {"enabled": True, "redisAddress": "redis:6379", "redisUsername": "a"}},
+        ("gcsFaultTolerance.redisUsername", "redisPassword"),
+    ),
+    "a name for Redis among the start parameters": (
+        {
+            "gcsFaultTolerance": {"enabled": True, "redisAddress": "redis:6379"},
+            "head": {"rayStartParams": {"redis-username": "a"}},
+        },
+        ("head.rayStartParams.redis-username", "gcsFaultTolerance.redisUsername"),
     ),
     "Redis' password among the start parameters": (
         {
@@ -329,6 +335,22 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"monitoring": {"rules": {"runbookBaseUrl": "docs"}}},
         ("/monitoring/rules/runbookBaseUrl",),
     ),
+    "scrapes that take longer than the time between them": (
+        {"monitoring": {"podMonitor": {"interval": "1m", "scrapeTimeout": "61s"}}},
+        ("monitoring.podMonitor.scrapeTimeout 61s", "interval 1m"),
+    ),
+    "a label that alerts have": (
+        {"monitoring": {"rules": {"enabled": True, "alertLabels": {"severity": "info"}}}},
+        ("monitoring.rules.alertLabels", "severity"),
+    ),
+    "a label of alerts that is no label": (
+        {"monitoring": {"rules": {"alertLabels": {"a-b": "c"}}}},
+        ("/monitoring/rules/alertLabels", "a-b"),
+    ),
+    "nobody to ask for addresses": (
+        {"networkPolicy": {"egress": {"dns": {"peers": []}}}},
+        ("/networkPolicy/egress/dns/peers",),
+    ),
     "an interval of no unit": (
         {"monitoring": {"podMonitor": {"interval": "15"}}},
         ("/monitoring/podMonitor/interval",),
@@ -339,10 +361,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_by_name(name: str) -> None:
     values, named = REFUSED[name]
-    with pytest.raises(helm.HelmError) as refusal:
-        files(values)
-    # Paths are JSON pointers, in which `/` within a name is `~1`.
-    message = str(refusal.value).replace("~1", "/")
+    message = refusal(values)
     for part in named:
         assert part in message
 

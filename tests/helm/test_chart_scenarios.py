@@ -21,6 +21,7 @@ from cluster.placement import plan_cell
 from deployments.grpc_start import grpc_options
 from deployments.names import APP_NAME
 from tests.helm.operator_rules import violations
+from tests.helm.rayservice_crd import check_crd
 from tests.helm.rendered_chart import (
     CHART,
     SCENARIOS,
@@ -38,7 +39,6 @@ from tests.helm.rendered_chart import (
 
 pytest.importorskip("kubernetes_validate")
 
-CRDS = Path(__file__).resolve().parents[3] / "shared" / "crds"
 VERSIONS = [f"1.{minor}" for minor in range(27, 38)]
 #: Kinds of operators: no schema in Kubernetes' own, so each needs a test here.
 CUSTOM = {"RayService", "PodMonitor", "PrometheusRule", "HTTPRoute"}
@@ -107,48 +107,6 @@ def test_an_unknown_field_of_a_core_kind_would_be_found() -> None:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_operator_would_take_it(name: str) -> None:
     assert violations(ray_service(scenario(name))) == []
-
-
-def closed(schema: Any) -> Any:
-    """The schema without room for unknown fields; integers that may be strings are not typed by it."""
-    if isinstance(schema, list):
-        return [closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {key: closed(part) for key, part in schema.items()}
-    if found.get("x-kubernetes-int-or-string"):
-        found.pop("type", None)
-    fields = found.get("properties")
-    is_open = found.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in found
-    if isinstance(fields, dict) and found.get("type") == "object" and not is_open:
-        found["additionalProperties"] = False
-    return found
-
-
-def completed(value: Any, schema: Any) -> Any:
-    """What the API server validates: defaults are in, nulls are out."""
-    if isinstance(value, list):
-        return [completed(part, schema.get("items", {})) for part in value]
-    if not isinstance(value, dict):
-        return value
-    fields = schema.get("properties", {})
-    defaults = {
-        name: part["default"] for name, part in fields.items() if "default" in part and name not in value
-    }
-    present = {name: part for name, part in value.items() if part is not None}
-    return defaults | {name: completed(part, fields.get(name, {})) for name, part in present.items()}
-
-
-@pytest.fixture(scope="module")
-def crd() -> Any:
-    path = CRDS / "ray.io_rayservices.v1.schema.json"
-    if not path.is_file():
-        pytest.skip(f"the CRD's schema is not at {path}")
-    return json.loads(path.read_text())
-
-
-def check_crd(service: Any, crd: Any) -> None:
-    jsonschema.Draft7Validator(closed(crd)).validate(completed(service, crd))
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -84,6 +84,27 @@ def test_clients_reach_the_api_only() -> None:
     assert [port["port"] for port in rule["ports"]] == [8000]
 
 
+def dns_rule(**dns: Any) -> dict[str, Any]:
+    egress = {"enabled": True, "dns": dns}
+    values = {"autoscaler": {"enabled": False}, "networkPolicy": {"enabled": True, "egress": egress}}
+    (policy,) = of_kind("NetworkPolicy", values)
+    return dict(policy["spec"]["egress"][1])
+
+
+def test_questions_of_dns_may_leave() -> None:
+    assert dns_rule() == {
+        "to": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}],
+        "ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}],
+    }
+
+
+def test_dns_may_be_elsewhere() -> None:
+    peers = [{"ipBlock": {"cidr": "169.254.20.10/32"}}]
+    found = dns_rule(peers=peers, ports=[5353])
+    assert found["to"] == peers
+    assert [port["port"] for port in found["ports"]] == [5353, 5353]
+
+
 def test_the_controller_of_the_air_gapped_ingress_reaches_the_api() -> None:
     (policy,) = of_kind("NetworkPolicy", scenario("air-gapped"))
     (ingress,) = of_kind("Ingress", scenario("air-gapped"))
@@ -143,6 +164,33 @@ def test_flotillas_metrics_are_scraped_once() -> None:
     assert [one["path"] for one in monitor["spec"]["podMetricsEndpoints"]] == ["/metrics"]
 
 
+def test_prometheus_has_a_key_of_its_own() -> None:
+    metrics = {"secretName": "metrics", "key": "token"}
+    values = merged(KEYS, {"monitoring": {"podMonitor": {"enabled": True, "authorization": metrics}}})
+    (endpoint,) = of_kind("PodMonitor", values)[0]["spec"]["podMetricsEndpoints"]
+    assert endpoint["authorization"]["credentials"] == {"name": "metrics", "key": "token"}
+    (pod,) = of_kind("Pod", values)
+    (key,) = [one for one in pod["spec"]["containers"][0]["env"] if one["name"] == "API_KEY"]
+    assert key["valueFrom"]["secretKeyRef"] == {"name": "client", "key": "api-key"}
+
+
+def test_a_key_of_prometheus_alone_is_enough() -> None:
+    keys = {"apiKeys": {"enabled": True, "existingSecret": "keys"}}
+    monitor = {"enabled": True, "authorization": {"secretName": "metrics"}}
+    assert of_kind("PodMonitor", merged(keys, {"monitoring": {"podMonitor": monitor}}))
+
+
+def test_scrapes_are_bounded_and_series_left_out() -> None:
+    dropped = [{"action": "drop", "sourceLabels": ["__name__"], "regex": "ray_.*"}]
+    monitor = {"enabled": True, "scrapeTimeout": "15s", "metricRelabelings": dropped}
+    for found in of_kind("PodMonitor", {"monitoring": {"podMonitor": monitor}}):
+        (endpoint,) = found["spec"]["podMetricsEndpoints"]
+        assert endpoint["scrapeTimeout"] == "15s"
+        assert endpoint["metricRelabelings"] == dropped
+    plain = of_kind("PodMonitor", {"monitoring": {"podMonitor": {"enabled": True}}})
+    assert all("scrapeTimeout" not in found["spec"]["podMetricsEndpoints"][0] for found in plain)
+
+
 def test_prometheus_finds_what_carries_its_label() -> None:
     labels = {"release": "prometheus"}
     on = {"enabled": True, "labels": labels}
@@ -165,6 +213,38 @@ def test_prometheus_templates_in_alerts_survive_helm() -> None:
     assert "{{" in yaml.safe_dump(rules)
 
 
+def rules_of(kind: str, values: dict[str, Any]) -> list[dict[str, Any]]:
+    groups = [one for found in of_kind("PrometheusRule", values) for one in found["spec"]["groups"]]
+    return [rule for one in groups for rule in one["rules"] if kind in rule]
+
+
+def test_alerts_tell_the_namespace_they_are_routed_by() -> None:
+    values = {"monitoring": {"rules": {"enabled": True, "alertLabels": {"team": "llm"}}}}
+    found = [rule["labels"] for rule in rules_of("alert", values)]
+    assert found
+    for labels in found:
+        assert (labels["namespace"], labels["team"]) == ("serving", "llm")
+        assert labels["severity"] in ("page", "ticket")
+    recorded = rules_of("record", values)
+    assert recorded
+    assert not any("namespace" in rule.get("labels", {}) for rule in recorded)
+
+
+def test_the_namespace_of_alerts_may_be_another() -> None:
+    rules = {"enabled": True, "alertLabels": {"namespace": "prod/serving"}}
+    found = {rule["labels"]["namespace"] for rule in rules_of("alert", {"monitoring": {"rules": rules}})}
+    assert found == {"prod/serving"}
+
+
+def without_namespace(spec: dict[str, Any]) -> dict[str, Any]:
+    """The rules without the label that the chart adds."""
+    found: dict[str, Any] = json.loads(json.dumps(spec))
+    for rule in found["groups"][0]["rules"]:
+        if "alert" in rule:
+            del rule["labels"]["namespace"]
+    return found
+
+
 RULES: list[dict[str, object]] = [
     {},
     {"runbookBaseUrl": "https://git.example.org/docs/runbooks/"},
@@ -179,7 +259,10 @@ def test_targets_and_links_are_as_the_command_would_write_them(rules: dict[str, 
         "config": {"tiers": {"batch": {}, "interactive": {}}},
         "monitoring": {"rules": {"enabled": True, **rules}},
     }
-    found = {found["spec"]["groups"][0]["name"]: found["spec"] for found in of_kind("PrometheusRule", values)}
+    found = {
+        found["spec"]["groups"][0]["name"]: without_namespace(found["spec"])
+        for found in of_kind("PrometheusRule", values)
+    }
     targets = SloTargets(rules.get("sloTarget", 0.95), rules.get("tierTargets", {}))
     texts = rule_files(targets, rules.get("runbookBaseUrl", RUNBOOKS))
     written = [yaml.safe_load(text) for text in texts.values()]
@@ -199,6 +282,12 @@ def test_helm_test_is_a_hook() -> None:
     compile(pod["spec"]["containers"][0]["args"][0], "first_token.py", "exec")
 
 
+def test_helm_test_runs_where_it_may() -> None:
+    tolerations = [{"key": "dedicated", "operator": "Exists"}]
+    (pod,) = of_kind("Pod", {"tests": {"nodeSelector": {"pool": "llm"}, "tolerations": tolerations}})
+    assert (pod["spec"]["nodeSelector"], pod["spec"]["tolerations"]) == ({"pool": "llm"}, tolerations)
+
+
 def test_more_manifests_are_templates() -> None:
     manifest = "{apiVersion: v1, kind: ConfigMap, metadata: {name: '{{ .Release.Name }}-x'}}"
     (found,) = of_kind("ConfigMap", {"extraManifests": [manifest]})
@@ -215,3 +304,18 @@ def test_notes_warn_of_an_open_service() -> None:
     assert "Warning" in notes()
     assert "Warning" not in notes(KEYS)
     assert "Authorization: Bearer" in notes(KEYS)
+
+
+def test_values_for_openshift_are_those_of_the_documentation() -> None:
+    document = (CHART.parents[1] / "docs" / "kubernetes.md").read_text()
+    section = document[document.index("### OpenShift") :]
+    values = yaml.safe_load(section[section.index("```yaml") + 7 :].partition("```")[0])
+    pods = [template["spec"] for _, template in templates(cluster(values))]
+    pods += [found["spec"] for found in of_kind("Pod", values)]
+    for pod in pods:
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & set(pod["securityContext"])
+        assert pod["securityContext"]["runAsNonRoot"] is True
+    closed = merged(values, {"autoscaler": {"enabled": False}, "networkPolicy": {"enabled": True}})
+    closed["networkPolicy"]["egress"]["enabled"] = True
+    (policy,) = of_kind("NetworkPolicy", closed)
+    assert {"port": 5353, "protocol": "UDP"} in policy["spec"]["egress"][1]["ports"]

@@ -88,7 +88,7 @@ SECOND_CLUSTER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Redis": ({}, {"gcsFaultTolerance": {"enabled": True, "redisAddress": "redis:6379"}}),
     "Ray's authentication": ({}, {"rayAuthentication": "disabled"}),
     "gRPC switched on": ({}, {"config": {"grpc": {"enabled": True}}}),
-    "a longer drain": ({}, {"config": {"scaling": {"cells": {"drain_timeout_s": 120}}}}),
+    "a longer drain": ({}, {"config": {"scaling": {"front_ends": {"drain_timeout_s": 600}}}}),
 }
 
 

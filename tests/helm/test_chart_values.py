@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.security_config import KeysFile
+from tests.helm.operator_rules import read_resources
 from tests.helm.rendered_chart import (
     cluster,
     container,
@@ -32,8 +33,7 @@ def first_group(values: dict[str, Any]) -> dict[str, Any]:
 
 def ray_resources(values: dict[str, Any]) -> dict[str, float]:
     """Of the first group."""
-    quoted = first_group(values)["rayStartParams"]["resources"]
-    return dict(json.loads(json.loads(quoted)))
+    return read_resources(first_group(values)["rayStartParams"])
 
 
 def env(values: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -239,10 +239,6 @@ def test_spread_is_counted_within_the_group() -> None:
     assert (spread["maxSkew"], spread["whenUnsatisfiable"]) == (1, "ScheduleAnyway")
 
 
-def test_ray_resources_survive_the_shell() -> None:
-    assert ray_resources(group(rayResources={"verifier": 4}))["verifier"] == 4
-
-
 def test_cells_and_front_ends_run_in_every_group_unless_it_says_otherwise() -> None:
     assert ray_resources(group()) == {"flotilla-cell": 1, "flotilla-front-end": 1}
     others = [{**group()["workerGroups"][0], "name": "others"}]
@@ -273,17 +269,6 @@ def test_ray_labels_are_a_field_of_the_group() -> None:
 def test_a_group_may_start_empty() -> None:
     found = first_group(group(minReplicas=0))
     assert (found["replicas"], found["minReplicas"]) == (0, 0)
-
-
-def test_a_group_has_time_to_drain() -> None:
-    values = merged(group(), {"config": {"scaling": {"cells": {"drain_timeout_s": 60}}}})
-    assert worker(values)["terminationGracePeriodSeconds"] == 90
-
-
-def test_environment_of_all_pods_comes_before_that_of_the_group() -> None:
-    one = {"pods": {"env": [{"name": "A", "value": "1"}]}}
-    names = list(env(merged(one, group(env=[{"name": "B", "value": "2"}]))))
-    assert names[-2:] == ["A", "B"]
 
 
 def test_the_operators_probes_stand_unless_replaced() -> None:
@@ -330,10 +315,12 @@ def test_redis_password_comes_from_its_secret() -> None:
         "gcsFaultTolerance": {
             "enabled": True,
             "redisAddress": "redis:6379",
+            "redisUsername": "flotilla",
             "redisPassword": {"secretName": "r"},
         }
     }
     options = cluster(values)["gcsFaultToleranceOptions"]
+    assert options["redisUsername"] == {"value": "flotilla"}
     assert options["redisAddress"] == "redis:6379"
     assert options["redisPassword"]["valueFrom"]["secretKeyRef"] == {"name": "r", "key": "password"}
 

@@ -22,7 +22,7 @@
 {{- if eq $key "resources" -}}{{- fail (printf "%s: rayStartParams.resources is made of rayResources and runs; use rayResources" $where) -}}{{- end -}}
 {{- end -}}
 {{- end -}}
-{{- $running = concat $running (ternary $group.runs (list "cells" "front-ends") (hasKey $group "runs")) -}}
+{{- $running = concat $running (include "flotilla.runs" $group | fromJsonArray) -}}
 {{- $available := dig "podDisruptionBudget" "minAvailable" 0 $group | int -}}
 {{- if gt $available $min -}}
 {{- fail (printf "%s: podDisruptionBudget.minAvailable %d is above minReplicas %d: with so few pods no node could be drained" $where $available $min) -}}
@@ -105,20 +105,33 @@
 {{- if and .enabled (not .existingSecret) (not .keys) -}}{{- fail "apiKeys.enabled needs apiKeys.existingSecret or apiKeys.keys" -}}{{- end -}}
 {{- if and .existingSecret .keys -}}{{- fail "apiKeys.existingSecret and apiKeys.keys are both set; keys come from one of them" -}}{{- end -}}
 {{- if and .keys (not .enabled) -}}{{- fail "apiKeys.keys is set, and apiKeys.enabled is false: nobody would be asked for a key" -}}{{- end -}}
-{{- if and .enabled $.Values.monitoring.podMonitor.enabled (not .client.secretName) -}}
-{{- fail "apiKeys.client.secretName is required with monitoring.podMonitor: /metrics asks for a key, too" -}}
+{{- if and .enabled $.Values.monitoring.podMonitor.enabled (not .client.secretName) (not $.Values.monitoring.podMonitor.authorization.secretName) -}}
+{{- fail "monitoring.podMonitor.authorization.secretName (or apiKeys.client.secretName, of a key with the permission metrics) is required with monitoring.podMonitor: /metrics asks for a key, too" -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.monitoring.podMonitor -}}
+{{- if and .authorization.secretName (not $.Values.apiKeys.enabled) -}}
+{{- fail "monitoring.podMonitor.authorization is set, and apiKeys.enabled is false: /metrics asks for no key" -}}
+{{- end -}}
+{{- if and .scrapeTimeout (gt (include "flotilla.milliseconds" .scrapeTimeout | int64) (include "flotilla.milliseconds" .interval | int64)) -}}
+{{- fail (printf "monitoring.podMonitor.scrapeTimeout %s is above interval %s, which Prometheus' operator refuses" .scrapeTimeout .interval) -}}
 {{- end -}}
 {{- end -}}
 {{- if dig "security" "keys_file" "" .Values.config -}}{{- fail "config.security.keys_file is set by apiKeys" -}}{{- end -}}
 
 {{- with .Values.gcsFaultTolerance -}}
 {{- if and .enabled (not .redisAddress) -}}{{- fail "gcsFaultTolerance.redisAddress is required with gcsFaultTolerance.enabled" -}}{{- end -}}
-{{- if and .enabled (hasKey $.Values.head.rayStartParams "redis-password") -}}
-{{- fail "head.rayStartParams.redis-password is refused by the operator; use gcsFaultTolerance.redisPassword" -}}
+{{- range $param, $field := dict "redis-password" "redisPassword" "redis-username" "redisUsername" -}}
+{{- if and $.Values.gcsFaultTolerance.enabled (hasKey $.Values.head.rayStartParams $param) -}}
+{{- fail (printf "head.rayStartParams.%s is set by the operator; use gcsFaultTolerance.%s" $param $field) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .redisUsername (not .redisPassword.secretName) -}}
+{{- fail "gcsFaultTolerance.redisUsername is set without redisPassword.secretName: Redis takes no name alone" -}}
 {{- end -}}
 {{- if .enabled -}}
 {{- range concat $.Values.pods.env $.Values.head.env -}}
-{{- if has .name (list "REDIS_PASSWORD" "RAY_REDIS_ADDRESS" "RAY_external_storage_namespace") -}}
+{{- if has .name (list "REDIS_PASSWORD" "REDIS_USERNAME" "RAY_REDIS_ADDRESS" "RAY_external_storage_namespace") -}}
 {{- fail (printf "%s in env is refused by the operator; use gcsFaultTolerance" .name) -}}
 {{- end -}}
 {{- end -}}
@@ -157,4 +170,9 @@
 {{- end -}}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}{{- fail "httpRoute.parentRefs is required with httpRoute.enabled" -}}{{- end -}}
 {{- if and .Values.ingress.tlsSecretName (not .Values.ingress.host) -}}{{- fail "ingress.host is required with ingress.tlsSecretName" -}}{{- end -}}
+{{- end }}
+
+{{/* Of a duration such as 15s. */}}
+{{- define "flotilla.milliseconds" -}}
+{{- mul (regexFind "^[0-9]+" . | int64) (get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) (regexFind "[a-z]+$" .)) -}}
 {{- end }}

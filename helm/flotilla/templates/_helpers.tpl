@@ -12,21 +12,33 @@
 {{- end -}}
 {{- end }}
 
-{{/* Labels of objects; never of pods, where the chart's version would make a second cluster. */}}
-{{- define "flotilla.labels" -}}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/name: {{ include "flotilla.name" . }}
-{{ include "flotilla.selectorLabels" . }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{/* Name of an object beside the RayService: where it is cut to 63 characters, a hash keeps it apart from others. Takes `root` and `name`. */}}
+{{- define "flotilla.nameOf" -}}
+{{- $name := printf "%s-%s" (include "flotilla.fullname" .root) .name -}}
+{{- if gt (len $name) 63 -}}
+{{- $name = printf "%s-%s" ($name | trunc 54 | trimSuffix "-") (sha256sum $name | trunc 8) -}}
+{{- end -}}
+{{- $name -}}
 {{- end }}
 
-{{/* Labels of pods, the same from version to version. `name` is the operator's. */}}
+{{/* Labels of objects; never of pods, where the chart's version would make a second cluster. */}}
+{{- define "flotilla.labels" -}}
+{{- include "flotilla.labelsWith" (dict "root" . "labels" (dict)) -}}
+{{- end }}
+
+{{/* The same with those of one kind of object, as one map: a key written twice would be no valid YAML. */}}
+{{- define "flotilla.labelsWith" -}}
+{{- $own := include "flotilla.selectorLabels" .root | fromYaml -}}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .root.Release.Service -}}
+{{- $_ := set $own "app.kubernetes.io/name" (include "flotilla.name" .root) -}}
+{{- $_ := set $own "app.kubernetes.io/version" .root.Chart.AppVersion -}}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-") -}}
+{{- mergeOverwrite (dict) .root.Values.commonLabels .labels $own | toYaml -}}
+{{- end }}
+
+{{/* Labels of pods, the same from version to version; what selects pods does so by these. `name` is the operator's. */}}
 {{- define "flotilla.selectorLabels" -}}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/part-of: flotilla
 {{- end }}
 
@@ -49,7 +61,7 @@ app.kubernetes.io/part-of: flotilla
 {{/* Ray's resources of a group's pods as JSON: those of the values, and what cells and front ends are placed by. */}}
 {{- define "flotilla.rayResources" -}}
 {{- $resources := deepCopy (default (dict) .rayResources) -}}
-{{- $runs := ternary .runs (list "cells" "front-ends") (hasKey . "runs") -}}
+{{- $runs := include "flotilla.runs" . | fromJsonArray -}}
 {{- if has "cells" $runs -}}{{- $_ := set $resources "flotilla-cell" 1 -}}{{- end -}}
 {{- if has "front-ends" $runs -}}{{- $_ := set $resources "flotilla-front-end" 1 -}}{{- end -}}
 {{- toJson $resources -}}

@@ -1,51 +1,3 @@
-{{/* Environment of every container with Flotilla's code. The root file system is read-only: caches go to /tmp. */}}
-{{- define "flotilla.env" -}}
-- {name: HOME, value: /tmp}
-- {name: XDG_CACHE_HOME, value: /tmp/cache}
-- {name: HF_HOME, value: /tmp/huggingface}
-- {name: RAY_USAGE_STATS_ENABLED, value: "0"}
-{{- if eq .Values.rayAuthentication "disabled" }}
-- {name: RAY_AUTH_MODE, value: disabled}
-{{- end }}
-{{- end }}
-
-{{/* Fetches models before Ray starts; what is there already is not fetched again. */}}
-{{- define "flotilla.downloads" -}}
-{{- $root := . -}}
-{{- range $index, $model := .Values.models.download }}
-- name: download-{{ $index }}
-  image: {{ include "flotilla.image" $root }}
-  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-  command:
-    - hf
-    - download
-    - {{ $model.repository | quote }}
-    - --revision={{ $model.revision }}
-    - --local-dir={{ $root.Values.models.mountPath }}/{{ $model.directory }}
-    {{- range list "*.safetensors" "*.json" "*.txt" "*.model" "*.jinja" }}
-    - --include={{ . }}
-    {{- end }}
-  env:
-    {{- include "flotilla.env" $root | nindent 4 }}
-    {{- /* The image says otherwise. */}}
-    - {name: HF_HUB_OFFLINE, value: "0"}
-    {{- with $root.Values.models.hubToken }}
-    {{- if .secretName }}
-    - name: HF_TOKEN
-      valueFrom: {secretKeyRef: {name: {{ .secretName }}, key: {{ .key }}}}
-    {{- end }}
-    {{- end }}
-  resources:
-    requests: {cpu: 500m, memory: 1Gi}
-    limits: {cpu: "2", memory: 4Gi}
-  securityContext:
-    {{- toYaml $root.Values.pods.containerSecurityContext | nindent 4 }}
-  volumeMounts:
-    - {name: models, mountPath: {{ $root.Values.models.mountPath }}}
-    - {name: tmp, mountPath: /tmp}
-{{- end }}
-{{- end }}
-
 {{/*
 A pod template, of the head or of a group. Takes `root`, `group` (its values), `name` and `isHead`. Nothing in it may depend on
 the version of the chart or on the contents of Secrets.
@@ -56,14 +8,11 @@ the version of the chart or on the contents of Secrets.
 {{- $gpuCount := default 0 $gpu.count | int -}}
 {{- $gpuResource := default "nvidia.com/gpu" $gpu.resourceName -}}
 {{- $groupLabels := dict "flotilla/group" .name "app.kubernetes.io/instance" $root.Release.Name -}}
+{{- $labels := merge (include "flotilla.selectorLabels" $root | fromYaml) (dict "flotilla/group" .name) (default (dict) $group.labels) $values.pods.labels -}}
 metadata:
   labels:
-    {{- include "flotilla.selectorLabels" $root | nindent 4 }}
-    flotilla/group: {{ .name }}
-    {{- with $values.pods.labels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-  {{- with $values.pods.annotations }}
+    {{- toYaml $labels | nindent 4 }}
+  {{- with merge (dict) (default (dict) $group.annotations) $values.pods.annotations }}
   annotations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -87,11 +36,13 @@ spec:
   {{- with $group.priorityClassName }}
   priorityClassName: {{ . }}
   {{- end }}
+  {{- with $values.pods.schedulerName }}
+  schedulerName: {{ . }}
+  {{- end }}
   {{- with $group.runtimeClassName }}
   runtimeClassName: {{ . }}
   {{- end }}
-  {{- /* Open streams may end within scaling.cells.drain_timeout_s. */}}
-  terminationGracePeriodSeconds: {{ default (add 30 (dig "scaling" "cells" "drain_timeout_s" 10 $values.config | int)) $group.terminationGracePeriodSeconds }}
+  terminationGracePeriodSeconds: {{ include "flotilla.gracePeriod" . }}
   {{- $selector := deepCopy (default (dict) $group.nodeSelector) }}
   {{- if $gpu.type }}
   {{- $_ := set $selector (default "nvidia.com/gpu.product" $gpu.productLabel) $gpu.type }}
@@ -121,9 +72,9 @@ spec:
   {{- end }}
   securityContext:
     {{- toYaml $values.pods.securityContext | nindent 4 }}
-  {{- if eq $values.models.source "download" }}
+  {{- with include "flotilla.initContainers" . | fromYamlArray }}
   initContainers:
-    {{- include "flotilla.downloads" $root | nindent 4 }}
+    {{- toYaml . | nindent 4 }}
   {{- end }}
   containers:
     - name: {{ ternary "ray-head" "ray-worker" .isHead }}
@@ -146,14 +97,18 @@ spec:
         {{- end }}
       {{- end }}
       env:
-        {{- include "flotilla.env" $root | nindent 8 }}
-        - {name: HF_HUB_OFFLINE, value: "1"}
-        {{- with $values.pods.env }}
+        {{- $env := include "flotilla.env" $root | fromYamlArray }}
+        {{- $env = append $env (dict "name" "HF_HUB_OFFLINE" "value" "1") }}
+        {{- $env = append $env (dict "name" "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" "value" (include "flotilla.drainTimeout" .)) }}
+        {{- include "flotilla.lastOfEachName" (concat $env $values.pods.env (default (list) $group.env)) | nindent 8 }}
+      {{- with $values.pods.envFrom }}
+      envFrom:
         {{- toYaml . | nindent 8 }}
-        {{- end }}
-        {{- with $group.env }}
+      {{- end }}
+      {{- with $values.pods.lifecycle }}
+      lifecycle:
         {{- toYaml . | nindent 8 }}
-        {{- end }}
+      {{- end }}
       {{- $resources := deepCopy $group.resources }}
       {{- if gt $gpuCount 0 }}
       {{- range $kind := list "requests" "limits" }}
@@ -171,42 +126,11 @@ spec:
       securityContext:
         {{- toYaml $values.pods.containerSecurityContext | nindent 8 }}
       volumeMounts:
-        - {name: tmp, mountPath: /tmp}
-        {{- if ne $values.models.source "none" }}
-        - name: models
-          mountPath: {{ $values.models.mountPath }}
-          readOnly: true
-          {{- if and (eq $values.models.source "pvc") $values.models.pvc.subPath }}
-          subPath: {{ $values.models.pvc.subPath }}
-          {{- end }}
-        {{- end }}
-        {{- if $values.apiKeys.enabled }}
-        - {name: api-keys, mountPath: /etc/flotilla/keys, readOnly: true}
-        {{- end }}
-        {{- with $values.pods.volumeMounts }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-        {{- with $group.volumeMounts }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- include "flotilla.volumeMounts" . | nindent 8 }}
+    {{- /* Behind Ray's: the operator and the autoscaler take the first one for it. */}}
+    {{- with $values.pods.extraContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
-    - name: tmp
-      emptyDir: {sizeLimit: {{ $values.pods.tmpSizeLimit }}}
-    {{- if eq $values.models.source "pvc" }}
-    - name: models
-      persistentVolumeClaim: {claimName: {{ $values.models.pvc.claimName }}, readOnly: true}
-    {{- else if eq $values.models.source "download" }}
-    - name: models
-      emptyDir: {sizeLimit: {{ $values.models.downloadSizeLimit }}}
-    {{- end }}
-    {{- if $values.apiKeys.enabled }}
-    - name: api-keys
-      secret: {secretName: {{ include "flotilla.keysSecret" $root }}, defaultMode: 288}
-    {{- end }}
-    {{- with $values.pods.volumes }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-    {{- with $group.volumes }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- include "flotilla.volumes" . | nindent 4 }}
 {{- end }}

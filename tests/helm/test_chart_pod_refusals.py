@@ -1,0 +1,190 @@
+"""Values of pods that are wrong are refused before anything reaches a cluster, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.helm.rendered_chart import files, group, merged, refusal
+
+#: By these the network policy, budgets, monitors, Services and the operator find pods, or a later version of
+#: the chart would make a second cluster.
+LABELS_OF_PODS = [
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/part-of",
+    "app.kubernetes.io/component",
+    "app.kubernetes.io/version",
+    "flotilla/group",
+    "ray.io/cluster",
+    "ray.io/serve",
+    "helm.sh/chart",
+]
+LABELS_OF_OBJECTS = [
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/part-of",
+    "app.kubernetes.io/version",
+    "app.kubernetes.io/managed-by",
+    "helm.sh/chart",
+]
+
+
+@pytest.mark.parametrize("label", LABELS_OF_PODS)
+def test_what_selects_pods_cannot_be_switched_off_by_a_label(label: str) -> None:
+    labels = {label: "platform"}
+    for values, where in (
+        ({"pods": {"labels": labels}}, "/pods/labels"),
+        # The operator writes these onto pods, over those of the template.
+        (group(rayLabels=labels), "/workerGroups/0/rayLabels"),
+        (group(labels=labels), "/workerGroups/0/labels"),
+        ({"head": {"labels": labels}}, "/head/labels"),
+    ):
+        message = refusal(values)
+        assert where in message
+        assert label in message
+
+
+@pytest.mark.parametrize("label", LABELS_OF_OBJECTS)
+def test_labels_that_the_chart_sets_are_refused(label: str) -> None:
+    labels = {label: "platform"}
+    monitoring: dict[str, Any] = {"enabled": True, "labels": labels}
+    for values, where in (
+        ({"commonLabels": labels}, "/commonLabels"),
+        ({"monitoring": {"podMonitor": monitoring}}, "/monitoring/podMonitor/labels"),
+        ({"monitoring": {"rules": monitoring}}, "/monitoring/rules/labels"),
+        ({"monitoring": {"dashboards": monitoring}}, "/monitoring/dashboards/labels"),
+    ):
+        message = refusal(values)
+        assert where in message
+        assert label in message
+
+
+VOLUME = [{"name": "own", "emptyDir": {}}]
+MODELS = {"models": {"source": "pvc", "pvc": {"claimName": "weights"}}}
+
+#: By name: values, and what the message must say.
+REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "a checksum on pods, which would make a second cluster": (
+        {"pods": {"annotations": {"checksum/config": "a"}}},
+        ("/pods/annotations", "checksum/config"),
+    ),
+    "a checksum on pods of a group": (
+        group(annotations={"checksum/config": "a"}),
+        ("/workerGroups/0/annotations", "checksum/config"),
+    ),
+    "a container called as Ray's": (
+        {"pods": {"extraContainers": [{"name": "ray-worker", "image": "a"}]}},
+        ("workerGroups[0] (cpu)", "two containers", "ray-worker"),
+    ),
+    "a container called as one that the operator adds": (
+        {"pods": {"initContainers": [{"name": "wait-gcs-ready", "image": "a"}]}},
+        ("head", "two containers", "wait-gcs-ready"),
+    ),
+    "a container with a volume that there is not": (
+        {"pods": {"extraContainers": [{"name": "a", "image": "a", "volumeMounts": [{"name": "own"}]}]}},
+        ("head", "pods.extraContainers", '"own"'),
+    ),
+    "a container without image": (
+        {"pods": {"extraContainers": [{"name": "a"}]}},
+        ("/extraContainers/0", "image"),
+    ),
+    "a hook that there is not": ({"pods": {"lifecycle": {"preStart": {}}}}, ("/pods/lifecycle", "preStart")),
+    "an environment of no source": (
+        {"pods": {"envFrom": [{"configMap": {"name": "a"}}]}},
+        ("/pods/envFrom/0", "configMap"),
+    ),
+    "a mount where another is": (
+        merged(
+            group(volumes=VOLUME, volumeMounts=[{"name": "own", "mountPath": "/data/"}]),
+            {"pods": {"volumes": [{"name": "all"}], "volumeMounts": [{"name": "all", "mountPath": "/data"}]}},
+        ),
+        ("workerGroups[0] (cpu)", "two volumeMounts", "/data"),
+    ),
+    "a mount where the chart has one": (
+        group(volumes=VOLUME, volumeMounts=[{"name": "own", "mountPath": "/tmp"}]),
+        ("workerGroups[0] (cpu)", "two volumeMounts", "/tmp"),
+    ),
+    "a mount over the models": (
+        merged(MODELS, group(volumes=VOLUME, volumeMounts=[{"name": "own", "mountPath": "/models"}])),
+        ("workerGroups[0] (cpu)", "two volumeMounts", "/models"),
+    ),
+    "a mount of no volume": (
+        group(volumeMounts=[{"name": "own", "mountPath": "/data"}]),
+        ("workerGroups[0] (cpu)", '"own"', "/data", "the volumes are: tmp"),
+    ),
+    "a mount in all pods of a volume that one group has": (
+        merged(group(volumes=VOLUME), {"pods": {"volumeMounts": [{"name": "own", "mountPath": "/data"}]}}),
+        ("head", '"own"', "/data"),
+    ),
+    "a volume of all pods and of the group": (
+        merged(group(volumes=VOLUME), {"pods": {"volumes": VOLUME}}),
+        ("workerGroups[0] (cpu)", "two volumes", "own"),
+    ),
+    "a volume named as the autoscaler's": (
+        {"pods": {"volumes": [{"name": "autoscaler-tmp"}]}},
+        ("/pods/volumes/0/name",),
+    ),
+    "the same spread twice": (
+        group(topologySpreadConstraints=[{"topologyKey": "zone"}, {"topologyKey": "zone", "maxSkew": 2}]),
+        ("workerGroups[0] (cpu)", "topologySpreadConstraints", "zone"),
+    ),
+    "the same registry's credentials twice": (
+        {"image": {"pullSecrets": ["a", "a"]}},
+        ("/image/pullSecrets",),
+    ),
+    "a group called as the head": (group(name="head"), ("workerGroups[0] (head)",)),
+    "a group called as the operator calls the head": (group(name="headgroup"), ("workerGroups[0]",)),
+    "more CPU asked for than allowed": (
+        group(resources={"requests": {"cpu": "1500m"}, "limits": {"cpu": 1}}),
+        ("workerGroups[0] (cpu)", "resources.requests.cpu 1500m", "limit 1"),
+    ),
+    "more memory asked for than allowed": (
+        {"head": {"resources": {"requests": {"memory": "4Gi"}, "limits": {"memory": "4G"}}}},
+        ("head", "resources.requests.memory 4Gi", "limit 4G"),
+    ),
+    "more asked for by downloads than allowed": (
+        {"models": {"downloadResources": {"requests": {"memory": "5Gi"}}}},
+        ("models: downloadResources.requests.memory 5Gi", "limit 4Gi"),
+    ),
+    "more asked for beside the head than allowed": (
+        {"autoscaler": {"resources": {"requests": {"cpu": "2"}}}},
+        ("autoscaler", "resources.requests.cpu 2", "limit 1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_by_name(name: str) -> None:
+    values, named = REFUSED[name]
+    message = refusal(values)
+    for part in named:
+        assert part in message
+
+
+def test_labels_of_ones_own_are_taken() -> None:
+    labels = {"example.org/team": "a", "app.kubernetes.io/component": "llm"}
+    assert files({"commonLabels": labels, "pods": {"labels": {"team": "a"}}})
+
+
+@pytest.mark.parametrize(
+    ("request_", "limit"),
+    [
+        ("1", "1000m"),
+        (0.5, "500m"),
+        ("1024Mi", "1Gi"),
+        ("1.5Gi", "1536Mi"),
+        ("999M", "1G"),
+        (1_000_000, "1M"),
+    ],
+)
+def test_a_request_of_the_limit_is_taken_in_whatever_unit(request_: object, limit: object) -> None:
+    assert files(group(resources={"requests": {"memory": request_}, "limits": {"memory": limit}}))
+
+
+def test_what_is_refused_of_mounts_is_refused_for_that_alone() -> None:
+    own = {"volumes": VOLUME, "volumeMounts": [{"name": "own", "mountPath": "/data"}]}
+    assert files(merged(MODELS, group(**own), {"pods": {"volumes": [{"name": "all", "emptyDir": {}}]}}))
+    spread = [{"topologyKey": "zone"}, {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]
+    assert files(group(topologySpreadConstraints=spread))
