@@ -7,7 +7,7 @@ score almost alike. That must be shown, not assumed: the reference recomputes th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -36,7 +36,7 @@ class Difference:
         expected, found: the tokens there; -1 where an output had ended.
         gap: how much the reference scores its choice above the other token; infinite if the other token
             is excluded.
-        at_edge: whether the other token wins when top-p moves by less than rounding does.
+        at_edge: whether the other token wins when top-p, min-p or top-k move by less than rounding does.
         proven: whether this is a near tie, and all that was found after it is the target's choice, or near.
         text: the text before it, its end only.
     """
@@ -140,14 +140,32 @@ def explain(
 
 
 def _parting(logits: torch.Tensor, row: list[Row], pair: tuple[int, int]) -> tuple[float, bool]:
-    """The gap of the pair, and whether moving the edge of top-p makes the choice between them."""
-    params, at_edge = row[0].params, False
-    if not params.is_greedy and params.top_p < 1.0:
-        settled = int(decide(logits, row).tokens[0])
-        for edge in (params.top_p - _EDGE, min(1.0, params.top_p + _EDGE)):
-            moved = msgspec.structs.replace(row[0], params=msgspec.structs.replace(params, top_p=edge))
-            at_edge |= {int(decide(logits, [moved]).tokens[0]), settled} == set(pair)
+    """The gap of the pair, and whether moving an edge of truncation makes the choice between them."""
+    settled, at_edge = int(decide(logits, row).tokens[0]), False
+    for params in _moved_edges(logits, row):
+        moved = msgspec.structs.replace(row[0], params=params)
+        at_edge |= {int(decide(logits, [moved]).tokens[0]), settled} == set(pair)
     return score_gap(logits, row, pair), at_edge
+
+
+def _moved_edges(logits: torch.Tensor, row: list[Row]) -> Iterator[SamplingParams]:
+    """What is asked for, with each edge of truncation where rounding might put it."""
+    params, change = row[0].params, msgspec.structs.replace
+    if params.is_greedy:
+        return
+    if params.top_p < 1.0:
+        yield change(params, top_p=params.top_p - _EDGE)
+        yield change(params, top_p=min(1.0, params.top_p + _EDGE))
+    if params.min_p > 0.0:  # a distance from the best score, in logits
+        yield change(params, min_p=params.min_p * math.exp(-TOLERANCE))
+        yield change(params, min_p=min(1.0, params.min_p * math.exp(TOLERANCE)))
+    if 0 < params.top_k < logits.shape[-1]:
+        all_of_them = msgspec.structs.replace(row[0], params=change(params, top_k=0, top_p=1.0))
+        best = processed_logits(logits, [all_of_them])[0].topk(params.top_k + 1).values
+        if float(best[-2] - best[-1]) < TOLERANCE:
+            yield change(params, top_k=params.top_k + 1)
+        if params.top_k > 1 and float(best[-3] - best[-2]) < TOLERANCE:
+            yield change(params, top_k=params.top_k - 1)
 
 
 def _follows(

@@ -108,7 +108,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         nodes: indices of the accepted nodes in the draft tree, in order, root excluded.
         logprobs: one per token if the request asked for them, else empty.
         min_gap: smallest difference between the best and second-best score among the decided tokens;
-            a near tie (below 1e-4) is where another batch shape may round to the other token.
+            a near tie (below 1e-4) is where another batch shape may round to the other token. Such are also
+            tokens at the edge of `min_p`, `top_k` or `top_p`, which this does not show.
         proposals: what the decoding heads propose after the last of `tokens`, if that was asked for, the
             target has heads, and the request goes on.
         num_forced: tokens that the request's grammar added to the tree.

@@ -100,6 +100,22 @@ def test_edge_of_top_p() -> None:
     pytest.fail("no seed puts the third token first")
 
 
+@pytest.mark.parametrize("off", [1e-6, 1e-2])
+@pytest.mark.parametrize("asked", [{"min_p": 0.5}, {"top_k": 2}])
+def test_edges_of_min_p_and_top_k(asked: dict[str, Any], off: float) -> None:
+    """The third token lies as much below the edge as said: only where that is little, rounding takes it in."""
+    table = torch.tensor([[1.0, 0.5, 0.5, 1e-9]]).log() - torch.tensor([0.0, 0.0, off, 0.0])
+    for seed in range(200):
+        outside = SamplingParams(temperature=1.0, seed=seed, **asked)
+        inside = SamplingParams(temperature=1.0, seed=seed)
+        winner, loser = (int(decide(table, [Row(params, 0)]).tokens[0]) for params in (inside, outside))
+        if winner == 2:
+            assert loser != 2
+            assert explained(table, outside, [loser], [2]).proven == (off < 1e-4)
+            return
+    pytest.fail("no seed puts the third token first")
+
+
 def test_audit_reproduces_sampling() -> None:
     """What sequential decisions give, one pass over the output confirms; a changed token it denies."""
     table = torch.randn(50, 50, generator=torch.Generator().manual_seed(0))
