@@ -103,7 +103,7 @@ def test_edge_of_top_p() -> None:
 @pytest.mark.parametrize("off", [1e-6, 1e-2])
 @pytest.mark.parametrize("asked", [{"min_p": 0.5}, {"top_k": 2}])
 def test_edges_of_min_p_and_top_k(asked: dict[str, Any], off: float) -> None:
-    """The third token lies as much below the edge as said: only where that is little, rounding takes it in."""
+    """The third token lies so far below the edge: only where that is little, rounding takes it in."""
     table = torch.tensor([[1.0, 0.5, 0.5, 1e-9]]).log() - torch.tensor([0.0, 0.0, off, 0.0])
     for seed in range(200):
         outside = SamplingParams(temperature=1.0, seed=seed, **asked)
