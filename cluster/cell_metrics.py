@@ -177,7 +177,7 @@ class CellMetrics:
         elif is_resumed:
             misses = {name: is_missed for name, is_missed in misses.items() if name == "tpot"}
         else:
-            self._compare_with_prediction(reason, receipt, submit.waited_s)
+            self._compare_with_prediction(reason, receipt)
         for objective, is_missed in misses.items():
             self.set.counter("flotilla_slo_requests_total", objective, _flag(not is_missed), tier).inc()
         if misses:
@@ -213,21 +213,19 @@ class CellMetrics:
         self.set.histogram("flotilla_request_prompt_tokens", tier).observe(receipt.num_prompt_tokens)
         self.set.histogram("flotilla_request_output_tokens", tier).observe(receipt.num_output_tokens)
 
-    def _compare_with_prediction(self, reason: str, receipt: Receipt, waited_s: float) -> None:
+    def _compare_with_prediction(self, reason: str, receipt: Receipt) -> None:
         predicted = receipt.predicted
         if predicted is None:
             return
-        # What it waited elsewhere is no part of the prediction.
-        elsewhere_ms = 1e3 * waited_s
         pairs = {
-            "ttft": (receipt.ttft_ms, predicted.ttft_ms, elsewhere_ms),
-            "tpot": (receipt.tpot_ms, predicted.tpot_ms, 0.0),
+            "ttft": (receipt.ttft_ms, predicted.ttft_ms),
+            "tpot": (receipt.tpot_ms, predicted.tpot_ms),
             # Predicted for all of `max_tokens`.
-            "e2e": (receipt.e2e_ms if reason == "length" else None, predicted.e2e_ms, elsewhere_ms),
+            "e2e": (receipt.e2e_ms if reason == "length" else None, predicted.e2e_ms),
         }
-        for objective, (took, expected, before) in pairs.items():
+        for objective, (took, expected) in pairs.items():
             if took is not None and expected > 0.0:
-                ratio = (took - before) / expected
+                ratio = took / expected
                 self.set.histogram("flotilla_admission_prediction_ratio", objective).observe(ratio)
 
     def _usual(self, core: SchedulerCore) -> dict[str, float]:

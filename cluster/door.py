@@ -159,7 +159,9 @@ class Door:
     ) -> Prediction:
         schedule = self._schedule(submit, terms, cell, now, is_promised=is_promised)
         drafts, busy_s = bool(cell.pool.drafters), cell.verify_calls.left_s(now)
-        return self.forecast.predict(submit, cell.running.values(), schedule, drafts=drafts, busy_s=busy_s)
+        running = cell.running.values()
+        predicted = self.forecast.predict(submit, running, schedule, drafts=drafts, busy_s=busy_s)
+        return predicted.later(submit.waited_s) if submit.waited_s else predicted
 
     def _schedule(
         self, submit: Submit, terms: Terms, cell: Cell, now: float, *, is_promised: bool = False

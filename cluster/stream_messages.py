@@ -49,6 +49,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tpot_ms: float
     e2e_ms: float
 
+    def later(self, by_s: float) -> Prediction:
+        """The same of a request that had waited so long before."""
+        by_ms = 1e3 * by_s
+        return Prediction(ttft_ms=self.ttft_ms + by_ms, tpot_ms=self.tpot_ms, e2e_ms=self.e2e_ms + by_ms)
+
 
 class Tenant(msgspec.Struct, frozen=True):
     """Who competes with others for a cell: requests of one API key.
