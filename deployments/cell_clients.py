@@ -12,7 +12,6 @@ from typing import Protocol
 from cluster.members import REPORT_INTERVAL_S, SILENT_S, Member
 from cluster.stream_messages import (
     Cancel,
-    CancelMatching,
     CellMessage,
     NumCancelled,
     Rejected,
@@ -20,6 +19,7 @@ from cluster.stream_messages import (
     TokenBatch,
     TokenEvent,
 )
+from deployments.cancelled_everywhere import CancelledEverywhere
 from deployments.cell_connection import ATTEMPT_TIMEOUT_S, CellConnection
 from deployments.cell_router import CellRouter
 from deployments.pending_requests import PASSING, PASSING_IF_PROMISED, CellLost, Pending, RequestRejected
@@ -82,8 +82,7 @@ class CellClients:
         self._changed = asyncio.Event()
         self._unreached_since: float | None = None
         self._relieve_at = 0.0
-        self._tickets: dict[int, asyncio.Future[int]] = {}
-        self._next_ticket = 0
+        self._cancels = CancelledEverywhere()
         self.num_resubmitted = self.num_silent = 0
         self._turned_at = 0.0
 
@@ -130,27 +129,24 @@ class CellClients:
             self._cancel(pending)
 
     async def cancel_matching(self, prefix: str) -> int:
-        """End the requests, of any front end, whose ids begin so; how many the cells had.
+        """End the requests, of any front end, whose ids begin so; how many there were.
 
-        Raises `TimeoutError` if a cell does not answer, or none can be reached now.
+        Those of other front ends are found in cells only. Raises `TimeoutError` if a cell does not answer, or
+        none can be reached now.
         """
         self._ensure_running()
-        tickets: list[int] = []
-        try:
-            async with asyncio.timeout(ATTEMPT_TIMEOUT_S):
-                while not self.is_connected:
-                    await asyncio.sleep(_FIRST_PAUSE_S)
-                answers = []
-                for connection in [one for one in self._connections.values() if one.is_open]:
-                    self._next_ticket += 1
-                    tickets.append(self._next_ticket)
-                    answers.append(asyncio.get_running_loop().create_future())
-                    self._tickets[self._next_ticket] = answers[-1]
-                    connection.send(CancelMatching(self._next_ticket, prefix))
-                return sum(await asyncio.gather(*answers))
-        finally:
-            for ticket in tickets:
-                self._tickets.pop(ticket, None)
+        num_nowhere = 0
+        for pending in self._pending.values():
+            if pending.request.request_id.startswith(prefix):
+                pending.is_ended = True  # should its cell be lost before it tells the end
+                if not pending.cell:
+                    pending.end()
+                    num_nowhere += 1
+        async with asyncio.timeout(ATTEMPT_TIMEOUT_S):
+            while not self.is_connected:
+                await asyncio.sleep(_FIRST_PAUSE_S)
+            there = [connection for connection in self._connections.values() if connection.is_open]
+            return num_nowhere + await self._cancels.ask(there, prefix)
 
     def lives(self, request_id: str) -> int:
         """How often a request in flight was begun; above one, its receipt covers the last life only."""
@@ -301,6 +297,9 @@ class CellClients:
 
     def _place(self, pending: Pending) -> None:
         """Send a request to the best cell that has not refused it; it stays where it is if there is none."""
+        if pending.is_ended:
+            pending.end()
+            return
         there = [connection for connection in self._connections.values() if connection.is_open]
         willing = [one for one in there if one.member.id not in pending.refused_by]
         # Who is draining would refuse, who is starting may; better than nobody while it is not known. Who
@@ -339,9 +338,7 @@ class CellClients:
                 if pending is not None:
                     pending.accept(event)
         elif isinstance(message, NumCancelled):
-            answer = self._tickets.get(message.ticket)
-            if answer is not None and not answer.done():
-                answer.set_result(message.number)
+            self._cancels.answered(message)
         else:
             pending = self._find(message.request_id)
             if pending is not None:

@@ -48,6 +48,7 @@ class Pending:
         sent_output: output tokens it had when it was last sent.
         is_promised: a cell has taken it, or may have: it is no longer turned away for what passes by itself.
         is_cancelled: the caller wants no more than its receipt.
+        is_ended: somebody else had it ended, and no further cell is to have it.
         refused_by: cells that refused it since it was last taken.
         turned_away: of the refusals of those that serve, the one that is over first; it outweighs that of
             one that does not yet.
@@ -65,6 +66,7 @@ class Pending:
     sent_output: int = 0
     is_promised: bool = False
     is_cancelled: bool = False
+    is_ended: bool = False
     refused_by: set[str] = field(default_factory=set)
     turned_away: Rejected | None = None
     refused_at: float | None = None
@@ -82,14 +84,7 @@ class Pending:
         if self.sent > 1:
             reason = _finish_reason(request, self.output)
             if reason is not None:
-                # Only the news of its end was lost.
-                end = TokenEvent(
-                    request_id=request.request_id,
-                    position=len(self.output),
-                    tokens=[],
-                    finish_reason=reason,
-                )
-                self.events.put_nowait(end)
+                self._tell(reason)  # only the news of its end was lost
                 return None
         # Who was admitted once is not refused for an objective because its cell was lost.
         on_miss = "serve" if self.is_promised else request.on_miss
@@ -134,6 +129,10 @@ class Pending:
         self.refused_by.clear()
         self.turned_away = None
 
+    def end(self) -> None:
+        """The caller is told that it was cancelled."""
+        self._tell("cancelled")
+
     def accept(self, event: TokenEvent) -> None:
         """Pass on what is new in an event; tokens that came in an earlier life are dropped by position."""
         repeated = len(self.output) - event.position
@@ -156,6 +155,16 @@ class Pending:
         self.is_promised, self.refused_at = True, None
         if tokens or event.finish_reason is not None:
             self.events.put_nowait(msgspec.structs.replace(event, request_id=self.request.request_id))
+
+    def _tell(self, finish_reason: str) -> None:
+        self.events.put_nowait(
+            TokenEvent(
+                request_id=self.request.request_id,
+                position=len(self.output),
+                tokens=[],
+                finish_reason=finish_reason,
+            )
+        )
 
 
 def _wait_s(rejected: Rejected | None) -> float:

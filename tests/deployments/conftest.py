@@ -12,9 +12,11 @@ from fastapi import FastAPI
 
 from cluster.tier_config import TierConfig
 from deployments.api_service import ApiService
+from deployments.cell_clients import CellClients
 from deployments.openai_api import create_app
 from tests.deployments.socket_server import served
 from tests.fakes.cell_stand_in import CellStandIn
+from tests.fakes.listed_cells import Listed
 from tests.fakes.tiny_tokenizer import ANSWER, codec, ids
 
 # An application takes longer to make than most tests: all use one, which answers with this object. Each test
@@ -81,3 +83,19 @@ async def url(app: FastAPI) -> AsyncIterator[str]:
     """The app behind a real server: only there a client can hang up, and chunks arrive one by one."""
     async with served(app) as address:
         yield address
+
+
+@pytest.fixture
+async def listed() -> AsyncIterator[Listed]:
+    made = Listed()
+    yield made
+    for name in list(made.stand_ins):
+        await made.kill(name)
+
+
+@pytest.fixture
+async def clients(listed: Listed) -> AsyncIterator[CellClients]:
+    made = CellClients(listed, give_up_after_s=0.6, silent_s=0.1)
+    made.connect()
+    yield made
+    await made.close()

@@ -3,97 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import pytest
 
-from cluster.members import Member, State
-from cluster.stream_messages import Rejected, Submit
+from cluster.stream_messages import Rejected
 from deployments import cell_clients
 from deployments.cell_clients import CellClients
 from deployments.pending_requests import CellLost, RequestRejected
-from engine.sampling_params import SamplingParams
-from tests.fakes.cell_stand_in import CellStandIn, eventually
-
-_ids = itertools.count()
-DRAINING = Rejected(request_id="", code="draining", message="the cell is being removed")
-STARTING = Rejected(request_id="", code="not_ready", message="the target model is starting")
-FULL = Rejected(request_id="", code="queue_full", message="full", retry_after_s=2.0)
-INFEASIBLE = Rejected(request_id="", code="slo_infeasible", message="below the least this cell can reach")
-
-
-class Listed:
-    """A directory whose entries the test writes."""
-
-    poll_s: float | None = 0.01
-
-    def __init__(self) -> None:
-        self.stand_ins: dict[str, CellStandIn] = {}
-        self.states: dict[str, State] = {}
-        self.queues: dict[str, float] = {}
-
-    async def cells(self) -> Sequence[Member]:
-        found = []
-        for name, stand_in in self.stand_ins.items():
-            host, port, token = await stand_in.endpoint()
-            state = self.states.get(name, "ready")
-            stats = {"running": float(len(stand_in._tasks)), "queue_s": self.queues.get(name, 0.0)}
-            found.append(
-                Member(
-                    kind="cell",
-                    id=name,
-                    node=host,
-                    endpoint=(host, port, token.decode()),
-                    state=state,
-                    stats=stats,
-                )
-            )
-        return found
-
-    def add(self, name: str) -> CellStandIn:
-        made = self.stand_ins[name] = CellStandIn(lambda submit: list(range(100)))
-        made.pause_s = 0.005
-        return made
-
-    async def kill(self, name: str) -> None:
-        await self.stand_ins.pop(name).close()
-
-
-@pytest.fixture
-async def listed() -> AsyncIterator[Listed]:
-    made = Listed()
-    yield made
-    for name in list(made.stand_ins):
-        await made.kill(name)
-
-
-@pytest.fixture
-async def clients(listed: Listed) -> AsyncIterator[CellClients]:
-    made = CellClients(listed, give_up_after_s=0.6, silent_s=0.1)
-    made.connect()
-    yield made
-    await made.close()
-
-
-def submission(length: int = 60) -> Submit:
-    return Submit(
-        request_id=f"request-{next(_ids)}", prompt=[1, 2], sampling=SamplingParams(max_tokens=length)
-    )
-
-
-async def tokens_of(clients: CellClients, request: Submit) -> list[int]:
-    tokens: list[int] = []
-    async for event in clients.submit(request):
-        assert event.position == len(tokens)
-        assert event.request_id == request.request_id
-        tokens += event.tokens
-    return tokens
-
-
-async def connected(clients: CellClients, number: int) -> None:
-    await eventually(lambda: sum(one.is_open for one in clients._connections.values()) == number)
+from tests.fakes.cell_stand_in import eventually
+from tests.fakes.listed_cells import (
+    DRAINING,
+    FULL,
+    INFEASIBLE,
+    STARTING,
+    Listed,
+    connected,
+    submission,
+    tokens_of,
+)
 
 
 async def test_requests_of_a_lost_cell_go_on_at_another(clients: CellClients, listed: Listed) -> None:
@@ -302,18 +230,6 @@ async def test_a_directory_that_forgot_all_cells_breaks_no_connection(
     listed.stand_ins = known
     assert await task == list(range(60))
     assert clients.num_resubmitted == 0
-
-
-async def test_cancelling_by_prefix_reaches_every_cell(clients: CellClients, listed: Listed) -> None:
-    stand_ins = [listed.add("one"), listed.add("two")]
-    await connected(clients, 2)
-    for stand_in in stand_ins:
-        stand_in.pause_s = 30.0
-    tasks = [asyncio.create_task(tokens_of(clients, submission())) for _ in range(6)]
-    await eventually(lambda: all(stand_in.submissions for stand_in in stand_ins))
-    assert await clients.cancel_matching("nobody-") == 0
-    assert await clients.cancel_matching("request-") == 6
-    assert await asyncio.gather(*tasks) == [[]] * 6
 
 
 async def test_no_cell_at_all_ends_in_time(clients: CellClients) -> None:
