@@ -27,6 +27,7 @@ def check_a_rollout(server: Server, ask: Callable[[], object], expected: object)
             except BaseException as error:
                 answers.append(error)
                 return
+            stop.wait(0.3)  # else the load takes longer than what it is to disturb
 
     raw = server.config.model_dump()
     raw["policy"]["name"] = "smartspec"
