@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.metric_catalog import REFUSALS
 from cluster.metric_set import MetricSet
 from deployments.errors import ApiError
 from deployments.refusals import code_of, log_refusal
@@ -26,6 +27,8 @@ class FrontEndMetrics:
         front_end: its id; a label of all its metrics.
         num_resubmitted: how many requests it has sent to cells again.
         num_silent: how many connections it has given up as the cell gave no sign of life.
+        num_rejected: how many requests no cell took, by code and tier.
+        tiers: configured ones, besides `default`.
     """
 
     def __init__(
@@ -33,16 +36,22 @@ class FrontEndMetrics:
         front_end: str = "",
         num_resubmitted: Callable[[], int] = lambda: 0,
         num_silent: Callable[[], int] = lambda: 0,
+        num_rejected: Callable[[], Mapping[tuple[str, str], int]] = dict,
+        tiers: Collection[str] = (),
     ) -> None:
         self.front_end = front_end
         self.set = MetricSet("front_end", {"front_end": front_end})
         self._num_resubmitted = num_resubmitted
         self._num_silent = num_silent
+        self._num_rejected = num_rejected
         self.open = self.set.gauge("flotilla_http_requests_open")
         self.streams = self.set.gauge("flotilla_http_streams_open")
         for method in _GRPC_METHODS:
             self.set.counter("flotilla_grpc_calls_total", method, "OK")
             self.set.histogram("flotilla_grpc_call_duration_seconds", method)
+        for tier in ("default", *tiers):
+            for code in REFUSALS:
+                self.set.counter("flotilla_front_end_requests_rejected_total", code, tier)
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
         """An HTTP request was answered."""
@@ -79,6 +88,8 @@ class FrontEndMetrics:
         self.set.measure_process()
         self.set.grow(self, "flotilla_requests_resubmitted_total", self._num_resubmitted())
         self.set.grow(self, "flotilla_cells_silent_total", self._num_silent())
+        for (code, tier), number in self._num_rejected().items():
+            self.set.grow(self, "flotilla_front_end_requests_rejected_total", number, code, tier)
 
     def render(self) -> str:
         """The exposition text, up to date."""

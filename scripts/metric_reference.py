@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from cluster.metric_catalog import CATALOG, CAUSES, Metric
+from cluster.metric import Metric
+from cluster.metric_catalog import CATALOG, CAUSES
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "metrics.md"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.metric_catalog import CATALOG, Kind
+from cluster.metric import Kind
+from cluster.metric_catalog import CATALOG
 
 #: Selects what the dashboard's variables say: processes scraped as one job, its cells, their tiers.
 JOB = 'job=~"$job"'

@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks import dashboard_checks as checking
 from benchmarks.prometheus_server import Prometheus, QueryFailed
-from cluster.metric_catalog import CAUSES, OBJECTIVES, PHASES, Metric, Process, exposed_by
+from cluster.metric import Metric, Process
+from cluster.metric_catalog import CAUSES, OBJECTIVES, PHASES, exposed_by
 from cluster.metric_set import MetricSet
 from deployments.dashboards.command import generated
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import httpx
+import itertools
+from collections import Counter
 
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.metric_catalog import REFUSALS
 from deployments.api_service import ApiService
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.openai_api import create_app
@@ -28,3 +33,24 @@ async def test_clients_make_no_series_of_their_own(service: ApiService) -> None:
         f'{name}GET",route="/v1/models",status="200"}} 1.0',
         f'{name}HEAD",route="/v1/models",status="200"}} 1.0',
     ]
+
+
+def test_refusals_are_told_from_zero_on_and_as_they_come() -> None:
+    refused: Counter[tuple[str, str]] = Counter()
+    metrics = FrontEndMetrics("one", num_rejected=lambda: refused, tiers=["bulk"])
+
+    def told() -> dict[tuple[str, str], float]:
+        return {
+            (sample.labels["code"], sample.labels["tier"]): sample.value
+            for family in text_string_to_metric_families(metrics.render())
+            for sample in family.samples
+            if sample.name == "flotilla_front_end_requests_rejected_total"
+        }
+
+    assert told() == dict.fromkeys(itertools.product(REFUSALS, ("default", "bulk")), 0.0)
+    for _ in range(2):
+        refused["queue_full", "bulk"] += 3
+        refused["prompt_too_long", "default"] += 1
+        assert told()["queue_full", "bulk"] == refused["queue_full", "bulk"]
+    assert told()["prompt_too_long", "default"] == 2
+    assert told()["saturated", "bulk"] == 0
