@@ -26,7 +26,8 @@ class MeasuredWorld(World):
     """Counts as `cluster.cell` does, and keeps the receipts."""
 
     def __init__(self, seed: int, policy: str, num_slots: int = 400) -> None:
-        self.metrics = CellMetrics()
+        self.wanted: set[str] = set()
+        self.metrics = CellMetrics(lambda: self.wanted)
         self.accounts = RequestAccounts(self.metrics)
         self.receipts: list[tuple[str, Receipt]] = []
         super().__init__(seed, policy, num_slots=num_slots)
@@ -216,6 +217,25 @@ def test_what_alerts_wait_for_is_there_before_it_happens() -> None:
             assert ("flotilla_requests_rejected", code, tier) in series
         for reason in ("stop", "length", "cancelled", "error"):
             assert ("flotilla_requests", reason, tier) in series
+
+
+def test_a_drafter_that_was_lost_is_told_from_one_that_was_removed() -> None:
+    """The one is missed by alerts, the other by nobody."""
+    world = MeasuredWorld(4, "fixed")
+    kind = next(iter(world.core.pool.drafters.values())).kind
+    world.wanted = {kind, "lost"}
+    assert world.value("flotilla_drafters_ready", drafter=kind) > 0
+
+    def told() -> set[str]:
+        lines = world.metrics.set.render().splitlines()
+        return {line.split('"')[1] for line in lines if line.startswith("flotilla_drafters_ready{")}
+
+    assert "lost" in told()
+    assert world.value("flotilla_drafters_ready", drafter="lost") == 0
+    world.wanted = {kind}
+    world.metrics.refresh(world.core)
+    assert "lost" not in told()
+    assert kind in told()
 
 
 def test_what_the_target_does_beside_its_forwards_is_a_phase_of_its_own() -> None:
