@@ -85,7 +85,7 @@ class CellMetrics:
         for tier in ("default", *config.tiers):
             for code in REFUSALS:
                 self.set.counter("flotilla_requests_rejected_total", code, tier)
-            for reason in ("stop", "length", "cancelled", "error"):
+            for reason in ("stop", "length", "cancelled", "invalid", "error"):
                 self.set.counter("flotilla_requests_total", reason, tier)
             for name in _TIMES:
                 self.set.histogram(name, tier)
@@ -155,7 +155,8 @@ class CellMetrics:
         """A request ended.
 
         Args:
-            reason: finish reason; `cancelled` only if its client gave up on it.
+            reason: finish reason; `cancelled` only if its client gave up on it, `invalid` for errors of the
+                client's.
             submit: what was asked for.
             receipt: what came of it.
             times: what the cell did while it was decoded.
@@ -170,7 +171,7 @@ class CellMetrics:
             self.set.counter("flotilla_prompt_tokens_total").inc(receipt.num_prompt_tokens)
             self.set.counter("flotilla_prefix_cache_query_tokens_total").inc(receipt.num_prompt_tokens)
             self.set.counter("flotilla_prefix_cache_hit_tokens_total").inc(receipt.num_cached_tokens)
-        if reason == "cancelled":
+        if reason in ("cancelled", "invalid"):
             return
         # The first token of one resubmitted came in another life, whose clock this cell does not know.
         is_resumed = bool(submit.output)

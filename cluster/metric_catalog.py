@@ -48,7 +48,8 @@ def _histogram(
 _REQUESTS = (
     _counter(
         "flotilla_requests_total",
-        "Requests ended, by reason: stop, length, cancelled (by the client), error.",
+        "Requests ended, by reason: stop, length, cancelled (by the client), invalid (what the answer had to "
+        "look like could not be followed), error.",
         "finish_reason",
         "tier",
     ),
@@ -315,6 +316,12 @@ _HTTP = (
         "Request received to the last byte of its answer sent.",
         HTTP_BUCKETS,
         "route",
+    ),
+    _counter(
+        "flotilla_http_streams_failed_total",
+        "Streams that ended with an error event, by the status that the error has.",
+        "route",
+        "status",
     ),
     _counter("flotilla_request_errors_total", "Requests answered with an error, by its code.", "api", "code"),
     _gauge("flotilla_http_requests_open", "HTTP requests being answered, streams included."),

@@ -58,6 +58,10 @@ class FrontEndMetrics:
         self.set.counter("flotilla_http_requests_total", route, method, str(status)).inc()
         self.set.histogram("flotilla_http_request_duration_seconds", route).observe(seconds)
 
+    def stream_failed(self, route: str, status: int) -> None:
+        """A stream, whose status was sent when it began, ended with an error that has another."""
+        self.set.counter("flotilla_http_streams_failed_total", route, str(status)).inc()
+
     def refused(self, api: str, code: str) -> None:
         """A request over `api` (`http`, `grpc`) was answered with an error."""
         self.set.counter("flotilla_request_errors_total", api, code).inc()
@@ -117,7 +121,7 @@ class RequestObserver:
                 if self._metrics is None:
                     await self._app(scope, receive, send)
                 else:
-                    await self._observe(self._metrics, scope, receive, send)
+                    await self._observe(self._metrics, request, scope, receive, send)
             except Exception:  # a bug, which is logged as one; the answer is `errors.internal`
                 self._count("internal_error")
                 raise
@@ -135,7 +139,14 @@ class RequestObserver:
         if self._metrics is not None:
             self._metrics.refused("http", code)
 
-    async def _observe(self, metrics: FrontEndMetrics, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _observe(
+        self,
+        metrics: FrontEndMetrics,
+        request: RequestContext,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         begun, status, is_stream = time.perf_counter(), 500, False
 
         def observed_send(message: Message) -> Awaitable[None]:
@@ -153,10 +164,12 @@ class RequestObserver:
             await self._app(scope, receive, observed_send)
         finally:
             metrics.open.dec()
-            if is_stream:
-                metrics.streams.dec()
             found = scope.get("route")
             route = _route(scope)
+            if is_stream:
+                metrics.streams.dec()
+                if request.error is not None:
+                    metrics.stream_failed(route, request.error.status)
             # Of those that a route does not answer there are as many as clients make up.
             answered = set(getattr(found, "methods", None) or ())
             answered |= {"HEAD"} if "GET" in answered else set()  # `HeadAsGet`

@@ -28,9 +28,11 @@ VALUES: dict[str, tuple[str, ...]] = {
     "code": ("queue_full", "saturated"),
     "decision": ("accepted", "rejected"),
     "kind": ("cell", "front_end"),
+    "method": ("Generate",),
     "objective": (*OBJECTIVES, "all"),
     "outcome": ("drafted", "verified", "accepted"),
     "phase": (*PHASES, "decode", "prefill"),
+    "route": ("/v1/completions",),
     "signal": (
         "attainment",
         "idle_tpot_s",

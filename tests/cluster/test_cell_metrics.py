@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,7 +15,7 @@ from cluster.drafter_config import ModelDrafterConfig
 from cluster.events import Action, Cancelled, DraftDone, Emit, Reject, Verify, VerifyDone
 from cluster.placement import instance_names
 from cluster.request_accounts import RequestAccounts
-from cluster.stream_messages import Objective, Receipt
+from cluster.stream_messages import Objective, Receipt, TokenEvent
 from cluster.tier_config import TierConfig
 from cluster.violations import DecodeTimes
 from engine.sampling_params import SamplingParams
@@ -196,6 +197,24 @@ def test_who_failed_attained_nothing() -> None:
         assert world.value("flotilla_slo_violations_total", objective=objective) == 1
 
 
+def test_an_answer_that_cannot_be_as_asked_is_nobodys_miss() -> None:
+    """Its client gets a 400: it is no failure of the cell's, which somebody would be woken for."""
+    world = MeasuredWorld(3, "fixed")
+    asked = submit(0, world.rng, objective=Objective(ttft_ms=1e6))
+    world.send(asked)
+    world.drain()
+    ((_, receipt),) = world.receipts
+    before = world.value("flotilla_slo_requests_total")
+    world.accounts.arrived(msgspec.structs.replace(asked, request_id="other"))
+    end = TokenEvent(
+        request_id="other", position=0, tokens=[], finish_reason="error", receipt=receipt, error="no way on"
+    )
+    world.accounts.told([end], world.core)
+    assert world.value("flotilla_requests_total", finish_reason="invalid") == 1
+    assert world.value("flotilla_requests_total", finish_reason="error") == 0
+    assert world.value("flotilla_slo_requests_total") == before
+
+
 def test_what_alerts_wait_for_is_there_before_it_happens() -> None:
     """A counter that appears with its first increment has no rate for it, and its panel nothing to show."""
     metrics = CellMetrics()
@@ -215,7 +234,7 @@ def test_what_alerts_wait_for_is_there_before_it_happens() -> None:
     for tier in ("default", "bulk"):
         for code in ("queue_full", "saturated", "slo_infeasible"):
             assert ("flotilla_requests_rejected", code, tier) in series
-        for reason in ("stop", "length", "cancelled", "error"):
+        for reason in ("stop", "length", "cancelled", "invalid", "error"):
             assert ("flotilla_requests", reason, tier) in series
 
 
