@@ -9,8 +9,8 @@ from cluster.metric_catalog import CATALOG
 JOB = 'job=~"$job"'
 CELLS = f'{JOB}, cell=~"$cell"'
 TIERS = f'{CELLS}, tier=~"$tier"'
-#: Of recorded series, which know no cells.
-RECORDED = f'{JOB}, tier=~"$tier"'
+#: Of recorded series and those of front ends, which know no cells.
+OF_ALL_CELLS = f'{JOB}, tier=~"$tier"'
 
 _WINDOW = "$__rate_interval"
 
