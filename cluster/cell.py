@@ -58,7 +58,7 @@ class Cell:
         self._stage = "starting"
         self._failure = ""
         self._is_draining = False
-        self._metrics = CellMetrics()
+        self._metrics = CellMetrics(lambda: self._lifecycle.kinds)
         self._metrics.configured(self.config, self.served_name)
         self._shell = shell = SchedulerShell(self.config, self._metrics, self._lost, self._drained)
         self._clients = ClientServer(self._token, shell.told, shell.left, self.config.health.heartbeat_s)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection
 
 from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
-from cluster.metric_catalog import CAUSES, OBJECTIVES
+from cluster.metric_catalog import CAUSES, OBJECTIVES, REFUSALS
 from cluster.metric_set import MetricSet
 from cluster.placement import instance_names
 from cluster.selector_regret import estimated_regret
@@ -43,11 +44,15 @@ class CellMetrics:
     Events are counted as they come, a few increments each; what the scheduler counts itself is read in
     `refresh`, when somebody asks.
 
+    Args:
+        wanted: kinds of drafters that are to be there; those ever seen, if it is not known.
+
     Attributes:
         set: the metrics; `set.constant` says which cell it is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Callable[[], Collection[str]] | None = None) -> None:
+        self._wanted = wanted
         self.set = MetricSet("cell")
         self._prefill_s = 0.0
         # Of calls that are not answered: share of their tokens that are prompts.
@@ -78,9 +83,9 @@ class CellMetrics:
             self.set.histogram("flotilla_admission_prediction_ratio", objective)
         self.set.counter("flotilla_worker_restarts_total", "verifier")
         for tier in ("default", *config.tiers):
-            for code in ("queue_full", "saturated", "slo_infeasible"):
+            for code in REFUSALS:
                 self.set.counter("flotilla_requests_rejected_total", code, tier)
-            for reason in ("stop", "length", "cancelled", "error"):
+            for reason in ("stop", "length", "cancelled", "invalid", "error"):
                 self.set.counter("flotilla_requests_total", reason, tier)
             for name in _TIMES:
                 self.set.histogram(name, tier)
@@ -150,7 +155,8 @@ class CellMetrics:
         """A request ended.
 
         Args:
-            reason: finish reason; `cancelled` only if its client gave up on it.
+            reason: finish reason; `cancelled` only if its client gave up on it, `invalid` for errors of the
+                client's.
             submit: what was asked for.
             receipt: what came of it.
             times: what the cell did while it was decoded.
@@ -165,7 +171,7 @@ class CellMetrics:
             self.set.counter("flotilla_prompt_tokens_total").inc(receipt.num_prompt_tokens)
             self.set.counter("flotilla_prefix_cache_query_tokens_total").inc(receipt.num_prompt_tokens)
             self.set.counter("flotilla_prefix_cache_hit_tokens_total").inc(receipt.num_cached_tokens)
-        if reason == "cancelled":
+        if reason in ("cancelled", "invalid"):
             return
         # The first token of one resubmitted came in another life, whose clock this cell does not know.
         is_resumed = bool(submit.output)
@@ -319,8 +325,9 @@ class CellMetrics:
             first_drafts, wait_s = switches.first_drafts[was_prepared], switches.wait_s[was_prepared]
             self.set.grow(core, "flotilla_drafter_switch_first_drafts_total", first_drafts, label)
             self.set.grow(core, "flotilla_drafter_switch_wait_seconds_total", wait_s, label)
-        for name in ("flotilla_drafter_requests", "flotilla_drafter_capacity_price"):
-            self.set.clear(name)  # instances and kinds come and go
+        for name in ("requests", "capacity_price", "capacity"):
+            self.set.clear(f"flotilla_drafter_{name}")  # instances and kinds come and go
+        self.set.clear("flotilla_drafters_ready")
         ready: Counter[str] = Counter()
         capacity: Counter[str] = Counter()
         for drafter in pool.drafters.values():
@@ -329,10 +336,12 @@ class CellMetrics:
             self.set.gauge("flotilla_drafter_requests", drafter.kind, drafter.name).set(len(drafter.served))
         self._kinds |= ready.keys()
         prices = pool.selector.prices()
-        for kind in self._kinds:
+        # Of one that was lost this is zero; of one that was removed there is nothing.
+        kinds = self._kinds if self._wanted is None else {*self._wanted(), *ready}
+        for kind in kinds:
             self.set.gauge("flotilla_drafters_ready", kind).set(ready[kind])
             self.set.gauge("flotilla_drafter_capacity", kind).set(capacity[kind])
-        for kind in prices.keys() | self._kinds:
+        for kind in prices.keys() | kinds:
             self.set.gauge("flotilla_drafter_capacity_price", kind).set(prices.get(kind, 0.0))
         self.set.gauge("flotilla_selector_regret").set(estimated_regret(core))
 

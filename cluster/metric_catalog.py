@@ -8,11 +8,9 @@ come at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
-Kind = Literal["counter", "gauge", "histogram"]
-Process = Literal["cell", "front_end", "gathered"]
+from cluster.metric import Metric, Process
 
 # Seconds. vLLM's buckets for TTFT; finer ones for time per token, where objectives are a few milliseconds.
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40)
@@ -29,31 +27,8 @@ CAUSES = ("queue", "prefill", "draft", "verify", "preempt", "other")
 #: Objectives; `all` is those of a request together.
 OBJECTIVES = ("ttft", "tpot", "e2e")
 PHASES = ("draft", "verify", "schedule", "other")
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric.
-
-    Attributes:
-        name: as exposed; a histogram's without `_bucket`, `_sum`, `_count`.
-        kind: of metric.
-        help: what it is, for people.
-        labels: their names, besides `cell` or `front_end`, which every process adds to all of its own.
-        buckets: upper bounds, of a histogram.
-        unit: of the value; empty for plain counts.
-        group: heading under which it is documented.
-        processes: who exposes it; `gathered` is the front end that answers a scrape of the whole system.
-    """
-
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-    unit: str = ""
-    group: str = ""
-    processes: tuple[Process, ...] = ("cell",)
+#: Why a well-formed request is refused: counted from zero on.
+REFUSALS = ("queue_full", "saturated", "slo_infeasible")
 
 
 def _counter(name: str, text: str, *labels: str, unit: str = "") -> Metric:
@@ -73,11 +48,17 @@ def _histogram(
 _REQUESTS = (
     _counter(
         "flotilla_requests_total",
-        "Requests ended, by reason: stop, length, cancelled (by the client), error.",
+        "Requests ended, by reason: stop, length, cancelled (by the client), invalid (what the answer had to "
+        "look like could not be followed), error.",
         "finish_reason",
         "tier",
     ),
-    _counter("flotilla_requests_rejected_total", "Requests refused, by reason.", "code", "tier"),
+    _counter(
+        "flotilla_requests_rejected_total",
+        "Requests refused by a cell, by reason; another cell may have taken them.",
+        "code",
+        "tier",
+    ),
     _gauge("flotilla_requests_running", "Requests admitted and not ended.", "tier"),
     _gauge("flotilla_requests_waiting", "Requests queued.", "tier"),
     _counter("flotilla_prompt_tokens_total", "Prompt tokens of requests that got a token."),
@@ -336,6 +317,12 @@ _HTTP = (
         HTTP_BUCKETS,
         "route",
     ),
+    _counter(
+        "flotilla_http_streams_failed_total",
+        "Streams that ended with an error event, by the status that the error has.",
+        "route",
+        "status",
+    ),
     _counter("flotilla_request_errors_total", "Requests answered with an error, by its code.", "api", "code"),
     _gauge("flotilla_http_requests_open", "HTTP requests being answered, streams included."),
     _gauge("flotilla_http_streams_open", "Answers being streamed as server-sent events."),
@@ -344,6 +331,12 @@ _HTTP = (
         "flotilla_grpc_call_duration_seconds", "gRPC call received to its end.", HTTP_BUCKETS, "method"
     ),
     _gauge("flotilla_grpc_calls_open", "gRPC calls being answered."),
+    _counter(
+        "flotilla_front_end_requests_rejected_total",
+        "Requests answered with a refusal, as no cell took them, by reason.",
+        "code",
+        "tier",
+    ),
     _counter("flotilla_requests_resubmitted_total", "Requests sent to a cell again because it was lost."),
     _counter("flotilla_idempotent_requests_total", "Requests with a key, by what became of them.", "outcome"),
     _counter("flotilla_idempotent_answers_dropped_total", "Answers no longer kept for retries.", "reason"),

@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from cluster.metric_catalog import CATALOG, Process, exposed_by
+from cluster.metric import Process
+from cluster.metric_catalog import CATALOG, exposed_by
 
 Made = TypeVar("Made", Counter, Gauge, Histogram)
 Labels = tuple[str, ...]

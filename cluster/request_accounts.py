@@ -71,5 +71,7 @@ class RequestAccounts:
             del self._accounts[event.request_id]
             if event.receipt is not None:
                 times = self._metrics.decode_times(core).since(account.at_first)
+                if event.error:  # its client's: the cell could not have done better
+                    reason = "invalid"
                 reason = "stop" if reason == "cancelled" and account.is_complete else reason
                 self._metrics.finished(reason, account.submit, event.receipt, times, core)

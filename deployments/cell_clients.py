@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
@@ -66,6 +67,7 @@ class CellClients:
     Attributes:
         num_resubmitted: requests sent again.
         num_silent: connections given up as the cell gave no sign of life.
+        num_rejected: requests that no cell took, by code and tier.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class CellClients:
         self._relieve_at = 0.0
         self._cancels = CancelledEverywhere()
         self.num_resubmitted = self.num_silent = 0
+        self.num_rejected: Counter[tuple[str, str]] = Counter()
         self._turned_at = 0.0
 
     @property
@@ -353,6 +356,7 @@ class CellClients:
         loop = asyncio.get_running_loop()
         pending.refused(rejected)
         if rejected.code not in (PASSING_IF_PROMISED if pending.is_promised else PASSING):
+            self.num_rejected[rejected.code, pending.request.tier] += 1
             pending.events.put_nowait(RequestRejected(rejected))
             return
         if rejected.code == "draining":
@@ -374,6 +378,7 @@ class CellClients:
         if loop.time() - pending.refused_at < patience_s:
             loop.call_later(_REFUSED_PAUSE_S, self._place_again, pending)
         else:
+            self.num_rejected[rejected.code, pending.request.tier] += 1
             pending.events.put_nowait(RequestRejected(rejected))
 
     def _place_again(self, pending: Pending) -> None:

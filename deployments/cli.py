@@ -208,12 +208,15 @@ def dashboards(
     runbooks: Annotated[str, typer.Option(help="Where docs/runbooks can be read; alerts link to it.")] = (
         "docs/runbooks"
     ),
+    job: Annotated[
+        str, typer.Option(help="The job that rules are about, where several systems are scraped.")
+    ] = "",
 ) -> None:
     """Write Grafana dashboards, Prometheus recording rules and alerts."""
     from deployments.dashboards.command import DashboardsFailed, generated, parse_targets, write
 
     try:
-        files = generated(parse_targets(slo_target, tier_target or ()), runbooks)
+        files = generated(parse_targets(slo_target, tier_target or ()), runbooks, job)
         for path in write(out, files):
             typer.echo(path)
     except DashboardsFailed as error:

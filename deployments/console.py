@@ -51,7 +51,7 @@ _OF_DRAFTERS = {
 _OUTCOMES = ("drafted", "verified", "accepted")
 _TOTALS = {
     "flotilla_requests_total": "requests",
-    "flotilla_requests_rejected_total": "rejected",
+    "flotilla_front_end_requests_rejected_total": "rejected",
     "flotilla_generation_tokens_total": "output_tokens",
     "flotilla_preemptions_total": "preemptions",
     "flotilla_worker_restarts_total": "restarts",

@@ -14,6 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import ApiError, internal
+from deployments.request_context import current_request
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -156,8 +157,12 @@ async def unless_disconnected(request: Request, work: Awaitable[_Result]) -> _Re
 def error_event(error: ApiError) -> bytes:
     """How a failure in the midst of a stream is told, as its last event.
 
-    It never has an id: when the answer is generated anew, another event is at its position.
+    It never has an id: when the answer is generated anew, another event is at its position. The request at
+    hand remembers why it failed.
     """
+    request = current_request()
+    if request is not None:
+        request.error = error
     if error.event is not None:
         return error.event
     return b"event: error\ndata: " + json.dumps(error.body()).encode() + b"\n\n"
@@ -175,4 +180,6 @@ async def _chain(
             yield error_event(error)
         except Exception:  # a bug; a connection that just breaks off would look like the network's fault
             _log.exception("request %s failed in the midst of its answer", request_id)
-            yield error_event(internal(request_id))
+            bug = internal(request_id)
+            bug.is_logged = True
+            yield error_event(bug)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -149,7 +150,9 @@ class FrontEnd(GrpcReplica):
         self._server: uvicorn.Server | None = None
         log_to_files(self._config.log, {"front_end": self._id}, log_fields)
         self._tracer = trace_requests(self._config.telemetry, self._id)
-        self._metrics = FrontEndMetrics(self._id, self._num_resubmitted, self._num_silent)
+        self._metrics = FrontEndMetrics(
+            self._id, self._num_resubmitted, self._num_silent, self._num_rejected, self._config.tiers
+        )
         self._metric_server = MetricServer(
             self._metrics.set, get_node_ip_address(), refresh=self._metrics.refresh
         )
@@ -216,6 +219,10 @@ class FrontEnd(GrpcReplica):
 
     def _num_silent(self) -> int:
         return sum(service.client.num_silent for service in self._services)
+
+    def _num_rejected(self) -> Counter[tuple[str, str]]:
+        # Copied each: the thread of its event loop goes on counting.
+        return sum((service.client.num_rejected.copy() for service in self._services), Counter())
 
     def _make_app(self, service: ApiService, *, sends_request_id: bool = True) -> FastAPI:
         return create_app(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.metric_catalog import REFUSALS
 from cluster.metric_set import MetricSet
 from deployments.errors import ApiError
 from deployments.refusals import code_of, log_refusal
@@ -26,6 +27,8 @@ class FrontEndMetrics:
         front_end: its id; a label of all its metrics.
         num_resubmitted: how many requests it has sent to cells again.
         num_silent: how many connections it has given up as the cell gave no sign of life.
+        num_rejected: how many requests no cell took, by code and tier.
+        tiers: configured ones, besides `default`.
     """
 
     def __init__(
@@ -33,21 +36,31 @@ class FrontEndMetrics:
         front_end: str = "",
         num_resubmitted: Callable[[], int] = lambda: 0,
         num_silent: Callable[[], int] = lambda: 0,
+        num_rejected: Callable[[], Mapping[tuple[str, str], int]] = dict,
+        tiers: Collection[str] = (),
     ) -> None:
         self.front_end = front_end
         self.set = MetricSet("front_end", {"front_end": front_end})
         self._num_resubmitted = num_resubmitted
         self._num_silent = num_silent
+        self._num_rejected = num_rejected
         self.open = self.set.gauge("flotilla_http_requests_open")
         self.streams = self.set.gauge("flotilla_http_streams_open")
         for method in _GRPC_METHODS:
             self.set.counter("flotilla_grpc_calls_total", method, "OK")
             self.set.histogram("flotilla_grpc_call_duration_seconds", method)
+        for tier in ("default", *tiers):
+            for code in REFUSALS:
+                self.set.counter("flotilla_front_end_requests_rejected_total", code, tier)
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
         """An HTTP request was answered."""
         self.set.counter("flotilla_http_requests_total", route, method, str(status)).inc()
         self.set.histogram("flotilla_http_request_duration_seconds", route).observe(seconds)
+
+    def stream_failed(self, route: str, status: int) -> None:
+        """A stream, whose status was sent when it began, ended with an error that has another."""
+        self.set.counter("flotilla_http_streams_failed_total", route, str(status)).inc()
 
     def refused(self, api: str, code: str) -> None:
         """A request over `api` (`http`, `grpc`) was answered with an error."""
@@ -79,6 +92,8 @@ class FrontEndMetrics:
         self.set.measure_process()
         self.set.grow(self, "flotilla_requests_resubmitted_total", self._num_resubmitted())
         self.set.grow(self, "flotilla_cells_silent_total", self._num_silent())
+        for (code, tier), number in self._num_rejected().items():
+            self.set.grow(self, "flotilla_front_end_requests_rejected_total", number, code, tier)
 
     def render(self) -> str:
         """The exposition text, up to date."""
@@ -106,7 +121,7 @@ class RequestObserver:
                 if self._metrics is None:
                     await self._app(scope, receive, send)
                 else:
-                    await self._observe(self._metrics, scope, receive, send)
+                    await self._observe(self._metrics, request, scope, receive, send)
             except Exception:  # a bug, which is logged as one; the answer is `errors.internal`
                 self._count("internal_error")
                 raise
@@ -124,7 +139,14 @@ class RequestObserver:
         if self._metrics is not None:
             self._metrics.refused("http", code)
 
-    async def _observe(self, metrics: FrontEndMetrics, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _observe(
+        self,
+        metrics: FrontEndMetrics,
+        request: RequestContext,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         begun, status, is_stream = time.perf_counter(), 500, False
 
         def observed_send(message: Message) -> Awaitable[None]:
@@ -142,10 +164,12 @@ class RequestObserver:
             await self._app(scope, receive, observed_send)
         finally:
             metrics.open.dec()
-            if is_stream:
-                metrics.streams.dec()
             found = scope.get("route")
             route = _route(scope)
+            if is_stream:
+                metrics.streams.dec()
+                if request.error is not None:
+                    metrics.stream_failed(route, request.error.status)
             # Of those that a route does not answer there are as many as clients make up.
             answered = set(getattr(found, "methods", None) or ())
             answered |= {"HEAD"} if "GET" in answered else set()  # `HeadAsGet`

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
 
-import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
 
@@ -23,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cluster.http_config import HttpConfig
 from deployments.errors import ApiError
+from deployments.event_streams import error_event
 from deployments.refusals import error_response
 
 _LAST_WORDS = b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -86,8 +86,7 @@ class RequestTimeout:
             if not started:
                 await error_response(error)(scope, receive, send)
             elif is_stream and not complete:
-                event = b"event: error\ndata: " + msgspec.json.encode(error.body()) + b"\n\n"
-                await send({"type": "http.response.body", "body": event})
+                await send({"type": "http.response.body", "body": error_event(error)})
 
 
 class _Part(Enum):

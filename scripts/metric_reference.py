@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from cluster.metric_catalog import CATALOG, CAUSES, Metric
+from cluster.metric import Metric
+from cluster.metric_catalog import CATALOG, CAUSES
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "metrics.md"
 
@@ -43,7 +44,7 @@ cell, from the arrival of a request there; `flotilla_http_request_duration_secon
 - **Attainment** is `flotilla_slo_requests_total{{attained="true"}}` over all, of one objective or of `all`
   that a request has together. **Goodput** is counted twice, in requests and in their output tokens: of those
   that had objectives and attained all of them. A request that ended with `error` attained none; one that its
-  client gave up on counts in neither.
+  client gave up on, or whose answer could not look as it had to (`invalid`), counts in neither.
 - **Violations** have one cause each of {", ".join(f"`{name}`" for name in CAUSES)}: what
   took most above its share of the time that the objective allows (`cluster/violations.py`); `other` for those
   that ended with `error`.

@@ -11,6 +11,8 @@ Severity = Literal["page", "ticket"]
 
 #: Fewer requests with objectives than this in the long window burn nothing worth waking anybody for.
 LEAST_REQUESTS = 10
+#: Fewer failed requests than this in a quarter of an hour wake nobody, whatever their share.
+LEAST_FAILURES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,25 +109,61 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "FlotillaNoCellReady",
         "page",
-        (Condition(rec.CELLS_READY, "< 1"),),
+        # Not before the first was there: an installation takes as long as its models take to load.
+        (Condition(rec.CELLS_READY, "< 1"), Condition(f"max_over_time({rec.CELLS_READY}[1d])", "> 0")),
         summary="No cell of {{ $labels.job }} serves.",
         description="{{ $value }} cells are ready: every request waits or is refused.",
+        on=("job",),
         lasting="1m",
+    ),
+    Alert(
+        "FlotillaRequestsFailing",
+        "page",
+        (
+            Condition(rec.REQUESTS_FAILED, "> 0.05"),
+            Condition(rec.NUM_REQUESTS_FAILED, f">= {LEAST_FAILURES}"),
+        ),
+        summary="Requests to {{ $labels.job }} fail (seen_by: {{ $labels.seen_by }}).",
+        description="{{ $value | humanizePercentage }} of them ended with an error that is not their "
+        "clients' fault over the last 5 minutes.",
+        on=("job", "seen_by"),
+        lasting="5m",
     ),
     Alert(
         "FlotillaCellDown",
         "ticket",
-        (Condition("min by (job, cell) (flotilla_ready)", "< 1"),),
-        summary="Cell {{ $labels.cell }} of {{ $labels.job }} has no target.",
-        description="The cell runs, but its target does not serve (flotilla_ready is {{ $value }}).",
+        (
+            Condition("min by (job, cell) (flotilla_ready)", "< 1"),
+            Condition("max by (job, cell) (max_over_time(flotilla_ready[1d]))", "> 0"),
+        ),
+        summary="Cell {{ $labels.cell }} of {{ $labels.job }} has lost its target.",
+        description="The cell runs, but its target no longer serves (flotilla_ready is {{ $value }}).",
+        on=("job", "cell"),
         lasting="3m",
+    ),
+    Alert(
+        "FlotillaCellIncomplete",
+        "ticket",
+        # Together, since drafters have a label more than the target.
+        (
+            Condition(
+                "sum by (job, cell) (flotilla_ready == bool 0 or flotilla_drafters_ready == bool 0)", "> 0"
+            ),
+        ),
+        summary="Cell {{ $labels.cell }} of {{ $labels.job }} does not become complete.",
+        description="Of its target and its kinds of drafters, {{ $value }} are not ready, for 30 minutes.",
+        lasting="30m",
     ),
     Alert(
         "FlotillaNoDraftersReady",
         "ticket",
-        (Condition("sum by (job, cell) (flotilla_drafters_ready)", "< 1"),),
+        (
+            Condition("sum by (job, cell) (flotilla_drafters_ready)", "< 1"),
+            Condition("max by (job, cell) (max_over_time(flotilla_drafters_ready[1d]))", "> 0"),
+        ),
         summary="Cell {{ $labels.cell }} of {{ $labels.job }} has no drafter left.",
         description="{{ $value }} drafters are alive: requests are decoded without speculation.",
+        on=("job", "cell"),
         lasting="2m",
     ),
     Alert(
@@ -147,8 +185,8 @@ ALERTS: tuple[Alert, ...] = (
         "page",
         (Condition(rec.QUEUE_REFUSALS, "> 0.05"),),
         summary="Tier {{ $labels.tier }} of {{ $labels.job }} is refused for a full queue.",
-        description="{{ $value | humanizePercentage }} of its requests were refused with `queue_full` over "
-        "the last 5 minutes.",
+        description="{{ $value | humanizePercentage }} of its requests were refused with `queue_full`, by "
+        "all cells, over the last 5 minutes.",
         lasting="5m",
     ),
     Alert(
@@ -206,7 +244,7 @@ ALERTS: tuple[Alert, ...] = (
         "FlotillaScrapeAbsent",
         "page",
         (Condition("flotilla_build_info", ""),),
-        summary="Prometheus has no metrics of Flotilla.",
+        summary="Prometheus has no metrics of Flotilla{{ with $labels.job }} ({{ . }}){{ end }}.",
         description="No front end has been scraped for 5 minutes: it is down, or Prometheus does not reach "
         "it; no other alert can fire.",
         lasting="5m",

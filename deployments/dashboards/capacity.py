@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deployments.dashboards import recording as rec
-from deployments.dashboards.promql import JOB, RECORDED, gauge, rate, summed
+from deployments.dashboards.promql import JOB, OF_ALL_CELLS, TIERS, gauge, rate, summed
 from deployments.dashboards.spec import Board, Panel, Row, Thresholds, above, series
 
 _SIGNALS = f'{JOB}, member=~"$cell"'
@@ -122,9 +122,10 @@ CAPACITY = Board(
                 ),
                 series(
                     "Refused for a full queue",
-                    "Share of requests, over 5 minutes; pages from 5 % on (FlotillaQueueSaturated).",
+                    "Share of requests that found every queue full, over 5 minutes; pages from 5 % on "
+                    "(FlotillaQueueSaturated).",
                     "percentunit",
-                    (f"{rec.QUEUE_REFUSALS}{{{RECORDED}}}", "{{tier}}"),
+                    (f"{rec.QUEUE_REFUSALS}{{{OF_ALL_CELLS}}}", "{{tier}}"),
                     thresholds=above(0.01, 0.05),
                 ),
             ),
@@ -139,6 +140,7 @@ CAPACITY = Board(
                     (summed("flotilla_drafter_requests"), "served"),
                     (summed("flotilla_drafter_capacity"), "places"),
                     dashed="places",
+                    width=12,
                 ),
                 series(
                     "Instances by kind",
@@ -146,6 +148,7 @@ CAPACITY = Board(
                     "none",
                     (summed("flotilla_drafters_ready", "drafter"), "{{drafter}}"),
                     is_stacked=True,
+                    width=12,
                 ),
                 series(
                     "Open at front ends",
@@ -153,6 +156,14 @@ CAPACITY = Board(
                     "none",
                     (summed("flotilla_http_requests_open", "front_end", JOB), "{{front_end}}"),
                     (summed("flotilla_http_streams_open", "front_end", JOB), "{{front_end}} streams"),
+                    width=12,
+                ),
+                series(
+                    "Refusals of cells",
+                    "What a cell refused, another may have taken: how evenly they are full.",
+                    "reqps",
+                    (rate("flotilla_requests_rejected_total", "cell, code", TIERS), "{{cell}} {{code}}"),
+                    width=12,
                 ),
             ),
         ),

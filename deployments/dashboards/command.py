@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deployments.dashboards.recording import SloTargets
-from deployments.dashboards.rule_files import RUNBOOKS, rule_files
+from deployments.dashboards.rule_files import CHART_JOB, RUNBOOKS, rule_files
 
 
 class DashboardsFailed(Exception):
@@ -37,7 +37,7 @@ def parse_targets(default: float, tiers: Sequence[str]) -> SloTargets:
         raise DashboardsFailed(str(error)) from None
 
 
-def generated(targets: SloTargets | None = None, runbooks: str = RUNBOOKS) -> dict[str, str]:
+def generated(targets: SloTargets | None = None, runbooks: str = RUNBOOKS, job: str = "") -> dict[str, str]:
     """Every file's contents by its path, `dashboards/*.json` and `rules/*.yaml`.
 
     Raises:
@@ -48,12 +48,12 @@ def generated(targets: SloTargets | None = None, runbooks: str = RUNBOOKS) -> di
     except ModuleNotFoundError as error:
         raise DashboardsFailed(
             f"{error.name} is not installed: install the extra `dashboards` "
-            "(`pip install -e '.[dashboards]'` in the repository); the dashboards and rules "
-            "with the usual targets lie in helm/flotilla"
+            "(`pip install -e '.[dashboards]'` in the repository); the dashboards and rules with the usual "
+            f"targets lie in helm/flotilla, where rules have {CHART_JOB} for the job that you scrape"
         ) from None
     targets = targets or SloTargets()
     files = {f"dashboards/{name}": text for name, text in dashboard_files(targets.default).items()}
-    rules = rule_files(targets, runbooks)
+    rules = rule_files(targets, runbooks, job)
     return files | {f"rules/{name}": text for name, text in rules.items()}
 
 

@@ -202,7 +202,7 @@ def _links() -> dashboard.DashboardLink:
 
 
 def _alert_annotation() -> dashboard.AnnotationQuery:
-    expr = 'ALERTS{alertname=~"Flotilla.*", alertstate="firing", severity="page"}'
+    expr = 'ALERTS{alertname=~"Flotilla.*", alertstate="firing", severity="page", job=~"$job|"}'
     return (
         dashboard.AnnotationQuery()
         .name("Pages")

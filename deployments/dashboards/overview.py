@@ -6,7 +6,7 @@ from deployments.dashboards import recording as rec
 from deployments.dashboards.promql import (
     CELLS,
     JOB,
-    RECORDED,
+    OF_ALL_CELLS,
     TIERS,
     gauge,
     over_range,
@@ -18,11 +18,12 @@ from deployments.dashboards.spec import Board, Row, above, below, series, stat
 
 
 def _recorded(name: str) -> str:
-    return f"{name}{{{RECORDED}}}"
+    return f"{name}{{{OF_ALL_CELLS}}}"
 
 
 def _firing(severity: str) -> str:
-    chosen = f'alertname=~"Flotilla.*", alertstate="firing", severity="{severity}"'
+    # With the page that knows no job: that nothing is scraped at all.
+    chosen = f'alertname=~"Flotilla.*", alertstate="firing", severity="{severity}", job=~"$job|"'
     return f"count(ALERTS{{{chosen}}}) or vector(0)"
 
 
@@ -30,9 +31,10 @@ _SLO = "flotilla_slo_requests_total"
 _MISSED = over_range(_SLO, "tier", TIERS, 'objective="all", attained="false"')
 _JUDGED = over_range(_SLO, "tier", TIERS, 'objective="all"')
 _BUDGET = f"1 - ({_MISSED} / ({_JUDGED} > 0)) / on (tier) (1 - max by (tier) ({_recorded(rec.TARGET)}))"
-# Of decisions: what a cell that drains gives back is refused there, and taken by another.
-_REFUSED = rate("flotilla_admission_decisions_total", "", TIERS, 'decision="rejected"')
-_ASKED = rate("flotilla_admission_decisions_total", "", TIERS)
+# Of front ends: what a cell that is full or drains refuses, another takes.
+_REJECTED = "flotilla_front_end_requests_rejected_total"
+_REFUSED = rate(_REJECTED, "", OF_ALL_CELLS)
+_ADMITTED = rate("flotilla_admission_decisions_total", "", OF_ALL_CELLS, 'decision!="rejected"')
 
 _BUDGET_ROW = Row(
     "Error budget",
@@ -86,7 +88,7 @@ _LOAD = Row(
     (
         series(
             "Requests ended",
-            "By how they ended. `error` is this system's fault, `cancelled` the client's wish.",
+            "By their ends. `error` is this system's fault, `invalid` the client's; `cancelled` its wish.",
             "reqps",
             (rate("flotilla_requests_total", "finish_reason", TIERS), "{{finish_reason}}"),
             is_stacked=True,
@@ -146,10 +148,10 @@ _CAUSES = Row(
         ),
         series(
             "Refusals by reason",
-            "queue_full: more comes than is served; saturated: admission predicts a miss; slo_infeasible: "
-            "asked for more than an idle cell can do.",
+            "What no cell took. queue_full: more comes than is served; saturated: admission predicts a miss; "
+            "slo_infeasible: asked for more than an idle cell can do.",
             "reqps",
-            (rate("flotilla_requests_rejected_total", "code", TIERS), "{{code}}"),
+            (rate(_REJECTED, "code", OF_ALL_CELLS), "{{code}}"),
             is_stacked=True,
         ),
         series(
@@ -206,9 +208,9 @@ def _now(target: float) -> Row:
             ),
             stat(
                 "Refused",
-                "Share of requests that were not admitted, for whatever reason.",
+                "Share of requests that no cell took, for whatever reason; of all cells.",
                 "percentunit",
-                (f"{_REFUSED} / ({_ASKED} > 0)", "refused"),
+                (f"{_REFUSED} / ({_REFUSED} + {_ADMITTED} > 0)", "refused"),
                 thresholds=above(0.01, 0.05),
             ),
         ),

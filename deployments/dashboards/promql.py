@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from cluster.metric_catalog import CATALOG, Kind
+from cluster.metric import Kind
+from cluster.metric_catalog import CATALOG
 
 #: Selects what the dashboard's variables say: processes scraped as one job, its cells, their tiers.
 JOB = 'job=~"$job"'
 CELLS = f'{JOB}, cell=~"$cell"'
 TIERS = f'{CELLS}, tier=~"$tier"'
-#: Of recorded series, which know no cells.
-RECORDED = f'{JOB}, tier=~"$tier"'
+#: Of recorded series and those of front ends, which know no cells.
+OF_ALL_CELLS = f'{JOB}, tier=~"$tier"'
 
 _WINDOW = "$__rate_interval"
 

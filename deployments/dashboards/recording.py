@@ -7,7 +7,7 @@ burn rate is the share that missed over the share that may miss (The Site Reliab
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
@@ -16,6 +16,10 @@ _INTERVALS = {"30s": ("5m", "30m", "1h", "2h"), "2m": ("6h", "1d", "3d")}
 #: The fastest page is for 14.4 times the sustainable rate, which a budget above 1/14.4 can never burn at.
 FASTEST = 14.4
 LEAST_TARGET = 0.94
+#: Routes and calls that generate, and codes of calls that failed here: a client may set its own deadline.
+_GENERATING = "/v1/(chat/)?completions|/v1/responses"
+_GENERATING_CALLS = "Generate|GenerateStream"
+_FAILED_CALLS = "INTERNAL|UNAVAILABLE|UNKNOWN|DATA_LOSS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +48,16 @@ class SloTargets:
 
 @dataclass(frozen=True, slots=True)
 class RecordingRule:
-    """A series that Prometheus computes from others."""
+    """A series that Prometheus computes from others; `labels` are added to those of the expression."""
 
     record: str
     expr: str
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def as_yaml(self) -> dict[str, object]:
         """As in a rule file."""
-        return {"record": self.record, "expr": self.expr}
+        rule: dict[str, object] = {"record": self.record, "expr": self.expr}
+        return rule | ({"labels": dict(self.labels)} if self.labels else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,8 @@ def judged(window: str) -> str:
 TARGET = "flotilla:slo_target:ratio"
 DRAFTER_ACCEPTANCE = "flotilla:drafter_acceptance:ratio_rate"
 QUEUE_REFUSALS = "flotilla:queue_refusals:ratio_rate5m"
+REQUESTS_FAILED = "flotilla:requests_failed:ratio_rate5m"
+NUM_REQUESTS_FAILED = "flotilla:requests_failed:increase15m"
 COST_MODEL_ERROR = "flotilla:cost_model_error:ratio_rate15m"
 ADMISSION_MISPREDICTED = "flotilla:admission_mispredicted:ratio_rate15m"
 CELLS_READY = "flotilla:cells_ready:sum"
@@ -129,8 +137,6 @@ def _health() -> tuple[RecordingRule, ...]:
             for outcome in ("accepted", "verified")
         )
         rules.append(RecordingRule(f"{DRAFTER_ACCEPTANCE}{window}", f"{accepted}\n/ ({verified} > 0)"))
-    refused = 'sum by (job, tier) (rate(flotilla_requests_rejected_total{code="queue_full"}[5m]))'
-    asked = "sum by (job, tier) (rate(flotilla_admission_decisions_total[5m]))"
     error, actual = (
         f"sum by (job, cell, model) (rate(flotilla_cost_model_{part}_seconds_total[15m]))"
         for part in ("absolute_error", "actual")
@@ -139,11 +145,56 @@ def _health() -> tuple[RecordingRule, ...]:
     within = f'sum by (job, objective) (rate({ratio}_bucket{{le="2.0"}}[15m]))'
     judged_all = f"sum by (job, objective) (rate({ratio}_count[15m]))"
     rules += [
-        RecordingRule(QUEUE_REFUSALS, f"{refused}\n/ ({asked} > 0)"),
+        RecordingRule(QUEUE_REFUSALS, _queue_refusals()),
+        *_failures(),
         RecordingRule(COST_MODEL_ERROR, f"{error}\n/ ({actual} > 0)"),
         RecordingRule(ADMISSION_MISPREDICTED, f"1 - {within}\n/ ({judged_all} > 0)"),
     ]
     return tuple(rules)
+
+
+def _queue_refusals() -> str:
+    # Of front ends: a cell's refusal is none where another cell takes the request.
+    name = "flotilla_front_end_requests_rejected_total"
+    refused = f'sum by (job, tier) (rate({name}{{code="queue_full"}}[5m]))'
+    every = f"sum by (job, tier) (rate({name}[5m]))"
+    admitted = 'sum by (job, tier) (rate(flotilla_admission_decisions_total{decision!="rejected"}[5m]))'
+    return f"{refused}\n/ ({every} + {admitted} > 0)"
+
+
+def _failures() -> Iterator[RecordingRule]:
+    """Shares and numbers of requests that failed through no fault of the client's, by who saw it.
+
+    A stream that ends with an error began with a 200, and is counted a second time, by the error's status.
+    """
+    http, streams = (
+        f'flotilla_http_{what}_total{{route=~"{_GENERATING}"' for what in ("requests", "streams_failed")
+    )
+    grpc = f'flotilla_grpc_calls_total{{method=~"{_GENERATING_CALLS}"'
+    ended = "flotilla_requests_total"
+    sides = {
+        "front_end": (
+            (
+                f'{http}, status=~"5.."}}',
+                f'{streams}, status=~"5.."}}',
+                f'{grpc}, code=~"{_FAILED_CALLS}"}}',
+            ),
+            (f"{http}}}", f"{grpc}}}"),
+        ),
+        "cell": ((f'{ended}{{finish_reason="error"}}',), (ended,)),
+    }
+    for side, (failed, every) in sides.items():
+        labels = {"seen_by": side}
+        share, all_of = _grown("rate", failed, "5m"), _grown("rate", every, "5m")
+        # A status has no series before it was first answered.
+        yield RecordingRule(REQUESTS_FAILED, f"({share} or 0 * {all_of})\n/ ({all_of} > 0)", labels)
+        number, all_of = _grown("increase", failed, "15m"), _grown("increase", every, "15m")
+        yield RecordingRule(NUM_REQUESTS_FAILED, f"{number}\nor 0 * {all_of}", labels)
+
+
+def _grown(function: str, names: Sequence[str], window: str) -> str:
+    # `or` adds up HTTP and gRPC, whose labels differ, also where one of them is not there.
+    return f"sum by (job) ({' or '.join(f'{function}({name}[{window}])' for name in names)})"
 
 
 def _cells_ready() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.dashboards.promql import TIERS, mean, quantile, quantiles, rate, summed
+from deployments.dashboards.promql import OF_ALL_CELLS, TIERS, mean, quantile, quantiles, rate, summed
 from deployments.dashboards.spec import Board, Panel, Row, above, series
 
 _SLO = "flotilla_slo_requests_total"
@@ -118,7 +118,8 @@ def tier_board(target: float) -> Board:
                 (
                     series(
                         "Decisions",
-                        "downgraded: served on a lower tier's terms; rejected: refused, for whatever reason.",
+                        "Of cells. downgraded: served on a lower tier's terms; rejected: refused, and "
+                        "offered to another cell.",
                         "reqps",
                         (
                             rate("flotilla_admission_decisions_total", "tier, decision", TIERS),
@@ -128,9 +129,12 @@ def tier_board(target: float) -> Board:
                     ),
                     series(
                         "Refusals",
-                        "By tier and reason (docs/objectives.md).",
+                        "What no cell took, by tier and reason (docs/objectives.md).",
                         "reqps",
-                        (rate("flotilla_requests_rejected_total", "tier, code", TIERS), "{{tier}} {{code}}"),
+                        (
+                            rate("flotilla_front_end_requests_rejected_total", "tier, code", OF_ALL_CELLS),
+                            "{{tier}} {{code}}",
+                        ),
                         is_stacked=True,
                     ),
                     series(

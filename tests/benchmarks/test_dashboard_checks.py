@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks import dashboard_checks as checking
 from benchmarks.prometheus_server import Prometheus, QueryFailed
-from cluster.metric_catalog import CAUSES, OBJECTIVES, PHASES, Metric, Process, exposed_by
+from cluster.metric import Metric, Process
+from cluster.metric_catalog import CAUSES, OBJECTIVES, PHASES, exposed_by
 from cluster.metric_set import MetricSet
 from deployments.dashboards.command import generated
 
@@ -27,9 +28,11 @@ VALUES: dict[str, tuple[str, ...]] = {
     "code": ("queue_full", "saturated"),
     "decision": ("accepted", "rejected"),
     "kind": ("cell", "front_end"),
+    "method": ("Generate",),
     "objective": (*OBJECTIVES, "all"),
     "outcome": ("drafted", "verified", "accepted"),
     "phase": (*PHASES, "decode", "prefill"),
+    "route": ("/v1/completions",),
     "signal": (
         "attainment",
         "idle_tpot_s",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,7 +15,7 @@ from cluster.drafter_config import ModelDrafterConfig
 from cluster.events import Action, Cancelled, DraftDone, Emit, Reject, Verify, VerifyDone
 from cluster.placement import instance_names
 from cluster.request_accounts import RequestAccounts
-from cluster.stream_messages import Objective, Receipt
+from cluster.stream_messages import Objective, Receipt, TokenEvent
 from cluster.tier_config import TierConfig
 from cluster.violations import DecodeTimes
 from engine.sampling_params import SamplingParams
@@ -26,7 +27,8 @@ class MeasuredWorld(World):
     """Counts as `cluster.cell` does, and keeps the receipts."""
 
     def __init__(self, seed: int, policy: str, num_slots: int = 400) -> None:
-        self.metrics = CellMetrics()
+        self.wanted: set[str] = set()
+        self.metrics = CellMetrics(lambda: self.wanted)
         self.accounts = RequestAccounts(self.metrics)
         self.receipts: list[tuple[str, Receipt]] = []
         super().__init__(seed, policy, num_slots=num_slots)
@@ -195,6 +197,24 @@ def test_who_failed_attained_nothing() -> None:
         assert world.value("flotilla_slo_violations_total", objective=objective) == 1
 
 
+def test_an_answer_that_cannot_be_as_asked_is_nobodys_miss() -> None:
+    """Its client gets a 400: it is no failure of the cell's, which somebody would be woken for."""
+    world = MeasuredWorld(3, "fixed")
+    asked = submit(0, world.rng, objective=Objective(ttft_ms=1e6))
+    world.send(asked)
+    world.drain()
+    ((_, receipt),) = world.receipts
+    before = world.value("flotilla_slo_requests_total")
+    world.accounts.arrived(msgspec.structs.replace(asked, request_id="other"))
+    end = TokenEvent(
+        request_id="other", position=0, tokens=[], finish_reason="error", receipt=receipt, error="no way on"
+    )
+    world.accounts.told([end], world.core)
+    assert world.value("flotilla_requests_total", finish_reason="invalid") == 1
+    assert world.value("flotilla_requests_total", finish_reason="error") == 0
+    assert world.value("flotilla_slo_requests_total") == before
+
+
 def test_what_alerts_wait_for_is_there_before_it_happens() -> None:
     """A counter that appears with its first increment has no rate for it, and its panel nothing to show."""
     metrics = CellMetrics()
@@ -214,8 +234,27 @@ def test_what_alerts_wait_for_is_there_before_it_happens() -> None:
     for tier in ("default", "bulk"):
         for code in ("queue_full", "saturated", "slo_infeasible"):
             assert ("flotilla_requests_rejected", code, tier) in series
-        for reason in ("stop", "length", "cancelled", "error"):
+        for reason in ("stop", "length", "cancelled", "invalid", "error"):
             assert ("flotilla_requests", reason, tier) in series
+
+
+def test_a_drafter_that_was_lost_is_told_from_one_that_was_removed() -> None:
+    """The one is missed by alerts, the other by nobody."""
+    world = MeasuredWorld(4, "fixed")
+    kind = next(iter(world.core.pool.drafters.values())).kind
+    world.wanted = {kind, "lost"}
+    assert world.value("flotilla_drafters_ready", drafter=kind) > 0
+
+    def told() -> set[str]:
+        lines = world.metrics.set.render().splitlines()
+        return {line.split('"')[1] for line in lines if line.startswith("flotilla_drafters_ready{")}
+
+    assert "lost" in told()
+    assert world.value("flotilla_drafters_ready", drafter="lost") == 0
+    world.wanted = {kind}
+    world.metrics.refresh(world.core)
+    assert "lost" not in told()
+    assert kind in told()
 
 
 def test_what_the_target_does_beside_its_forwards_is_a_phase_of_its_own() -> None:

@@ -9,44 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from deployments.dashboards.alerts import ALERTS
-from deployments.dashboards.recording import SloTargets
-from deployments.dashboards.rule_files import rule_files
-
-pytestmark = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not on the PATH (Debian: apt install prometheus)"
+from tests.deployments.promtool_cases import (
+    FILES,
+    Series,
+    counter,
+    expect,
+    firing,
+    gauge,
+    judged,
+    listed,
+    needs_promtool,
+    run_promtool,
 )
 
-FILES = rule_files(SloTargets(tiers={"strict": 0.99}), "https://wiki.example")
-#: Values of a series in phases: how many steps, and by how much a counter grows or what a gauge is in each.
-Phases = list[tuple[int, float | None]]
-Series = dict[str, str]
-
-
-def counter(phases: Phases) -> str:
-    """promtool's notation of a counter that grows by so much in each step."""
-    total, parts = 0.0, []
-    for steps, growth in phases:
-        assert growth is not None
-        parts.append(f"{total + growth:g}+{growth:g}x{steps - 1}")
-        total += growth * steps
-    return " ".join(parts)
-
-
-def gauge(phases: Phases) -> str:
-    """promtool's notation of a gauge; None is no sample."""
-    return " ".join(f"_x{steps}" if at is None else f"{at:g}+0x{steps - 1}" for steps, at in phases)
-
-
-def judged(phases: list[tuple[int, float]], per_step: float = 100.0, tier: str = "chat") -> Series:
-    """Requests of a tier, of which in each phase such a share misses its objectives."""
-    name = f'flotilla_slo_requests_total{{job="f", cell="a", objective="all", tier="{tier}", attained='
-    return {
-        f'{name}"true"}}': counter([(steps, per_step * (1 - missed)) for steps, missed in phases]),
-        f'{name}"false"}}': counter([(steps, per_step * missed) for steps, missed in phases]),
-    }
+pytestmark = needs_promtool
 
 
 @dataclass(frozen=True)
@@ -73,7 +51,10 @@ def cost(part: str) -> str:
 
 
 ADMITTED = 'flotilla_admission_decisions_total{job="f", cell="a", tier="chat", decision='
-REFUSED = 'flotilla_requests_rejected_total{job="f", cell="a", tier="chat", code="queue_full"}'
+REFUSED = 'flotilla_front_end_requests_rejected_total{job="f", front_end="x", tier="chat", code="queue_full"}'
+ANSWERED = (
+    'flotilla_http_requests_total{job="f", front_end="x", route="/v1/completions", method="POST", status='
+)
 RATIO = 'flotilla_admission_prediction_ratio_{part}{{job="f", cell="a", objective="ttft"{le}}}'
 WITHIN, EVERY = RATIO.format(part="bucket", le=', le="2.0"'), RATIO.format(part="count", le="")
 
@@ -110,6 +91,15 @@ INCIDENTS = [
         (9, 30),
     ),
     Incident(
+        "FlotillaRequestsFailing",
+        {
+            f'{ANSWERED}"200"}}': counter([(20, 50), (20, 0), (20, 50)]),
+            f'{ANSWERED}"500"}}': counter([(20, 1), (20, 50), (20, 1)]),
+        },
+        35,
+        (19, 22, 55),
+    ),
+    Incident(
         "FlotillaCellDown",
         {
             'flotilla_ready{job="f", cell="a"}': gauge([(10, 1), (10, 0), (10, 1)]),
@@ -117,6 +107,16 @@ INCIDENTS = [
         },
         15,
         (9, 12, 25),
+    ),
+    Incident(
+        "FlotillaCellIncomplete",
+        {
+            'flotilla_ready{job="f", cell="a"}': gauge([(70, 1)]),
+            'flotilla_drafters_ready{job="f", cell="a", drafter="small"}': gauge([(10, 2), (40, 0), (20, 1)]),
+            'flotilla_drafters_ready{job="f", cell="a", drafter="lookup"}': gauge([(70, 1)]),
+        },
+        45,
+        (9, 35, 55),
     ),
     Incident(
         "FlotillaNoDraftersReady",
@@ -210,45 +210,6 @@ INCIDENTS = [
 ]
 
 
-def firing(alert: str = "") -> str:
-    chosen = f'alertname="{alert}", ' if alert else ""
-    return f'count(ALERTS{{{chosen}alertstate="firing"}}) or vector(0)'
-
-
-def expect(expr: str, minute: int, value: float) -> dict[str, object]:
-    samples = [{"labels": "{}", "value": value}]
-    return {"expr": expr, "eval_time": f"{minute}m", "exp_samples": samples}
-
-
-def run_promtool(
-    tmp_path: Path, test: dict[str, object], step: int = 1, *, is_about_slo: bool = True
-) -> None:
-    order = []
-    for name, text in FILES.items():
-        groups = yaml.safe_load(text)["groups"]
-        # Most of promtool's time goes into the windows of attainment.
-        kept = [group for group in groups if is_about_slo or not group["name"].startswith("flotilla-slo")]
-        (tmp_path / name).write_text(yaml.safe_dump({"groups": kept}))
-        order += [group["name"] for group in kept]
-    document = {
-        "rule_files": list(FILES),
-        "evaluation_interval": f"{step}m",
-        "group_eval_order": order,
-        "tests": [{"interval": f"{step}m", **test}],
-    }
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
-    done = subprocess.run(
-        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def listed(series: Series) -> list[dict[str, str]]:
-    told = 'flotilla_build_info{job="f", cell="other", version="1", python="3"}'
-    alive = {} if any(name.startswith("flotilla_build_info") for name in series) else {told: "1+0x200"}
-    return [{"series": name, "values": values} for name, values in {**alive, **series}.items()]
-
-
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.alert)
 def test_an_alert_fires_in_its_incident_and_resolves(incident: Incident, tmp_path: Path) -> None:
     before, *others = incident.quiet_at
@@ -294,7 +255,8 @@ def test_annotations_name_the_values(tmp_path: Path) -> None:
     incident = next(one for one in INCIDENTS if one.alert == "FlotillaQueueSaturated")
     annotations = {
         "summary": "Tier chat of f is refused for a full queue.",
-        "description": "50% of its requests were refused with `queue_full` over the last 5 minutes.",
+        "description": "50% of its requests were refused with `queue_full`, by all cells, over the last 5 "
+        "minutes.",
         "runbook_url": "https://wiki.example/FlotillaQueueSaturated.md",
     }
     alert = {

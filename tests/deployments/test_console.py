@@ -30,6 +30,10 @@ EXPOSITION = """\
 # TYPE flotilla_requests_total counter
 flotilla_requests_total{cell="a",finish_reason="stop",tier="fast"} 3.0
 flotilla_requests_total{cell="b",finish_reason="stop",tier="fast"} 4.0
+# TYPE flotilla_requests_rejected_total counter
+flotilla_requests_rejected_total{cell="a",code="queue_full",tier="fast"} 50.0
+# TYPE flotilla_front_end_requests_rejected_total counter
+flotilla_front_end_requests_rejected_total{code="queue_full",front_end="f",tier="fast"} 2.0
 # TYPE flotilla_requests_running gauge
 flotilla_requests_running{cell="a",tier="fast"} 9.0
 # TYPE flotilla_drafter_requests gauge
@@ -69,6 +73,7 @@ def app(service: ApiService) -> FastAPI:
 def test_metrics_of_several_cells_are_counted_together() -> None:
     found = counted(EXPOSITION)
     assert found["totals"]["requests"] == 7
+    assert found["totals"]["rejected"] == 2, "what another cell took was not refused"
     first, second = found["pool"]
     assert (first["cell"], first["kind"], first["requests"]) == ("a", "small", 3)
     assert (first["verified"], first["accepted"], first["price"]) == (10, 6, 0)

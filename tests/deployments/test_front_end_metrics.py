@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import httpx
+import itertools
+from collections import Counter
 
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.metric_catalog import REFUSALS
 from deployments.api_service import ApiService
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.openai_api import create_app
+from tests.fakes.cell_stand_in import CellStandIn
 
 
 async def test_clients_make_no_series_of_their_own(service: ApiService) -> None:
@@ -28,3 +35,61 @@ async def test_clients_make_no_series_of_their_own(service: ApiService) -> None:
         f'{name}GET",route="/v1/models",status="200"}} 1.0',
         f'{name}HEAD",route="/v1/models",status="200"}} 1.0',
     ]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"), [("", "500", "cell_error"), ("no way on", "400", "invalid_constraint")]
+)
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "once"}])
+async def test_a_stream_that_fails_is_told_by_the_status_it_could_not_have(
+    service: ApiService, cell: CellStandIn, error: str, status: str, code: str, headers: dict[str, str]
+) -> None:
+    metrics = FrontEndMetrics("one")
+    app = create_app(service, metrics=metrics)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://cell") as http:
+        for cell.finish_reason, cell.error in ((None, ""), ("error", error)):
+            body = {"prompt": "hi", "max_tokens": 4, "stream": True}
+            answer = await http.post("/v1/completions", json=body, headers=headers)
+            assert answer.status_code == 200
+            assert ("event: error" in answer.text) == (cell.finish_reason == "error")
+            headers = headers and {"Idempotency-Key": "another"}
+    await app.state.answers.close()
+    text = metrics.render()
+    failed = [line for line in text.splitlines() if line.startswith("flotilla_http_streams_failed_total{")]
+    assert failed == [
+        'flotilla_http_streams_failed_total{front_end="one",route="/v1/completions",status="'
+        + status
+        + '"} 1.0'
+    ]
+    assert f'flotilla_request_errors_total{{api="http",code="{code}",front_end="one"}} 1.0' in text
+    assert 'status="200"} 2.0' in text
+
+
+async def test_a_stream_that_takes_too_long_has_failed(service: ApiService, cell: CellStandIn) -> None:
+    cell.pause_s = 0.05
+    metrics = FrontEndMetrics("one")
+    app = create_app(service, metrics=metrics, request_timeout_s=0.2)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://cell") as http:
+        await http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 100, "stream": True})
+    assert 'route="/v1/completions",status="504"} 1.0' in metrics.render()
+
+
+def test_refusals_are_told_from_zero_on_and_as_they_come() -> None:
+    refused: Counter[tuple[str, str]] = Counter()
+    metrics = FrontEndMetrics("one", num_rejected=lambda: refused, tiers=["bulk"])
+
+    def told() -> dict[tuple[str, str], float]:
+        return {
+            (sample.labels["code"], sample.labels["tier"]): sample.value
+            for family in text_string_to_metric_families(metrics.render())
+            for sample in family.samples
+            if sample.name == "flotilla_front_end_requests_rejected_total"
+        }
+
+    assert told() == dict.fromkeys(itertools.product(REFUSALS, ("default", "bulk")), 0.0)
+    for _ in range(2):
+        refused["queue_full", "bulk"] += 3
+        refused["prompt_too_long", "default"] += 1
+        assert told()["queue_full", "bulk"] == refused["queue_full", "bulk"]
+    assert told()["prompt_too_long", "default"] == 2
+    assert told()["saturated", "bulk"] == 0

@@ -15,6 +15,7 @@ from deployments.dashboards.alerts import ALERTS, Alert
 from deployments.dashboards.recording import SloTargets, recording_groups, target_group
 
 RUNBOOKS = Path(__file__).resolve().parents[2] / "docs" / "runbooks"
+INDEX = "README.md"
 PAGES = {path.name: path.read_text() for path in sorted(RUNBOOKS.glob("*.md"))}
 GROUPS = [target_group(SloTargets()), *recording_groups()]
 RECORDED = {rule.record for group in GROUPS for rule in group.rules}
@@ -37,7 +38,28 @@ def test_every_alert_has_a_page(alert: Alert) -> None:
 
 
 def test_every_page_has_an_alert() -> None:
-    assert set(PAGES) == {alert.runbook for alert in ALERTS}
+    assert set(PAGES) == {alert.runbook for alert in ALERTS} | {INDEX}
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_a_page_says_what_its_commands_need(alert: Alert) -> None:
+    """Addresses and keys are set up once, on the page that all link to."""
+    text = PAGES[alert.runbook]
+    assert f"]({INDEX}#before-you-begin)" in text
+    prepared = set(re.findall(r"^export (\w+)=", "\n".join(blocks(INDEX, "bash")), flags=re.MULTILINE))
+    code = "\n".join([*blocks(alert.runbook, "bash"), *re.findall(r"`([^`\n]+)`", text)])
+    assert set(re.findall(r"\$(\w+)", code)) <= prepared
+
+
+@each_page
+def test_commands_work_where_keys_are_wanted(page: str) -> None:
+    code = "\n".join([*blocks(page, "bash"), *re.findall(r"`([^`\n]+)`", PAGES[page])])
+    for command in re.findall(r"\bcurl [^\n|]*", code):
+        assert ('"$URL' in command) == ('-H "$AUTH"' in command), f"{page}: {command}"
+        assert "http://127" not in command, f"{page}: {command}"
+    for command in re.findall(r"\bflotilla (?:drafters|timeline)\b[^\n`]* [^\n`]*", code):
+        if len(command.split()) > 3:  # else it is only named
+            assert '--url "$URL"' in command, f"{page}: {command}"
 
 
 @each_page

@@ -351,6 +351,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"networkPolicy": {"egress": {"dns": {"peers": []}}}},
         ("/networkPolicy/egress/dns/peers",),
     ),
+    "a job that ends its selector": (
+        {"monitoring": {"rules": {"job": 'a"} or {job="b'}}},
+        ("/monitoring/rules/job",),
+    ),
     "an interval of no unit": (
         {"monitoring": {"podMonitor": {"interval": "15"}}},
         ("/monitoring/podMonitor/interval",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -250,11 +251,12 @@ RULES: list[dict[str, object]] = [
     {"runbookBaseUrl": "https://git.example.org/docs/runbooks/"},
     {"sloTarget": 0.999},
     {"sloTarget": 0.94, "tierTargets": {"batch": 0.95, "interactive": 0.99}},
+    {"job": "scraped-otherwise:8000", "tierTargets": {"interactive": 0.99}},
 ]
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_targets_and_links_are_as_the_command_would_write_them(rules: dict[str, Any]) -> None:
+def test_targets_links_and_jobs_are_as_the_command_would_write_them(rules: dict[str, Any]) -> None:
     values = {
         "config": {"tiers": {"batch": {}, "interactive": {}}},
         "monitoring": {"rules": {"enabled": True, **rules}},
@@ -264,9 +266,20 @@ def test_targets_and_links_are_as_the_command_would_write_them(rules: dict[str, 
         for found in of_kind("PrometheusRule", values)
     }
     targets = SloTargets(rules.get("sloTarget", 0.95), rules.get("tierTargets", {}))
-    texts = rule_files(targets, rules.get("runbookBaseUrl", RUNBOOKS))
+    job = rules.get("job", "serving/demo-flotilla")
+    texts = rule_files(targets, rules.get("runbookBaseUrl", RUNBOOKS), job)
     written = [yaml.safe_load(text) for text in texts.values()]
     assert found == {each["groups"][0]["name"]: each for each in written}
+
+
+def test_rules_are_about_what_the_releases_own_monitor_scrapes() -> None:
+    """The operator calls it `NAMESPACE/NAME`: two releases in one Prometheus have different rules."""
+    on = {"monitoring": {"podMonitor": {"enabled": True}, "rules": {"enabled": True}}}
+    for values in (on, {**on, "fullnameOverride": "other"}):
+        monitor = of_kind("PodMonitor", values)[0]["metadata"]
+        text = yaml.safe_dump(of_kind("PrometheusRule", values), width=10_000)
+        named = f"{monitor['namespace']}/{monitor['name']}"
+        assert set(re.findall(r'job="([^"]*)"', text.replace("\\", ""))) == {named}
 
 
 def test_a_target_of_the_chart_is_one_that_the_command_takes() -> None:

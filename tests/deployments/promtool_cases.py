@@ -1,0 +1,91 @@
+"""Synthetic series as promtool reads them, and what is expected of the rules at them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deployments.dashboards.recording import SloTargets
+from deployments.dashboards.rule_files import rule_files
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not on the PATH (Debian: apt install prometheus)"
+)
+
+FILES = rule_files(SloTargets(tiers={"strict": 0.99}), "https://wiki.example")
+#: Values of a series in phases: how many steps, and by how much a counter grows or what a gauge is in each.
+Phases = list[tuple[int, float | None]]
+Series = dict[str, str]
+
+
+def counter(phases: Phases) -> str:
+    """promtool's notation of a counter that grows by so much in each step."""
+    total, parts = 0.0, []
+    for steps, growth in phases:
+        assert growth is not None
+        parts.append(f"{total + growth:g}+{growth:g}x{steps - 1}")
+        total += growth * steps
+    return " ".join(parts)
+
+
+def gauge(phases: Phases) -> str:
+    """promtool's notation of a gauge; None is no sample."""
+    return " ".join(f"_x{steps}" if at is None else f"{at:g}+0x{steps - 1}" for steps, at in phases)
+
+
+def judged(phases: list[tuple[int, float]], per_step: float = 100.0, tier: str = "chat") -> Series:
+    """Requests of a tier, of which in each phase such a share misses its objectives."""
+    name = f'flotilla_slo_requests_total{{job="f", cell="a", objective="all", tier="{tier}", attained='
+    return {
+        f'{name}"true"}}': counter([(steps, per_step * (1 - missed)) for steps, missed in phases]),
+        f'{name}"false"}}': counter([(steps, per_step * missed) for steps, missed in phases]),
+    }
+
+
+def firing(alert: str = "") -> str:
+    chosen = f'alertname="{alert}", ' if alert else ""
+    return f'count(ALERTS{{{chosen}alertstate="firing"}}) or vector(0)'
+
+
+def expect(expr: str, minute: int, value: float) -> dict[str, object]:
+    samples = [{"labels": "{}", "value": value}]
+    return {"expr": expr, "eval_time": f"{minute}m", "exp_samples": samples}
+
+
+def run_promtool(
+    tmp_path: Path,
+    test: dict[str, object],
+    step: int = 1,
+    *,
+    is_about_slo: bool = True,
+    files: Mapping[str, str] = FILES,
+) -> None:
+    order = []
+    for name, text in files.items():
+        groups = yaml.safe_load(text)["groups"]
+        # Most of promtool's time goes into the windows of attainment.
+        kept = [group for group in groups if is_about_slo or not group["name"].startswith("flotilla-slo")]
+        (tmp_path / name).write_text(yaml.safe_dump({"groups": kept}))
+        order += [group["name"] for group in kept]
+    document = {
+        "rule_files": list(files),
+        "evaluation_interval": f"{step}m",
+        "group_eval_order": order,
+        "tests": [{"interval": f"{step}m", **test}],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    done = subprocess.run(
+        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def listed(series: Series) -> list[dict[str, str]]:
+    told = 'flotilla_build_info{job="f", cell="other", version="1", python="3"}'
+    alive = {} if any(name.startswith("flotilla_build_info") for name in series) else {told: "1+0x200"}
+    return [{"series": name, "values": values} for name, values in {**alive, **series}.items()]
