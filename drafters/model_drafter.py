@@ -120,6 +120,8 @@ class ModelDrafter:
         for request_id in call.release:
             self._forget(request_id)
         self._in_call = {item.request_id for item in call.items}
+        if self._ahead is not None:
+            self._ahead.leave(self._in_call)
         jobs: list[Job] = []
         unknown: list[str] = []
         for item in call.items:

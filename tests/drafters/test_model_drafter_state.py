@@ -120,6 +120,22 @@ def test_what_was_drafted_ahead_is_not_computed_again(monkeypatch: pytest.Monkey
     assert not d.draft_ahead(), "the call did not ask for it"
 
 
+def test_who_is_asked_about_again_is_no_longer_drafted_ahead_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tree was still the same, its slots were others' by then: their committed keys were written over."""
+    monkeypatch.setattr(draft_ahead, "LEAST_LOGP", -12.0)
+    model = llama()
+    d, fresh = drafter(model, num_slots=200), drafter(model)
+    first, other = prompt(1, 20), prompt(2, 30)
+    # It ends early, so that slots are left over, which are given back when it is asked about again.
+    d.draft(call(opening("a", first, DraftPlan(5, 4, stop_logp=-0.1)), ahead=True))
+    d.draft(call(following("a", 20, [], DraftPlan(1, 1))))
+    d.draft(call(opening("b", other, DraftPlan(0))))
+    while d.draft_ahead():
+        pass
+    got = trees(d.draft(call(following("b", 30, [7], DraftPlan(3, 1)))))["b"]
+    assert_same_tree(got, trees(fresh.draft(call(opening("b", [*other, 7], DraftPlan(3, 1)))))["b"])
+
+
 def test_drafting_ahead_ends_at_the_requests_end_and_without_slots() -> None:
     for max_tokens, num_slots in ((23, 1024), (999, 27)):
         d = drafter(MODEL, num_slots=num_slots)
