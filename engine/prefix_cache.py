@@ -69,8 +69,9 @@ class PrefixCache:
     def insert(self, tokens: Int32, slots: Int32) -> Int32:
         """Index the full blocks of `tokens`, whose KV is in `slots` (equally long; the caller holds them).
 
-        Returns the slots, int32 [full blocks * BLOCK_TOKENS], the index holds for these tokens. Where they
-        differ from the caller's, an earlier request had computed the same block: use those instead.
+        Returns the slots, int32 [indexed blocks * BLOCK_TOKENS], the index holds for these tokens. Where they
+        differ from the caller's, an earlier request had computed the same block: use those instead. It ends
+        before a block of which another one has some slots.
         """
         num_blocks = min(len(tokens), len(slots)) // BLOCK_TOKENS
         tokens = np.ascontiguousarray(tokens[: num_blocks * BLOCK_TOKENS], dtype=np.int32)
@@ -78,6 +79,8 @@ class PrefixCache:
         parent = path[-1] if path else None
         for index in range(len(path), num_blocks):
             span = slice(index * BLOCK_TOKENS, (index + 1) * BLOCK_TOKENS)
+            if self._pool.kept[slots[span]].any():
+                break  # cut back into a block that is here, and continued otherwise: it cannot be in two
             block = _Block(
                 key=(parent.number if parent else 0, tokens[span].tobytes()),
                 number=next(self._numbers),

@@ -180,7 +180,11 @@ def test_kv_cache_shares_rolls_back_and_never_leaks(data: st.DataObject) -> None
             if operation == "extend":
                 oracle.extend(name, data.draw(st.integers(0, 40)), data.draw(st.integers(0, 5)))
             elif operation == "truncate":
-                oracle.cache.truncate(name, data.draw(st.integers(0, oracle.cache.length(name))))
+                length = data.draw(st.integers(0, oracle.cache.length(name)))
+                oracle.cache.truncate(name, length)
+                if data.draw(st.booleans()):  # and it goes on with others
+                    tokens = oracle.tokens[name]
+                    oracle.tokens[name] = [*tokens[:length], *[step % 3 + 7] * (len(tokens) - length)]
             elif operation == "discard":
                 oracle.discard(name, data.draw(st.integers(0, 3)))
             elif operation == "publish":
@@ -276,6 +280,23 @@ def test_open_reports_a_published_prefix_but_leaves_a_token_to_run() -> None:
     assert cache.free_slots == 33  # token 31, which nobody but the index holds any more
     assert "a" not in cache
     assert "b" in cache
+
+
+def test_what_was_cut_back_into_a_published_block_and_went_on_is_not_published() -> None:
+    """Slots of its beginning are in the other block; it raised, and the request was never released."""
+    cache = KVCache(100)
+    cache.open("a", [1] * 40)
+    cache.commit("a", cache.reserve("a", 32))
+    cache.publish("a", [1] * 32)
+    cache.truncate("a", 20)
+    other = [*[1] * 20, *[2] * 12]
+    cache.commit("a", cache.reserve("a", 12))
+    cache.publish("a", other)
+    cache.check_invariants()
+    cache.release("a")
+    assert cache.open("b", [1] * 40) == 32
+    assert cache.open("c", [*other, 3]) == 16
+    cache.check_invariants()
 
 
 def test_publishing_what_another_request_published_frees_the_duplicate() -> None:
