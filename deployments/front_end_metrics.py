@@ -18,6 +18,8 @@ _NO_ROUTE = "unknown"
 _PROBE = "/ready"
 #: Counted from zero on, so that a rate of calls is there before the first one.
 _GRPC_METHODS = ("Generate", "GenerateStream", "Cancel")
+#: Likewise streams that fail, by what most of them fail with.
+_STREAMING = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 
 class FrontEndMetrics:
@@ -49,6 +51,8 @@ class FrontEndMetrics:
         for method in _GRPC_METHODS:
             self.set.counter("flotilla_grpc_calls_total", method, "OK")
             self.set.histogram("flotilla_grpc_call_duration_seconds", method)
+        for route in _STREAMING:
+            self.set.counter("flotilla_http_streams_failed_total", route, "500")
         for tier in ("default", *tiers):
             for code in REFUSALS:
                 self.set.counter("flotilla_front_end_requests_rejected_total", code, tier)
