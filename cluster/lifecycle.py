@@ -21,6 +21,7 @@ from cluster.profile_file import load_profile
 from cluster.takeover import Instance
 from cluster.worker import VERIFIER
 from cluster.worker_set import WorkerSet
+from engine.error_text import text_of
 
 _log = logging.getLogger(__name__)
 
@@ -362,5 +363,4 @@ def waits(life: Life, text: str) -> None:
 def cause(error: BaseException | None) -> str:
     """What a worker said, without Ray's account of the way it took."""
     told = getattr(error, "cause", None) or error
-    text = str(told.args[0]) if told is not None and told.args else repr(told)
-    return text.strip().splitlines()[-1] if text.strip() else repr(told)
+    return repr(told) if told is None else text_of(told)
