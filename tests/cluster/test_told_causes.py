@@ -40,7 +40,9 @@ def directly(error: BaseException) -> BaseException:
 def through_ray(error: BaseException) -> BaseException:
     told = "".join(traceback.format_exception(error))
     task = RayTaskError("load", told, error, proctitle="ray::load", pid=1, ip="127.0.0.1")
-    return pickle.loads(pickle.dumps(task)).as_instanceof_cause()
+    came: RayTaskError = pickle.loads(pickle.dumps(task))
+    told_here: BaseException = came.as_instanceof_cause()
+    return told_here
 
 
 @pytest.mark.parametrize("way", [directly, through_ray])
@@ -65,12 +67,16 @@ def test_what_is_wrong_is_told_and_not_the_end_of_its_message(
 
 
 def test_of_errors_that_led_to_others_the_first_is_told() -> None:
-    """Validators of Transformers' configurations say only which of them failed."""
-    first = ValueError("The hidden size (32) is not a multiple of the number of attention heads (3).")
-    assert cause(raised(RuntimeError("Class validation error for 'validate':\n    ..."), first)) == str(first)
+    first = ValueError("no shard model-2.safetensors")
+    assert cause(raised(RuntimeError("Loading failed.\nSee above."), first)) == str(first)
     # One that says less than what was made of it does not.
     assert cause(raised(ValueError("no model type `x` is known"), KeyError("x"))) == (
         "no model type `x` is known"
+    )
+    # Validators of Transformers' configurations name the field, and say below what is wrong with it.
+    told = RuntimeError("Validation error for field 'eps':\n    TypeError: expected float, got str")
+    assert cause(raised(told, TypeError("expected float, got str"))) == (
+        "Validation error for field 'eps': TypeError: expected float, got str"
     )
 
 
