@@ -48,6 +48,10 @@ class Shell(Protocol):
         """What draft forwards of a kind that was not there before cost."""
 
 
+class UnloadableDrafter(Exception):
+    """A configured drafter could not be loaded; the message names it and says why."""
+
+
 @dataclass(slots=True)
 class Life:
     """How a worker fares.
@@ -157,16 +161,29 @@ class Lifecycle:
         return self._target
 
     async def load_drafters(self) -> list[DrafterReady]:
-        """Make all configured instances."""
+        """Make all configured instances.
+
+        Raises:
+            UnloadableDrafter: if one of them cannot be.
+        """
         return list(
             await asyncio.gather(
                 *(
-                    self._workers.load_drafter(life.name, life.config, self._target)
+                    self._load_configured(life.name, life.config)
                     for life in self._drafters()
                     if life.config is not None
                 )
             )
         )
+
+    async def _load_configured(self, name: str, config: DrafterConfig) -> DrafterReady:
+        try:
+            return await self._workers.load_drafter(name, config, self._target)
+        except Exception as error:
+            # Whatever it was, it ends the start: who wrote several drafters must know which one it is of.
+            told = cause(error)
+            named = told if told.startswith("drafter `") else f"drafter `{name}`: {told}"
+            raise UnloadableDrafter(named) from error
 
     async def measure(self) -> CostProfile:
         """Costs of target and drafters: from the configured file, else measured now, an instance per kind."""
