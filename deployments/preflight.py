@@ -20,6 +20,7 @@ from deployments.key_store import KeyStore
 from deployments.listening import shared_listener
 from deployments.tokenizer_files import check_tokenizer, check_tokenizer_files
 from engine.eagle_config import check_eagle_target, is_eagle, read_eagle_config
+from engine.end_tokens import end_tokens_of_model
 from engine.heads_config import UnsuitableHeads, check_target, read_description
 from engine.model_files import check_model_files, check_weights
 from engine.quantized_files import UnsuitableWeights, check_quantization
@@ -77,6 +78,7 @@ def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
         if target.heads is not None:
             for file in model_directory(target.heads).glob("*.safetensors"):
                 check_weights(file)
+        end_tokens_of_model(model_directory(target.path))  # which says if they are none
         check_chat_templates(model_directory(target.path))
         check_tokenizer(model_directory(target.path), trust_remote_code=target.trust_remote_code)
         check_certificate(config.http)

@@ -6,6 +6,7 @@ Of weights only headers are read, so that it takes no longer for large models. I
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ def read_json(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise BrokenFiles(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:  # of JSON, or of UTF-8
+        if file.read_bytes().startswith(BOM_UTF8):
+            raise BrokenFiles(f"{file} begins with a byte order mark: save it as UTF-8 without one") from None
         raise BrokenFiles(
             f"{file} is no JSON ({error}): it may be cut off; copy it again from where the model came from"
         ) from None

@@ -120,6 +120,22 @@ def test_files_that_are_not_whole_are_named(
         check(weights_dir(TARGET), drafter=model) if of_drafter else check(model)
 
 
+@pytest.mark.parametrize("tokens", ['["a"]', "[2, null, [3]]", '"</s>"'])
+def test_end_tokens_that_are_no_numbers_are_refused(tokens: str, model: Path) -> None:
+    (model / "generation_config.json").write_text(f'{{"eos_token_id": {tokens}}}')
+    with pytest.raises(
+        preflight.StartError, match=r"`eos_token_id` in .*generation_config\.json is .*number"
+    ):
+        check(model)
+
+
+def test_a_byte_order_mark_is_told(model: Path) -> None:
+    text = (model / "config.json").read_text()
+    (model / "config.json").write_text(text, encoding="utf-8-sig")
+    with pytest.raises(preflight.StartError, match=r"config\.json begins with a byte order mark"):
+        check(model)
+
+
 def test_a_pointer_in_the_place_of_the_only_vocabulary_is_refused(model: Path) -> None:
     (model / "tokenizer.model").write_text(POINTER)
     check(model)  # nobody reads it beside tokenizer.json
