@@ -23,8 +23,8 @@ def catch_up(
 
     Args:
         pool: whose drafters.
-        requests: each has a drafter; those it is reading already, and those of drafters that keep nothing,
-            are passed over.
+        requests: each has a drafter; those it is reading or has read already, and those of drafters that
+            keep nothing, are passed over.
         now: the scheduler's clock.
         most_s: predicted seconds of reading, for each drafter.
 
@@ -45,6 +45,8 @@ def catch_up(
             if request.request_id in drafter.reading:
                 continue
             num_unread = drafter.num_unread(request)
+            if not num_unread:
+                continue
             if num_tokens and pool.costs.rebuild_s(drafter.kind, num_tokens + num_unread) > most_s:
                 break
             num_tokens += num_unread

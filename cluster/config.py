@@ -47,7 +47,10 @@ class TargetConfig(DeviceConfig):
         "`original_max_position_embeddings` is.",
     )
     runner: Literal["auto", "hf", "lean"] = Field(
-        default="auto", description="`hf` runs any architecture, `lean` the Llama family faster."
+        default="auto",
+        description="`lean` runs the Llama family, `hf` the other decoders of Transformers, slower, but for "
+        "those whose attention is more than a causal mask over keys (softcaps, sinks) or is none (state "
+        "spaces). `auto` is `lean` where it can be.",
     )
     attention: Literal["padded", "decomposed", "flashinfer", "triton", "auto"] | None = Field(
         default=None,

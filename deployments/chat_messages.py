@@ -101,7 +101,10 @@ def _in_words(message: ChatMessage, parser: str) -> dict[str, Any]:
             texts.append(written_call(name, arguments))
         else:
             texts.append(f'<tool_call>\n{{"name": "{name}", "arguments": {written}}}\n</tool_call>')
-    return {"role": _role(message), "content": "\n".join(texts)}
+    made = {"role": _role(message), "content": "\n".join(texts)}
+    if message.reasoning_content:
+        made["reasoning_content"] = message.reasoning_content
+    return made
 
 
 def _role(message: ChatMessage) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ _TEMPLATE_ARGUMENTS = frozenset(
         "return_dict", "return_assistant_tokens_mask", "sanitize_control_tokens", "self", "tokenizer_kwargs",
     )
 )  # fmt: skip
+
+# A text that no template writes by itself.
+_PROBE = {"role": "user", "content": "qwhnzx"}
 
 #: How SentencePiece names the token of a byte, for characters that have none of their own.
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -103,7 +106,7 @@ class TextCodec:
             )
         try:
             text = self._tokenizer.apply_chat_template(
-                messages,
+                [_in_parts(message) for message in messages] if self.reads_parts else messages,
                 tools=tools,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
@@ -129,6 +132,18 @@ class TextCodec:
     def knows_tools(self) -> bool:
         """Whether the chat template has a place for tools."""
         return re.search(r"\btools\b", self.template) is not None
+
+    @cached_property
+    def reads_parts(self) -> bool:
+        """Whether the chat template takes a message's text only as a list of parts: else it would be lost."""
+        return not self._shows(_PROBE) and self._shows(_in_parts(_PROBE))
+
+    def _shows(self, message: dict[str, Any]) -> bool:
+        try:
+            text = self._tokenizer.apply_chat_template([message], tokenize=False)
+        except Exception:  # templates are programs: they fail in any way
+            return False
+        return str(_PROBE["content"]) in text
 
     def bad_word_tokens(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The token sequences of words, at the beginning of a text and after a space, as vLLM bars them."""
@@ -156,8 +171,17 @@ class TextCodec:
         skipped = self._special - kept if skip_special_tokens else frozenset[int]()
         if self._bytes is not None:
             return ByteDetokenizer(self._bytes, skipped)
-        context = list(islice((token for token in reversed(after) if token not in skipped), _CONTEXT))[::-1]
-        return WindowDetokenizer(self._decoded, skipped, context)
+        context: list[int] = []
+        for token in reversed(after):
+            # It does not begin within a character that is spelled in bytes.
+            if len(context) >= _CONTEXT and not self._is_byte(context[-1]):
+                break
+            if token not in skipped:
+                context.append(token)
+        return WindowDetokenizer(self._decoded, skipped, context[::-1])
+
+    def _is_byte(self, token: int) -> bool:
+        return _BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token))) is not None
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """The text of tokens, all at once."""
@@ -189,6 +213,11 @@ class TextCodec:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    text = message.get("content")
+    return message | {"content": [{"type": "text", "text": text}] if text else []}
 
 
 def _load_tokenizer(directory: Path, *, trust_remote_code: bool) -> Any:

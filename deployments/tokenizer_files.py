@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
 from engine.model_files import check_no_pointer, read_json
 
-#: Files that hold vocabularies, by the formats of Transformers' tokenizers.
-_VOCABULARIES = (
-    "tokenizer.*", "tekken.json", "vocab.*", "*.model", "*.tiktoken", "*.spm", "*.vocab",
-)  # fmt: skip
+#: Files that hold vocabularies which Transformers reads by itself.
+_VOCABULARIES = ("tokenizer.json", "vocab.*")
+#: And those that take a package more: its module, and what to install.
+_BY_PACKAGE = {
+    "tekken.json": ("mistral_common", "mistral-common"),
+    "*.tiktoken": ("tiktoken", "tiktoken"),
+    "*.model": ("sentencepiece", "sentencepiece"),
+    "*.spm": ("sentencepiece", "sentencepiece"),
+    "*.vocab": ("sentencepiece", "sentencepiece"),
+}
 #: Classes whose vocabulary is in no file: bytes, or characters.
 _WITHOUT_FILES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
 
@@ -27,12 +34,22 @@ def check_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> None
         trust_remote_code: whether code in it may make one of whatever files it likes.
 
     Raises:
-        MissingTokenizer: naming the files that are missing.
+        MissingTokenizer: naming the files that are missing, or the package that reads the one there is.
     """
     if trust_remote_code or any(any(directory.glob(pattern)) for pattern in _VOCABULARIES):
         return
     if _class_name(directory) in _WITHOUT_FILES:
         return
+    found = [(file, *needed) for pattern, needed in _BY_PACKAGE.items() for file in directory.glob(pattern)]
+    if any(importlib.util.find_spec(module) for _, module, _ in found):
+        return
+    for file, _, package in found:
+        raise MissingTokenizer(
+            f"{file} is not read without a package that is not installed here: `pip install {package}`. Or "
+            "make a tokenizer.json where it is, by "
+            "`AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)`, or copy the one that "
+            "most models come with, too"
+        )
     raise MissingTokenizer(
         f"{directory} has no tokenizer: neither tokenizer.json nor tokenizer.model nor any other file with a "
         "vocabulary is there. Copy all `tokenizer*` files there from where the weights came from; of a "
@@ -51,7 +68,7 @@ def check_tokenizer_files(directory: Path) -> None:
         if (directory / name).exists():
             read_json(directory / name)
     if not (directory / "tokenizer.json").exists():  # else nobody reads the others
-        for pattern in _VOCABULARIES:
+        for pattern in (*_VOCABULARIES, *_BY_PACKAGE):
             for file in directory.glob(pattern):
                 if file.is_file():
                     check_no_pointer(file)

@@ -15,7 +15,7 @@ CHAT_URL = "http://127.0.0.1:8000"
 
 def has_chat_template(directory: Path) -> bool:
     """Whether the tokenizer in a Hugging Face directory renders conversations; base models' do not."""
-    if (directory / "chat_template.jinja").is_file() or (directory / "chat_template.json").is_file():
+    if (directory / "chat_template.jinja").is_file():
         return True
     try:
         return bool(json.loads((directory / "tokenizer_config.json").read_text()).get("chat_template"))

@@ -10,7 +10,7 @@ that all is accepted.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from drafters.computed_tree import ComputedTree
@@ -34,10 +34,6 @@ class DraftAhead:
     def __init__(self, jobs: Sequence[Job], max_tokens: int) -> None:
         """Go on from the `jobs` of a call that is answered; `max_tokens` is the model's longest sequence."""
         self._queues = [_Queue(job, max_tokens, NODES // len(jobs)) for job in jobs]
-
-    def leave(self, request_ids: Collection[str]) -> None:
-        """Go on without these, of which another call came: its slots are others, its tree may be the same."""
-        self._queues = [queue for queue in self._queues if queue.job.request_id not in request_ids]
 
     def next_nodes(self) -> list[tuple[Job, list[int]]]:
         """The likeliest nodes to compute next, per job, parents before children; none when it is enough."""

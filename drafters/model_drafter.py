@@ -116,12 +116,11 @@ class ModelDrafter:
         sampling requests see `drafters.next_tokens`.
         """
         started = perf_counter()
+        self._ahead = None  # also where the tree stays the same: its spare slots may be another's from now on
         self._model.reset()
         for request_id in call.release:
             self._forget(request_id)
         self._in_call = {item.request_id for item in call.items}
-        if self._ahead is not None:
-            self._ahead.leave(self._in_call)
         jobs: list[Job] = []
         unknown: list[str] = []
         for item in call.items:

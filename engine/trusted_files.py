@@ -41,15 +41,28 @@ def check_files(directory: Path, *, trust_remote_code: bool = False) -> None:
     if trust_remote_code:
         return
     for name in _CONFIGS:
-        if _names_code(directory / name):
+        if _needs_code(directory / name):
             raise UntrustedModel(
                 f"{directory / name} names Python code that comes with the model (`auto_map`), which is not "
-                "run. Read that code; if you trust it as your own, set `target.trust_remote_code: true`"
+                "run, and Transformers has none of its own for it. Read that code; if you trust it as your "
+                "own, set `target.trust_remote_code: true`. A drafter's is never run"
             )
 
 
-def _names_code(path: Path) -> bool:
+def _needs_code(path: Path) -> bool:
+    """Whether code that comes with the model is all there is for it."""
     try:
-        return bool(json.loads(path.read_text()).get("auto_map"))
+        config = json.loads(path.read_text())
+        if not config.get("auto_map"):
+            return False
+        own = str(config.get("model_type" if path.name == "config.json" else "tokenizer_class"))
     except (OSError, ValueError, AttributeError):
         return False  # who reads it for what it is will say what is wrong
+    # Many models name the code of the time before Transformers had it. The tables import torch.
+    if path.name == "config.json":
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+        return own not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    return tokenizer_class_from_name(own) is None

@@ -47,14 +47,36 @@ def test_a_model_without_a_tokenizer_is_refused_with_the_files_it_lacks(model: P
         check(model)
 
 
-@pytest.mark.parametrize(
-    "file", ["tokenizer.model", "vocab.json", "spiece.model", "tekken.json", "qwen.tiktoken", "vocab.txt"]
-)
+@pytest.mark.parametrize("file", ["tokenizer.json", "vocab.json", "vocab.txt"])
 def test_vocabularies_have_many_names(file: str, tmp_path: Path) -> None:
     with pytest.raises(MissingTokenizer):
         check_tokenizer(tmp_path)
     check_tokenizer(tmp_path, trust_remote_code=True)
     (tmp_path / file).touch()
+    check_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "package"),
+    [
+        ("tokenizer.model", "sentencepiece"),
+        ("spiece.model", "sentencepiece"),
+        ("tekken.json", "mistral-common"),
+        ("qwen.tiktoken", "tiktoken"),
+    ],
+)
+def test_a_vocabulary_that_takes_a_package_names_it(
+    file: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of SentencePiece's files Transformers said, once all was loaded, that they are tiktoken's."""
+    (tmp_path / file).touch()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingTokenizer, match=rf"{file} is not read .*`pip install {package}`"):
+        check_tokenizer(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == package.replace("-", "_") or None)
+    check_tokenizer(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "tokenizer.json").touch()
     check_tokenizer(tmp_path)
 
 

@@ -58,6 +58,17 @@ def test_tokens_are_told_with_their_spaces_and_bytes() -> None:
     assert codec().token_text(10_000) == ""
 
 
+@pytest.mark.parametrize(
+    "prompt", ["The quick \u2603\u2603\u2603", "quick \u2603\u2603\u2603\u2603\u2603\u2603"]
+)
+def test_a_context_begins_before_characters_that_are_spelled_in_bytes(prompt: str) -> None:
+    """Else it began within one, was thrown away, and the rest lost its space."""
+    tokens, both = codec().encode(prompt), codec().encode(prompt + REST)
+    assert both[: len(tokens)] == tokens
+    detokenizer = codec().detokenizer(after=tokens)
+    assert "".join(map(detokenizer.feed, both[len(tokens) :])) + detokenizer.finish() == REST
+
+
 def test_a_context_within_a_character_is_not_looked_at() -> None:
     tokens = codec().encode("x \u2603 y")
     cut = next(at for at, token in enumerate(tokens) if codec().token_bytes(token) == b"\x98")

@@ -42,6 +42,7 @@ def test_a_model_without_a_chat_template_is_asked_to_go_on_with_a_prompt() -> No
         ("tokenizer_config.json", '{"chat_template": null}', False),
         ("tokenizer_config.json", "[]", False),
         ("config.json", "{}", False),
+        ("chat_template.json", '{"chat_template": "{{ messages }}"}', False),  # of processors alone
     ],
 )
 def test_where_a_chat_template_is(file: str, text: str, chats: bool, tmp_path: Path) -> None:

@@ -51,12 +51,12 @@ def pickled(directory: Path, suffix: str, sign: Path) -> Path:
     return path
 
 
-def with_code(directory: Path, sign: Path) -> None:
+def with_code(directory: Path, sign: Path, model_type: str = "own_llama") -> None:
     """The model now says that it needs code of its own."""
     (directory / "own.py").write_text(CODE.format(sign=str(sign)))
     config = json.loads((directory / "config.json").read_text())
     config |= {
-        "model_type": "own_llama",
+        "model_type": model_type,
         "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"},
     }
     (directory / "config.json").write_text(json.dumps(config))
@@ -117,6 +117,23 @@ def test_code_of_a_model_runs_only_where_it_is_trusted(
     assert preflight.check(served(directory, trust_remote_code=True)) == []
     load_runner(directory, num_slots=64, runner="hf", self_test=False, trust_remote_code=True)
     assert sign.exists(), "the code would not have run anyway"
+
+
+def test_code_of_a_model_that_transformers_has_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Phi-3's and DeepSeek's, which were published before."""
+    sign = tmp_path / "was_here"
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    directory = tiny_models.write("llama", tmp_path / "model")
+    with_code(directory, sign, model_type="llama")
+    path = directory / "tokenizer_config.json"
+    own = {"tokenizer_class": "LlamaTokenizerFast", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    path.write_text(json.dumps(own))
+    check_files(directory)
+    for runner in ("lean", "hf"):
+        load_runner(directory, num_slots=64, runner=runner)
+    assert not sign.exists()
 
 
 def test_code_of_a_tokenizer_is_not_run(tmp_path: Path) -> None:

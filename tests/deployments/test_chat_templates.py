@@ -1,0 +1,77 @@
+"""What chat templates of different habits are given of a conversation."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.api_service import ApiService
+from deployments.openai_api import create_app
+from deployments.text_codec import TextCodec
+from tests.fakes.cell_stand_in import CellStandIn
+from tests.fakes.tiny_tokenizer import ids, tokenizer
+
+PLAIN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+#: As those of models that also take pictures.
+PARTS = (
+    "{% for m in messages %}<|{{ m.role }}|>{% for part in m.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+EITHER = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
+)
+REASONED = (
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}{% endfor %}"
+)
+
+
+def codec_of(template: str) -> TextCodec:
+    own = copy.deepcopy(tokenizer())
+    own.chat_template = template
+    return TextCodec(own)
+
+
+async def prompt_of(template: str, messages: list[dict[str, Any]]) -> list[int]:
+    """What the model is given of the conversation."""
+    cell = CellStandIn(lambda submit: [*ids("yes"), *codec_of(template).eos_ids])
+    service = ApiService(cell, codec_of(template), give_up_after_s=1.5)
+    transport = httpx.ASGITransport(app=create_app(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://cell") as http:
+        answer = await http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 9})
+        assert answer.status_code == 200, answer.text
+    await service.close()
+    await cell.close()
+    return list(cell.submissions[0].prompt)
+
+
+@pytest.mark.parametrize("template", [PLAIN, PARTS, EITHER])
+@pytest.mark.parametrize("text", ["the café", [{"type": "text", "text": "the café"}]])
+async def test_a_text_reaches_the_model_in_either_form(template: str, text: Any) -> None:
+    """A template that goes over parts was given a string, of which it wrote nothing."""
+    messages = [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": " a"},
+    ]
+    assert await prompt_of(template, messages) == ids("<|user|>the café<|assistant|><|user|> a")
+    assert codec_of(template).reads_parts == (template == PARTS)
+
+
+@pytest.mark.parametrize("knows_tools", [False, True])
+async def test_a_template_that_reads_reasons_is_given_them(knows_tools: bool) -> None:
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "the", "reasoning_content": "and"},
+    ]
+    template = ("{% if tools %}{{ tools }}{% endif %}" if knows_tools else "") + REASONED
+    assert await prompt_of(template, messages) == ids("<|user|>a<|assistant|>(and)the")
+
+
+def test_a_template_that_refuses_everything_reads_no_parts() -> None:
+    assert not codec_of("{{ raise_exception('no') }}").reads_parts
+    assert not codec_of("").reads_parts
