@@ -21,6 +21,7 @@ from cluster.profile_file import load_profile
 from cluster.takeover import Instance
 from cluster.worker import VERIFIER
 from cluster.worker_set import WorkerSet
+from engine.error_text import text_of
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +46,10 @@ class Shell(Protocol):
 
     def learn_cost(self, kind: str, cost: LinearCost) -> None:
         """What draft forwards of a kind that was not there before cost."""
+
+
+class UnloadableDrafter(Exception):
+    """A configured drafter could not be loaded; the message names it and says why."""
 
 
 @dataclass(slots=True)
@@ -156,16 +161,29 @@ class Lifecycle:
         return self._target
 
     async def load_drafters(self) -> list[DrafterReady]:
-        """Make all configured instances."""
+        """Make all configured instances.
+
+        Raises:
+            UnloadableDrafter: if one of them cannot be.
+        """
         return list(
             await asyncio.gather(
                 *(
-                    self._workers.load_drafter(life.name, life.config, self._target)
+                    self._load_configured(life.name, life.config)
                     for life in self._drafters()
                     if life.config is not None
                 )
             )
         )
+
+    async def _load_configured(self, name: str, config: DrafterConfig) -> DrafterReady:
+        try:
+            return await self._workers.load_drafter(name, config, self._target)
+        except Exception as error:
+            # Whatever it was, it ends the start: who wrote several drafters must know which one it is of.
+            told = cause(error)
+            named = told if told.startswith("drafter `") else f"drafter `{name}`: {told}"
+            raise UnloadableDrafter(named) from error
 
     async def measure(self) -> CostProfile:
         """Costs of target and drafters: from the configured file, else measured now, an instance per kind."""
@@ -362,5 +380,4 @@ def waits(life: Life, text: str) -> None:
 def cause(error: BaseException | None) -> str:
     """What a worker said, without Ray's account of the way it took."""
     told = getattr(error, "cause", None) or error
-    text = str(told.args[0]) if told is not None and told.args else repr(told)
-    return text.strip().splitlines()[-1] if text.strip() else repr(told)
+    return repr(told) if told is None else text_of(told)

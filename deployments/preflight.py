@@ -14,12 +14,15 @@ from cluster.model_paths import model_directory
 from cluster.placement import plan_cell
 from cluster.profile_file import ProfileError, load_profile
 from cluster.tier_config import DEFAULT_TIER
+from deployments.chat_template_files import check_chat_templates
 from deployments.exposure import check_certificate, exposure_warnings
 from deployments.key_store import KeyStore
 from deployments.listening import shared_listener
-from deployments.tokenizer_files import check_tokenizer
+from deployments.tokenizer_files import check_tokenizer, check_tokenizer_files
 from engine.eagle_config import check_eagle_target, is_eagle, read_eagle_config
+from engine.end_tokens import end_tokens_of_model
 from engine.heads_config import UnsuitableHeads, check_target, read_description
+from engine.model_files import check_model_files, check_weights
 from engine.quantized_files import UnsuitableWeights, check_quantization
 from engine.trusted_files import UntrustedModel, check_files
 from selector.own_classes import is_own, own_class
@@ -40,11 +43,11 @@ def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
         listens: whether on ports that are not in use yet.
 
     Raises:
-        StartError: for a model that is missing, without a tokenizer, or in a format that is not trusted or
-            quantized in a way that is not read, keys or certificates that cannot be read, decoding heads
-            or an EAGLE layer of another target, a cost profile that is missing or of other models, a policy
-            or selector of one's own that cannot be imported, placements that contradict each other, or a
-            port that is taken.
+        StartError: for a model that is missing, without a tokenizer, with files that are cut off, or in a
+            format that is not trusted or quantized in a way that is not read, keys or certificates that
+            cannot be read, decoding heads or an EAGLE layer of another target, a cost profile that is missing
+            or of other models, a policy or selector of one's own that cannot be imported, placements that
+            contradict each other, or a port that is taken.
     """
     try:
         for name, what in ((config.policy.name, "policy"), (config.selector.name, "selector")):
@@ -66,9 +69,17 @@ def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
             raise StartError(str(error.args[0])) from None
     try:
         for path in paths:
-            check_files(model_directory(path), trust_remote_code=_is_trusted(config, path))
+            directory = model_directory(path)
+            check_files(directory, trust_remote_code=_is_trusted(config, path))
+            check_model_files(directory)
+            check_tokenizer_files(directory)
             _check_weights(path)
         target = config.target
+        if target.heads is not None:
+            for file in model_directory(target.heads).glob("*.safetensors"):
+                check_weights(file)
+        end_tokens_of_model(model_directory(target.path))  # which says if they are none
+        check_chat_templates(model_directory(target.path))
         check_tokenizer(model_directory(target.path), trust_remote_code=target.trust_remote_code)
         check_certificate(config.http)
         store = KeyStore(config.security)

@@ -1,10 +1,12 @@
-"""Whether a model directory has a tokenizer, known without loading one."""
+"""Whether a model directory has a tokenizer, and its files are whole, known without loading one."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 from pathlib import Path
+
+from engine.model_files import check_no_pointer, read_json
 
 #: Files that hold vocabularies which Transformers reads by itself.
 _VOCABULARIES = ("tokenizer.json", "vocab.*")
@@ -54,6 +56,22 @@ def check_tokenizer(directory: Path, *, trust_remote_code: bool = False) -> None
         "model of the Hub's, `hf download MODEL --include 'tokenizer*' '*.model' 'vocab*' 'merges.txt' "
         f"'*.jinja' --local-dir {directory}` fetches them"
     )
+
+
+def check_tokenizer_files(directory: Path) -> None:
+    """Refuse files of a tokenizer that are cut off, or not fetched yet; what is in them is not looked at.
+
+    Raises:
+        BrokenFiles: naming the file.
+    """
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        if (directory / name).exists():
+            read_json(directory / name)
+    if not (directory / "tokenizer.json").exists():  # else nobody reads the others
+        for pattern in (*_VOCABULARIES, *_BY_PACKAGE):
+            for file in directory.glob(pattern):
+                if file.is_file():
+                    check_no_pointer(file)
 
 
 def _class_name(directory: Path) -> str | None:

@@ -23,17 +23,24 @@ def end_tokens_of_model(directory: Path) -> set[int]:
     """The end tokens in `generation_config.json`, or else in `config.json`, as for Transformers' `generate`.
 
     Chat models often end a turn with another token than the tokenizer's.
+
+    Raises:
+        ValueError: naming the file in which they are no numbers.
     """
-    return _of_model(_read(directory / "generation_config.json")) or _of_model(
-        _read(directory / "config.json")
-    )
+    return _of_model(directory / "generation_config.json") or _of_model(directory / "config.json")
 
 
-def _of_model(settings: dict[str, Any]) -> set[int]:
+def _of_model(file: Path) -> set[int]:
+    settings = _read(file)
     found = settings.get("eos_token_id")
     if found is None:  # of a model that reads more than text
         found = (settings.get("text_config") or {}).get("eos_token_id")
-    return {int(token) for token in (found if isinstance(found, list) else [found]) if token is not None}
+    try:
+        return {int(token) for token in (found if isinstance(found, list) else [found]) if token is not None}
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"`eos_token_id` in {file} is {found!r}: it must be the number of a token, or a list of them"
+        ) from None
 
 
 def _eos_name(directory: Path) -> str | None:

@@ -21,6 +21,7 @@ from engine.hf_capturing import why_not_captured
 from engine.kv_budget import CPU_SLOTS, NOTHING_BESIDE, Beside, KVBudget, NotEnoughMemory, NumSlots
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_share
+from engine.model_files import BrokenFiles, check_model_files
 from engine.process import tune_process
 from engine.runner import ModelRunner
 from engine.runner_options import DTYPES, RunnerKind, RunnerOptions
@@ -104,7 +105,8 @@ def load_runner(
     where = resolve_device(device)
     try:
         check_files(directory, trust_remote_code=trust_remote_code)
-    except UntrustedModel as error:
+        check_model_files(directory)
+    except (UntrustedModel, BrokenFiles) as error:
         raise UnsupportedModel(str(error)) from None
     tune_process()
     rank, world_size = tensor_parallel or (0, 1)

@@ -14,6 +14,7 @@ from engine.checkpoint import Checkpoint, UnreadableCheckpoint
 from engine.devices import memory_of
 from engine.fp8_checkpoint import load
 from engine.fp8_module import StoredFp8Linear, quantize_linears
+from engine.model_config import refused
 from engine.quantization import Quantization, Route
 from engine.unsupported_model import UnsupportedModel
 
@@ -54,9 +55,10 @@ def read_model(
         )
     if route == "fp8":
         try:
-            return load(Checkpoint(directory), config, dtype).eval()
-        except (OSError, UnreadableCheckpoint) as error:
-            raise UnsupportedModel(f"cannot load the model: {error}") from error
+            with refused(directory):
+                return load(Checkpoint(directory), config, dtype).eval()
+        except UnreadableCheckpoint as error:
+            raise UnsupportedModel(f"cannot load the model in {directory}: {error}") from error
     if route == "plain":
         extra = {**extra, "ignore_mismatched_sizes": True}  # they are told below
     model, made_up = _from_pretrained(directory, dtype, extra, trust_remote_code=trust_remote_code)
@@ -113,18 +115,17 @@ def _from_pretrained(
     progress.disable_progress_bar()
     try:
         model: PreTrainedModel
-        model, info = AutoModelForCausalLM.from_pretrained(
-            directory,
-            output_loading_info=True,
-            dtype=dtype,
-            attn_implementation="eager",
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=trust_remote_code,
-            **extra,
-        )
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UnsupportedModel(f"cannot load the model in {directory}: {error}") from error
+        with refused(directory):
+            model, info = AutoModelForCausalLM.from_pretrained(
+                directory,
+                output_loading_info=True,
+                dtype=dtype,
+                attn_implementation="eager",
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=trust_remote_code,
+                **extra,
+            )
     finally:
         if bars:
             progress.enable_progress_bar()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -25,15 +25,21 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1.5e-1}
 _TREE_PARENTS = np.array([-1, 0, 0, 1, 1, 2, 5], dtype=np.int32)
 
 
-def check_runner(runner: ModelRunner, reference: Reference, dtype: torch.dtype) -> None:
+def check_runner(
+    runner: ModelRunner,
+    reference: Reference,
+    dtype: torch.dtype,
+    weights: Iterable[tuple[str, torch.Tensor]] = (),
+) -> None:
     """Compare `runner` with `reference`: ragged prefill, trees beside a prompt chunk, decode after commit.
 
     And with itself: a row is to be the same beside one at the end of the longest sequence.
 
     Writes over the KV slots of the runner, which must hold nothing yet. Both are float models of `dtype`.
+    The reference's `weights`, by name, are looked through if its logits are no numbers.
 
     Raises:
-        UnsupportedModel: if they differ by more than rounding.
+        UnsupportedModel: if they differ by more than rounding, or the reference's logits are not finite.
     """
     shape = runner.shape
     longest = min(24, shape.max_tokens - 12, runner.num_slots // 3 - 12)
@@ -48,6 +54,8 @@ def check_runner(runner: ModelRunner, reference: Reference, dtype: torch.dtype) 
 
     def compare(step: str, got: torch.Tensor, expected: torch.Tensor) -> None:
         expected = expected.float().to(got.device)
+        if not bool(torch.isfinite(expected).all()):
+            raise UnsupportedModel(_why_not_finite(dtype, weights))
         error = float((got - expected).abs().max())
         if not error <= tolerance * max(1.0, float(expected.abs().max())):
             raise UnsupportedModel(
@@ -100,6 +108,21 @@ def check_runner(runner: ModelRunner, reference: Reference, dtype: torch.dtype) 
     cache.open("far", [0])
     far = _reserve(cache, "far", token, np.array([shape.max_tokens - 1], dtype=np.int32), None)
     compare("decode beside a long sequence", runner.forward([segment, far], first)[0], logits[0])
+
+
+def _why_not_finite(dtype: torch.dtype, weights: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Why the plain Transformers forward yields no numbers, which is no fault of the runner."""
+    said = "the model's logits in the plain Transformers forward are NaN or infinite"
+    named = str(dtype).removeprefix("torch.")
+    for name, weight in weights:
+        part = weight.detach()
+        # Of a weight that is spread over ranks, this one's share; eight bits have no test of their own.
+        part = (part.to_local() if hasattr(part, "to_local") else part).float()
+        if bool(part.isnan().any()) or (dtype != torch.float16 and not bool(part.isfinite().all())):
+            return f"{said}: its weights hold NaN or infinities, first in {name}; take another copy of them"
+    if dtype == torch.float16:
+        return f"{said}: numbers in it are too large for float16; set `dtype: bfloat16` or `dtype: float32`"
+    return f"{said} in {named}, though its weights are finite: numbers overflow on the way"
 
 
 def _scatter(cache: KVCache) -> None:

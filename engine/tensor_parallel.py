@@ -75,11 +75,16 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def check_divisible(config: Any, world_size: int) -> None:
-    """Check that the heads of a Transformers configuration can be divided over `world_size` ranks.
+def check_divisible(config: Any, world_size: int, *, is_lean: bool = False) -> None:
+    """Check that a model of a Transformers configuration can be divided over `world_size` ranks.
+
+    Args:
+        config: of the model.
+        world_size: number of ranks.
+        is_lean: whether the lean runner divides it, and not Transformers, whose shares may be uneven.
 
     Raises:
-        UnsupportedModel: if they cannot; Transformers itself would fail only in the first forward pass.
+        UnsupportedModel: if it cannot; Transformers itself would fail only in the first forward pass.
     """
     text = config.get_text_config()
     heads = int(text.num_attention_heads)
@@ -90,6 +95,17 @@ def check_divisible(config: Any, world_size: int) -> None:
                 f"{number} {name} cannot be divided over {world_size} ranks; "
                 f"the number of ranks must divide {kv_heads}"
             )
+    if is_lean and text.intermediate_size % world_size:
+        raise UnsupportedModel(
+            f"{text.intermediate_size} feed-forward units (`intermediate_size`) cannot be divided over "
+            f"{world_size} ranks by the lean runner: use a number of ranks that divides them, or `runner: hf`"
+        )
+    if text.model_type == "cohere" and getattr(text, "use_qk_norm", False):
+        # Its norms have a row of scales per head, and Transformers' plan leaves all of them on every rank.
+        raise UnsupportedModel(
+            f"a {text.model_type} model with `use_qk_norm` cannot be divided over {world_size} ranks by "
+            "Transformers: run it on one (`tensor_parallel: 1`)"
+        )
 
 
 def sharding(world_size: int) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from engine.checkpoint import Checkpoint
 from engine.fp8_module import widen_linears, widened
 from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_share, why_not_lean
+from engine.model_config import read_config, refused
 from engine.plain_model import put_beside, read_model
 from engine.quantization import route_of
 from engine.quantized_files import UnsuitableWeights
@@ -58,10 +59,11 @@ def load_through_transformers(
     """
     config = _configuration(directory, options)
     world_size = options.world_size
-    if world_size > 1:
-        check_divisible(config, world_size)
-    obstacle = why_not_lean(config, max_tokens=options.max_tokens)
-    lean = obstacle is None and options.runner != "hf"
+    with refused(directory):
+        obstacle = why_not_lean(config, max_tokens=options.max_tokens)
+        lean = obstacle is None and options.runner != "hf"
+        if world_size > 1:
+            check_divisible(config, world_size, is_lean=lean)
     try:
         route = route_of(
             directory,
@@ -76,6 +78,12 @@ def load_through_transformers(
         obstacle, lean = "its quantized weights are left to Transformers", False
     if options.runner == "lean" and obstacle is not None:
         raise UnsupportedModel(f"the lean runner does not support this model: {obstacle}")
+    if obstacle is not None and options.runner == "auto" and options.rank == 0:
+        _log.warning(
+            "%s runs through Transformers, which is slower than the lean runner (docs/gpu.md): %s",
+            directory,
+            obstacle,
+        )
     # The lean runner shards while it converts; Transformers shards while it loads.
     extra = sharding(world_size) if world_size > 1 and not lean else {}
     if route == "transformers" and not extra:
@@ -102,39 +110,35 @@ def load_through_transformers(
             widen_linears(model, options.torch_dtype)
     loaded: LlamaRunner | HFRunner
     stored = None
-    if lean:
-        checkpoint = Checkpoint(directory)
-        source: PreTrainedModel | StoredLlama = model
-        if not is_fp8 and StoredLlama.is_readable(checkpoint, model):
-            # As it will be read when it is known to pass: what is compared is what will serve then.
-            stored = StoredConfig.of(model)
-            stays = device.type == "cpu"
-            source = StoredLlama(checkpoint, stored, options.torch_dtype, stays=stays)
-        loaded = LlamaRunner(load_share(source, device, options), num_slots, options.attention)
-    else:
-        loaded = HFRunner(
-            model if extra else model.to(device),
-            num_slots,
-            max_tokens=options.max_tokens,
-            attention=options.attention,
-        )
+    with refused(directory):
+        if lean:
+            checkpoint = Checkpoint(directory)
+            source: PreTrainedModel | StoredLlama = model
+            if not is_fp8 and StoredLlama.is_readable(checkpoint, model):
+                # As it will be read when it is known to pass: what is compared is what will serve then.
+                stored = StoredConfig.of(model)
+                stays = device.type == "cpu"
+                source = StoredLlama(checkpoint, stored, options.torch_dtype, stays=stays)
+            loaded = LlamaRunner(load_share(source, device, options), num_slots, options.attention)
+        else:
+            loaded = HFRunner(
+                model if extra else model.to(device),
+                num_slots,
+                max_tokens=options.max_tokens,
+                attention=options.attention,
+            )
     loaded.keep_features(options.feature_layers)
     if self_test:
         if lean:
             put_beside(model, device)
-        _self_test(loaded, model)
+        _self_test(loaded, model, directory)
         if is_fp8 and runs_triton(device):
             warm_up(loaded, PROMPT_ROWS)
     return loaded, stored
 
 
 def _configuration(directory: Path, options: RunnerOptions) -> Any:
-    try:
-        config = AutoConfig.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=options.trust_remote_code
-        )
-    except (ValueError, KeyError) as error:
-        raise UnsupportedModel(f"cannot read the configuration in {directory}: {error}") from error
+    config = read_config(directory, trust_remote_code=options.trust_remote_code)
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
     if options.max_tokens is not None and longest is not None and options.max_tokens > longest:
         raise UnsupportedModel(
@@ -143,7 +147,7 @@ def _configuration(directory: Path, options: RunnerOptions) -> Any:
     return config
 
 
-def _self_test(runner: ModelRunner, model: PreTrainedModel) -> None:
+def _self_test(runner: ModelRunner, model: PreTrainedModel, directory: Path) -> None:
     # Where it does not fit beside the runner, its layers stay on the host and the rest is on the GPU.
     device = model.get_input_embeddings().weight.device
 
@@ -156,4 +160,5 @@ def _self_test(runner: ModelRunner, model: PreTrainedModel) -> None:
             logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
         return [rows[: len(tokens)] for rows, tokens in zip(logits, sequences, strict=True)]
 
-    check_runner(runner, reference, model.dtype)
+    with refused(directory):
+        check_runner(runner, reference, model.dtype, model.named_parameters())

@@ -9,7 +9,21 @@ from ray.exceptions import RayTaskError
 
 from cluster.cell import Cell
 from cluster.config import FlotillaConfig, TargetConfig
+from cluster.events import DrafterReady
 from cluster.lifecycle import Lifecycle
+from cluster.worker_set import WorkerSet
+from drafters.protocol import Capabilities
+from engine.unsupported_model import UnsupportedModel
+
+CAPABILITIES = Capabilities(
+    kind="model",
+    max_depth=4,
+    max_width=1,
+    has_probabilities=True,
+    needs_prefill=True,
+    vocab_size=8,
+    max_tokens=8,
+)
 
 
 async def test_why_a_target_does_not_load_is_told_without_the_way_the_error_took(
@@ -36,3 +50,33 @@ async def test_why_a_target_does_not_load_is_told_without_the_way_the_error_took
     )
     with pytest.raises(RuntimeError, match="could not start while loading the target: max_model_len"):
         await cell.check_health()
+
+
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [
+        (UnsupportedModel("the model attends to a window"), "drafter `small`: the model attends to a window"),
+        (ValueError("drafter `small` has another tokenizer"), "drafter `small` has another tokenizer"),
+    ],
+)
+async def test_a_drafter_that_does_not_load_is_named(
+    why: Exception, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(*_: object, **__: object) -> None:
+        return None
+
+    async def load(_: WorkerSet, name: str, *__: object) -> DrafterReady:
+        if name == "small":
+            raise RayTaskError("load", f"Traceback (most recent call last):\n  File ...\n{why!r}", why)
+        return DrafterReady(name, CAPABILITIES, 1, kind=name)
+
+    monkeypatch.setattr(Lifecycle, "take_over", nothing)
+    monkeypatch.setattr(Lifecycle, "reserve", nothing)
+    monkeypatch.setattr(Lifecycle, "load_first_target", nothing)
+    monkeypatch.setattr(WorkerSet, "load_drafter", load)
+    drafters = [{"kind": "model", "name": name, "path": "unused"} for name in ("large", "small")]
+    config = FlotillaConfig.model_validate({"target": {"path": "unused"}, "drafters": drafters})
+    cell = Cell(config)
+    async with asyncio.timeout(10):
+        await cell._starting
+    assert (await cell.describe())["failure"] == f"the cell could not start while loading drafters: {told}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from cluster.config import FlotillaConfig
 from deployments.preflight import StartError, check
-from zoo.registry import EAGLE, HEADS, TARGET
+from zoo.registry import EAGLE, HEADS, TARGET, weights_dir
 
 
 def config(target: str, heads: str, kind: str = "heads") -> FlotillaConfig:
@@ -66,3 +67,11 @@ def test_a_place_of_their_own_is_refused(placement: dict[str, object]) -> None:
     raw["drafters"][0]["placement"] |= placement
     with pytest.raises(ValueError, match="`heads` cannot be chosen: it runs in the target's process"):
         FlotillaConfig.model_validate(raw)
+
+
+def test_weights_of_heads_that_are_not_whole_are_named(tmp_path: Path) -> None:
+    heads = Path(shutil.copytree(weights_dir(HEADS), tmp_path / "heads"))
+    file = heads / "heads.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(StartError, match=r"heads\.safetensors has \d+ bytes, and by its header"):
+        check(config(TARGET, str(heads)))

@@ -16,6 +16,8 @@ from deployments import preflight
 from deployments.tokenizer_files import MissingTokenizer, check_tokenizer
 from zoo.registry import TARGET, weights_dir
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123\n"
+
 
 def weights(directory: Path, kind: str) -> None:
     """A safetensors file with one tensor of bytes of that kind."""
@@ -116,8 +118,82 @@ def test_what_cannot_be_read_is_left_to_who_loads_it(model: Path) -> None:
     for described in ("awq", None, {}):
         (model / "config.json").write_text(json.dumps({**config, "quantization_config": described}))
         check(model)
-    (model / "model.safetensors").write_bytes(b"cut off")
-    (model / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
+
+
+@pytest.mark.parametrize("of_drafter", [False, True])
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("config.json", '{"model_type": "llama",', r"config\.json is no JSON .*cut off"),
+        ("generation_config.json", '{"temperature": 0.6,', r"generation_config\.json is no JSON"),
+        ("generation_config.json", "[]", r"generation_config\.json holds no JSON object, but a list"),
+        ("tokenizer_config.json", '{"tokenizer_class":', r"tokenizer_config\.json is no JSON"),
+        ("tokenizer.json", '{"model": {"vocab"', r"tokenizer\.json is no JSON"),
+        ("tokenizer.json", POINTER, r"tokenizer\.json is a Git LFS pointer: run `git lfs pull` in .*/model"),
+        ("model.safetensors", POINTER, r"model\.safetensors is a Git LFS pointer: run `git lfs pull`"),
+        ("model.safetensors", "cut off", r"model\.safetensors \(7 bytes\) has no safetensors header"),
+    ],
+)
+def test_files_that_are_not_whole_are_named(
+    model: Path, file: str, content: str, told: str, of_drafter: bool
+) -> None:
+    (model / file).write_text(content)
+    with pytest.raises(preflight.StartError, match=told):
+        check(weights_dir(TARGET), drafter=model) if of_drafter else check(model)
+
+
+@pytest.mark.parametrize("tokens", ['["a"]', "[2, null, [3]]", '"</s>"'])
+def test_end_tokens_that_are_no_numbers_are_refused(tokens: str, model: Path) -> None:
+    (model / "generation_config.json").write_text(f'{{"eos_token_id": {tokens}}}')
+    with pytest.raises(
+        preflight.StartError, match=r"`eos_token_id` in .*generation_config\.json is .*number"
+    ):
+        check(model)
+
+
+def test_a_byte_order_mark_is_told(model: Path) -> None:
+    text = (model / "config.json").read_text()
+    (model / "config.json").write_text(text, encoding="utf-8-sig")
+    with pytest.raises(preflight.StartError, match=r"config\.json begins with a byte order mark"):
+        check(model)
+
+
+def test_a_pointer_in_the_place_of_the_only_vocabulary_is_refused(model: Path) -> None:
+    (model / "tokenizer.model").write_text(POINTER)
+    check(model)  # nobody reads it beside tokenizer.json
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(preflight.StartError, match=r"tokenizer\.model is a Git LFS pointer"):
+        check(model)
+
+
+BROKEN = "{% for m in messages %}\n{{ m.content "
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("chat_template.jinja", BROKEN),
+        ("chat_template.json", json.dumps({"chat_template": BROKEN})),
+        ("additional_chat_templates/tool_use.jinja", BROKEN),
+        ("tokenizer_config.json", json.dumps({"chat_template": [{"name": "rag", "template": BROKEN}]})),
+        ("tokenizer_config.json", json.dumps({"chat_template": BROKEN})),
+    ],
+)
+def test_a_chat_template_that_is_no_jinja_is_named(model: Path, file: str, content: str) -> None:
+    (model / file).parent.mkdir(exist_ok=True)
+    (model / file).write_text(content)
+    with pytest.raises(
+        preflight.StartError, match=rf"chat template in .*/{file} is no Jinja: .*line 2 of it"
+    ):
+        check(model)
+    check(weights_dir(TARGET), drafter=model)  # it renders none
+
+
+def test_what_templates_of_transformers_may_say_is_no_mistake(model: Path) -> None:
+    (model / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}"
+        "{% generation %}{{ m.content | tojson }}{% endgeneration %}{% endfor %}{{ strftime_now('%d') }}"
+    )
     check(model)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from transformers import CohereConfig
 
 from engine import transformers_loading
 from engine.cuda_graphs import GraphedRunner
@@ -176,3 +178,17 @@ def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
         load_runner(directory, num_slots=64, tensor_parallel=(0, 2))
     with pytest.raises(UnsupportedModel, match="1 key-value heads"):
         check_divisible(tiny_models.build("llama_odd").config, 3)
+
+
+def test_what_ranks_would_fail_with_later_is_refused_before_loading(tmp_path: Path) -> None:
+    directory = tiny_models.write("llama", tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "intermediate_size": 49}))
+    with pytest.raises(UnsupportedModel, match=r"49 feed-forward units .* over 2 ranks .*or `runner: hf`"):
+        load_runner(directory, num_slots=64, tensor_parallel=(0, 2))
+    check_divisible(tiny_models.build("llama").config, 2, is_lean=True)
+    cohere = CohereConfig(num_attention_heads=4, num_key_value_heads=2, intermediate_size=49)
+    check_divisible(cohere, 2)  # Transformers divides unevenly
+    cohere.use_qk_norm = True
+    with pytest.raises(UnsupportedModel, match=r"with `use_qk_norm` cannot be divided over 2 ranks"):
+        check_divisible(cohere, 2)

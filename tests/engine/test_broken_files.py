@@ -1,0 +1,94 @@
+"""Weights that are not whole are refused by their headers, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.loading import UnsupportedModel, load_runner
+from engine.model_files import INDEX, BrokenFiles, check_model_files
+from tests.engine import tiny_models
+
+
+def sharded(directory: Path) -> Path:
+    tiny_models.build("llama").save_pretrained(directory, max_shard_size="20KB")
+    return directory
+
+
+def refused(directory: Path, told: str) -> None:
+    with pytest.raises(BrokenFiles, match=told):
+        check_model_files(directory)
+    with pytest.raises(UnsupportedModel, match=told):
+        load_runner(directory, num_slots=64)
+
+
+def test_whole_ones_pass(tmp_path: Path) -> None:
+    check_model_files(tiny_models.write("llama", tmp_path / "one"))
+    check_model_files(sharded(tmp_path / "several"))
+    save_file({"empty": torch.zeros(0, 4)}, tmp_path / "one" / "model.safetensors")
+    check_model_files(tmp_path / "one")
+
+
+@pytest.mark.parametrize("left", [0, 7, 8, 100, -1])
+def test_a_file_that_is_cut_off_is_named(left: int, tmp_path: Path) -> None:
+    file = tiny_models.write("llama", tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:left])
+    refused(tmp_path, r"model\.safetensors.*(no safetensors header|bytes, and by its header).*cut off")
+
+
+def test_a_header_of_something_else_is_refused(tmp_path: Path) -> None:
+    file = tiny_models.write("llama", tmp_path) / "model.safetensors"
+    for header in (b"[]", b'{"a": {}}', b"\xff\xff", b'{"a": 1}'):
+        file.write_bytes(struct.pack("<Q", len(header)) + header)
+        refused(tmp_path, r"header of .*model\.safetensors is none")
+
+
+def test_a_shard_that_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
+    shards = sorted(sharded(tmp_path).glob("model-*.safetensors"))
+    shards[2].write_bytes(shards[2].read_bytes() + b"more")
+    refused(tmp_path, rf"{shards[2].name} has \d+ bytes, and by its header")
+    shards[1].unlink()
+    refused(tmp_path, rf"index\.json names {len(shards)} files of weights, and 1 of them .*{shards[1].name}")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", r"index\.json is no JSON"),
+        ("{}", "no `weight_map`"),
+        (json.dumps({"weight_map": {"a": 1}}), "no `weight_map`"),
+    ],
+)
+def test_an_index_that_says_nothing_is_named(content: str, told: str, tmp_path: Path) -> None:
+    (sharded(tmp_path) / INDEX).write_text(content)
+    refused(tmp_path, told)
+
+
+def test_a_file_that_nobody_loads_may_be_anything(tmp_path: Path) -> None:
+    """Adapters and the makers' own format lie beside many models."""
+    tiny_models.write("llama", tmp_path)
+    (tmp_path / "consolidated.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    (tmp_path / "adapter_config.json").write_text("{")
+    check_model_files(tmp_path)
+
+
+def test_weights_under_names_that_nobody_looks_for_are_told(tmp_path: Path) -> None:
+    shards = sorted(sharded(tmp_path / "several").glob("model-*.safetensors"))
+    (tmp_path / "several" / INDEX).unlink()
+    refused(tmp_path / "several", rf"no weights in .*; {shards[0].name} is neither; copy all")
+    one = tiny_models.write("llama", tmp_path / "one")
+    (one / "model.safetensors").rename(one / "adapter_model.safetensors")
+    (one / "adapter_config.json").write_text("{}")
+    refused(one, r"adapter_model\.safetensors is neither\. It holds an adapter: merge")
+
+
+def test_a_directory_in_the_place_of_a_file_is_told(tmp_path: Path) -> None:
+    tiny_models.write("llama", tmp_path)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    (tmp_path / "generation_config.json").mkdir()
+    refused(tmp_path, r"generation_config\.json cannot be read: Is a directory")
