@@ -51,11 +51,11 @@ def _templates(directory: Path) -> Iterator[tuple[Path, str]]:
         if file.is_file():
             check_no_pointer(file)
             yield file, file.read_text(encoding="utf-8", errors="replace")
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        file = directory / name
-        if file.is_file():
-            for template in _named(read_json(file).get("chat_template")):
-                yield file, template
+    # A chat_template.json is of processors alone: tokenizers do not read it.
+    file = directory / "tokenizer_config.json"
+    if file.is_file():
+        for template in _named(read_json(file).get("chat_template")):
+            yield file, template
 
 
 def _named(described: Any) -> Iterator[str]:

@@ -173,7 +173,6 @@ BROKEN = "{% for m in messages %}\n{{ m.content "
     ("file", "content"),
     [
         ("chat_template.jinja", BROKEN),
-        ("chat_template.json", json.dumps({"chat_template": BROKEN})),
         ("additional_chat_templates/tool_use.jinja", BROKEN),
         ("tokenizer_config.json", json.dumps({"chat_template": [{"name": "rag", "template": BROKEN}]})),
         ("tokenizer_config.json", json.dumps({"chat_template": BROKEN})),
@@ -187,6 +186,12 @@ def test_a_chat_template_that_is_no_jinja_is_named(model: Path, file: str, conte
     ):
         check(model)
     check(weights_dir(TARGET), drafter=model)  # it renders none
+
+
+def test_a_chat_template_that_no_tokenizer_reads_is_left_alone(model: Path) -> None:
+    """Transformers' processors have a file of their own."""
+    (model / "chat_template.json").write_text(json.dumps({"chat_template": BROKEN}))
+    check(model)
 
 
 def test_what_templates_of_transformers_may_say_is_no_mistake(model: Path) -> None:
