@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 #: Largest frame either side accepts. Steps stay below 100 kB; a submission holds at most one prompt.
 MAX_FRAME_BYTES = 64 << 20
+#: With `scheduler.busy_polling`, who expects a message looks for it so long after the one before.
+BUSY_POLLING_S = 0.1
 #: Who connects sends its token at once. Whoever has not sent all of it after so long is a stray: a port scan,
 #: a health check, or a process that was stopped.
-# With `scheduler.busy_polling`, who expects a message looks for it so long after the one before.
-BUSY_POLLING_S = 0.1
 TOKEN_S = 5.0
 
 _LENGTH = struct.Struct(">I")
