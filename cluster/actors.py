@@ -28,7 +28,10 @@ from cluster.cost_model import StepPoint
 from cluster.draft_service import DraftService
 from cluster.drafter_config import DrafterConfig
 from cluster.events import VerifierReady
+from cluster.log_files import log_to_files
+from cluster.logs import Fields
 from cluster.model_paths import model_directory
+from cluster.observability_config import LogConfig
 from cluster.rank import Rank
 from cluster.step_server import StepServer
 from cluster.worker_lease import Lease
@@ -45,11 +48,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Environment of every worker: one torch thread each, and no spinning while others compute.
-WORKER_ENV = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
-# Has torch multiply on GPUs by cuBLASLt, which takes 4 % less of an 8B step with 64 rows on an H200, and as
-# long with few. Read when torch is imported.
-CUBLASLT = "TORCH_BLAS_PREFER_CUBLASLT"
 # What importing torch and Transformers comes with.
 _DRAFTER_MODULES = ("drafters.model_drafter", "engine.loading")
 _TARGET_MODULES = ("cluster.target",)
@@ -76,6 +74,7 @@ class _Worker(ABC):
         self._lease: Lease | None = None
         self._is_taken = False
         self._record: Any = None
+        self._log_handler: logging.Handler | None = None
         if orphan_s is not None:
             self._lease = Lease(orphan_s, time.monotonic())
             threading.Thread(target=self._watch_lease, name="lease", daemon=True).start()
@@ -86,9 +85,27 @@ class _Worker(ABC):
             self._lease.heard(time.monotonic())
         return _whereabouts()
 
-    def open(self, token: bytes, heartbeat_s: float, *, busy_polling: bool = False) -> Address:
-        """Listen: signs of life are sent from now on, calls are answered once it is loaded."""
+    def open(
+        self,
+        token: bytes,
+        heartbeat_s: float,
+        log: LogConfig | None = None,
+        process: Fields | None = None,
+        *,
+        busy_polling: bool = False,
+    ) -> Address:
+        """Listen: signs of life are sent from now on, calls are answered once it is loaded.
+
+        Args:
+            token, heartbeat_s, busy_polling: as of `StepServer`.
+            log: how it logs from now on; as Ray's workers do if None.
+            process: fields of every line, its cell and its own name.
+        """
         self._is_taken = False
+        if log is not None:
+            before, self._log_handler = self._log_handler, log_to_files(log, process or {})
+            if before is not None:
+                before.close()  # that of the cell before
         self._server = StepServer(
             self._handle,
             token,
@@ -193,6 +210,7 @@ class DrafterWorker(_Worker):
 
     def load(self, config: DrafterConfig, vocab_size: int, max_tokens: int, target_path: str) -> Capabilities:
         """Build the drafter."""
+        begun = time.monotonic()
         if config.kind == "model":
             model_directory(config.path)  # who named none is told so at once
             _import(_DRAFTER_MODULES)
@@ -201,6 +219,7 @@ class DrafterWorker(_Worker):
         self._drafter = build_pool_drafter(config, vocab_size, max_tokens, target_path)
         self._service = DraftService(self._drafter)
         gc.freeze()  # models and modules: nothing the collector should walk during a step
+        _log.info("loaded, %.1f s", time.monotonic() - begun)
         return self._drafter.capabilities
 
     def profile(self) -> list[StepPoint]:
@@ -249,13 +268,19 @@ class VerifierWorker(_Worker):
 
     def load(self, config: TargetConfig, rank: Rank) -> VerifierReady:
         """Load the model (this rank of it)."""
+        begun = time.monotonic()
         _import(_TARGET_MODULES)
         from cluster.target import build_target
 
         self._rank = rank.rank
         self._target = build_target(config, rank)
         gc.freeze()
-        return self._target.ready()
+        ready = self._target.ready()
+        seconds = time.monotonic() - begun
+        _log.info(
+            "loaded %s on %s, %d KV slots, %.1f s", config.path, self._target.device, ready.num_slots, seconds
+        )
+        return ready
 
     def claim_core(self, num_ranks: int, num_drafters: int) -> int | None:
         """Answer calls on a processor core that no other target of this machine has claimed.
@@ -323,46 +348,6 @@ class VerifierWorker(_Worker):
             return None
         self._waiting = data, self._decoded(data)
         return self._waiting[1]
-
-
-def spawn(worker: type[_Worker], options: dict[str, Any], orphan_s: float | None = None) -> Any:
-    """A new actor of a worker class, without Ray's own restarts and retries.
-
-    Args:
-        worker: its class.
-        options: Ray's, that say what is reserved for it and where it runs.
-        orphan_s: how long it outlives its cell, if `options` make it detached.
-    """
-    environment = worker_environment(options.get("num_gpus", 0.0))
-    return (
-        ray.remote(worker)
-        .options(max_restarts=0, max_task_retries=0, runtime_env={"env_vars": environment}, **options)
-        .remote(orphan_s)
-    )
-
-
-def worker_environment(num_gpus: float) -> dict[str, str]:
-    """Environment variables of a worker that reserves so many GPUs.
-
-    Which it sees Ray says where it reserves some; where none, Ray leaves it all of the node's, and with
-    `device: auto` it would take the first, beside whoever has reserved that.
-    """
-    if num_gpus > 0:
-        return {**WORKER_ENV, CUBLASLT: os.environ.get(CUBLASLT, "1")}
-    return {**WORKER_ENV, "CUDA_VISIBLE_DEVICES": ""}
-
-
-def end(actor: Any) -> None:
-    """End an actor; Ray has its process killed if it does not react for five seconds."""
-    with contextlib.suppress(Exception):  # dead already, or Ray itself is going
-        ray.kill(actor)
-
-
-def this_node() -> str:
-    """Ray's id of the node this process runs on; empty while Ray is going."""
-    with contextlib.suppress(Exception):
-        return str(ray.get_runtime_context().get_node_id())
-    return ""
 
 
 def _within(seconds: float, condition: Callable[[], bool]) -> bool:

@@ -50,9 +50,10 @@ class Cell:
     Args:
         config: all of it.
         system: if named, workers outlive the cell, and it takes over those of another (`cluster.takeover`).
+        name: of the cell, in the lines that its workers log.
     """
 
-    def __init__(self, config: FlotillaConfig, system: str = "") -> None:
+    def __init__(self, config: FlotillaConfig, system: str = "", name: str = "") -> None:
         self.config = settle_draft_ahead(config, os.cpu_count() or 1)
         self._token = secrets.token_hex(16).encode()
         self._stage = "starting"
@@ -63,7 +64,7 @@ class Cell:
         self._shell = shell = SchedulerShell(self.config, self._metrics, self._lost, self._drained)
         self._clients = ClientServer(self._token, shell.told, shell.left, self.config.health.heartbeat_s)
         self._address: tuple[str, int] = ("", 0)
-        self._workers = WorkerSet(self.config, self._token, shell, Takeover(system, config))
+        self._workers = WorkerSet(self.config, self._token, shell, Takeover(system, config), name)
         shell.connect(self._workers, self._clients)
         self._lifecycle = Lifecycle(self.config, self._workers, shell)
         self._health = WorkerHealth(self.config, self._workers, self._lifecycle, shell, self._metrics.set)

@@ -82,7 +82,7 @@ class KeptThread:
         ran, waited = times[0] - self._seen[0], times[1] - self._seen[1]
         elapsed, self._seen, self._since = now - self._since, times, now
         if waited > MOST_WAITING * elapsed and ran < LEAST_SHARE * (ran + waited):
-            _log.warning(
+            _log.info(
                 "a thread kept to cores %s ran for %.3f s and waited for %.3f s: it is let go for %.0f s",
                 sorted(self._cores),
                 ran,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from cluster.actors import this_node
 from cluster.config import FlotillaConfig
 from cluster.core_affinity import KeptThread, usable_cores
+from cluster.spawning import this_node
 from cluster.worker import VERIFIER, Worker
 
 

@@ -25,7 +25,7 @@ class MetricsConfig(StrictModel):
 
 
 class LogConfig(StrictModel):
-    """What cells and front ends log. Never prompts, outputs or secrets."""
+    """What front ends, cells and their workers log. Never prompts, outputs or secrets."""
 
     format: Literal["text", "json"] = Field(default="text", description="`json` is one object per line.")
     level: Literal["debug", "info", "warning", "error"] = Field(

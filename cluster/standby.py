@@ -16,8 +16,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.actors import DrafterWorker, Whereabouts, spawn
+from cluster.actors import DrafterWorker, Whereabouts
 from cluster.drafter_config import DrafterConfig
+from cluster.spawning import spawn
 from cluster.takeover import ReserveProcess, Takeover
 
 _log = logging.getLogger(__name__)

@@ -20,13 +20,13 @@ import ray
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
-from cluster.actors import end
 from cluster.config import FlotillaConfig
 from cluster.cost_model import CostProfile
 from cluster.drafter_config import DrafterConfig
 from cluster.events import DrafterReady, VerifierReady
 from cluster.metric_set import flotilla_version
 from cluster.seats import Seats
+from cluster.spawning import end
 
 _log = logging.getLogger(__name__)
 

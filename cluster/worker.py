@@ -12,8 +12,9 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from cluster.actors import Whereabouts, end, this_node
+from cluster.actors import Whereabouts
 from cluster.draft_service import InPlaceDrafter
+from cluster.spawning import end, this_node
 from cluster.stalls import LOOKS
 from cluster.step_client import StepClient
 

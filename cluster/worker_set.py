@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ray.exceptions import RayError
 
-from cluster.actors import DrafterWorker, VerifierWorker, Whereabouts, end, spawn
+from cluster.actors import DrafterWorker, VerifierWorker, Whereabouts
 from cluster.config import FlotillaConfig
 from cluster.core_keeping import CoreKeeping
 from cluster.cost_model import CostProfile, LinearCost
@@ -24,6 +24,7 @@ from cluster.pool_drafter import build_pool_drafter
 from cluster.profile_fit import fit_cost
 from cluster.rank import Rank
 from cluster.reservation import Reservations
+from cluster.spawning import end, spawn
 from cluster.standby import Standby
 from cluster.step_client import StepClient
 from cluster.takeover import CellRecord, Instance, TakenOver, Takeover, claim
@@ -56,10 +57,14 @@ class WorkerSet:
         token: secret that admits to the workers' ports.
         listener: hears answers and losses.
         takeover: whether and how they outlive the cell.
+        cell: its id in the lines they log; none if empty.
     """
 
-    def __init__(self, config: FlotillaConfig, token: bytes, listener: Listener, takeover: Takeover) -> None:
+    def __init__(
+        self, config: FlotillaConfig, token: bytes, listener: Listener, takeover: Takeover, cell: str = ""
+    ) -> None:
         self._config = config
+        self._cell = cell
         self._token = token
         self._listener = listener
         self._takeover = takeover
@@ -320,8 +325,12 @@ class WorkerSet:
     async def _connect(self, worker: Worker, names: list[str], heard: list[Callable[[bytes], None]]) -> None:
         """Connect to its processes, which give signs of life from now on; by rank, names and who hears."""
         heartbeat_s, busy = self._config.health.heartbeat_s, self._config.scheduler.busy_polling
+        log, cell = self._config.log, {"cell": self._cell} if self._cell else {}
         addresses = await asyncio.gather(
-            *(actor.open.remote(self._token, heartbeat_s, busy_polling=busy) for actor in worker.actors)
+            *(
+                actor.open.remote(self._token, heartbeat_s, log, {**cell, "worker": name}, busy_polling=busy)
+                for name, actor in zip(names, worker.actors, strict=True)
+            )
         )
 
         def told() -> None:

@@ -12,10 +12,10 @@ from ray.util import get_node_ip_address
 
 from cluster.cell import Cell
 from cluster.config import FlotillaConfig
+from cluster.log_files import log_to_files
 from cluster.members import REPORT_INTERVAL_S, Member
 from cluster.served_target import served_target
 from deployments.directory import DirectoryClient
-from deployments.log_files import log_to_files
 from deployments.metric_server import MetricServer
 from deployments.supervising import identity
 
@@ -43,8 +43,8 @@ class CellReplica(Cell):
     # Ray Serve awaits constructors that are coroutines; Python's own rule, which mypy knows, has none.
     async def __init__(self, config: FlotillaConfig, directory: DeploymentHandle) -> None:  # type: ignore[misc]
         context = serve.get_replica_context()
-        super().__init__(config, context.app_name)
         self._id = context.replica_id.unique_id
+        super().__init__(config, context.app_name, self._id)
         self._identity = identity() | {"target": served_target(config.target)}
         log_to_files(config.log, {"cell": self._id})
         scaling = config.scaling.cells

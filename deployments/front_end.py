@@ -17,7 +17,9 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from cluster.config import FlotillaConfig
+from cluster.log_files import log_to_files
 from cluster.members import Member
+from cluster.mirrored_log import IS_SHOWN
 from cluster.model_paths import model_directory
 from cluster.served_target import served_target
 from deployments.admin_api import Instances
@@ -35,10 +37,8 @@ from deployments.grpc_service import GenerationService
 from deployments.http_limits import server_config
 from deployments.leaving import streams_end
 from deployments.listening import shared_listener, turn_new_connections_away
-from deployments.log_files import log_to_files
 from deployments.metric_gathering import Gatherer, serve_metrics
 from deployments.metric_server import MetricServer
-from deployments.mirrored_log import IS_SHOWN
 from deployments.openai_api import create_app
 from deployments.request_log import log_fields
 from deployments.sampling_defaults import OPENAI_SAMPLING, SamplingDefaults

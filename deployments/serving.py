@@ -31,14 +31,14 @@ from rich.console import Console
 from cluster.config import FlotillaConfig
 from cluster.grpc_config import GrpcConfig
 from cluster.http_config import HttpConfig
+from cluster.log_files import session_directory, shown_logs
+from cluster.mirrored_log import ShownLog
 from cluster.model_paths import model_directory
 from cluster.priority import use_ordinary_priority
 from deployments import preflight
 from deployments.api_keys import wants_keys, with_environment_key
 from deployments.application import APP_NAME, CELL_NAME, WORKER_ENVIRONMENT, build_app
 from deployments.grpc_start import await_grpc, grpc_options, shown_address
-from deployments.log_files import session_directory, shown_logs
-from deployments.mirrored_log import ShownLog
 from deployments.preflight import StartError
 from deployments.reserved_ports import ReservedPorts
 from deployments.startup import Startup

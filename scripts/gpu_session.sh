@@ -94,7 +94,7 @@ parts="python3 -m benchmarks.gpu_serve" device=${SESSION_DEVICE:-cuda} port=${SE
 url=http://127.0.0.1:$port
 logs() {
     for pattern in raylet.err raylet.out gcs_server.err gcs_server.out dashboard_agent.log runtime_env_agent.log \
-        'serve/replica_*Cell*.log' 'worker-*.err'; do
+        'serve/replica_*Cell*.log' 'worker-*.err' 'flotilla/*.log'; do
         for file in /tmp/ray/session_latest/logs/$pattern; do
             [ ! -s "$file" ] || { echo "-- $file" && tail -n 8 "$file" | cut -c1-400; }
         done
@@ -125,7 +125,10 @@ end() { # NAME
     # Whatever time is left: a server that nobody ended would keep the GPU.
     least=$(($(date +%s) + 30))
     [ "$deadline" -ge "$least" ] || deadline=$least
-    grep -h -i 'warning\|error\|multi-process' /tmp/ray/session_latest/logs/worker-*.err | cut -c1-200 |
+    { # Their own lines begin with the time.
+        cat /tmp/ray/session_latest/logs/worker-*.err
+        cut -d' ' -f2- /tmp/ray/session_latest/logs/flotilla/*worker*.log
+    } | grep -i 'warning\|error\|multi-process' | cut -c1-200 |
         sort | uniq -c | sort -rn | head -n 12
     part "stop-$1" 45 $parts stop "$url" "$server" --metrics "$found/metrics-$1.txt"
     [ "$status" -eq 0 ] || logs

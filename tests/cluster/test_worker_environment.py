@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.actors import WORKER_ENV, DrafterWorker, worker_environment
+from cluster.actors import DrafterWorker
 from cluster.drafter_config import ModelDrafterConfig
+from cluster.spawning import WORKER_ENV, worker_environment
 
 
 @pytest.mark.parametrize("num_gpus", [0.25, 1.0])

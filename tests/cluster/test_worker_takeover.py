@@ -43,7 +43,9 @@ class Process:
         await self.answers.wait()
         return self._taken
 
-    async def _open(self, token: bytes, heartbeat_s: float, busy_polling: bool) -> tuple[str, int]:
+    async def _open(
+        self, token: bytes, heartbeat_s: float, *log: object, busy_polling: bool
+    ) -> tuple[str, int]:
         server = await asyncio.get_running_loop().create_server(lambda: Port(self), "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
         return host, port

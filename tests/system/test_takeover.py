@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,11 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from cluster.actors import DrafterWorker, end, spawn
+from cluster.actors import DrafterWorker
 from cluster.drafter_config import PromptLookupConfig
+from cluster.log_files import log_directory
+from cluster.observability_config import LogConfig
+from cluster.spawning import end, spawn
 from cluster.step_client import StepClient
 from cluster.takeover import Takeover
 from deployments.demo import demo_config
@@ -42,7 +46,9 @@ class Scheduler:
         self.is_lost = False
 
     async def connect(self) -> None:
-        address = await self._worker.open.remote(self._token, 0.2)
+        process = {"cell": self._token.decode(), "worker": "lookup"}
+        log = LogConfig(format="json")
+        address = await self._worker.open.remote(self._token, 0.2, log, process)
         self._client = await StepClient.connect(
             "drafter", tuple(address), self._token, self.answers.append, self._lost
         )
@@ -126,6 +132,18 @@ async def test_a_worker_is_taken_over_by_one_only_and_has_forgotten_what_the_oth
     assert psutil.pid_exists(pid)
     await second.die()
     await until(lambda: not psutil.pid_exists(pid))
+    told = {name: lines(name) for name in ("first", "second")}
+    assert [line["message"].partition(",")[0] for line in told["first"]][:1] == ["loaded"]
+    assert told["second"][-1]["message"].startswith("its cell is gone")
+    assert all(line["cell"] == name and line["worker"] == "lookup" for name in told for line in told[name])
+
+
+def lines(cell: str) -> list[dict[str, Any]]:
+    """What its worker has logged for this cell."""
+    directory = log_directory()
+    assert directory is not None
+    text = (directory / f"cell-{cell}-worker-lookup.log").read_text()
+    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.mark.usefixtures("cluster")

@@ -1,4 +1,4 @@
-"""Warnings and errors of front ends and cells, shown on the console where `flotilla serve` runs.
+"""Warnings and errors of all processes, shown on the console where `flotilla serve` runs.
 
 They travel as datagrams to a socket in the session of Ray: nothing is kept for a console that is not there,
 as in Kubernetes, and no process waits for one that is slow. Processes of other machines are not heard.

@@ -17,11 +17,11 @@ import pytest
 from ray.serve._private.logging_utils import StreamToLogger, redirected_print
 from rich.console import Console
 
+from cluster import log_files
+from cluster.log_files import log_to_files, shown_logs
 from cluster.logs import PACKAGES, configure_logs
+from cluster.mirrored_log import IS_SHOWN, MirrorHandler, ShownLog
 from cluster.observability_config import LogConfig
-from deployments import log_files
-from deployments.log_files import log_to_files, shown_logs
-from deployments.mirrored_log import IS_SHOWN, MirrorHandler, ShownLog
 
 log = logging.getLogger("deployments.test")
 

@@ -1,4 +1,4 @@
-"""Where the lines of front ends and cells are found: files of their own in the session of Ray."""
+"""Where the lines of all processes are found: files of their own in the session of Ray."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.logs import Fields, configure_logs
+from cluster.mirrored_log import MirrorHandler
 from cluster.observability_config import LogConfig
-from deployments.mirrored_log import MirrorHandler
 
 #: Within the `logs` of Ray's session, where Ray's own files lie, which its tools and log collectors know.
 _DIRECTORY = "flotilla"
@@ -39,7 +39,7 @@ def shown_logs(config: LogConfig) -> str:
 
 
 def log_to_files(config: LogConfig, process: Fields, context: Callable[[], Fields] = dict) -> logging.Handler:
-    """As `configure_logs`, for a replica; its warnings are also shown where `flotilla serve` runs."""
+    """As `configure_logs`, for a process of Ray's; `flotilla serve` also shows its warnings."""
     session = session_directory()
     also = [] if session is None else [MirrorHandler(session, process)]
     return configure_logs(config, process, context, log_directory(), also)
