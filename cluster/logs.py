@@ -63,7 +63,8 @@ def _handler(file: Path | None, directory: Path | None, process: Fields) -> logg
         return WatchedFileHandler(file, encoding="utf-8")
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
-        own = directory / f"{'-'.join(f'{name}-{value}' for name, value in process.items())}.log"
+        name = "-".join(f"{field}-{value}" for field, value in process.items()).replace(" ", "-")
+        own = directory / f"{name}.log"
         return RotatingFileHandler(own, maxBytes=_FILE_BYTES, backupCount=_EARLIER_FILES, encoding="utf-8")
     # In a replica of Ray Serve `sys.stderr` writes a prefix before every line: JSON would be none.
     return logging.StreamHandler(sys.__stderr__ or sys.stderr)

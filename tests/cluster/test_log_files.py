@@ -65,11 +65,11 @@ def fail() -> None:
 @pytest.mark.usefixtures("in_a_replica")
 def test_every_line_of_a_replica_s_file_is_json_and_a_traceback_is_text(session: Path) -> None:
     """Ray Serve's prefix stood before each of them, and its `print` made tuples of tracebacks."""
-    log_to_files(LogConfig(format="json"), {"front_end": "fe1"})
+    log_to_files(LogConfig(format="json"), {"cell": "c", "worker": "verifier rank 0"})
     log.info("two\nlines")
     fail()
     (file,) = (session / "logs" / "flotilla").iterdir()
-    assert file.name == "front_end-fe1.log"
+    assert file.name == "cell-c-worker-verifier-rank-0.log"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(line["level"], line["message"]) for line in lines] == [
         ("info", "two\nlines"),
