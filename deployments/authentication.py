@@ -238,7 +238,7 @@ def unauthenticated() -> ApiError:
     """A 401, the same for a key that is missing, malformed, unknown or withdrawn."""
     return ApiError(
         401,
-        "A valid API key is needed. Send it as `Authorization: Bearer KEY`.",
+        "A valid API key is needed. Send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`.",
         code="invalid_api_key",
         headers=_CHALLENGE,
     )

@@ -75,8 +75,10 @@ class ApiError(Exception):
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": {**error, **self.details}}
 
-    def response(self, headers: Mapping[str, str] | None = None) -> Response:
-        """The whole HTTP response."""
+    def response(
+        self, headers: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
+    ) -> Response:
+        """The whole HTTP response; `body` in place of OpenAI's error object."""
         sent = {**self.headers, **(headers or {})}
         if self.retry_after_s is not None:
             # The header holds whole seconds; rounding down would invite a retry that is too early.
@@ -84,8 +86,24 @@ class ApiError(Exception):
         if self.dropped_reason is not None:
             sent[DROPPED_REASON] = self.dropped_reason
         return Response(
-            msgspec.json.encode(self.body()), self.status, headers=sent, media_type="application/json"
+            msgspec.json.encode(body or self.body()),
+            self.status,
+            headers=sent,
+            media_type="application/json",
         )
+
+
+class WindowExceeded(ApiError):
+    """A 400 for a prompt that leaves no room for its answer.
+
+    Attributes:
+        num_prompt, num_asked, window: tokens of the prompt, of the answer that is asked for, and of both
+            together that there may be.
+    """
+
+    def __init__(self, message: str, param: str, *, num_prompt: int, num_asked: int, window: int) -> None:
+        super().__init__(400, message, param=param, code="context_length_exceeded")
+        self.num_prompt, self.num_asked, self.window = num_prompt, num_asked, window
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:

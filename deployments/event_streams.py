@@ -14,6 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import ApiError, internal
+from deployments.refusals import error_body
 from deployments.request_context import current_request
 
 _log = logging.getLogger(__name__)
@@ -165,7 +166,7 @@ def error_event(error: ApiError) -> bytes:
         request.error = error
     if error.event is not None:
         return error.event
-    return b"event: error\ndata: " + json.dumps(error.body()).encode() + b"\n\n"
+    return b"event: error\ndata: " + json.dumps(error_body(error, request)).encode() + b"\n\n"
 
 
 async def _chain(

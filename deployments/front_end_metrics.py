@@ -19,7 +19,7 @@ _PROBE = "/ready"
 #: Counted from zero on, so that a rate of calls is there before the first one.
 _GRPC_METHODS = ("Generate", "GenerateStream", "Cancel")
 #: Likewise streams that fail, by what most of them fail with.
-_STREAMING = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+_STREAMING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 
 class FrontEndMetrics:

@@ -81,8 +81,13 @@ def _telling(grant: Grant, send: Send) -> Send:
 
 
 def _authorization(scope: Scope) -> str | None:
-    """The header; raises 401 for several, of which it is unclear who reads which."""
+    """The header, or Anthropic's where there is none, since the latter may be meant for a gateway before us.
+
+    Raises 401 for several, of which it is unclear who reads which.
+    """
     found = [value for name, value in scope["headers"] if name == b"authorization"]
+    if not found:
+        found = [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
     if len(found) > 1:
         raise unauthenticated()
     return found[0].decode("latin-1") if found else None

@@ -43,6 +43,7 @@ from deployments.http_limits import RequestTimeout
 from deployments.idempotency import Answers, seeded
 from deployments.idempotent_routes import answer_once, key_of
 from deployments.key_gate import KeyGate, grant_of
+from deployments.messages_routes import add_messages_routes
 from deployments.metric_gathering import Gatherer, add_metric_routes
 from deployments.objectives import Asked, ObjectiveError, asked_by_headers
 from deployments.openai_schema import (
@@ -55,7 +56,8 @@ from deployments.openai_schema import (
 )
 from deployments.openapi import body_schema
 from deployments.receipts import server_timing
-from deployments.refusals import error_response
+from deployments.refusals import error_body, error_response
+from deployments.request_context import RequestContext
 from deployments.responses_api import ResponsesView
 from deployments.responses_schema import (
     RESPONSES_FIELDS,
@@ -125,15 +127,15 @@ def create_app(
     answers = Answers(idempotency or IdempotencyConfig(), metrics, request_timeout_s, error_event)
     app.state.answers = answers
 
-    def object_in(body: bytes, request: Request, known: Container[str]) -> dict[str, Any]:
+    async def read(request: Request, known: Container[str]) -> tuple[bytes, dict[str, Any]]:
+        body = await body_of(request)
         data = json_object(body)
         if ignores_unknown_fields:
             leave_out(data, known, request.scope)
-        return data
+        return body, data
 
     async def generate(request: Request, request_type: type[GenerationRequest]) -> Response:
-        body = await body_of(request)
-        data = object_in(body, request, request_type.model_fields.keys() | NEUTRAL_VALUES.keys())
+        body, data = await read(request, request_type.model_fields.keys() | NEUTRAL_VALUES.keys())
         return await respond(request, validated(data, request_type), body)
 
     async def respond(
@@ -189,14 +191,15 @@ def create_app(
     )
     async def responses(request: Request) -> Response:
         """Answer an input; nothing is stored."""
-        body = await body_of(request)
-        asked, chat = parse_responses(object_in(body, request, RESPONSES_FIELDS))
+        body, data = await read(request, RESPONSES_FIELDS)
+        asked, chat = parse_responses(data)
         view = ResponsesView(asked)
         try:
             return await respond(request, chat, body, view.answer, view.stream)
         except ApiError as error:
             raise renamed(error) from None
 
+    add_messages_routes(app, service, read, respond)
     add_tokenize_routes(app, service, body_of)
 
     async def model_card() -> dict[str, Any]:
@@ -358,7 +361,9 @@ def _install_error_handlers(app: FastAPI) -> None:
     async def on_bug(request: Request, error: Exception) -> Response:
         request_id = str(request.state.request_id)
         _log.error("request %s failed", request_id, exc_info=error)
-        return internal(request_id).response()
+        bug = internal(request_id)
+        # Here, outside of everything, there is no request at hand.
+        return bug.response(body=error_body(bug, RequestContext.of_http(request.scope)))
 
 
 def _json(body: dict[str, Any]) -> Response:

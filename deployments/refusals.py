@@ -13,7 +13,8 @@ from typing import Any
 from starlette.responses import Response
 
 from deployments.errors import ApiError
-from deployments.request_context import current_request
+from deployments.messages_errors import messages_error, speaks_messages
+from deployments.request_context import RequestContext, current_request
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +27,14 @@ def error_response(error: ApiError, headers: Mapping[str, str] | None = None) ->
     request = current_request()
     if request is not None:
         request.error = error
-    return error.response(headers)
+    return error.response(headers, error_body(error, request))
+
+
+def error_body(error: ApiError, request: RequestContext | None) -> dict[str, Any]:
+    """What the client of a request is told, in the form of the API that it speaks."""
+    if request is not None and speaks_messages(request.path):
+        return messages_error(error, request.request_id)
+    return error.body()
 
 
 def log_refusal(error: ApiError, **fields: Any) -> None:

@@ -22,19 +22,22 @@ class RequestContext:
         headers: of trace context (W3C `traceparent`, `tracestate`).
         tier: service tier, once it is known.
         error: what it was answered with, if that was one.
+        path: of HTTP, without a proxy's prefix.
     """
 
     state: Mapping[str, Any]
     headers: Mapping[str, str] = field(default_factory=dict)
     tier: str = ""
     error: ApiError | None = None
+    path: str = ""
 
     @classmethod
     def of_http(cls, scope: Scope) -> RequestContext:
         """That of an ASGI request."""
         wanted = (b"traceparent", b"tracestate")
         headers = {n.decode(): v.decode("latin-1") for n, v in scope["headers"] if n in wanted}
-        return cls(scope.setdefault("state", {}), headers)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        return cls(scope.setdefault("state", {}), headers, path=path)
 
     @property
     def request_id(self) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from cluster.baseline import Baseline
 from cluster.stream_messages import Speculation
 from cluster.tier_config import TierConfig
-from deployments.errors import ApiError, bad_request
+from deployments.errors import WindowExceeded, bad_request
 from deployments.objectives import Asked, Contract, ObjectiveError, asked_by_fields, first_of
 from deployments.objectives import contract as resolve_contract
 from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
@@ -86,23 +86,25 @@ def max_new_tokens(request: GenerationRequest, prompt_length: int, info: CellInf
     if prompt_length == 0:
         raise bad_request(f"`{prompt_field}` has no tokens; send at least one.", prompt_field)
     if rest < 1:
-        raise ApiError(
-            400,
+        raise WindowExceeded(
             f"{_window(info)} However, `{prompt_field}` has {prompt_length} tokens, and the output must fit "
             "as well. Please reduce the length of the prompt.",
-            param=prompt_field,
-            code="context_length_exceeded",
+            prompt_field,
+            num_prompt=prompt_length,
+            num_asked=0,
+            window=info.max_tokens,
         )
     field, asked = asked_max_tokens(request)
     if asked is None:
         return min(_default_max_tokens(request), rest)
     if asked > rest:
-        raise ApiError(
-            400,
+        raise WindowExceeded(
             f"{_window(info)} However, `{prompt_field}` has {prompt_length} tokens and `{field}` asks for "
             f"{asked} more. Ask for at most {rest}, or reduce the length of the prompt.",
-            param=field,
-            code="context_length_exceeded",
+            field,
+            num_prompt=prompt_length,
+            num_asked=asked,
+            window=info.max_tokens,
         )
     return asked
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from deployments.messages_schema import MESSAGES_NEUTRAL, MessagesRequest
 from deployments.openai_schema import NEUTRAL_VALUES, ChatRequest, CompletionRequest
 from deployments.responses_schema import RESPONSES_NEUTRAL, ResponsesRequest
 from deployments.tokenize_api import DetokenizeRequest, TokenizeRequest
@@ -60,6 +61,7 @@ ENDPOINTS = (
     Endpoint("chat.completions", "/v1/chat/completions", ChatRequest, frozenset(NEUTRAL_VALUES)),
     Endpoint("completions", "/v1/completions", CompletionRequest, frozenset(NEUTRAL_VALUES)),
     Endpoint("responses", "/v1/responses", ResponsesRequest, frozenset(RESPONSES_NEUTRAL)),
+    Endpoint("messages", "/v1/messages", MessagesRequest, frozenset(MESSAGES_NEUTRAL)),
     Endpoint("tokenize", "/tokenize", TokenizeRequest),
     Endpoint("detokenize", "/detokenize", DetokenizeRequest),
 )

@@ -17,7 +17,7 @@ _INTERVALS = {"30s": ("5m", "30m", "1h", "2h"), "2m": ("6h", "1d", "3d")}
 FASTEST = 14.4
 LEAST_TARGET = 0.94
 #: Routes and calls that generate, and codes of calls that failed here: a client may set its own deadline.
-_GENERATING = "/v1/(chat/)?completions|/v1/responses"
+_GENERATING = "/v1/(chat/)?completions|/v1/responses|/v1/messages"
 _GENERATING_CALLS = "Generate|GenerateStream"
 _FAILED_CALLS = "INTERNAL|UNAVAILABLE|UNKNOWN|DATA_LOSS"
 

@@ -14,6 +14,7 @@ BASES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
     "/v1/completions": {"prompt": "hi", "max_tokens": 4},
     "/v1/responses": {"input": "hi", "max_output_tokens": 4},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [5, 6]},
 }

@@ -1,4 +1,4 @@
-"""Null is the same as leaving a field out: the official client's own, and those nobody knows yet."""
+"""Null is the same as leaving a field out: the official clients' own, and those nobody knows yet."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 
 import httpx
 import pytest
+from anthropic.types import message_create_params
 from openai import AsyncOpenAI, pydantic_function_tool
 from openai.types import completion_create_params
 from openai.types.chat import ChatCompletionAssistantMessageParam
@@ -23,6 +24,7 @@ from tests.fakes.cell_stand_in import CellStandIn
 from tests.fakes.tiny_tokenizer import codec, ids
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 PARAMETERS = [
     (path, name)
@@ -30,8 +32,11 @@ PARAMETERS = [
         (COMPLETIONS, completion_create_params.CompletionCreateParamsBase),
         (CHAT, chat_params.CompletionCreateParamsBase),
         (RESPONSES, response_create_params.ResponseCreateParamsBase),
+        (MESSAGES, message_create_params.MessageCreateParamsBase),
     )
     for name in sorted({*get_type_hints(params), "stream"} - {"prompt", "messages", "input"})
+    # Of Anthropic's, one must be there, and these are headers.
+    if (path, name) not in {(MESSAGES, one) for one in ("max_tokens", "user_profile_id", "workspace_id")}
 ]
 
 

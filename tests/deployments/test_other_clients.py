@@ -149,7 +149,12 @@ async def test_a_prompt_may_be_cut_to_fit(http: httpx.AsyncClient, cell: CellSta
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [(COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": [HELLO]}), (RESPONSES, {"input": "a"})],
+    [
+        (COMPLETIONS, {"prompt": "a"}),
+        (CHAT, {"messages": [HELLO]}),
+        (RESPONSES, {"input": "a"}),
+        ("/v1/messages", {"messages": [HELLO], "max_tokens": 9}),
+    ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_unknown_fields_are_left_out_where_that_is_set(

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from anthropic import Anthropic
 from openai import OpenAI
 
 from tests.deployments.bad_requests import bad_requests
@@ -89,6 +90,25 @@ def check_responses(server: Server) -> None:
         text={"format": {"type": "json_schema", "name": "weather", "schema": WEATHER, "strict": True}},
     )
     jsonschema.validate(json.loads(formatted.output_text), WEATHER)
+
+
+def check_messages(server: Server) -> None:
+    """/v1/messages says what a chat says, whole and streamed."""
+    chat = client_of(server).chat.completions.create(
+        model=server.model, messages=QUESTION, temperature=0, max_completion_tokens=24
+    )
+    client = Anthropic(base_url=server.url, api_key="unused")
+    request: Any = {
+        "model": server.model,
+        "messages": QUESTION,
+        "max_tokens": 24,
+        "extra_body": {"temperature": 0},
+    }
+    assert client.messages.create(**request).content[0].text == chat.choices[0].message.content
+    with client.messages.stream(**request) as stream:
+        texts = list(stream.text_stream)
+    assert "".join(texts) == chat.choices[0].message.content
+    assert len(texts) > 1
 
 
 def check_prompt_logprobs(server: Server) -> None:

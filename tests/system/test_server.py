@@ -222,6 +222,11 @@ def test_the_official_client_creates_responses(server: Server) -> None:
     api_over_http.check_responses(server)
 
 
+@pytest.mark.api("messages", "messages", "stream", "max_tokens", "temperature")
+def test_anthropics_client_gets_messages(server: Server) -> None:
+    api_over_http.check_messages(server)
+
+
 @pytest.mark.api("completions", "prompt_logprobs", "echo", "logprobs", "max_tokens")
 def test_log_probabilities_of_prompts_are_those_of_outputs(server: Server) -> None:
     api_over_http.check_prompt_logprobs(server)

@@ -1,0 +1,77 @@
+"""The routes of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container
+from typing import Any, Protocol
+
+import msgspec
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.answering import Call
+from deployments.api_service import ApiService
+from deployments.errors import ApiError, model_not_found
+from deployments.messages_api import MessagesView
+from deployments.messages_errors import MESSAGES
+from deployments.messages_schema import (
+    MESSAGES_FIELDS,
+    MESSAGES_NEUTRAL,
+    MessagesRequest,
+    parse_messages,
+    renamed,
+)
+from deployments.openai_schema import NEUTRAL_VALUES, GenerationRequest
+from deployments.openapi import body_schema
+from deployments.prompt_preparation import prompts_of
+
+#: A request's body as it came, and the JSON object in it, of which fields that are not known may be left out.
+ReadBody = Callable[[Request, Container[str]], Awaitable[tuple[bytes, dict[str, Any]]]]
+
+
+class Respond(Protocol):
+    """Answers a checked request (`deployments.openai_api`)."""
+
+    def __call__(
+        self,
+        request: Request,
+        parsed: GenerationRequest,
+        body: bytes,
+        answer: Callable[[Call], Awaitable[bytes]],
+        stream: Callable[[Call], AsyncGenerator[bytes, None]],
+    ) -> Awaitable[Response]:
+        """The response."""
+        ...
+
+
+def add_messages_routes(app: FastAPI, service: ApiService, read: ReadBody, respond: Respond) -> None:
+    """Install the routes."""
+    schema = body_schema(MessagesRequest, NEUTRAL_VALUES | MESSAGES_NEUTRAL)
+
+    @app.post(MESSAGES, openapi_extra=schema)
+    async def messages(request: Request) -> Response:
+        """Answer a conversation, as Anthropic's API does."""
+        body, data = await read(request, MESSAGES_FIELDS)
+        chat, view = parse_messages(data), MessagesView()
+        try:
+            return await respond(request, chat, body, view.answer, view.stream)
+        except ApiError as error:
+            raise renamed(error) from None
+
+    @app.post(f"{MESSAGES}/count_tokens", openapi_extra=schema)
+    async def count_tokens(request: Request) -> Response:
+        """How many tokens a conversation has; `max_tokens` may be left out."""
+        _, data = await read(request, MESSAGES_FIELDS)
+        try:
+            chat = parse_messages({"max_tokens": 1} | data)
+            info = await service.info()
+            if chat.model is not None and chat.model != info.model:
+                raise model_not_found(chat.model, info.model)
+            use = service.tool_use(chat)
+            (prompt,), _ = await prompts_of(chat, service.codec, info, use, service.tool_parser)
+        except ApiError as error:
+            raise renamed(error) from None
+        return Response(
+            msgspec.json.encode({"input_tokens": len(prompt.tokens)}), media_type="application/json"
+        )
