@@ -18,6 +18,7 @@ from cluster.http_config import HttpConfig as HttpConfig
 from cluster.idempotency_config import IdempotencyConfig
 from cluster.observability_config import LogConfig, MetricsConfig, TelemetryConfig
 from cluster.placement_config import StrictModel, TargetPlacementConfig
+from cluster.pool_config import PoolConfig
 from cluster.scaling_config import ScalingConfig
 from cluster.security_config import SecurityConfig
 from cluster.strict_yaml import load_yaml
@@ -79,6 +80,12 @@ class TargetConfig(DeviceConfig):
         "nine characters), `qwen3_coder` (`<tool_call><function=name><parameter=key>...`), `auto` as its "
         "chat template shows.",
     )
+    reasoning_parser: Literal["auto", "none", "think", "mistral"] = Field(
+        default="auto",
+        description="How the model marks what it thinks before it answers: `think` (`<think>...</think>`, as "
+        "Qwen3 and DeepSeek-R1), `mistral` (`[THINK]...[/THINK]`), `auto` as its chat template shows; `none` "
+        "leaves it in the text.",
+    )
     trust_remote_code: bool = Field(
         default=False,
         description="Run Python code that comes with the target's directory, as its own user and unchecked "
@@ -86,33 +93,6 @@ class TargetConfig(DeviceConfig):
     )
     placement: TargetPlacementConfig = Field(
         default=TargetPlacementConfig(), description="Where each rank runs."
-    )
-
-
-class PoolConfig(StrictModel):
-    """How the cell's workers are placed and watched."""
-
-    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
-        default="PACK", description="How Ray lays out what the target's ranks and the drafters reserve."
-    )
-    hang_timeouts: int = Field(
-        default=3,
-        ge=1,
-        description="A drafter that has been silent for so many times `scheduler.draft_timeout_ms` while an "
-        "answer is owed is killed and replaced.",
-    )
-    standby: int = Field(
-        default=1,
-        ge=0,
-        le=8,
-        description="Processes kept in reserve that have imported torch and hold no model, to replace a lost "
-        "model drafter with; about 300 MB each. 0 is none.",
-    )
-    core_affinity: bool = Field(
-        default=True,
-        description="On a machine with fewer cores than the cell has processes, the target's ranks and the "
-        "scheduler keep to cores of their own, and drafters to the others. Off where other programs keep to "
-        "cores, too.",
     )
 
 

@@ -74,7 +74,9 @@ class Call:
 
     def add_usage(self, body: dict[str, Any]) -> None:
         """Put the token counts into a response or chunk."""
-        body["usage"] = usage(self._ordered(), self.num_prompts)
+        thoughts = [state.reasoning.num_tokens for state in self.states if state.reasoning is not None]
+        num_reasoning = sum(thoughts) if thoughts else None
+        body["usage"] = usage(self._ordered(), self.num_prompts, num_reasoning=num_reasoning)
 
     def add_metrics(self, body: dict[str, Any]) -> None:
         """Put the receipt into a response or chunk, and for who named a service tier the one that served."""

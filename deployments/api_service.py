@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from cluster.members import SILENT_S
 from cluster.stream_messages import NOBODY, Submit, Tenant
 from cluster.tier_config import TierConfig
+from deployments import reasoning
 from deployments import sampling_mapping as mapping
 from deployments.answering import Call
 from deployments.call_ids import call_prefix, new_call_id
@@ -82,6 +83,7 @@ class ApiService:
         give_up_after_s: how long requests wait for a lost cell.
         cells: all cells that serve requests; `cell` alone if it is None.
         tool_parser: how the model writes calls of tools, see `cluster.config.TargetConfig`.
+        reasoning_parser: how it marks what it thinks, see there.
         silent_s: a cell that has given no sign of life for so long is left.
         sampling: what requests get that do not say how to sample.
     """
@@ -95,10 +97,13 @@ class ApiService:
         give_up_after_s: float = 120.0,
         cells: CellSource | None = None,
         tool_parser: str = "auto",
+        reasoning_parser: str = "auto",
         silent_s: float = SILENT_S,
         sampling: SamplingDefaults = OPENAI_SAMPLING,
     ) -> None:
         self.tool_parser = kind_for_template(codec.template) if tool_parser == "auto" else tool_parser
+        is_auto = reasoning_parser == "auto"
+        self._reasoning = reasoning.kind_for_template(codec.template) if is_auto else reasoning_parser
         self._cell = cell
         self._codec = codec
         self._sampling = sampling
@@ -287,6 +292,9 @@ class ApiService:
                     echo=text,
                     offsets=TextOffsets(self._detokenizer(request, prompt), len(text)),
                     parser=use.make_parser(),
+                    reasoning=reasoning.make_parser(self._reasoning, request, prompt, self._codec)
+                    if constraint is None
+                    else None,
                     echoes_logprobs=bool(text) and mapping.num_logprobs(request) is not None,
                 )
                 updates = self._choice(submit, request, len(choices), arrived, state)
@@ -328,10 +336,10 @@ class ApiService:
         self, submit: Submit, request: GenerationRequest, index: int, arrived: float, state: ChoiceState
     ) -> AsyncGenerator[Update, None]:
         show_stop = bool(request.include_stop_str_in_output)
+        parsers = (state.parser, state.reasoning)
+        keep = [marker for parser in parsers if parser is not None for marker in parser.markers]
         assembler = TextAssembler(
-            self._detokenizer(
-                request, submit.prompt, keep=state.parser.markers if state.parser is not None else ()
-            ),
+            self._detokenizer(request, submit.prompt, keep=keep),
             StopStrings(request.stop, include=show_stop),
             frozenset(submit.sampling.stop_token_ids),
             show_stop=show_stop,

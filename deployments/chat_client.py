@@ -90,12 +90,18 @@ async def _turn(
     session: aiohttp.ClientSession, options: ChatOptions, messages: list[dict[str, str]], console: Console
 ) -> str:
     pieces: list[str] = []
+    thinks = False
     receipt: dict[str, Any] | None = None
     async for chunk in stream_chat(session, options.url, options.body(messages)):
         receipt = chunk.get("metrics", receipt)
         for choice in chunk.get("choices", ()):
+            thought = choice["delta"].get("reasoning_content") or ""
             text = choice["delta"].get("content") or ""
             pieces.append(text)
+            console.out(thought, end="", highlight=False, style="dim")
+            if text and thinks:
+                console.print("\n")
+            thinks = not text and (thinks or bool(thought))
             # Not markup: brackets in an answer are text.
             console.out(text, end="", highlight=False)
     console.print()

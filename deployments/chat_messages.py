@@ -25,10 +25,16 @@ class ChatMessage(DescribedModel):
     content: MessageText = ""
     name: str | None = None
     reasoning_content: str | None = Field(None, description="For chat templates that read it.")
+    reasoning: str | None = Field(None, description="The same, as vLLM calls it.")
     audio: None = None
     function_call: None = None
     tool_calls: list[ToolCall] | None = Field(None, max_length=128)
     tool_call_id: str | None = Field(None, min_length=1, max_length=256)
+
+    @property
+    def thought(self) -> str:
+        """What an answer that is sent back began with."""
+        return self.reasoning_content or self.reasoning or ""
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:
@@ -79,8 +85,8 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
             }
             for call in message.tool_calls
         ]
-    if message.reasoning_content:
-        made["reasoning_content"] = message.reasoning_content
+    if message.thought:
+        made["reasoning_content"] = message.thought
     if message.role == "tool":
         made["tool_call_id"] = message.tool_call_id
         if message.name is not None:
@@ -102,8 +108,8 @@ def _in_words(message: ChatMessage, parser: str) -> dict[str, Any]:
         else:
             texts.append(f'<tool_call>\n{{"name": "{name}", "arguments": {written}}}\n</tool_call>')
     made = {"role": _role(message), "content": "\n".join(texts)}
-    if message.reasoning_content:
-        made["reasoning_content"] = message.reasoning_content
+    if message.thought:
+        made["reasoning_content"] = message.thought
     return made
 
 

@@ -208,6 +208,7 @@ class FrontEnd(GrpcReplica):
             tiers=self._config.tiers,
             cells=cells,
             tool_parser=self._config.target.tool_parser,
+            reasoning_parser=self._config.target.reasoning_parser,
             silent_s=self._config.health.silent_s,
             sampling=self._sampling,
         )

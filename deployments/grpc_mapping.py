@@ -167,7 +167,7 @@ class ChoiceWriter:
 
     def whole(self, index: int, state: ChoiceState) -> pb.Choice:
         """A choice that is complete."""
-        parsed = state.parse("".join(state.text), ends=True)
+        parsed = state.parse("".join(state.text), state.tokens, ends=True)
         choice = self._choice(index, state.echo, parsed, state.tokens, state.logprobs)
         if self._with_token_ids:
             choice.prompt_token_ids.extend(state.prompt)
@@ -177,9 +177,11 @@ class ChoiceWriter:
 
     def delta(self, update: Update, state: ChoiceState) -> pb.Choice | None:
         """What an update adds to a choice; None if it is held back, as it may be part of a call."""
-        parsed = state.parse(update.text, ends=update.finish_reason is not None)
-        is_silent = not (parsed.content or parsed.calls or update.finish_reason is not None)
-        if is_silent and state.parser is not None and not (self._with_token_ids or self._with_logprobs):
+        parsed = state.parse(update.text, update.tokens, ends=update.finish_reason is not None)
+        is_silent = not (
+            parsed.content or parsed.calls or parsed.reasoning or update.finish_reason is not None
+        )
+        if is_silent and state.holds_back and not (self._with_token_ids or self._with_logprobs):
             return None
         echo = "" if state.started else state.echo
         choice = self._choice(update.choice, echo, parsed, update.tokens, update.logprobs)
@@ -197,7 +199,7 @@ class ChoiceWriter:
         tokens: Sequence[int],
         logprobs: Iterable[TokenLogprobs],
     ) -> pb.Choice:
-        choice = pb.Choice(index=index, text=echo + parsed.content)
+        choice = pb.Choice(index=index, text=echo + parsed.content, reasoning=parsed.reasoning)
         for call in parsed.calls:
             choice.tool_calls.add(index=call.index, id=call.call_id, name=call.name, arguments=call.arguments)
         if self._with_token_ids:

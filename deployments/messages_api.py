@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,27 +21,37 @@ from deployments.tool_calls import CallDelta
 
 @dataclass
 class _Block:
-    """One block of an answer as it grows: text, or a call if `name` is set, with its arguments as `text`."""
+    """One block of an answer as it grows: text, a thought, or a call with its arguments as `text`."""
 
+    kind: Literal["text", "thinking", "tool_use"] = "text"
     text: str = ""
     call_id: str = ""
     name: str = ""
 
     def shown(self) -> dict[str, Any]:
         """As clients see it when it is complete."""
-        if not self.name:
-            return {"type": "text", "text": self.text}
-        return {"type": "tool_use", "id": self.call_id, "name": self.name, "input": _input(self.text)}
+        match self.kind:
+            case "text":
+                return {"type": "text", "text": self.text}
+            case "thinking":
+                return {"type": "thinking", "thinking": self.text, "signature": ""}
+            case "tool_use":
+                shown = {"type": "tool_use", "id": self.call_id, "name": self.name}
+                return shown | {"input": _input(self.text)}
 
     def begun(self) -> dict[str, Any]:
         """As clients see it when it begins."""
-        return _Block(call_id=self.call_id, name=self.name).shown()
+        return _Block(self.kind, call_id=self.call_id, name=self.name).shown()
 
     def delta(self, text: str) -> dict[str, Any]:
         """More of it."""
-        if self.name:
-            return {"type": "input_json_delta", "partial_json": text}
-        return {"type": "text_delta", "text": text}
+        match self.kind:
+            case "text":
+                return {"type": "text_delta", "text": text}
+            case "thinking":
+                return {"type": "thinking_delta", "thinking": text}
+            case "tool_use":
+                return {"type": "input_json_delta", "partial_json": text}
 
 
 class MessagesView:
@@ -91,28 +101,31 @@ class MessagesView:
         state = call.states[0]
         state.tokens += update.tokens
         ends = update.finish_reason is not None
-        for part in state.parse(update.text, ends=ends).parts:
-            if isinstance(part, str):
-                if part:
-                    yield from self._add(part, _Block())
-            else:
+        parsed = state.parse(update.text, update.tokens, ends=ends)
+        if parsed.reasoning:
+            yield from self._add(parsed.reasoning, _Block("thinking"))
+        for part in parsed.parts:
+            if not isinstance(part, str):
                 yield from self._take_call(part)
+            elif part:
+                yield from self._add(part, _Block())
         if ends:
             state.finish_reason, self._stop_reason = update.finish_reason, update.stop_reason
-            if not self._blocks:  # clients read the first block's text
+            if not any(block.kind != "thinking" for block in self._blocks):  # clients read a text
+                yield from self._close()
                 yield from self._open(_Block())
             yield from self._close()
 
     def _take_call(self, delta: CallDelta) -> Iterator[bytes]:
         if delta.call_id:
             yield from self._close()
-            yield from self._open(_Block(call_id=delta.call_id, name=delta.name))
+            yield from self._open(_Block("tool_use", call_id=delta.call_id, name=delta.name))
         if delta.arguments:
             yield from self._add(delta.arguments, self._blocks[-1])
 
     def _add(self, text: str, block: _Block) -> Iterator[bytes]:
         """More text of the last block, or a first text of a new one where that is of another kind."""
-        if not self._blocks or bool(self._blocks[-1].name) != bool(block.name):
+        if not self._blocks or self._blocks[-1].kind != block.kind:
             yield from self._close()
             yield from self._open(block)
         last = self._blocks[-1]
@@ -147,7 +160,7 @@ class MessagesView:
             return {"stop_reason": "stop_sequence", "stop_sequence": self._stop_reason}
         if state.finish_reason == "length":
             reason = "max_tokens"
-        elif any(block.name for block in self._blocks):
+        elif any(block.kind == "tool_use" for block in self._blocks):
             reason = "tool_use"
         else:
             reason = "end_turn"

@@ -86,9 +86,10 @@ class ToolResultBlock(DescribedModel):
 
 
 class ThinkingBlock(DescribedModel):
-    """What a model that reasons apart sent; it is not shown to this one, as to none that did not write it."""
+    """What a model thought before the answer that follows; what another server redacted is left out."""
 
     type: Literal["thinking", "redacted_thinking"]
+    thinking: str = ""
 
 
 _KINDS = {
@@ -197,17 +198,22 @@ def as_chat(turns: Sequence[Turn]) -> list[dict[str, Any]]:
                         "type": "function",
                         "function": {"name": block.name, "arguments": block.arguments},
                     }
-                    if not messages or messages[-1]["role"] != "assistant":
-                        messages.append({"role": "assistant", "content": ""})
-                    messages[-1].setdefault("tool_calls", []).append(call)
+                    _assistant(messages).setdefault("tool_calls", []).append(call)
                 case ToolResultBlock():
                     content = block.content or ("error" if block.is_error else "")
                     messages.append({"role": "tool", "content": content, "tool_call_id": block.tool_use_id})
-                case ThinkingBlock():
-                    pass
+                case ThinkingBlock(thinking=thought) if thought and turn.role == "assistant":
+                    _assistant(messages)["reasoning_content"] = thought
         if not turn.content:
             _add_text(messages, turn.role, "")
     return messages
+
+
+def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The last message, if it is the assistant's, else a new one of its."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
 
 
 def _add_text(messages: list[dict[str, Any]], role: str, text: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from deployments.generation import Update
+from deployments.reasoning import ReasoningParser
 from deployments.text_codec import TextCodec
 from deployments.text_offsets import TextOffsets, echo_offsets
 from deployments.tool_calls import CallDelta, Parsed, ToolParser
@@ -27,6 +28,7 @@ class ChoiceState:
             the next chunk depends on.
         offsets: of the answer's tokens in its text, for completions' log-probabilities.
         parser: finds calls of tools in the text; None if there are none to be found.
+        reasoning: parts what the model thinks from what it says; None if that is not known, or not asked for.
         prompt_logprobs: of the prompt from its second token on, if asked for.
         echoes_logprobs: whether those are still to be told in front of the answer's.
     """
@@ -41,6 +43,7 @@ class ChoiceState:
     started: bool = False
     offsets: TextOffsets | None = None
     parser: ToolParser | None = None
+    reasoning: ReasoningParser | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     echoes_logprobs: bool = False
 
@@ -52,14 +55,26 @@ class ChoiceState:
         self.logprobs += update.logprobs
         self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
 
-    def parse(self, text: str, *, ends: bool) -> Parsed:
-        """What new text turns out to be, and at its end what was held back."""
+    def parse(self, text: str, tokens: Sequence[int], *, ends: bool) -> Parsed:
+        """What new text, of these tokens, turns out to be, and at its end what was held back."""
+        thought = ""
+        if self.reasoning is not None:
+            thought, text = self.reasoning.feed(text, tokens)
+            if ends:
+                thought_last, text_last = self.reasoning.finish()
+                thought, text = thought + thought_last, text + text_last
         if self.parser is None:
-            return Parsed(text)
+            return Parsed(text, thought)
         parsed = self.parser.feed(text)
+        parsed.reasoning = thought
         for part in self.parser.finish().parts if ends else ():
             parsed.add(part)
         return parsed
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether text may come later than its tokens, until it is certain what it is."""
+        return self.parser is not None or self.reasoning is not None
 
     def shown_finish_reason(self, reason: str | None) -> str | None:
         """OpenAI's finish reason, which tells of calls the model chose to make."""
@@ -274,10 +289,12 @@ class ChatFormat:
         return self.envelope.wrap("chat.completion.chunk", [choice])
 
     def _delta(self, update: Update, state: ChoiceState) -> dict[str, Any]:
-        if state.parser is None:
+        if not state.holds_back:
             return {"content": update.text} if update.text or update.finish_reason is None else {}
-        parsed = state.parse(update.text, ends=update.finish_reason is not None)
-        delta: dict[str, Any] = {"content": parsed.content} if parsed.content else {}
+        parsed = state.parse(update.text, update.tokens, ends=update.finish_reason is not None)
+        delta: dict[str, Any] = {"reasoning_content": parsed.reasoning} if parsed.reasoning else {}
+        if parsed.content:
+            delta["content"] = parsed.content
         if parsed.calls:
             delta["tool_calls"] = [_call_delta(call) for call in parsed.calls]
         return delta
@@ -314,9 +331,11 @@ class ChatFormat:
         return body
 
     def _message(self, state: ChoiceState) -> dict[str, Any]:
-        parsed = state.parse("".join(state.text), ends=True)
+        parsed = state.parse("".join(state.text), state.tokens, ends=True)
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
-        if parsed.calls or (state.parser is not None and not state.parser.has_text):
+        if state.reasoning is not None and state.reasoning.is_told:
+            message["reasoning_content"] = parsed.reasoning or None
+        if parsed.calls or parsed.reasoning or (state.parser is not None and not state.parser.has_text):
             message["content"] = parsed.content or None
         if parsed.calls:
             message["tool_calls"] = [_whole_call(call) for call in parsed.calls]

@@ -214,7 +214,7 @@ class ChatRequest(GenerationRequest):
         None, description="Accepted and not used; `chat_template_kwargs` has what a model's template knows."
     )
     include_reasoning: bool | None = Field(
-        None, description="Accepted and not used: reasoning is not parted."
+        None, description="Whether what the model thinks is told, where that is known (`reasoning_content`)."
     )
 
 

@@ -85,7 +85,7 @@ async def chat_tokens(
     """Token ids of a conversation; arguments as of `TextCodec.encode_chat`."""
     knows_tools = codec.knows_tools
     return await _in_thread_if_long(
-        sum(len(message.content) + len(message.reasoning_content or "") for message in messages),
+        sum(len(message.content) + len(message.thought) for message in messages),
         lambda: codec.encode_chat(
             for_template(messages, use, knows_tools=knows_tools, parser=parser),
             tools=use.tools if knows_tools else None,

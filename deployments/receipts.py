@@ -34,8 +34,14 @@ class ChoiceOutcome:
     tpot_ms: float | None
 
 
-def usage(outcomes: Sequence[ChoiceOutcome], num_prompts: int) -> dict[str, Any]:
-    """OpenAI's token counts; each prompt is counted once, however many choices it has."""
+def usage(outcomes: Sequence[ChoiceOutcome], num_prompts: int, *, num_reasoning: int = 0) -> dict[str, Any]:
+    """OpenAI's token counts; each prompt is counted once, however many choices it has.
+
+    Args:
+        outcomes: of all choices.
+        num_prompts: how many prompts they have.
+        num_reasoning: tokens of what was thought, of all choices.
+    """
     choices = max(1, len(outcomes) // num_prompts)
     prompt = sum(outcome.num_prompt_tokens for outcome in outcomes[::choices])
     completion = sum(outcome.num_output_tokens for outcome in outcomes)
@@ -45,6 +51,7 @@ def usage(outcomes: Sequence[ChoiceOutcome], num_prompts: int) -> dict[str, Any]
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": min(cached, prompt)},
+        "completion_tokens_details": {"reasoning_tokens": num_reasoning},
     }
 
 

@@ -20,12 +20,13 @@ from verifier.messages import TokenLogprobs
 
 @dataclass
 class _Item:
-    """One entry of a response's output as it grows: a message, or a call if `name` is set."""
+    """One entry of a response's output as it grows: a message, a call if `name` is set, or a thought."""
 
     item_id: str
     text: str = ""
     call_id: str = ""
     name: str = ""
+    is_thought: bool = False
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     num_told: int = 0  # of those, in deltas so far
 
@@ -40,6 +41,10 @@ class _Item:
                 "arguments": self.text,
                 "status": status,
             }
+        if self.is_thought:
+            content = [self.part()] if status != "in_progress" else []
+            shown = {"type": "reasoning", "id": self.item_id, "summary": [], "content": content}
+            return shown | {"status": status}
         return {
             "type": "message",
             "id": self.item_id,
@@ -49,7 +54,9 @@ class _Item:
         }
 
     def part(self) -> dict[str, Any]:
-        """The text of a message."""
+        """The text of a message or a thought."""
+        if self.is_thought:
+            return {"type": "reasoning_text", "text": self.text}
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
 
 
@@ -63,6 +70,7 @@ class ResponsesView:
     def __init__(self, request: ResponsesRequest) -> None:
         self._request = request
         self._items: list[_Item] = []
+        self._early: list[dict[str, Any]] = []
         self._sequence = 0
 
     async def answer(self, call: Call) -> bytes:
@@ -106,9 +114,15 @@ class ResponsesView:
         state = call.states[0]
         state.tokens += update.tokens
         ends = update.finish_reason is not None
-        parsed = state.parse(update.text, ends=ends)
+        parsed = state.parse(update.text, update.tokens, ends=ends)
         logprobs = self._logprobs(call, update.tokens, update.logprobs)
         has_text = state.parser is None or state.parser.has_text
+        if not self._items:  # it is not certain yet whether a text begins here, or a thought
+            logprobs, self._early = self._early + logprobs, []
+            if state.reasoning is not None and not (parsed.reasoning or parsed.parts or ends):
+                self._early, logprobs = logprobs, []
+        if parsed.reasoning:
+            yield from self._take_thought(call, parsed.reasoning)
         parts = parsed.parts
         if logprobs and has_text and not parsed.content:
             parts = ["", *parts]  # tokens that show nothing yet belong to the text before
@@ -124,10 +138,17 @@ class ResponsesView:
                 yield from self._open(_Item(self._new_id(call, "msg")))
             yield from self._close(state)
 
+    def _take_thought(self, call: Call, text: str) -> Iterator[bytes]:
+        if not self._items:
+            yield from self._open(_Item(self._new_id(call, "rs"), is_thought=True))
+        item = self._items[-1]
+        item.text += text
+        yield self._event("response.reasoning_text.delta", **self._place(item), delta=text)
+
     def _take_text(self, call: Call, text: str, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
-        if not self._items or self._items[-1].name:
+        if not self._items or self._items[-1].name or self._items[-1].is_thought:
             if not text and self._items:
-                return  # only the form of a call
+                return  # only the form of a call, or of a thought
             yield from self._close(call.states[0])
             yield from self._open(_Item(self._new_id(call, "msg")))
         item = self._items[-1]
@@ -158,7 +179,8 @@ class ResponsesView:
         at = len(self._items) - 1
         yield self._event("response.output_item.added", output_index=at, item=item.shown("in_progress"))
         if not item.name:
-            yield self._event("response.content_part.added", **self._place(item), part=_Item("").part())
+            empty = _Item("", is_thought=item.is_thought).part()
+            yield self._event("response.content_part.added", **self._place(item), part=empty)
 
     def _close(self, state: ChoiceState) -> Iterator[bytes]:
         """End the last item, if there is one."""
@@ -175,7 +197,11 @@ class ResponsesView:
             )
         else:
             place = self._place(item)
-            yield self._event("response.output_text.done", **place, text=item.text, logprobs=item.logprobs)
+            if item.is_thought:
+                yield self._event("response.reasoning_text.done", **place, text=item.text)
+            else:
+                told = {"text": item.text, "logprobs": item.logprobs}
+                yield self._event("response.output_text.done", **place, **told)
             yield self._event("response.content_part.done", **place, part=item.part())
         status = "incomplete" if state.finish_reason == "length" else "completed"
         yield self._event("response.output_item.done", output_index=at, item=item.shown(status))
@@ -212,7 +238,7 @@ class ResponsesView:
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
         }
         call.add_metrics(response)

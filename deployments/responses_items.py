@@ -46,10 +46,23 @@ class InputCallOutput(DescribedModel):
     status: str | None = None
 
 
+class ReasoningText(DescribedModel):
+    """A part of what a model thought; that of other kinds is left out."""
+
+    type: str
+    text: str = ""
+
+
 class InputReasoning(DescribedModel):
-    """What a model that reasons apart sent; it is not shown to this one, as to none that did not write it."""
+    """What the model thought before the answer that follows; of others' what is encrypted is left out."""
 
     type: Literal["reasoning"]
+    content: list[ReasoningText] | None = Field(None, max_length=1024)
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "\n".join(part.text for part in self.content or () if part.type == "reasoning_text")
 
 
 class ResponseFunction(DescribedModel):

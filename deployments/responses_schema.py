@@ -18,6 +18,7 @@ from deployments.responses_items import (
     InputCall,
     InputCallOutput,
     InputMessage,
+    InputReasoning,
     ResponseFunction,
     ResponseTool,
     checked,
@@ -143,7 +144,7 @@ class ResponsesRequest(CommonFields):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
         None,
         max_length=16,
-        description="Log-probabilities in the answer; of reasoning there is nothing here.",
+        description="Log-probabilities in the answer; reasoning is not encrypted here.",
     )
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="`auto` drops the beginning of a prompt that does not fit."
@@ -243,6 +244,7 @@ def renamed(error: ApiError) -> ApiError:
 def _messages(request: ResponsesRequest, given: Any) -> list[dict[str, Any]]:
     """The input as messages of a chat; calls that follow one another are one assistant's message."""
     messages: list[dict[str, Any]] = []
+    thought: dict[str, Any] = {}
     if request.instructions is not None:
         messages.append({"role": "system", "content": request.instructions})
     if isinstance(given, str):
@@ -252,8 +254,12 @@ def _messages(request: ResponsesRequest, given: Any) -> list[dict[str, Any]]:
         for item in given
     ]
     for item in checked(items):
-        if isinstance(item, InputMessage):
-            messages.append({"role": item.role, "content": item.content})
+        if isinstance(item, InputReasoning):
+            thought = {"reasoning_content": item.text} if item.text else {}
+        elif isinstance(item, InputMessage):
+            of_it = thought if item.role == "assistant" else {}
+            messages.append({"role": item.role, "content": item.content, **of_it})
+            thought = {}
         elif isinstance(item, InputCallOutput):
             messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
         elif isinstance(item, InputCall):
@@ -262,8 +268,9 @@ def _messages(request: ResponsesRequest, given: Any) -> list[dict[str, Any]]:
                 "type": "function",
                 "function": {"name": item.name, "arguments": item.arguments},
             }
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": ""})
+            if not messages or messages[-1]["role"] != "assistant" or thought:
+                messages.append({"role": "assistant", "content": "", **thought})
+                thought = {}
             messages[-1].setdefault("tool_calls", []).append(call)
     return messages
 

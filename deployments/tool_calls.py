@@ -43,10 +43,12 @@ class Parsed:
     """What some text turned out to be, in its order: text for people, and news of calls.
 
     Attributes:
+        reasoning: what the model thought before all of it.
         parts: never two in a row of the same text or the same call.
     """
 
-    def __init__(self, content: str = "") -> None:
+    def __init__(self, content: str = "", reasoning: str = "") -> None:
+        self.reasoning = reasoning
         self.parts: list[str | CallDelta] = []
         self.add(content)
 

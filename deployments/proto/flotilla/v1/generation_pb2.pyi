@@ -164,7 +164,7 @@ class GenerateChunk(_message.Message):
     def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., created: _Optional[int] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., metrics: _Optional[_Union[Metrics, _Mapping]] = ..., event_id: _Optional[int] = ...) -> None: ...
 
 class Choice(_message.Message):
-    __slots__ = ("index", "text", "token_ids", "prompt_token_ids", "logprobs", "finish_reason", "stop_string", "stop_token_id", "prompt_logprobs", "tool_calls")
+    __slots__ = ("index", "text", "token_ids", "prompt_token_ids", "logprobs", "finish_reason", "stop_string", "stop_token_id", "prompt_logprobs", "tool_calls", "reasoning")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +175,7 @@ class Choice(_message.Message):
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     index: int
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -185,7 +186,8 @@ class Choice(_message.Message):
     stop_token_id: int
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
-    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ...) -> None: ...
+    reasoning: str
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class ToolCall(_message.Message):
     __slots__ = ("index", "id", "name", "arguments")
@@ -226,21 +228,28 @@ class TokenLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., token: _Optional[str] = ..., bytes: _Optional[bytes] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details")
+    __slots__ = ("prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details")
     class PromptTokensDetails(_message.Message):
         __slots__ = ("cached_tokens",)
         CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
         cached_tokens: int
         def __init__(self, cached_tokens: _Optional[int] = ...) -> None: ...
+    class CompletionTokensDetails(_message.Message):
+        __slots__ = ("reasoning_tokens",)
+        REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+        reasoning_tokens: int
+        def __init__(self, reasoning_tokens: _Optional[int] = ...) -> None: ...
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_DETAILS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_DETAILS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: Usage.PromptTokensDetails
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., prompt_tokens_details: _Optional[_Union[Usage.PromptTokensDetails, _Mapping]] = ...) -> None: ...
+    completion_tokens_details: Usage.CompletionTokensDetails
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., prompt_tokens_details: _Optional[_Union[Usage.PromptTokensDetails, _Mapping]] = ..., completion_tokens_details: _Optional[_Union[Usage.CompletionTokensDetails, _Mapping]] = ...) -> None: ...
 
 class Metrics(_message.Message):
     __slots__ = ("time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tpot_ms", "e2e_ms", "tokens_per_second", "slo", "speculative_decoding", "drafters", "num_preemptions", "seed", "predicted", "tier")

@@ -1,0 +1,171 @@
+"""What a model thinks before it answers, told apart from its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from deployments.openai_schema import ChatRequest, GenerationRequest
+from deployments.text_codec import TextCodec
+from deployments.tool_calls import overlap
+
+#: How each kind of model marks the beginning and the end of what it thinks.
+MARKERS = {"think": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
+
+#: No mark, with white space behind it, is of more tokens.
+_MARK_TOKENS = 32
+
+
+def kind_for_template(template: str) -> str:
+    """How a model with that chat template marks what it thinks, "none" if it shows no way.
+
+    Templates that know of it show at least the end: they leave out what was thought in earlier turns.
+    """
+    return next((kind for kind, (_, end) in MARKERS.items() if end in template), "none")
+
+
+class _Where(Enum):
+    """Which part of an answer the next character belongs to."""
+
+    START = auto()  # nothing but white space so far
+    OPENED = auto()  # behind the mark of the beginning
+    THOUGHT = auto()
+    CLOSED = auto()  # behind the mark of the end
+    ANSWER = auto()
+
+
+class ReasoningParser:
+    """Divides the text of one answer, in pieces of any size, into what is thought and what is said.
+
+    Only what an answer begins with is a thought, and one that does not end is all there is. White space at
+    the beginnings of both is left out, since templates put their own there.
+
+    Args:
+        kind: of `MARKERS`.
+        is_open: whether the prompt ends with the mark of the beginning, as some templates have it. A model
+            may write it all the same.
+        is_told: whether what is thought is told, or left out.
+        close_token: that of the mark of the end, if it is one.
+
+    Attributes:
+        markers: tokens that are to be seen in the text, though they may be special ones.
+        is_told: as above.
+        num_tokens: of the thought so far, with its marks. Without a `close_token`, those that came with the
+            end of the thought count by their share of the text.
+    """
+
+    def __init__(
+        self, kind: str, *, is_open: bool, is_told: bool = True, close_token: int | None = None
+    ) -> None:
+        self._open, self._close = self.markers = MARKERS[kind]
+        self._is_open = is_open
+        self.is_told = is_told
+        self._close_token = close_token
+        self._where = _Where.START
+        self._held = ""
+        self._has_thought = False
+        self._num_behind = 0  # characters of the last text that came behind the thought
+        self.num_tokens = self._num_early = 0
+
+    def feed(self, text: str, tokens: Sequence[int] = ()) -> tuple[str, str]:
+        """More text: what of it, and of what was held back, is certain to be thought, and said.
+
+        Args:
+            text: what became certain with `tokens`.
+        """
+        before = self._where
+        thought, said = self._divide(text)
+        self._count(before, text, tokens)
+        return thought if self.is_told else "", said
+
+    def finish(self) -> tuple[str, str]:
+        """The rest, when no more text comes."""
+        rest, self._held = self._held, ""
+        if self._where is _Where.START and self._is_open:
+            self._where, rest = _Where.THOUGHT, rest.lstrip()
+            self.num_tokens = self._num_early
+        if self._where is not _Where.THOUGHT:
+            return "", rest
+        return rest if self.is_told else "", ""
+
+    def _divide(self, text: str) -> tuple[str, str]:
+        self._held += text
+        thought = ""
+        if self._where is _Where.START:
+            self._start()
+        self._skip_space(_Where.OPENED, _Where.THOUGHT)
+        if self._where is _Where.THOUGHT:
+            thought = self._until_close()
+        self._skip_space(_Where.CLOSED, _Where.ANSWER)
+        if self._where is not _Where.ANSWER:
+            return thought, ""
+        said, self._held = self._held, ""
+        return thought, said
+
+    def _count(self, before: _Where, text: str, tokens: Sequence[int]) -> None:
+        if self._where is _Where.START:
+            self._num_early += len(tokens)
+        elif self._has_thought and before not in (_Where.CLOSED, _Where.ANSWER):
+            if before is _Where.START:
+                self.num_tokens = self._num_early
+            num = len(tokens)
+            if self._where in (_Where.CLOSED, _Where.ANSWER):
+                ends = [place for place, token in enumerate(tokens, 1) if token == self._close_token]
+                share = 1 - self._num_behind / max(1, len(text))
+                num = ends[0] if ends else min(num, max(0, round(num * share)))
+            self.num_tokens += num
+
+    def _start(self) -> None:
+        """Go on once it is certain whether the mark of the beginning stands here."""
+        following = self._held.lstrip()
+        if following.startswith(self._open):
+            self._where, self._held = _Where.OPENED, following[len(self._open) :]
+        elif self._open.startswith(following):  # as nothing does
+            return
+        else:
+            self._where = _Where.OPENED if self._is_open else _Where.ANSWER
+        self._has_thought = self._where is _Where.OPENED
+
+    def _skip_space(self, where: _Where, then: _Where) -> None:
+        if self._where is where:
+            self._held = self._held.lstrip()
+            self._where = then if self._held else where
+
+    def _until_close(self) -> str:
+        thought, close, rest = self._held.partition(self._close)
+        if close:
+            self._where, self._held = _Where.CLOSED, rest
+            self._num_behind = len(rest)
+            return thought
+        # The end of the text may be the beginning of the mark.
+        certain = len(thought) - overlap(thought, self._close)
+        self._held = thought[certain:]
+        return thought[:certain]
+
+
+def make_parser(
+    kind: str, request: GenerationRequest, prompt: Sequence[int], codec: TextCodec
+) -> ReasoningParser | None:
+    """The parser of that kind for an answer in a conversation; None for other texts, and of the kind "none".
+
+    Args:
+        kind: of `MARKERS`, or "none".
+        request, prompt: what is answered, and its tokens.
+        codec: the target's tokenizer.
+    """
+    if kind == "none" or not isinstance(request, ChatRequest):
+        return None
+    begin, end = MARKERS[kind]
+    if request.continue_final_message:
+        said = request.messages[-1].content
+        is_open = said.rfind(begin) > said.rfind(end)
+    else:
+        last = codec.decode(list(prompt[-_MARK_TOKENS:]), skip_special_tokens=False)
+        is_open = last.rstrip().endswith(begin)
+    mark = codec.encode(end, add_special_tokens=False)
+    return ReasoningParser(
+        kind,
+        is_open=is_open,
+        is_told=request.include_reasoning is not False,
+        close_token=mark[0] if len(mark) == 1 else None,
+    )

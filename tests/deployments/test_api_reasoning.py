@@ -1,0 +1,217 @@
+"""What a model thinks before it answers, told apart in every API."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
+
+from deployments.api_service import ApiService
+from deployments.openai_api import create_app
+from deployments.text_codec import TextCodec
+from tests.deployments.socket_server import served
+from tests.deployments.test_messages_api import events_of
+from tests.fakes.cell_stand_in import CellStandIn
+from tests.fakes.tiny_tokenizer import codec, ids, tokenizer
+
+CHAT = "/v1/chat/completions"
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+CALL = '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call>'
+HELLO = {"role": "user", "content": "hello"}
+THINKS = "<think>\nhm, hello?\n</think>\n\nHi."
+
+
+@pytest.fixture
+async def url(cell: CellStandIn) -> AsyncIterator[str]:
+    """A server whose model marks what it thinks, which is set here: the tiny template shows nothing of it."""
+    cell.max_tokens = 2048
+    service = ApiService(cell, codec(), tool_parser="hermes", reasoning_parser="think")
+    async with served(create_app(service)) as address:
+        yield address
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="unused") as made:
+        yield made
+
+
+def says(cell: CellStandIn, text: str, per_step: int = 3) -> None:
+    cell.per_step = per_step
+    cell.script = lambda submit: [*ids(text), *codec().eos_ids]
+
+
+async def streamed(client: AsyncOpenAI, **fields: Any) -> tuple[str, str, list[Any]]:
+    """What is thought, what is said and the calls, of a stream's deltas."""
+    thought, said, calls = "", "", []
+    async for chunk in await client.chat.completions.create(model="demo", stream=True, **fields):
+        delta = chunk.choices[0].delta
+        more = getattr(delta, "reasoning_content", None) or ""
+        assert not (more and said), "thoughts come first"
+        thought, said = thought + more, said + (delta.content or "")
+        calls += delta.tool_calls or []
+    return thought, said, calls
+
+
+@pytest.mark.parametrize("per_step", [1, 3, 100])
+@pytest.mark.api("chat.completions", "include_reasoning", "stream")
+async def test_chats(client: AsyncOpenAI, cell: CellStandIn, per_step: int) -> None:
+    says(cell, THINKS, per_step)
+    whole = await client.chat.completions.create(model="demo", messages=[HELLO])  # type: ignore[list-item]
+    message: Any = whole.choices[0].message
+    assert (message.reasoning_content, message.content) == ("hm, hello?\n", "Hi.")
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens_details is not None
+    num_thought = whole.usage.completion_tokens_details.reasoning_tokens
+    assert len(ids("<think>\nhm, hello?\n")) < (num_thought or 0) <= len(ids(THINKS))
+    assert await streamed(client, messages=[HELLO]) == ("hm, hello?\n", "Hi.", [])
+    silent = {"include_reasoning": False}
+    whole = await client.chat.completions.create(model="demo", messages=[HELLO], extra_body=silent)  # type: ignore[list-item]
+    assert whole.choices[0].message.content == "Hi."
+    assert not hasattr(whole.choices[0].message, "reasoning_content")
+    assert await streamed(client, messages=[HELLO], extra_body=silent) == ("", "Hi.", [])
+
+
+async def test_an_answer_without_a_thought(client: AsyncOpenAI, cell: CellStandIn) -> None:
+    says(cell, "Hi. <think>no</think>")
+    whole = await client.chat.completions.create(model="demo", messages=[HELLO])  # type: ignore[list-item]
+    message: Any = whole.choices[0].message
+    assert (message.reasoning_content, message.content) == (None, "Hi. <think>no</think>")
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens_details is not None
+    assert whole.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+@pytest.mark.parametrize("per_step", [1, 100])
+@pytest.mark.api("chat.completions", "tools")
+async def test_calls_that_are_only_thought_of_are_none(
+    client: AsyncOpenAI, cell: CellStandIn, per_step: int
+) -> None:
+    says(cell, f"<think>Perhaps {CALL}?</think>\n{CALL}", per_step)
+    thought, said, calls = await streamed(client, messages=[HELLO], tools=[TOOL])
+    assert thought == f"Perhaps {CALL}?"
+    assert (said.strip(), len([call for call in calls if call.id])) == ("", 1)
+
+
+async def test_the_prompt_may_begin_the_thought(http: httpx.AsyncClient, cell: CellStandIn) -> None:
+    says(cell, "hm</think>Hi.")
+    for prompt, told in (
+        ("{{ messages[0].content }}<think>\n", ("hm", "Hi.")),
+        ("<think> is a mark. {{ messages[0].content }}", (None, "hm</think>Hi.")),
+        ("{{ messages[0].content }}<think></think>", (None, "hm</think>Hi.")),
+    ):
+        service = ApiService(cell, templated(prompt + "{# [/THINK] </think> #}"))
+        async with served(create_app(service)) as url:
+            answer = (await http_post(url, {"messages": [HELLO]})).json()
+        message = answer["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == told
+        await service.close()
+
+
+async def test_nothing_is_parted_where_the_form_is_given(url: str, cell: CellStandIn) -> None:
+    says(cell, '{"a": 1}')
+    body = {"messages": [HELLO], "response_format": {"type": "json_object"}}
+    message = (await http_post(url, body)).json()["choices"][0]["message"]
+    assert message["content"] == '{"a": 1}'
+    assert "reasoning_content" not in message
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+@pytest.mark.api("chat.completions", "messages")
+async def test_thoughts_are_sent_back(cell: CellStandIn, field: str) -> None:
+    template = "{% for m in messages %}<{{ m.reasoning_content }}|{{ m.content }}>{% endfor %}</think>"
+    service = ApiService(cell, templated(template))
+    async with served(create_app(service)) as url:
+        said = {"role": "assistant", "content": "Hi.", field: "hm"}
+        response = await http_post(url, {"messages": [HELLO, said, HELLO]})
+        assert response.status_code == 200, response.text
+        assert "<hm|Hi.>" in codec().decode(cell.submissions[-1].prompt)
+        blocks = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Hi."}]
+        body = {"messages": [HELLO, {"role": "assistant", "content": blocks}, HELLO], "max_tokens": 9}
+        assert (await http_post(url, body, "/v1/messages")).status_code == 200
+        assert "<hm|Hi.>" in codec().decode(cell.submissions[-1].prompt)
+        items = [
+            HELLO,
+            {"type": "reasoning", "id": "rs", "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"role": "assistant", "content": "Hi."},
+            HELLO,
+        ]
+        assert (await http_post(url, {"input": items}, "/v1/responses")).status_code == 200
+        assert "<hm|Hi.>" in codec().decode(cell.submissions[-1].prompt)
+    await service.close()
+
+
+@pytest.mark.parametrize("per_step", [1, 100])
+async def test_responses(client: AsyncOpenAI, cell: CellStandIn, per_step: int) -> None:
+    says(cell, THINKS, per_step)
+    whole = await client.responses.create(model="demo", input="hello", top_logprobs=0)
+    assert [item.type for item in whole.output] == ["reasoning", "message"]
+    assert whole.output[0].to_dict()["content"] == [{"type": "reasoning_text", "text": "hm, hello?\n"}]
+    assert whole.output_text == "Hi."
+    assert whole.usage is not None
+    assert whole.usage.output_tokens_details.reasoning_tokens > 0
+    events = [e async for e in await client.responses.create(model="demo", input="hello", stream=True)]
+    thought = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+    said = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert ("".join(thought), "".join(said)) == ("hm, hello?\n", "Hi.")
+    kinds = [event.type for event in events]
+    assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 2
+    assert kinds.index("response.reasoning_text.done") < kinds.index("response.output_text.delta")
+    assert [item.type for item in events[-1].response.output] == ["reasoning", "message"]
+
+
+@pytest.mark.parametrize("per_step", [1, 100])
+async def test_log_probabilities_of_an_answer_are_all_told(
+    url: str, cell: CellStandIn, per_step: int
+) -> None:
+    """Also of tokens that were held back, as a thought might have begun with them."""
+    text = " <b>Hi"
+    says(cell, text, per_step)
+    body = {"input": "a", "top_logprobs": 0}
+    part = (await http_post(url, body, "/v1/responses")).json()["output"][0]["content"][0]
+    assert part["text"] == text
+    told = [entry["token"] for entry in part["logprobs"]]
+    assert told[: len(ids(text))] == [codec().token_text(token) for token in ids(text)]
+
+
+@pytest.mark.parametrize("per_step", [1, 100])
+async def test_messages(url: str, cell: CellStandIn, per_step: int) -> None:
+    says(cell, THINKS, per_step)
+    asked: Any = {"model": "demo", "max_tokens": 64, "messages": [HELLO]}
+    async with AsyncAnthropic(base_url=url, api_key="unused") as client:
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            final = await stream.get_final_message()
+    for message in (whole, final):
+        assert [(b.type, getattr(b, "thinking", getattr(b, "text", ""))) for b in message.content] == [
+            ("thinking", "hm, hello?\n"),
+            ("text", "Hi."),
+        ]
+    says(cell, "<think>for ever", per_step)
+    events = events_of((await http_post(url, asked | {"stream": True}, "/v1/messages")).text)
+    starts = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
+    stops = [event["index"] for event in events if event["type"] == "content_block_stop"]
+    assert (starts, stops) == (["thinking", "text"], [0, 1])
+
+
+async def test_nothing_is_parted_of_completions(url: str, cell: CellStandIn) -> None:
+    says(cell, THINKS)
+    answer = (await http_post(url, {"prompt": "a", "max_tokens": 64}, "/v1/completions")).json()
+    assert answer["choices"][0]["text"] == THINKS
+
+
+async def http_post(url: str, body: dict[str, Any], path: str = CHAT) -> httpx.Response:
+    async with httpx.AsyncClient() as client:
+        return await client.post(url + path, json=body)
+
+
+def templated(template: str) -> TextCodec:
+    """The tiny tokenizer under another chat template."""
+    changed = copy.deepcopy(tokenizer())
+    changed.chat_template = template
+    return TextCodec(changed)
