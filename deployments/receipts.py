@@ -34,25 +34,29 @@ class ChoiceOutcome:
     tpot_ms: float | None
 
 
-def usage(outcomes: Sequence[ChoiceOutcome], num_prompts: int, *, num_reasoning: int = 0) -> dict[str, Any]:
+def usage(
+    outcomes: Sequence[ChoiceOutcome], num_prompts: int, *, num_reasoning: int | None = None
+) -> dict[str, Any]:
     """OpenAI's token counts; each prompt is counted once, however many choices it has.
 
     Args:
         outcomes: of all choices.
         num_prompts: how many prompts they have.
-        num_reasoning: tokens of what was thought, of all choices.
+        num_reasoning: tokens of what was thought, of all choices; None where that is not told apart.
     """
     choices = max(1, len(outcomes) // num_prompts)
     prompt = sum(outcome.num_prompt_tokens for outcome in outcomes[::choices])
     completion = sum(outcome.num_output_tokens for outcome in outcomes)
     cached = sum(outcome.receipt.num_cached_tokens for outcome in outcomes[::choices] if outcome.receipt)
-    return {
+    counts: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": min(cached, prompt)},
-        "completion_tokens_details": {"reasoning_tokens": num_reasoning},
     }
+    if num_reasoning is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
+    return counts
 
 
 def metrics(
