@@ -10,15 +10,14 @@ from pydantic_core import PydanticCustomError
 
 from deployments.errors import bad_request
 from deployments.request_model import DescribedModel, RequestModel
-from deployments.tool_calls import ToolParser
+from deployments.tool_calls import FUNCTION_NAME, ToolParser
 from deployments.tool_parsers import CallText, JsonCalls, NamedCall, make_parser, new_id_of
 from engine.constraint import Constraint
 
 #: Most tools in one request.
 MAX_TOOLS = 128
 
-# OpenAI takes 64 characters; names with a server in front, as of the Model Context Protocol, are longer.
-NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
+NAME = f"^{FUNCTION_NAME}$"
 
 
 class FunctionDefinition(DescribedModel):
