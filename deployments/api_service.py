@@ -287,7 +287,7 @@ class ApiService:
                     echo=text,
                     offsets=TextOffsets(self._detokenizer(request, prompt), len(text)),
                     parser=use.make_parser(),
-                    echoes_logprobs=bool(text) and mapping.num_logprobs(request) is not None,
+                    echoes_logprobs=mapping.echoes(request) and mapping.num_logprobs(request) is not None,
                 )
                 updates = self._choice(submit, request, len(choices), arrived, state)
                 updates = updates if max_tokens else prompt_only(updates)
