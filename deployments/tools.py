@@ -217,13 +217,19 @@ def _schema(tools: list[Tool], named: str, *, parallel: bool) -> dict[str, Any]:
 
     if named:
         return next(arguments(tool) for tool in tools if tool.function.name == named)
+    ids = [arguments(tool).get("$id") for tool in tools]
+
+    def document(number: int, tool: Tool) -> dict[str, Any]:
+        """With an id it is one of its own: references such as `#/$defs/City` stay within it."""
+        has_own = ids[number] is not None and ids.count(ids[number]) == 1
+        return arguments(tool) if has_own else arguments(tool) | {"$id": f"tool:{number}"}
+
     calls = [
         {
             "type": "object",
             "properties": {
                 "name": {"const": tool.function.name},
-                # With an id it is a document of its own: references such as `#/$defs/City` stay within it.
-                "parameters": {"$id": f"tool:{number}", **arguments(tool)},
+                "parameters": document(number, tool),
             },
             "required": ["name", "parameters"],
             "additionalProperties": False,
