@@ -330,7 +330,10 @@ class ApiService:
         show_stop = bool(request.include_stop_str_in_output)
         assembler = TextAssembler(
             self._detokenizer(
-                request, submit.prompt, keep=state.parser.markers if state.parser is not None else ()
+                request,
+                submit.prompt,
+                keep=state.parser.markers if state.parser is not None else (),
+                is_constrained=submit.sampling.constraint is not None,
             ),
             StopStrings(request.stop, include=show_stop),
             frozenset(submit.sampling.stop_token_ids),
@@ -342,13 +345,20 @@ class ApiService:
         )
 
     def _detokenizer(
-        self, request: GenerationRequest, prompt: Sequence[int], keep: Sequence[str] = ()
+        self,
+        request: GenerationRequest,
+        prompt: Sequence[int],
+        keep: Sequence[str] = (),
+        *,
+        is_constrained: bool = False,
     ) -> Detokenizer:
         goes_on = not isinstance(request, ChatRequest) or request.continue_final_message
+        after: Sequence[int] = prompt if goes_on else ()
+        if not goes_on and is_constrained:
+            # A space at the beginning is part of what was asked for, and not the decoder's to drop.
+            after = self._codec.encode("a", add_special_tokens=False)
         return self._codec.detokenizer(
-            skip_special_tokens=request.skip_special_tokens is not False,
-            keep=keep,
-            after=prompt if goes_on else (),
+            skip_special_tokens=request.skip_special_tokens is not False, keep=keep, after=after
         )
 
     def _shape(
