@@ -295,7 +295,7 @@ class ApiService:
                     reasoning=reasoning.make_parser(self._reasoning, request, prompt, self._codec)
                     if constraint is None
                     else None,
-                    echoes_logprobs=bool(text) and mapping.num_logprobs(request) is not None,
+                    echoes_logprobs=mapping.echoes(request) and mapping.num_logprobs(request) is not None,
                 )
                 updates = self._choice(submit, request, len(choices), arrived, state)
                 updates = updates if max_tokens else prompt_only(updates)
@@ -339,7 +339,9 @@ class ApiService:
         parsers = (state.parser, state.reasoning)
         keep = [marker for parser in parsers if parser is not None for marker in parser.markers]
         assembler = TextAssembler(
-            self._detokenizer(request, submit.prompt, keep=keep),
+            self._detokenizer(
+                request, submit.prompt, keep=keep, is_constrained=submit.sampling.constraint is not None
+            ),
             StopStrings(request.stop, include=show_stop),
             frozenset(submit.sampling.stop_token_ids),
             show_stop=show_stop,
@@ -350,13 +352,20 @@ class ApiService:
         )
 
     def _detokenizer(
-        self, request: GenerationRequest, prompt: Sequence[int], keep: Sequence[str] = ()
+        self,
+        request: GenerationRequest,
+        prompt: Sequence[int],
+        keep: Sequence[str] = (),
+        *,
+        is_constrained: bool = False,
     ) -> Detokenizer:
         goes_on = not isinstance(request, ChatRequest) or request.continue_final_message
+        after: Sequence[int] = prompt if goes_on else ()
+        if not goes_on and is_constrained:
+            # A space at the beginning is part of what was asked for, and not the decoder's to drop.
+            after = self._codec.encode("a", add_special_tokens=False)
         return self._codec.detokenizer(
-            skip_special_tokens=request.skip_special_tokens is not False,
-            keep=keep,
-            after=prompt if goes_on else (),
+            skip_special_tokens=request.skip_special_tokens is not False, keep=keep, after=after
         )
 
     def _shape(

@@ -6,10 +6,10 @@ import re
 from collections.abc import Collection
 
 from deployments.call_objects import Arguments, CallObjects
-from deployments.tool_calls import CallsInText, Parsed, mistral_id
+from deployments.tool_calls import FUNCTION_NAME, CallsInText, Parsed, mistral_id
 
 # The name of a function, and perhaps the call's id; then its arguments, an object, begin.
-_HEAD = re.compile(r"\s{0,8}([a-zA-Z0-9_.-]{1,64})\s{0,8}(?:\[CALL_ID\][^\[]{0,64})?(?:\[ARGS\])?\s{0,8}")
+_HEAD = re.compile(rf"\s{{0,8}}({FUNCTION_NAME})\s{{0,8}}(?:\[CALL_ID\][^\[]{{0,64}})?(?:\[ARGS\])?\s{{0,8}}")
 _LONGEST_HEAD = 256
 
 

@@ -115,7 +115,7 @@ class Envelope:
         """vLLM's: per prompt token its own and the likeliest ones by id; nothing for the first."""
         shown: list[dict[str, Any] | None] = [None]
         for token, entry in zip(state.prompt[1:], state.prompt_logprobs, strict=False):
-            top = _top(entry)
+            top = _top(entry, self.num_prompt_logprobs)
             ranked = {other: (value, rank) for rank, (other, value) in enumerate(top, start=1)}
             listed = {token: ranked.get(token, (entry.logprob, entry.rank or None)), **ranked}
             shown.append(
@@ -251,7 +251,9 @@ class CompletionFormat:
             if entry is None:
                 alternatives.append(None)
                 continue
-            top = {name_of(token): _finite(value) for token, value in _top(entry)}
+            # Of the prompt more may be known, for `prompt_logprobs`.
+            listed = _top(entry, self.envelope.num_logprobs)
+            top = {name_of(token): _finite(value) for token, value in listed}
             # OpenAI always lists the token chosen, which sampling may have taken from further down.
             top.setdefault(name, _finite(entry.logprob))
             alternatives.append(top)
@@ -383,8 +385,8 @@ def _call_delta(call: CallDelta) -> dict[str, Any]:
     return {"index": call.index, **_whole_call(call)}
 
 
-def _top(entry: TokenLogprobs) -> list[tuple[int, float]]:
-    return list(zip(entry.top_ids, entry.top_logprobs, strict=True))
+def _top(entry: TokenLogprobs, most: int | None = None) -> list[tuple[int, float]]:
+    return list(zip(entry.top_ids, entry.top_logprobs, strict=True))[:most]
 
 
 def _finite(logprob: float) -> float:

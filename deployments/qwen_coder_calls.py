@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deployments.tagged_values import Schemas, types_of, value_text
-from deployments.tool_calls import CallsInText, Parsed, json_text, overlap
+from deployments.tool_calls import LONGEST_NAME, CallsInText, Parsed, json_text, overlap
 
 _BEFORE_FUNCTION = re.compile(r"(?:<tool_call>\s*)?")
-_LONGEST_NAME = 64
 
 
 def written_call(name: str, arguments: Mapping[str, Any] | str) -> str:
@@ -103,7 +102,7 @@ class QwenCoderCalls(CallsInText):
             return (None if self.FUNCTION.startswith(head) else ""), 0
         name, closed, after = head[len(self.FUNCTION) :].partition(">")
         if not closed:
-            return (None if len(name) <= _LONGEST_NAME else ""), 0
+            return (None if len(name) <= LONGEST_NAME else ""), 0
         if name not in self._schemas:
             return "", 0
         following = after.lstrip()

@@ -14,8 +14,9 @@ from deployments.errors import ApiError
 from deployments.generation import Update
 from deployments.openai_responses import ChoiceState, token_logprobs
 from deployments.responses_schema import ResponsesRequest, renamed
+from deployments.single_tokens import divided
+from deployments.text_logprobs import TextLogprobs
 from deployments.tool_calls import CallDelta
-from verifier.messages import TokenLogprobs
 
 
 @dataclass
@@ -28,7 +29,6 @@ class _Item:
     name: str = ""
     is_thought: bool = False
     logprobs: list[dict[str, Any]] = field(default_factory=list)
-    num_told: int = 0  # of those, in deltas so far
 
     def shown(self, status: str = "completed") -> dict[str, Any]:
         """As clients see it."""
@@ -70,8 +70,8 @@ class ResponsesView:
     def __init__(self, request: ResponsesRequest) -> None:
         self._request = request
         self._items: list[_Item] = []
-        self._early: list[dict[str, Any]] = []
         self._sequence = 0
+        self._logprobs = TextLogprobs()
 
     async def answer(self, call: Call) -> bytes:
         """Run a request to its end; the response's body. Raises `ApiError` in this API's names."""
@@ -111,53 +111,50 @@ class ResponsesView:
 
     def _take(self, call: Call, update: Update) -> Iterator[bytes]:
         """The events of one update; `_items` grows."""
+        if not self._request.wants_logprobs:
+            yield from self._take_one(call, update)
+            return
+        for part in divided(update):  # else it depended on the lengths of steps which tokens are of the text
+            entries = token_logprobs(call.shape.envelope, part.tokens, part.logprobs)
+            self._logprobs.add(part.text, entries)
+            yield from self._take_one(call, part)
+
+    def _take_one(self, call: Call, update: Update) -> Iterator[bytes]:
         state = call.states[0]
         state.tokens += update.tokens
         ends = update.finish_reason is not None
         parsed = state.parse(update.text, update.tokens, ends=ends)
-        logprobs = self._logprobs(call, update.tokens, update.logprobs)
-        has_text = state.parser is None or state.parser.has_text
-        if not self._items:  # it is not certain yet whether a text begins here, or a thought
-            logprobs, self._early = self._early + logprobs, []
-            if state.reasoning is not None and not (parsed.reasoning or parsed.parts or ends):
-                self._early, logprobs = logprobs, []
         if parsed.reasoning:
             yield from self._take_thought(call, parsed.reasoning)
-        parts = parsed.parts
-        if logprobs and has_text and not parsed.content:
-            parts = ["", *parts]  # tokens that show nothing yet belong to the text before
-        for part in parts:
-            if isinstance(part, str):
-                yield from self._take_text(call, part, logprobs)
-                logprobs = []  # of all these tokens
-            else:
-                yield from self._take_call(call, part)
+        for part in parsed.parts:
+            take = self._take_text(call, part) if isinstance(part, str) else self._take_call(call, part)
+            yield from take
         if ends:
             state.finish_reason = update.finish_reason
+            has_text = state.parser is None or state.parser.has_text
             if not self._items and has_text:  # an answer without any text is still a message
                 yield from self._open(_Item(self._new_id(call, "msg")))
+            last = self._items[-1] if self._items else None
+            if last is not None and not last.name:  # tokens that show nothing belong to the text before
+                last.logprobs += self._logprobs.rest()
             yield from self._close(state)
 
     def _take_thought(self, call: Call, text: str) -> Iterator[bytes]:
         if not self._items:
             yield from self._open(_Item(self._new_id(call, "rs"), is_thought=True))
+        self._logprobs.of(text)  # those of thoughts are not told
         item = self._items[-1]
         item.text += text
         yield self._event("response.reasoning_text.delta", **self._place(item), delta=text)
 
-    def _take_text(self, call: Call, text: str, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
+    def _take_text(self, call: Call, text: str) -> Iterator[bytes]:
         if not self._items or self._items[-1].name or self._items[-1].is_thought:
-            if not text and self._items:
-                return  # only the form of a call, or of a thought
             yield from self._close(call.states[0])
             yield from self._open(_Item(self._new_id(call, "msg")))
-        item = self._items[-1]
+        item, logprobs = self._items[-1], self._logprobs.of(text)
         item.text += text
         item.logprobs += logprobs
-        if text:
-            # Also those of tokens before whose text came only now, as the first bytes of a character.
-            untold, item.num_told = item.logprobs[item.num_told :], len(item.logprobs)
-            yield self._event("response.output_text.delta", **self._place(item), delta=text, logprobs=untold)
+        yield self._event("response.output_text.delta", **self._place(item), delta=text, logprobs=logprobs)
 
     def _take_call(self, call: Call, delta: CallDelta) -> Iterator[bytes]:
         if delta.call_id:
@@ -220,11 +217,6 @@ class ResponsesView:
     @staticmethod
     def _id(call: Call) -> str:
         return call.shape.envelope.response_id.removeprefix("chatcmpl-")
-
-    def _logprobs(self, call: Call, tokens: list[int], entries: list[TokenLogprobs]) -> list[dict[str, Any]]:
-        if not self._request.wants_logprobs:
-            return []
-        return token_logprobs(call.shape.envelope, tokens, entries)
 
     def _finished(self, call: Call) -> dict[str, Any]:
         is_cut = call.states[0].finish_reason == "length"

@@ -207,11 +207,16 @@ def num_logprobs(request: GenerationRequest) -> int | None:
     return request.logprobs if isinstance(request, CompletionRequest) else None
 
 
+def echoes(request: GenerationRequest) -> bool:
+    """Whether the answer begins with the prompt."""
+    return isinstance(request, CompletionRequest) and bool(request.echo)
+
+
 def num_prompt_logprobs(request: GenerationRequest) -> int | None:
     """How many alternatives are wanted per prompt token; None for no log-probabilities of the prompt."""
     asked = [request.prompt_logprobs]
-    if isinstance(request, CompletionRequest) and request.echo:
-        asked.append(request.logprobs)
+    if echoes(request):
+        asked.append(num_logprobs(request))
     return max((number for number in asked if number is not None), default=None)
 
 

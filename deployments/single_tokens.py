@@ -19,11 +19,12 @@ async def token_by_token(updates: AsyncGenerator[Update, None]) -> AsyncGenerato
     """The updates of one choice, each divided into one per token; its end is an update of its own."""
     async with aclosing(updates):
         async for update in updates:
-            for part in _divided(update):
+            for part in divided(update):
                 yield part
 
 
-def _divided(update: Update) -> Iterator[Update]:
+def divided(update: Update) -> Iterator[Update]:
+    """An update as one per token; its end is one of its own."""
     shown = 0
     for index, token in enumerate(update.tokens):
         text = update.pieces[index] if index < len(update.pieces) else ""

@@ -77,8 +77,10 @@ class ResponseFormat(RequestModel):
     json_schema: JsonSchemaFormat | None = None
 
 
-#: Keywords of JSON schemas whose values are no schemas; those that say what other properties there may be.
+#: Keywords of JSON schemas whose values are no schemas; those whose values are schemas by name; those that
+#: say what other properties there may be.
 _VALUES = frozenset({"const", "default", "enum", "examples"})
+_BY_NAME = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 _SPEAK_OF_OTHERS = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 
 
@@ -182,11 +184,17 @@ def _closed(schema: Any) -> Any:
         return [_closed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {name: part if name in _VALUES else _closed(part) for name, part in schema.items()}
+    closed = {name: part if name in _VALUES else _closed_part(name, part) for name, part in schema.items()}
     is_object = schema.get("type") == "object" or isinstance(schema.get("properties"), dict)
     if is_object and not _SPEAK_OF_OTHERS & schema.keys():
         closed["additionalProperties"] = False
     return closed
+
+
+def _closed_part(keyword: str, part: Any) -> Any:
+    if keyword in _BY_NAME and isinstance(part, dict):
+        return {name: _closed(schema) for name, schema in part.items()}
+    return _closed(part)
 
 
 def _by_field(

@@ -12,6 +12,12 @@ from typing import Any, Protocol
 
 NewId = Callable[[], str]
 
+#: Most characters of a function's name. OpenAI takes 64; names with a server in front, as of the Model
+#: Context Protocol, are longer.
+LONGEST_NAME = 128
+#: Names of functions, as a regular expression.
+FUNCTION_NAME = rf"[a-zA-Z0-9_.-]{{1,{LONGEST_NAME}}}"
+
 
 def openai_id() -> str:
     """A new call's id, as OpenAI's look."""

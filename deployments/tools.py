@@ -10,15 +10,14 @@ from pydantic_core import PydanticCustomError
 
 from deployments.errors import bad_request
 from deployments.request_model import DescribedModel, RequestModel
-from deployments.tool_calls import ToolParser
+from deployments.tool_calls import FUNCTION_NAME, ToolParser
 from deployments.tool_parsers import CallText, JsonCalls, NamedCall, make_parser, new_id_of
 from engine.constraint import Constraint
 
 #: Most tools in one request.
 MAX_TOOLS = 128
 
-# OpenAI takes 64 characters; names with a server in front, as of the Model Context Protocol, are longer.
-NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
+NAME = f"^{FUNCTION_NAME}$"
 
 
 class FunctionDefinition(DescribedModel):
@@ -218,13 +217,19 @@ def _schema(tools: list[Tool], named: str, *, parallel: bool) -> dict[str, Any]:
 
     if named:
         return next(arguments(tool) for tool in tools if tool.function.name == named)
+    ids = [arguments(tool).get("$id") for tool in tools]
+
+    def document(number: int, tool: Tool) -> dict[str, Any]:
+        """With an id it is one of its own: references such as `#/$defs/City` stay within it."""
+        has_own = ids[number] is not None and ids.count(ids[number]) == 1
+        return arguments(tool) if has_own else arguments(tool) | {"$id": f"tool:{number}"}
+
     calls = [
         {
             "type": "object",
             "properties": {
                 "name": {"const": tool.function.name},
-                # With an id it is a document of its own: references such as `#/$defs/City` stay within it.
-                "parameters": {"$id": f"tool:{number}", **arguments(tool)},
+                "parameters": document(number, tool),
             },
             "required": ["name", "parameters"],
             "additionalProperties": False,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from engine.schema_parts import VALUES, schema_parts
+
 Number = int | float
 
 # Beyond, integers are not all numbers of double precision, which llguidance reads and writes.
@@ -12,10 +14,6 @@ _EXACT = 1 << 53
 # So many digits survive being read and written, of numbers that are neither tiny nor huge.
 _DIGITS, _LEAST, _MOST = 15, 1e-6, 1e15
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-# Keywords whose values are schemas by name.
-_BY_NAME = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
-_VALUES = frozenset({"const", "enum"})
-_NO_SCHEMAS = frozenset({"default", "examples", "required", "type"})
 
 
 def why_not_exact(schema: Any, is_kept: Callable[[Number], bool]) -> str | None:
@@ -25,8 +23,8 @@ def why_not_exact(schema: Any, is_kept: Callable[[Number], bool]) -> str | None:
         schema: JSON.
         is_kept: whether a number comes out as it is; asked for those of which it is not certain.
     """
-    for part in _schemas(schema):
-        for name in _VALUES & part.keys():
+    for part in schema_parts(schema):
+        for name in VALUES & part.keys():
             for number in _numbers(part[name]):
                 if _is_doubtful(number) and not is_kept(number):
                     return f"{number!r} of `{name}` would be written as another number: give it as a string"
@@ -53,23 +51,6 @@ def _about_properties(schema: dict[str, Any]) -> str | None:
             "that are not named in the schema may come twice"
         )
     return None
-
-
-def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """It and all within it; by a list of what is left, since it may be nested deeper than Python's stack."""
-    left: list[Any] = [schema]
-    while left:
-        part = left.pop()
-        if isinstance(part, list):
-            left += part
-        if not isinstance(part, dict):
-            continue
-        yield part
-        for name, value in part.items():
-            if name in _BY_NAME and isinstance(value, dict):
-                left += value.values()
-            elif name not in _VALUES and name not in _NO_SCHEMAS:
-                left.append(value)
 
 
 def _numbers(value: Any) -> Iterator[Number]:

@@ -24,6 +24,8 @@ from engine.constraint import Constraint
 from engine.end_tokens import end_tokens
 from engine.exact_schema import Number, why_not_exact
 from engine.mask_bits import TokenMask, only_token, tokens_in
+from engine.schema_cost import why_too_dear
+from engine.schema_parts import schemas_of
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -221,13 +223,13 @@ class Grammars:
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
         source = _source(constraint)
-        if constraint.kind == "json_schema":
-            reason = why_not_exact(json.loads(constraint.text), self._keeps)
+        for schema in schemas_of(constraint):
+            reason = why_too_dear(schema) or why_not_exact(schema, self._keeps)
             if reason is not None:
                 raise GrammarError(reason)
         compiled = self._matcher(source)
+        mask = self.mask(compiled)  # which takes up to a second, and its copies have it then
         start = compiled.deep_copy()
-        mask = self.mask(start)
         if not start.is_error() and self.spells_special(start, mask):
             start = self._matcher(_unforced(source))
             mask = self.mask(start)

@@ -122,6 +122,25 @@ async def test_echo_with_logprobs_goes_on_with_the_answer(http: httpx.AsyncClien
     assert "max_tokens" in (await http.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 0})).text
 
 
+@pytest.mark.parametrize("prompt", ["", [1], [1, 4]])
+async def test_a_prompt_that_shows_no_text_is_scored_too(http: httpx.AsyncClient, prompt: Any) -> None:
+    body = await completed(http, prompt=prompt, echo=True, logprobs=1, max_tokens=1)
+    shown = body["choices"][0]["logprobs"]
+    num_prompt = len(prompt or [1])
+    assert shown["token_logprobs"] == [None] + [-0.25] * num_prompt
+    assert shown["text_offset"] == [0] * (num_prompt + 1)
+
+
+@pytest.mark.parametrize(("of_prompt", "of_answer"), [(1, 3), (3, 1), (0, 2)])
+async def test_prompt_and_answer_have_as_many_alternatives_as_each_was_to_have(
+    http: httpx.AsyncClient, of_prompt: int, of_answer: int
+) -> None:
+    fields = {"prompt": ids("the dog"), "echo": True, "prompt_logprobs": of_prompt, "logprobs": of_answer}
+    (choice,) = (await completed(http, **fields, max_tokens=2))["choices"]
+    assert {len(entry) for entry in choice["prompt_logprobs"][1:]} == {max(1, of_prompt)}
+    assert {len(entry) for entry in choice["logprobs"]["top_logprobs"][1:]} == {of_answer}
+
+
 @pytest.mark.api("completions", "return_tokens_as_token_ids")
 @pytest.mark.api("chat.completions", "return_tokens_as_token_ids")
 async def test_tokens_as_ids(http: httpx.AsyncClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -127,6 +128,30 @@ async def test_text_between_calls_stays_between_them(
             entry for item in final["output"] for entry in item.get("content", [{}])[0].get("logprobs", ())
         ]
         assert 0 < len(told) <= len(cell.script(cell.submissions[-1]))  # none of them twice
+
+
+async def test_log_probabilities_are_of_the_text_and_not_of_the_form_of_calls(
+    http: httpx.AsyncClient, cell: CellStandIn
+) -> None:
+    call = '<tool_call>{"name": "write_file", "arguments": {}}</tool_call>'
+
+    def told(item: dict[str, Any]) -> str | None:
+        if item["type"] != "message":
+            return None
+        return b"".join(bytes(entry["bytes"]) for entry in item["content"][0]["logprobs"]).decode()
+
+    for text, expected in (
+        (f"One <a>:{call}\nTwo\u00e9 <b{call}", ["One <a>:", None, "Two\u00e9 <b", None]),
+        (call, [None]),
+        (f"{call}x", [None, "x<|end|>"]),
+    ):
+        says(cell, text)
+        for per_step, stream in itertools.product((1, 2, 5, 1000), (False, True)):
+            cell.per_step = per_step
+            response = await http.post("/v1/responses", json=RESPONSE | {"stream": stream, "top_logprobs": 0})
+            *_, last = [line for line in response.text.split("\n") if line]
+            final = json.loads(last[6:])["response"] if stream else response.json()
+            assert list(map(told, final["output"])) == expected
 
 
 @pytest.mark.api("chat.completions", "tools", "max_tokens", "stream")

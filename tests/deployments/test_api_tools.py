@@ -161,9 +161,10 @@ async def test_of_allowed_tools_only_is_the_model_told(http: httpx.AsyncClient, 
     assert [item["properties"]["name"]["const"] for item in schema["items"]["anyOf"]] == ["now"]
 
 
+@pytest.mark.parametrize("ids_of_schemas", [(), ("a", "b"), ("a", "a")])
 @pytest.mark.api("chat.completions", "tools", "tool_choice")
 async def test_schemas_of_required_calls_may_refer_to_their_own_definitions(
-    http: httpx.AsyncClient, cell: CellStandIn
+    http: httpx.AsyncClient, cell: CellStandIn, ids_of_schemas: tuple[str, ...]
 ) -> None:
     """As pydantic writes nested models; each tool has definitions of its own, under the same names."""
     definitions: list[dict[str, Any]] = [
@@ -186,6 +187,8 @@ async def test_schemas_of_required_calls_may_refer_to_their_own_definitions(
         }
         for number, city in enumerate(definitions)
     ]
+    for tool, name in zip(tools, ids_of_schemas, strict=False):
+        tool["function"]["parameters"]["$id"] = name
     says(cell, '[{"name": "look1", "parameters": {"city": "Oslo"}}]')
     forced = BODY | {"tools": tools, "tool_choice": "required"}
     response = await http.post("/v1/chat/completions", json=forced)

@@ -85,6 +85,7 @@ def test_a_context_within_a_character_is_not_looked_at() -> None:
         ("completions", {"prompt": "", "add_special_tokens": True}, REST.strip()),
         ("chat/completions", {"continue_final_message": True}, REST),
         ("chat/completions", {}, REST.strip()),  # a message by itself
+        ("chat/completions", {"guided_choice": [REST]}, REST),  # what it must look like says so
     ],
 )
 async def test_an_answer_begins_with_its_space_where_it_goes_on_with_a_text(

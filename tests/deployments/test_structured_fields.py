@@ -23,6 +23,9 @@ OPEN: dict[str, Any] = {
         "type": {"type": "object", "additionalProperties": {"type": "object"}},
         "list": {"type": "array", "items": [{"type": "object", "default": {"type": "object"}}]},
         "by_pattern": {"type": "object", "patternProperties": {"a+": {"enum": [{"type": "object"}]}}},
+        # Names that are keywords elsewhere.
+        "default": {"type": "object"},
+        "properties": {"type": "string"},
     }
 }
 CLOSED: dict[str, Any] = {
@@ -36,6 +39,8 @@ CLOSED: dict[str, Any] = {
             "items": [{"type": "object", "default": {"type": "object"}, "additionalProperties": False}],
         },
         "by_pattern": {"type": "object", "patternProperties": {"a+": {"enum": [{"type": "object"}]}}},
+        "default": {"type": "object", "additionalProperties": False},
+        "properties": {"type": "string"},
     },
     "additionalProperties": False,
 }

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.tagged_values import Schemas
-from deployments.tool_calls import CallDelta, ToolParser
+from deployments.tool_calls import LONGEST_NAME, CallDelta, ToolParser
 from deployments.tool_parsers import CallText, JsonCalls, NamedCall, kind_for_template, make_parser, new_id_of
+from deployments.tools import NAME
 
 NAMES: Schemas = {"add": None, "get_weather": None}
 ARGUMENTS = st.dictionaries(
@@ -224,6 +225,18 @@ def test_a_name_that_is_no_string_names_no_tool(kind: str, name: str) -> None:
     text = f'{{"name": {name}, "arguments": {{}}}}'
     text = f"<tool_call>{text}</tool_call>" if kind == "hermes" else text
     assert parse(make_parser(kind, NAMES), text, [7, 13]) == (text, [])
+
+
+@pytest.mark.parametrize("kind", CallText)
+def test_calls_of_the_longest_names_are_found(kind: str) -> None:
+    name = "server." + "n" * (LONGEST_NAME - 7)
+    assert re.fullmatch(NAME, name)
+    assert not re.fullmatch(NAME, name + "n")
+    body = f'{{"name": "{name}", "parameters": {{}}}}'
+    texts = {"hermes": f"<tool_call>{body}</tool_call>", "json": body, "mistral": f"[TOOL_CALLS]{name}{{}}"}
+    text = texts.get(kind, f"<tool_call>\n<function={name}>\n</function>\n</tool_call>")
+    for cuts in ([], [99], list(range(len(text)))):
+        assert told(make_parser(kind, {name: None}), text, cuts) == ("", [(name, "{}")])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""What a JSON schema asks for that llguidance would compile for seconds or for ever."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from typing import Any
+
+from engine.schema_parts import schema_parts
+
+#: Largest number whose multiples are taken. The expression of multiples of n has n states, all of which are
+#: visited before the first token: those of 999,983 take 10 s, and two factors of that size have no end.
+LARGEST_MULTIPLE = 100_000
+# Above, states of a number of one or two digits and zeros are few, as those of ten million.
+_ROUND = 100
+_HUGE = 1 << 64
+_TOGETHER = ("allOf", "anyOf", "oneOf")
+
+
+def why_too_dear(schema: Any) -> str | None:
+    """Why a schema would take too long to compile; None if it does not."""
+    parts = list(schema_parts(schema))
+    if _is_cheap(_common_multiple(parts)):  # whichever of them meet
+        return None
+    roots = [part for number, part in enumerate(parts) if not number or "$id" in part]
+    for part in parts:
+        multiple = _common_multiple(_meeting(part, roots))
+        if not _is_cheap(multiple):
+            return (
+                f"multiples of {multiple}, which `multipleOf` comes to for one number, take too long to "
+                f"compile; at most {LARGEST_MULTIPLE} is taken"
+            )
+    return None
+
+
+def _is_cheap(multiple: int) -> bool:
+    return multiple <= LARGEST_MULTIPLE or int(str(multiple).rstrip("0")) < _ROUND
+
+
+def _common_multiple(parts: Iterable[dict[str, Any]]) -> int:
+    """The least integer that is a multiple of what all of them ask for; of huge ones some."""
+    common = 1
+    for part in parts:
+        number = part.get("multipleOf")
+        if isinstance(number, int | float) and not isinstance(number, bool) and number > 0:
+            common = math.lcm(common, Fraction(str(number)).numerator)
+        if common > _HUGE:
+            break
+    return common
+
+
+def _meeting(part: dict[str, Any], roots: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The schemas that a value of `part` may have to keep to at once, itself included."""
+    found: dict[int, dict[str, Any]] = {}
+    left: list[Any] = [part]
+    while left:
+        one = left.pop()
+        if not isinstance(one, dict) or id(one) in found:
+            continue
+        found[id(one)] = one
+        for name in _TOGETHER:
+            if isinstance(one.get(name), list):
+                left += one[name]
+        if isinstance(one.get("$ref"), str):
+            left += _referred(one["$ref"], roots)
+    return list(found.values())
+
+
+def _referred(reference: str, roots: list[dict[str, Any]]) -> Iterator[Any]:
+    """What `#/$defs/Size` stands for, in each of the documents that there are."""
+    names = reference.partition("#")[2].split("/")[1:]
+    for found in roots:
+        value: Any = found
+        for name in names:
+            name = name.replace("~1", "/").replace("~0", "~")
+            if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+                value = value[int(name)]
+            else:
+                value = value.get(name) if isinstance(value, dict) else None
+        yield value

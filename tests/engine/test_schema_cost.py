@@ -1,0 +1,92 @@
+"""Schemas that would be compiled for seconds or for ever are refused, wherever they stand, and no others."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from engine.constraint import Constraint
+from engine.grammar import GrammarError, Grammars, make_tokenizer
+from engine.schema_cost import why_too_dear
+from tests.fakes.tiny_tokenizer import tokenizer
+
+SIZE = len(tokenizer())
+END = int(tokenizer().eos_token_id)
+BIG: dict[str, Any] = {"type": "integer", "multipleOf": 9973 * 9967}
+TOGETHER: list[dict[str, Any]] = [{"multipleOf": 9973}, {"multipleOf": 9967}]
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    text = tokenizer().backend_tokenizer.to_str()
+    return Grammars(lambda: make_tokenizer(text, [END], SIZE), vocab_size=SIZE)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        BIG,
+        {"type": "number", "multipleOf": 999_983.0},
+        {"type": "integer", "multipleOf": 99.9983},
+        {"multipleOf": 123_400_000},
+        {"properties": {"a": {"items": BIG}}},
+        {"type": "integer", "allOf": TOGETHER},
+        {"type": "integer", "allOf": [TOGETHER[0], {"anyOf": [{"maximum": 3}, TOGETHER[1]]}]},
+        {"$defs": {"a/b": [TOGETHER[0]]}, "properties": {"x": {"$ref": "#/$defs/a~1b/0", **TOGETHER[1]}}},
+        {"items": {"$id": "x", "$defs": {"a": TOGETHER[0]}, "not": {"$ref": "#/$defs/a", **TOGETHER[1]}}},
+    ],
+)
+def test_refused(schema: Any) -> None:
+    reason = why_too_dear(schema)
+    assert reason is not None
+    assert "multipleOf" in reason
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {"multipleOf": 0.01},
+        {"multipleOf": 86_400},
+        {"multipleOf": 10_000_000},
+        {"multipleOf": 3_600_000},
+        {"properties": {"a": TOGETHER[0], "b": TOGETHER[1], "multipleOf": {"const": 999_983}}},
+        {"$ref": "#", "items": {"$ref": "elsewhere#/a"}, "allOf": 5, "multipleOf": "x"},
+        {"enum": [{"multipleOf": 999_983}]},
+    ],
+)
+def test_taken(schema: Any) -> None:
+    assert why_too_dear(schema) is None
+
+
+def test_what_is_taken_is_compiled_in_time(grammars: Grammars) -> None:
+    for number in (99_991, 10_000_000, 0.125):
+        schema = {"type": "number", "multipleOf": number}
+        grammars.prepare(Constraint(kind="json_schema", text=json.dumps(schema))).result(timeout=20)
+
+
+def test_schemas_in_grammars_are_looked_at_too(grammars: Grammars) -> None:
+    for schema, says in ((BIG, "too long"), ({"enum": [2**60 + 1]}, "another number")):
+        text = f'start: "x" rest\nrest: %json {json.dumps(schema, indent=1)}\n| "%json {{"'
+        compiling = grammars.prepare(Constraint(kind="grammar", text=text))
+        assert says in str(compiling.exception(timeout=20))
+        assert isinstance(compiling.exception(), GrammarError)
+    grammars.check(Constraint(kind="grammar", text='start: "%json {" | %json {"multipleOf": 8}'))
+
+
+def test_the_first_mask_is_computed_by_the_compiler_and_no_answer(grammars: Grammars) -> None:
+    """In the step of a target everybody would wait for it."""
+
+    def options(number: int) -> dict[str, Any]:
+        return {"anyOf": [{"properties": {f"{number}{name}": {"type": "integer"}}} for name in "abc"]}
+
+    schema = {"allOf": [options(number) for number in range(5)]}
+    constraint = Constraint(kind="json_schema", text=json.dumps(schema))
+    began = time.perf_counter()
+    grammars.check(constraint)
+    compiled = time.perf_counter()
+    grammars.matcher(constraint).allowed()
+    assert time.perf_counter() - compiled < (compiled - began) / 10
