@@ -69,10 +69,11 @@ def plan(
         # A class that does not exist, or hardware without GPUs, is told before anything is simulated.
         chart_values.tiers(chosen, load)
         chart_values.gpus(chosen)
+        system = systems.parse(policy)
         with console.status("Simulating one cell ...") as status:
             sizing = size(
                 chosen,
-                systems.parse(policy),
+                system,
                 load,
                 rate,
                 target=target,
@@ -99,7 +100,9 @@ def plan(
         )
     if values_file is not None:
         head = _HEAD.format(profile=chosen.source, rate=rate, target=target, cell_rate=sizing.cell_rate)
-        body = yaml.safe_dump(chart_values.values(chosen, load, sizing.num_cells, target), sort_keys=False)
+        body = yaml.safe_dump(
+            chart_values.values(chosen, load, system, sizing.num_cells, target), sort_keys=False
+        )
         values_file.write_text(head + body)
         console.print(f"Wrote {values_file}.")
 
