@@ -23,13 +23,14 @@ from rich.table import Table
 from benchmarks.report import ClassReport, RunReport
 
 
-def _make_console() -> Console:
+def make_console() -> Console:
+    """A console on standard output."""
     console = Console()
     # Logs and pipes have no width; the default of 80 columns would break the tables.
     return console if console.is_terminal else Console(width=132)
 
 
-console = _make_console()
+console = make_console()
 
 
 def progress() -> Progress:

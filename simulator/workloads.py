@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -175,6 +175,18 @@ def parse_lengths(text: str) -> dict[str, tuple[int, int]]:
             raise ValueError(f"--lengths {text}: {part.strip()!r} is not CLASS=PROMPT:ANSWER, in tokens")
         lengths[found[1]] = (int(found[2]), int(found[3]))
     return lengths
+
+
+def check_classes(slos: Mapping[str, SloSpec], kinds: Iterable[str]) -> None:
+    """See that objectives are for classes that exist: one of a name mistyped would silently count for nobody.
+
+    Raises:
+        ValueError: for another class than `kinds` and `*`.
+    """
+    held = sorted(set(kinds))
+    unknown = sorted(slos.keys() - {*held, "*"})
+    if unknown:
+        raise ValueError(f"--slo: no class {', '.join(unknown)} among {', '.join(held)} (`*` is all others)")
 
 
 def adaserve_file(path: Path) -> list[Shape]:

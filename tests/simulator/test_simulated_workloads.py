@@ -7,9 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from benchmarks.objectives import parse_slos
 from simulator import workloads
+from simulator.cli import app as simulate_app
+from simulator.plan_cli import app as plan_app
 
 
 def test_adaserve_rows_give_class_objective_and_lengths(tmp_path: Path) -> None:
@@ -123,3 +127,11 @@ def test_servegen_keeps_the_rate_of_many_rare_clients_and_of_bursts(
     files = servegen_files(tmp_path, clients, variation)
     counts = [len(workloads.servegen(*files, 600.0, 0.2, seed)) for seed in range(12)]
     assert np.mean(counts) == pytest.approx(120.0, rel=0.12)
+
+
+@pytest.mark.parametrize("command", [simulate_app, plan_app])
+def test_an_objective_of_a_class_that_is_not_there_is_refused(command: typer.Typer) -> None:
+    """A name mistyped would be nobody's objective, and the class's own would be judged by."""
+    told = CliRunner().invoke(command, ["--rate", "1", "--slo", "cdoe:tpot=20"])
+    assert (told.exit_code, "no class cdoe among" in told.output) == (2, True), told.output
+    workloads.check_classes(parse_slos(["code:tpot=20,*:ttft=9"]), ["code", "chat"])
