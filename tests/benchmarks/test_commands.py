@@ -72,6 +72,7 @@ def test_a_model_that_the_family_lacks_is_told() -> None:
         (["--extra-body", "[1]"], "JSON object"),
         (["--arrivals", "poisson"], "--request-rate"),
         (["--prompts", "/nowhere.jsonl"], "nowhere.jsonl"),
+        (["--prompts", __file__], "test_commands.py: neither a JSON list nor JSON lines"),
     ],
 )
 def test_wrong_options(arguments: list[str], reason: str, tmp_path: Path) -> None:
