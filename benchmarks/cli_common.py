@@ -8,12 +8,28 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
+
+def to_write(path: Path | None) -> Path | None:
+    """The file that an option names, if it can be made: a measurement of an hour ends by writing it.
+
+    Raises:
+        BadParameter: without its directory, or for one itself.
+    """
+    if path is not None and path.is_dir():
+        raise typer.BadParameter(f"{path} is a directory")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"cannot write {path}: there is no directory {path.parent}")
+    return path
+
+
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="Write all figures to this file.", callback=to_write)
+]
 Seed = Annotated[int, typer.Option(help="Seed of the workload.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="Bound on every answer's tokens.")]
 Prompts = Annotated[str, typer.Option(help="`zoo` or a prompt file.")]
 PromptsOfEachClass = Annotated[int, typer.Option(min=1, help="Prompts, equally many of each class.")]
-Plot = Annotated[Path | None, typer.Option(help="Write the plot to this file.")]
+Plot = Annotated[Path | None, typer.Option(help="Write the plot to this file.", callback=to_write)]
 QuantizationOption = Annotated[
     Literal["fp8"] | None, typer.Option(help="`fp8`: the target's weights in eight bits.")
 ]

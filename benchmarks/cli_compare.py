@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli_common import JsonFile, MaxTokens, Seed, failed
+from benchmarks.cli_common import JsonFile, MaxTokens, Seed, failed, to_write
 
 
 def compare(
@@ -88,7 +88,7 @@ def compare(
         Path | None,
         typer.Option(
             "--json",
-            dir_okay=False,
+            callback=to_write,
             help="File for all figures. Finished runs are added as they end, and skipped when it is there.",
         ),
     ] = None,

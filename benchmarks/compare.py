@@ -255,7 +255,11 @@ class Comparison:
         with tables.console.status("Recomputing the target's scores where outputs differ..."):
             for held, differing in self._differing:
                 held["differences"] = compare_outputs.explain_all(
-                    differing, self._directory, self.options.temperature, self._texts.end_tokens
+                    differing,
+                    self._directory,
+                    self.options.temperature,
+                    self._texts.end_tokens,
+                    self.config.target.quantization,
                 )
         self.record.save()
 

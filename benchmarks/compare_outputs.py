@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks.compare_load import sampling_seed
 from benchmarks.load_client import Outcome
 from benchmarks.workload import BenchRequest
+from engine.quantization import Quantization
 from engine.sampling_params import SamplingParams
 
 
@@ -48,18 +49,23 @@ def unexplained(differing: Sequence[Differing]) -> list[dict[str, Any]]:
 
 
 def explain_all(
-    differing: Sequence[Differing], directory: str, temperature: float, end_tokens: Sequence[int]
+    differing: Sequence[Differing],
+    directory: str,
+    temperature: float,
+    end_tokens: Sequence[int],
+    quantization: Quantization | None = None,
 ) -> list[dict[str, Any]]:
     """Each difference with whether it is shown to be a near tie of the target (`proven`).
 
-    The target's scores are recomputed in plain Transformers, which is slow and happens only for what differs.
+    The target's scores are recomputed in plain Transformers, which is slow and happens only for what differs;
+    with `quantization` those of the rounded target, which is another model.
     """
     if not differing:
         return []
     from benchmarks.near_ties import explain
     from benchmarks.transformers_engine import Reference
 
-    reference = Reference(directory)
+    reference = Reference(directory, quantization=quantization)
     found = []
     for one in differing:
         request = one.outcome.request

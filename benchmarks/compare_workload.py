@@ -164,11 +164,13 @@ def _within(requests: Sequence[BenchRequest], start_s: float, duration_s: float 
 
 
 def warmup_requests(traffic: Traffic, count: int, seed: int) -> list[BenchRequest]:
-    """Requests without objectives and arrival times, of all classes, to be sent before measuring."""
+    """Requests without objectives and arrival times, of all classes, to be sent before measuring.
+
+    Their answers are as long as those measured: saturation, of which rates are shares, is found with such.
+    """
     rng = np.random.default_rng((seed, 5))
     prompts = workload.mix_prompts(traffic.prompts, count, traffic.shares, rng)
-    bound = traffic.max_tokens or 128
     return [
-        BenchRequest(index, prompt, min(prompt.max_tokens or bound, bound))
+        BenchRequest(index, prompt, workload.bound_of(prompt, traffic.max_tokens))
         for index, prompt in enumerate(prompts)
     ]

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import yaml
+from pydantic import ValidationError
+
 from cluster.config import FlotillaConfig
+from cluster.config_errors import wrong_fields
 from cluster.drafter_config import EagleConfig, HeadsConfig, ModelDrafterConfig, SuffixAutomatonConfig
 from deployments.demo import demo_config
 from zoo.registry import DRAFTERS, EAGLE, HEADS, OTHER_VOCABULARY, weights_dir
@@ -14,8 +18,20 @@ GENERAL_DRAFTER = next(name for name in DRAFTERS if "general" in name)
 
 
 def load_config(path: Path | None) -> FlotillaConfig:
-    """The configuration in a file, or that of the demo family."""
-    return demo_config() if path is None else FlotillaConfig.load(path)
+    """The configuration in a file, or that of the demo family.
+
+    Raises:
+        ValueError: for a file that cannot be read, or is no configuration, in words for people.
+    """
+    if path is None:
+        return demo_config()
+    try:
+        return FlotillaConfig.load(path)
+    except ValidationError as error:
+        lines = wrong_fields(error, whole="configuration", model=FlotillaConfig)
+        raise ValueError("\n  ".join([f"{path}: the configuration is wrong", *lines])) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
 
 
 def every_kind() -> FlotillaConfig:
@@ -39,8 +55,17 @@ def other_vocabulary() -> ModelDrafterConfig:
 
 
 def directory(path: str) -> str:
-    """The Hugging Face directory of `zoo:NAME`, or the path as it is."""
-    return str(weights_dir(path.removeprefix("zoo:"))) if path.startswith("zoo:") else path
+    """The Hugging Face directory of `zoo:NAME`, or the path as it is.
+
+    Raises:
+        ValueError: if the family has no model of that name.
+    """
+    if not path.startswith("zoo:"):
+        return path
+    try:
+        return str(weights_dir(path.removeprefix("zoo:")))
+    except KeyError as error:
+        raise ValueError(error.args[0]) from None
 
 
 def keeping_nothing(config: FlotillaConfig) -> FlotillaConfig:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from benchmarks.engine_under_test import EngineUnderTest, RunResult, Task, same_
 from benchmarks.prompts import Prompt
 
 ALL = "all"
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -102,6 +104,21 @@ class Deck:
         return any(dealt > len(self._tasks[domain]) for domain, dealt in self._dealt.items())
 
 
+class Orders:
+    """In which order contenders take their turns: drawn anew each time, the same in every run.
+
+    Where they only begin with another one each time, each always runs after the same one, and finds the
+    caches, the clock and whatever else that one leaves.
+    """
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(0)
+
+    def draw(self, contenders: Sequence[T]) -> list[T]:
+        """The contenders in the next order."""
+        return [contenders[place] for place in self._rng.permutation(len(contenders))]
+
+
 @dataclass(slots=True)
 class Comparison:
     """Everything measured: cells by engine, class and concurrency, and outputs of every engine but the
@@ -134,7 +151,7 @@ def compare(
     before_run: Callable[[], None] = lambda: None,
     after_round: Callable[[Comparison], object] = lambda comparison: None,
 ) -> Comparison:
-    """Measure every engine on every class and concurrency, round robin.
+    """Measure every engine on every class and concurrency, in turns.
 
     A run has `per_domain` prompts, or as many as there are streams if that is more. `reference` names the
     engine whose outputs the others' are compared with. `before_run` is called before each run, and
@@ -154,15 +171,13 @@ def compare(
                 before_run()
                 engine.run(few, concurrency)
                 bar.advance(task)
+        orders = Orders()
         for number in range(rounds):
             for concurrency in concurrencies:
-                # Each round starts with another engine, so that none always runs after the same one.
-                shift = number % len(able[concurrency])
-                order = able[concurrency][shift:] + able[concurrency][:shift]
                 for domain in deck.domains:
                     held = deck.deal(domain, max(per_domain, concurrency))
                     outputs: dict[str, list[list[int]]] = {}
-                    for engine in order:
+                    for engine in orders.draw(able[concurrency]):
                         text = f"Round {number + 1}/{rounds}: {engine.name}, {domain}, {concurrency} at once"
                         bar.update(task, description=text)
                         before_run()

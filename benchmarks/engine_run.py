@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import demo, tables
+from benchmarks import demo, environment, tables
 from benchmarks import prompts as prompt_sources
 from benchmarks.engine import Comparison, Deck, compare, print_comparison, to_json
 from benchmarks.engine_under_test import EngineUnderTest
@@ -128,6 +128,7 @@ def run(options: EngineOptions) -> dict[str, Any]:
     def keep(comparison: Comparison) -> dict[str, Any]:
         record = to_json(comparison, OWN, baselines) | {
             "options": asdict(options),
+            **environment.of_cell(config, __name__),
             "target": os.path.basename(reference.path),
             "dtype": config.target.dtype,
             "transformers_threads": threads,

@@ -10,6 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.code_version import version_of
+from cluster.config import FlotillaConfig
+
 PACKAGES = ("flotilla", "ray", "torch", "transformers")
 
 
@@ -34,6 +37,14 @@ def _gpu() -> str | None:
     """The first GPU that this process sees, if it has imported torch: nothing is imported for a name."""
     torch = sys.modules.get("torch")
     return str(torch.cuda.get_device_name()) if torch is not None and torch.cuda.is_available() else None
+
+
+def of_cell(config: FlotillaConfig, module: str) -> dict[str, Any]:
+    """What else it takes to repeat a measurement of a cell: its whole configuration, and which code ran.
+
+    The path of a file tells neither, once the file has changed or is gone.
+    """
+    return {"cell": config.model_dump(mode="json"), "code version": version_of(module)}
 
 
 def describe() -> dict[str, Any]:

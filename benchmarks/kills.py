@@ -284,10 +284,12 @@ async def _measure(options: KillOptions, system: LiveSystem) -> dict[str, Any]:
         usual_gap_s=gap[1] - gap[0] if gap else 0.0,
         one_cell=options.system.cells == 1,
     )
+    target = system.config.target
     ties = explain_differences(
-        system.config.target.path,
+        target.path,
         [*undisturbed.differences, *compared.differences, *afterwards.differences],
         baseline.references,
+        target.quantization,
     )
     return {
         "benchmark": "kills",

@@ -8,10 +8,14 @@ from typing import Any
 
 from benchmarks.live_client import Choice, Delivery
 from benchmarks.live_requests import LiveRequest
+from engine.quantization import Quantization
 
 
 def explain_differences(
-    target: str, differences: Sequence[tuple[Delivery, str]], references: Mapping[int, Mapping[int, Choice]]
+    target: str,
+    differences: Sequence[tuple[Delivery, str]],
+    references: Mapping[int, Mapping[int, Choice]],
+    quantization: Quantization | None = None,
 ) -> list[dict[str, Any]]:
     """For every choice that differs, where, by how much the target preferred its own, and whether
     rounding explains it (`benchmarks.near_ties`).
@@ -20,6 +24,7 @@ def explain_differences(
         target: `zoo:NAME` or a directory.
         differences: deliveries and in what way they differ.
         references: the right answers, by the request's index.
+        quantization: of the target, which is another model when it is rounded.
     """
     found = []
     judge: Callable[..., Any] | None = None
@@ -34,19 +39,19 @@ def explain_differences(
                 # The same tokens shown as another text, or ended for another reason: no rounding does that.
                 found.append(_unproven(request, index, verdict, len(expected.tokens)))
                 continue
-            judge = judge or _judge(target)
+            judge = judge or _judge(target, quantization)
             difference = judge(request, index, expected.tokens, got.tokens)
             found.append({**asdict(difference), "verdict": verdict, "choice": index})
     return found
 
 
-def _judge(target: str) -> Callable[..., Any]:
+def _judge(target: str, quantization: Quantization | None) -> Callable[..., Any]:
     """Loads the target, which takes seconds: only where tokens differ."""
     from benchmarks import demo
     from benchmarks.near_ties import Difference, explain
     from benchmarks.transformers_engine import Reference
 
-    reference = Reference(demo.directory(target), "float32")
+    reference = Reference(demo.directory(target), "float32", quantization)
 
     def judge(request: LiveRequest, choice: int, expected: list[int], got: list[int]) -> Difference:
         return explain(

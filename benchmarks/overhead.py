@@ -21,7 +21,7 @@ from ray import serve
 
 from benchmarks import demo, environment, tables
 from benchmarks import prompts as prompt_sources
-from benchmarks.engine import Deck
+from benchmarks.engine import Deck, Orders
 from benchmarks.engine_under_test import Task
 from benchmarks.load_client import LoadClient
 from benchmarks.local_engine import submission, with_concurrency
@@ -190,18 +190,18 @@ async def _ways(
 async def measure(
     ways: dict[str, Ask], deck: Deck, concurrencies: Sequence[int], per_run: int, rounds: int
 ) -> AsyncIterator[Figures]:
-    """Figures by concurrency and way; the ways take turns, each round beginning with another."""
+    """Figures by concurrency and way; the ways take turns, in another order each round."""
+    orders = Orders()
     for concurrency in concurrencies:
         count = max(per_run, concurrency)
         figures = {way: Figures(way, concurrency) for way in ways}
         for ask in ways.values():
             await ask_all(ask, deck.warm_ups(concurrency), concurrency)
-        for number in range(rounds):
+        for _ in range(rounds):
             tasks = [
                 task for domain in deck.domains for task in deck.deal(domain, -(-count // len(deck.domains)))
             ]
-            names = list(ways)
-            for way in names[number % len(names) :] + names[: number % len(names)]:
+            for way in orders.draw(list(ways)):
                 timings, seconds = await ask_all(ways[way], tasks, concurrency)
                 figures[way].add(timings, seconds)
         for one in figures.values():
@@ -255,6 +255,10 @@ def run(
     return {
         "benchmark": "overhead",
         "environment": environment.describe(),
+        **environment.of_cell(config, __name__),
+        "prompts": source,
+        "per_run": per_run,
+        "max_tokens": max_tokens,
         "rounds": rounds,
         "seed": seed,
         "ways": rows,

@@ -160,6 +160,7 @@ def run(options: PipelineOptions) -> dict[str, Any]:
     record = {
         "environment": environment.describe(),
         "options": asdict(options),
+        **environment.of_cell(config, __name__),
         "batches": {str(batch): summary(by_name) for batch, by_name in measured.items()},
         "num_outputs": num_outputs,
         "num_different": num_different,

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks import demo, environment, tables
 from benchmarks import prompts as prompt_sources
-from benchmarks.engine import Deck
+from benchmarks.engine import Deck, Orders
 from benchmarks.engine_under_test import Task, same_text
 from benchmarks.pool_cell import PoolCell, Served
 from benchmarks.pool_contenders import ALONE, ORACLE, PLAIN, POOL, Contender, contenders
@@ -127,9 +127,9 @@ def fastest_alone(number: int, alone: dict[str, list[Served]]) -> str:
 def compare(
     cell: PoolCell, deck: Deck, entered: Sequence[Contender], options: PoolOptions, end_tokens: Sequence[int]
 ) -> PoolComparison:
-    """Serve each round's prompts by every contender; the order turns from round to round."""
+    """Serve each round's prompts by every contender, in another order each round."""
     comparison = PoolComparison({one.label: Rounds(one.label) for one in entered})
-    rng = np.random.default_rng(options.seed)
+    rng, orders = np.random.default_rng(options.seed), Orders()
     total = options.warm_ups + options.rounds
     # The oracle needs the others' figures, so it is last in every round.
     turning = [one for one in entered if not one.by_prompt]
@@ -138,10 +138,9 @@ def compare(
         task_id = bar.add_task("Serving", total=total * len(entered))
         for number in range(total):
             tasks = mixed(deck, options.per_domain, rng)
-            shift = number * len(turning) // total
             alone: dict[str, list[Served]] = {}
             outputs: dict[str, list[Served]] = {}
-            for contender in [*turning[shift:], *turning[:shift], *last]:
+            for contender in [*orders.draw(turning), *last]:
                 bar.update(task_id, description=f"Round {number + 1}/{total}: {contender.label}")
                 wishes = _wishes(contender, alone, len(tasks))
                 cell.set_selector(dict(contender.selector))
@@ -282,6 +281,7 @@ def run(options: PoolOptions) -> dict[str, Any]:
         "benchmark": "pool",
         "environment": environment.describe(),
         "options": asdict(options),
+        **environment.of_cell(config, __name__),
         "contenders": [
             asdict(rounds) | {"goodput": rounds.goodput, "tokens_per_step": rounds.tokens_per_step}
             for rounds in comparison.rounds.values()

@@ -97,10 +97,13 @@ def read_prompts(path: Path) -> list[Prompt]:
     Rows with `slo_ratio` and `emission_time_ms` are AdaServe workload rows.
     """
     text = read_text(path)
-    if text.lstrip().startswith("["):
-        rows = json.loads(text)
-    else:
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    try:
+        if text.lstrip().startswith("["):
+            rows = json.loads(text)
+        else:
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: neither a JSON list nor JSON lines: {error}") from None
     prompts = []
     for number, row in enumerate(rows):
         where = f"{path.name} entry {number + 1}"

@@ -22,14 +22,18 @@ from rich.table import Table
 
 from benchmarks.report import ClassReport, RunReport
 
+# Fewer say nothing about one in a hundred.
+FEW_REQUESTS = 100
 
-def _make_console() -> Console:
+
+def make_console() -> Console:
+    """A console on standard output."""
     console = Console()
     # Logs and pipes have no width; the default of 80 columns would break the tables.
     return console if console.is_terminal else Console(width=132)
 
 
-console = _make_console()
+console = make_console()
 
 
 def progress() -> Progress:
@@ -141,6 +145,8 @@ def print_run(report: RunReport, objectives: Mapping[str, str]) -> None:
     """All tables of a run, and how much the load generator itself may have disturbed it."""
     classes = [*report.by_class, report.total]
     console.print(latency_table(classes))
+    if report.total.num_requests < FEW_REQUESTS:
+        console.print(f"Of fewer than {FEW_REQUESTS} requests p99 is little more than the slowest of them.")
     if report.total.num_with_slo:
         console.print(objective_table(classes, objectives))
     receipts = receipt_table(classes)

@@ -196,7 +196,7 @@ class GenerateBatchEngine:
                     task.tokens,
                     request_id=name,
                     max_new_tokens=task.max_tokens,
-                    eos_token_id=self._reference.end_tokens[0],
+                    eos_token_id=list(self._reference.end_tokens),
                 )
                 running += 1
             result = self._manager.get_result(timeout=60)

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import demo, tables, vllm_install
+from benchmarks import demo, environment, tables, vllm_install
 from benchmarks import prompts as prompt_sources
 from benchmarks.engine import ALL, Comparison, Deck, compare, print_comparison, to_json
 from benchmarks.http_engine import HttpEngine
@@ -110,14 +110,14 @@ def start_servers(
     for name in (OWN, *(f"vllm {mode}" for mode in options.modes)):
         port = free_port()
         if name == OWN:
-            command, ready, environment = own_command(config_file, port), "/ready", dict(os.environ)
+            command, ready, variables = own_command(config_file, port), "/ready", dict(os.environ)
         else:
             mode = name.removeprefix("vllm ")
             command = vllm_command(options, target, config.target.dtype, length, mode, port)
-            ready, environment = "/health", vllm_install.environment(options.venv)
+            ready, variables = "/health", vllm_install.environment(options.venv)
         with tables.console.status(f"Starting {name} (log: {logs / name.replace(' ', '-')}.log)..."):
             log = logs / f"{name.replace(' ', '-')}.log"
-            server = ServerProcess(name, command, port, ready, log=log, environment=environment, cwd=_ROOT)
+            server = ServerProcess(name, command, port, ready, log=log, environment=variables, cwd=_ROOT)
             servers[name] = stack.enter_context(server)
             server.wait_until_ready()
     return servers
@@ -242,6 +242,7 @@ def run(options: VllmOptions) -> dict[str, Any]:
     return to_json(comparison, OWN, baselines) | {
         "benchmark": "vllm",
         "options": asdict(options),
+        **environment.of_cell(config, __name__),
         "vllm_version": vllm_install.VERSION,
         "summary": ratios,
         "latency": timing,

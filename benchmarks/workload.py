@@ -186,7 +186,7 @@ def build(
             BenchRequest(
                 index=index,
                 prompt=prompt,
-                max_tokens=_bound(prompt, max_tokens),
+                max_tokens=bound_of(prompt, max_tokens),
                 spec=spec_for(prompt.domain, specs, prompt.slo),
                 arrival_s=None if times is None else times[index],
             )
@@ -194,7 +194,8 @@ def build(
     return requests
 
 
-def _bound(prompt: Prompt, max_tokens: int | None) -> int:
+def bound_of(prompt: Prompt, max_tokens: int | None) -> int:
+    """Most tokens of an answer: the prompt's own bound, no more than `max_tokens`; 128 where neither says."""
     return min((bound for bound in (prompt.max_tokens, max_tokens) if bound is not None), default=128)
 
 
@@ -205,7 +206,7 @@ def not_asked(
     asked = {id(request.prompt) for request in requests}
     domains = {request.domain for request in requests}
     left = [prompt for prompt in prompts if id(prompt) not in asked and prompt.domain in domains]
-    return [BenchRequest(index, prompt, _bound(prompt, max_tokens)) for index, prompt in enumerate(left)]
+    return [BenchRequest(index, prompt, bound_of(prompt, max_tokens)) for index, prompt in enumerate(left)]
 
 
 def with_slos(requests: Sequence[BenchRequest], baselines: Mapping[str, Slo]) -> list[BenchRequest]:

@@ -184,7 +184,9 @@ def _listening(host: str, port: int, remedy: str) -> socket.socket:
         # What is left of a server's connections keeps the port for a minute from who does not share it.
         with suppress(OSError):
             return shared_listener(host, port)
-    raise StartError(f"cannot listen on {host}:{port} ({reason.strerror}); choose {remedy}") from None
+    # Python's own text names the address once more.
+    why = reason.strerror if reason.errno is None else os.strerror(reason.errno)
+    raise StartError(f"cannot listen on {host}:{port} ({why}); choose {remedy}") from None
 
 
 def _answers(host: str, port: int) -> bool:

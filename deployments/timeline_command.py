@@ -32,7 +32,7 @@ def fetch_timeline(url: str, output: Path) -> None:
     except urllib.error.HTTPError as error:
         raise TimelineFailed(_message(error)) from None
     except (OSError, ValueError) as error:
-        raise TimelineFailed(f"cannot reach {url}: {error}") from None
+        raise TimelineFailed(f"cannot reach {url}: {getattr(error, 'reason', error)}") from None
     try:
         output.write_bytes(trace)
     except OSError as error:

@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.objectives import Slo, SloSpec
 from simulator.hardware import HardwareProfile
 from simulator.sizing import Load
+from simulator.systems import System
 from simulator.workloads import MIX
 
 # What NVIDIA's device plugin calls the accelerators of the profiles (label `nvidia.com/gpu.product`).
@@ -18,6 +19,9 @@ _PRODUCTS = {
     "V100": "Tesla-V100-SXM2-32GB",
 }
 _HARDWARE = re.compile(r"(\d+)x (.+)")
+# Of the scheduler's settings. Others a simulation leaves out (timeouts), or has other than a service may
+# (a queue without end).
+_SIMULATED_BOUNDS = {"batching", "max_running", "prefill_chunk", "micro_batches"}
 _CPUS_PER_GPU, _MEMORY_PER_GPU_GIB = 4, 64
 # Of a GPU that drafters share with the target, this is theirs together: a worker without a share sees no GPU.
 _DRAFTERS_SHARE = 0.2
@@ -50,8 +54,13 @@ def tiers(profile: HardwareProfile, load: Load) -> dict[str, dict[str, float]]:
     return found
 
 
-def values(profile: HardwareProfile, load: Load, num_cells: int, target: float) -> dict[str, Any]:
+def values(
+    profile: HardwareProfile, load: Load, system: System, num_cells: int, target: float
+) -> dict[str, Any]:
     """Values for so many cells; where models and images are, their owner must fill in.
+
+    Cells are given the policy and the bounds that were simulated: with those of the defaults, such as fewer
+    places, one would carry another load than was counted with.
 
     Raises:
         ValueError: without any cell, or as of `gpus`.
@@ -82,6 +91,8 @@ def values(profile: HardwareProfile, load: Load, num_cells: int, target: float) 
                 }
                 for name, drafter in profile.drafters.items()
             ],
+            "policy": system.config.policy.model_dump(mode="json", exclude_defaults=True),
+            "scheduler": system.config.scheduler.model_dump(mode="json", include=_SIMULATED_BOUNDS),
             "tiers": tiers(profile, load),
             "scaling": {"cells": {"min": num_cells, "max": num_cells, "target_attainment": target}},
         },

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from benchmarks.objectives import parse_slos
+from benchmarks.tables import make_console
 from benchmarks.workload import parse_mix
 from deployments.command_failure import fail
 from simulator import hardware, oracle, report, systems, workloads
@@ -95,6 +96,9 @@ def run(
         served_by = [oracle.parse(name.strip(), bounds) for name in policy.split(",") if name.strip()]
         slos = parse_slos(slo or [])
         shapes = _shapes(workload, rate, seconds, mix, lengths, seed)
+        # Of the built-in mix all classes count: few requests need not be of each.
+        built_in = workloads.MIX if workload is None and lengths is None else ()
+        workloads.check_classes(slos, [*built_in, *(shape.kind for shape in shapes)])
         if at_once is not None:
             shapes = [replace(shape, arrival_s=0.0) for shape in shapes]
         requests = workloads.arrive(
@@ -178,7 +182,7 @@ def _show(
         }
         typer.echo(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
         return
-    console = Console()
+    console = make_console()
     title = f"{profile.target} on {profile.hardware}, {1e3 * profile.baseline_s():.1f} ms per token alone"
     console.print(report.by_class(results, title))
     console.print(report.of_steps(results))

@@ -116,6 +116,8 @@ def load(name: str) -> HardwareProfile:
     try:
         return msgspec.json.decode(path.read_bytes(), type=HardwareProfile)
     except FileNotFoundError:
+        if name.endswith(".json"):
+            raise ValueError(f"no profile at {path}; those known by name: {', '.join(names())}") from None
         raise ValueError(f"unknown profile {name!r}; known: {', '.join(names())}") from None
     except msgspec.DecodeError as error:
         raise ValueError(f"{path} is not a hardware profile: {error}") from None

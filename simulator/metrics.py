@@ -83,7 +83,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         num_requests: how many came.
         attainment: share that met their objectives.
-        goodput_tokens_s: AdaServe's: tokens per second of requests that met them.
+        goodput_tokens_s: tokens per second of requests that met them; AdaServe's, as `flotilla bench` counts
+            it, where they have none but for the time per token.
         goodput_requests_s: vLLM's: such requests per second.
         throughput_tokens_s: tokens per second of all.
         accepted_per_step: tokens committed per request and verify step, the target's own included.

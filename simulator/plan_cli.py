@@ -11,10 +11,12 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import tables
+from benchmarks.cli_common import JsonFile, to_write
 from benchmarks.objectives import parse_slos
 from benchmarks.workload import parse_mix
 from deployments.command_failure import fail
-from simulator import chart_values, hardware, report, systems
+from simulator import chart_values, hardware, report, systems, workloads
 from simulator.metrics import ALL
 from simulator.sizing import Load, Sizing, size
 
@@ -52,9 +54,10 @@ def plan(
     seconds: Annotated[float, typer.Option(min=1.0, help="Of arrivals in each run.")] = 120.0,
     seeds: Annotated[int, typer.Option(min=1, help="Runs at each rate.")] = 2,
     values_file: Annotated[
-        Path | None, typer.Option("--values", help="Write values for the Helm chart to this file.")
+        Path | None,
+        typer.Option("--values", help="Write values for the Helm chart to this file.", callback=to_write),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Size an installation in the simulator: find what one cell carries, and count cells and GPUs."""
     console = Console(stderr=True)
@@ -66,13 +69,15 @@ def plan(
             burstiness=burstiness,
             peaks=peaks,
         )
+        workloads.check_classes(load.slos, workloads.MIX)
         # A class that does not exist, or hardware without GPUs, is told before anything is simulated.
         chart_values.tiers(chosen, load)
         chart_values.gpus(chosen)
+        system = systems.parse(policy)
         with console.status("Simulating one cell ...") as status:
             sizing = size(
                 chosen,
-                systems.parse(policy),
+                system,
                 load,
                 rate,
                 target=target,
@@ -99,7 +104,9 @@ def plan(
         )
     if values_file is not None:
         head = _HEAD.format(profile=chosen.source, rate=rate, target=target, cell_rate=sizing.cell_rate)
-        body = yaml.safe_dump(chart_values.values(chosen, load, sizing.num_cells, target), sort_keys=False)
+        body = yaml.safe_dump(
+            chart_values.values(chosen, load, system, sizing.num_cells, target), sort_keys=False
+        )
         values_file.write_text(head + body)
         console.print(f"Wrote {values_file}.")
 
@@ -126,7 +133,7 @@ def _record(
 
 
 def _show(profile: hardware.HardwareProfile, sizing: Sizing, record: dict[str, Any]) -> None:
-    console = Console()
+    console = tables.make_console()
     at = f"{sizing.cell_rate:.2f} requests/s" if sizing.cell_rate else "the lowest rate tried"
     console.print(report.by_class([sizing.at_capacity], f"One cell of {profile.name} at {at}"))
     if not sizing.num_cells:

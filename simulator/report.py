@@ -11,11 +11,11 @@ from simulator.metrics import ALL, RunResult
 
 def by_class(results: Sequence[RunResult], title: str) -> Table:
     """One row per system and class: attainment, goodput (tokens per second), mean and p99 latencies in ms."""
-    table = Table(title=title)
-    table.add_column("system")
-    table.add_column("class")
+    table = Table(title=f"{title} (goodput in tokens/s, times in ms)")
+    table.add_column("system", overflow="fold")
+    table.add_column("class", overflow="fold")
     for name in ("n", "attained", "goodput", "TPOT", "p99", "TTFT", "tok/step", "accept"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for result in results:
         names = sorted(result.classes, key=lambda name: (name == ALL, name))
         for name in names:
@@ -38,8 +38,8 @@ def by_class(results: Sequence[RunResult], title: str) -> Table:
 
 def of_steps(results: Sequence[RunResult]) -> Table:
     """One row per system: where the time of a decode iteration goes."""
-    table = Table(title="A decode iteration")
-    table.add_column("system")
+    table = Table(title="A decode iteration (times in ms)")
+    table.add_column("system", overflow="fold")
     for name in ("ms", "draft", "verify", "other", "tok/s", "preempted", "unfinished"):
         table.add_column(name, justify="right")
     for result in results:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,10 @@ from benchmarks.objectives import NO_SLO_SPEC, Limit, Slo, SloSpec
 from benchmarks.prompts import adaserve_category
 from cluster.stream_messages import NOBODY, Objective, Tenant, Terms
 from simulator.noise import key_of
+
+# How many gaps before its window a renewal process begins, and by how many standard deviations of their
+# number more gaps are drawn than are expected.
+_LEAD_GAPS, _MOST_DEVIATIONS = 8.0, 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +177,18 @@ def parse_lengths(text: str) -> dict[str, tuple[int, int]]:
     return lengths
 
 
+def check_classes(slos: Mapping[str, SloSpec], kinds: Iterable[str]) -> None:
+    """See that objectives are for classes that exist: one of a name mistyped would silently count for nobody.
+
+    Raises:
+        ValueError: for another class than `kinds` and `*`.
+    """
+    held = sorted(set(kinds))
+    unknown = sorted(slos.keys() - {*held, "*"})
+    if unknown:
+        raise ValueError(f"--slo: no class {', '.join(unknown)} among {', '.join(held)} (`*` is all others)")
+
+
 def adaserve_file(path: Path) -> list[Shape]:
     """A workload file of AdaServe's artifact, with its own arrival times.
 
@@ -252,12 +269,14 @@ def servegen(
     shapes = []
     for client, at, of_client, cv in windows:
         mean = of_client * factor
-        expected = int(600.0 * mean)
-        if expected == 0 and rng.random() > 600.0 * mean:
-            continue
-        shape = 1.0 / max(cv, 0.1) ** 2
-        gaps = rng.gamma(shape, 1.0 / (mean * shape), 2 * expected + 8)
-        times = at + rng.random() / mean + np.cumsum(gaps)
+        cv = max(cv, 0.1)
+        # Begun before the window, which then lies anywhere in the process. Begun with it, a client that sends
+        # less than once in a window would hardly be seen, and one that sends in bursts would begin with one.
+        lead = _LEAD_GAPS * (1.0 + cv * cv)
+        expected = lead + 600.0 * mean
+        count = math.ceil(expected + _MOST_DEVIATIONS * cv * math.sqrt(expected))
+        gaps = rng.gamma(cv**-2.0, cv * cv / mean, count)
+        times = at - lead / mean + np.cumsum(gaps)
         times = times[(times >= max(at, 0.0)) & (times < min(at + 600.0, duration_s))]
         table = tables[client]
         window = max((w for w in table if w <= at + start_s), default=min(table))

@@ -11,6 +11,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from benchmarks.cli_common import JsonFile, to_write
 from deployments.command_failure import fail
 from simulator.fleet import report, scenario
 from simulator.fleet.run import FleetResult, run_detailed, run_large
@@ -42,9 +43,13 @@ def fleet(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The scenario's if unset.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="The result does not depend on it.")] = 2,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write a report to this file.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the first run into this PNG.")] = None,
+    json_file: JsonFile = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write a report to this file.", callback=to_write)
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the first run into this PNG.", callback=to_write)
+    ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the scenarios and end.")] = False,
 ) -> None:
     """Serve a scenario with many cells: routing and scaling are what serves, cells are simulated.

@@ -39,6 +39,11 @@ class Claim:
     limit: float = 0.0
     why: str = ""
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is asked of this system or of its oracle, and no paper says it."""
+        return self.paper == "ours" or any(text.startswith("bound") for text in (self.text, self.paper))
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks import code_version
+from benchmarks import code_version, environment
 from benchmarks.code_version import files_of, version_of
+from cluster.config import FlotillaConfig
+from deployments.demo import demo_config
 
 
 @pytest.fixture
@@ -52,3 +55,10 @@ def test_a_comparison_depends_on_what_its_cell_runs() -> None:
         "drafters/model_drafter.py",
         "verifier/verifier.py",
     } <= names
+
+
+def test_a_record_holds_the_configuration_itself_and_not_where_it_lay() -> None:
+    config = demo_config()
+    record = json.loads(json.dumps(environment.of_cell(config, "benchmarks.pool")))
+    assert FlotillaConfig.model_validate(record["cell"]) == config
+    assert record["code version"] == version_of("benchmarks.pool")

@@ -37,6 +37,33 @@ def test_help(command: str) -> None:
     assert "--json" in result.output
 
 
+@pytest.mark.parametrize("command", ["serve", "engine", "pool", "compare", "regret", "vllm"])
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
+    command: str, tmp_path: Path
+) -> None:
+    for path, reason in ((tmp_path / "nowhere" / "x.json", "no directory"), (tmp_path, "is a directory")):
+        result = runner.invoke(app, [command, "--json", str(path)], env={"COLUMNS": "300", "TERM": "dumb"})
+        assert (result.exit_code, reason in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize("command", ["engine", "pool", "overhead", "pipeline"])
+@pytest.mark.parametrize(
+    ("text", "reason"), [("target: a: b", "cannot read"), ("target: {path: x, size: 3}", "target.size")]
+)
+def test_a_configuration_that_is_none_is_told(command: str, text: str, reason: str, tmp_path: Path) -> None:
+    config = tmp_path / "cell.yaml"
+    config.write_text(text)
+    result = runner.invoke(app, [command, "--config", str(config)])
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert (result.exit_code, reason in result.output) == (2, True), result.output
+
+
+def test_a_model_that_the_family_lacks_is_told() -> None:
+    result = runner.invoke(app, ["lossless", "--target", "zoo:nothing"])
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert (result.exit_code, "unknown model 'nothing'" in result.output) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -45,6 +72,7 @@ def test_help(command: str) -> None:
         (["--extra-body", "[1]"], "JSON object"),
         (["--arrivals", "poisson"], "--request-rate"),
         (["--prompts", "/nowhere.jsonl"], "nowhere.jsonl"),
+        (["--prompts", __file__], "test_commands.py: neither a JSON list nor JSON lines"),
     ],
 )
 def test_wrong_options(arguments: list[str], reason: str, tmp_path: Path) -> None:

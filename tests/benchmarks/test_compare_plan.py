@@ -15,6 +15,7 @@ from benchmarks.compare_workload import (
     Traffic,
     requests_for,
     those_that_fit,
+    warmup_requests,
     with_urgent_share,
 )
 from benchmarks.objectives import Limit, Slo, SloSpec, parse_slos
@@ -132,6 +133,15 @@ def test_a_seed_gives_the_same_requests_with_the_mix_the_rate_and_the_objectives
     assert arrivals[-1] == pytest.approx(10.0, rel=0.4)
     tpots = {request.domain: request.slo.tpot_ms for request in requests}
     assert tpots == {"code": pytest.approx(12.0), "chat": pytest.approx(15.0), "summary": 150.0}
+
+
+def test_saturation_is_measured_with_answers_as_long_as_those_of_the_runs() -> None:
+    """AdaServe's files ask for 256 tokens each."""
+    long = traffic(prompts=[replace(one, max_tokens=256) for one in traffic().prompts], max_tokens=None)
+    runs = requests_for(long, Point(Rate(10.0)), 10.0, 0, BASELINES)
+    assert {request.max_tokens for request in runs} == {256}
+    assert {request.max_tokens for request in warmup_requests(long, 12, seed=1)} == {256}
+    assert {request.max_tokens for request in warmup_requests(traffic(), 12, seed=1)} == {64}
 
 
 def test_the_slo_scale_and_the_share_of_the_urgent_class_are_swept() -> None:

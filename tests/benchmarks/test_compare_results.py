@@ -12,16 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import compare_outputs, compare_summary, plots
+from benchmarks import compare_outputs, compare_summary, demo, plots
 from benchmarks.compare_cell import StepTotals
 from benchmarks.compare_plan import Run
 from benchmarks.compare_record import Record, run_record
-from benchmarks.compare_statistics import against_best, by_policy, figures, mean_of
+from benchmarks.compare_statistics import Interval, against_best, by_policy, figures, mean_of, ratio_of
 from benchmarks.load_client import LoadResult, Outcome
 from benchmarks.objectives import Slo
 from benchmarks.paired_times import paired_times
 from benchmarks.prompts import Prompt
 from benchmarks.workload import BenchRequest
+from zoo.registry import TARGET
 
 NOTHING = StepTotals(0, 0, 0, 0, 0, 0, 0)
 STEPS = StepTotals(100, 2.0, 0.5, 1.2, 0.1, 0, 0)
@@ -72,6 +73,17 @@ def test_seeds_without_a_value_are_left_out() -> None:
     assert mean_of([None]).mean is None
 
 
+def test_a_ratio_is_of_means_and_not_a_mean_of_ratios() -> None:
+    """With one seed 1 against 10, with the other 100 against 100: nobody is 5.5 times as good."""
+    found = ratio_of([(10.0, 1.0), (100.0, 100.0)])
+    assert found.mean == pytest.approx(110 / 101)
+    assert (found.low, found.high) == (1.0, 10.0)
+    assert ratio_of([(2.0, 1.0)]) == Interval(2.0)
+    assert ratio_of([]) == ratio_of([(1.0, 0.0), (2.0, 0.0)]) == Interval(None)
+    # A quarter of the resamples has nothing in the denominator.
+    assert ratio_of([(1.0, 0.0), (4.0, 2.0)]) == Interval(2.5)
+
+
 def test_figures_of_a_policy_over_seeds() -> None:
     """Of four requests one is too slow with the first seed, one fails with the second."""
     runs = [run_of("adaserve", 0, [5.0, 8.0, 9.0, 20.0]), run_of("adaserve", 1, [5.0] * 4, failed=1)]
@@ -104,8 +116,9 @@ def test_violations_are_compared_with_the_best_of_the_others() -> None:
     assert (found.baseline, found.violations, found.baseline_violations) == ("adaserve", 1, 3)
     assert found.violations_ratio == pytest.approx(3.0)
     assert found.attainment_gain.mean == pytest.approx(0.25)
-    # Plain decoding attained nothing with the first seed; only the second can be a ratio.
-    assert found.goodput_over_plain.mean == pytest.approx(2.0)
+    # Of means over seeds: 7 requests against 5, and against 2, though plain decoding has none with the first.
+    assert found.goodput_ratio.mean == pytest.approx(7 / 5)
+    assert found.goodput_over_plain.mean == pytest.approx(7 / 2)
     assert against_best("flotilla", held, [], "autoregressive") is None
     held["flotilla"][0] = held["flotilla"][1]
     found = against_best("flotilla", held, ["adaserve"], "autoregressive")
@@ -141,6 +154,18 @@ def test_differences_count_as_unproven_until_they_are_explained() -> None:
     assert compare_outputs.count([run], outputs) == (3, 1, 1)
     run["differences"][0]["proven"] = True
     assert compare_outputs.count([run], outputs) == (3, 1, 0)
+
+
+def test_a_difference_is_judged_by_the_target_as_it_is_rounded() -> None:
+    """Which is another model, with other scores at the place where outputs part."""
+    differing = [compare_outputs.Differing(outcome([11, 12], 5.0), [10, 12])]
+    gaps = []
+    for quantization in (None, "fp8"):
+        directory = demo.directory(f"zoo:{TARGET}")
+        (found,) = compare_outputs.explain_all(differing, directory, 0.0, (2,), quantization)
+        assert (found["expected"], found["found"], found["proven"]) == (10, 11, False)
+        gaps.append(found["gap"])
+    assert 1e-4 < abs(gaps[0] - gaps[1]) < 3.0
 
 
 def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:

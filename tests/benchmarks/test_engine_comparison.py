@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 
@@ -24,10 +25,12 @@ class FakeEngine:
         self._per_token = per_token
         self.slow_call = 0
         self.wrong = False
+        self.turns: list[str] = []
 
     def run(self, tasks: Sequence[Task], concurrency: int) -> RunResult:
         self.calls.append((tasks[0].domain, concurrency))
         self.seen += [task.tokens for task in tasks]
+        self.turns.append(self.name)
         outputs = [[*reversed(task.tokens), *((9,) if self.wrong else ())] for task in tasks]
         per_token = self._per_token * (4 if len(self.calls) == self.slow_call else 1)
         return RunResult(
@@ -99,6 +102,20 @@ def test_every_engine_gets_the_same_prompts_and_none_twice() -> None:
     assert not dealt.repeats
     dealt.deal("code", 40)
     assert dealt.repeats
+
+
+def test_no_engine_always_runs_after_the_same_one() -> None:
+    engines, turns = [FakeEngine(name, 0.1) for name in "abcd"], list[str]()
+
+    for engine in engines:
+        engine.turns = turns
+    compare(engines, deck(), concurrencies=[1], per_domain=2, rounds=3, end_tokens=END, reference="a")
+    measured = turns[len(engines) :]
+    assert all(sorted(measured[at : at + 4]) == list("abcd") for at in range(0, len(measured), 4))
+    before: dict[str, set[str]] = {}
+    for one, following in itertools.pairwise(measured):
+        before.setdefault(following, set()).add(one)
+    assert all(len(names) > 1 for names in before.values()), before
 
 
 def test_differing_outputs_are_counted() -> None:

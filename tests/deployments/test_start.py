@@ -34,8 +34,9 @@ def test_demo_can_start() -> None:
 def test_taken_port_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(preflight.StartError, match=f"cannot listen on 127.0.0.1:{port}.*--port"):
+        with pytest.raises(preflight.StartError, match=f"cannot listen on 127.0.0.1:{port}.*--port") as told:
             preflight.check(changed(http={"port": port}))
+        assert str(told.value).count(str(port)) == 1
 
 
 def test_taken_metrics_port_is_told() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("helm", reason="helm-python-sdk is not installed (extra dev-kubernetes)")
 
-from simulator import chart_values, hardware
+from simulator import chart_values, hardware, systems
 from simulator.sizing import Load
 from tests.helm import operator_rules, rendered_chart
 
@@ -14,7 +14,7 @@ from tests.helm import operator_rules, rendered_chart
 @pytest.mark.parametrize("name", sorted({*hardware.names()} - {"demo-2-cores"}))
 def test_a_plan_renders_with_as_many_gpus_as_it_counts(name: str) -> None:
     profile, load = hardware.load(name), Load()
-    values = chart_values.values(profile, load, 3, 0.95)
+    values = chart_values.values(profile, load, systems.parse("flotilla"), 3, 0.95)
     service = rendered_chart.ray_service(values)
     assert operator_rules.violations(service) == []
     (group,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]

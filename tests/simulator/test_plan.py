@@ -17,6 +17,7 @@ from simulator import chart_values, hardware, systems
 from simulator.plan_cli import app
 from simulator.sizing import LEAST_RATE, PRECISION, Load, Sizing, highest_rate, least_attainment, size
 
+FLOTILLA = systems.parse("flotilla")
 IMPOSSIBLE = {"*": SloSpec(tpot=Limit(0.01))}
 
 
@@ -47,7 +48,7 @@ def test_an_objective_out_of_reach_needs_no_number_of_cells() -> None:
     assert (sizing.cell_rate, sizing.num_cells) == (0.0, 0)
     assert least_attainment(sizing.at_capacity) == 0.0
     with pytest.raises(ValueError, match="nothing to install"):
-        chart_values.values(profile, load, sizing.num_cells, 0.95)
+        chart_values.values(profile, load, FLOTILLA, sizing.num_cells, 0.95)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_values_out_of_range_are_refused(changed: dict[str, float]) -> None:
 @pytest.mark.parametrize("name", sorted({*hardware.names()} - {"demo-2-cores"}))
 def test_values_hold_a_configuration_that_loads_and_pods_that_suffice(name: str) -> None:
     profile, load = hardware.load(name), Load(slos={"chat": SloSpec(tpot=Limit(2.0, relative=True))})
-    values = yaml.safe_load(yaml.safe_dump(chart_values.values(profile, load, 5, 0.9)))
+    values = yaml.safe_load(yaml.safe_dump(chart_values.values(profile, load, FLOTILLA, 5, 0.9)))
     config = FlotillaConfig.model_validate(values["config"])
     assert config.scaling.cells.min == config.scaling.cells.max == 5
     assert config.tiers["chat"].tpot_ms == pytest.approx(2e3 * profile.baseline_s(), abs=0.1)
@@ -75,9 +76,21 @@ def test_values_hold_a_configuration_that_loads_and_pods_that_suffice(name: str)
 
 @pytest.mark.parametrize("name", sorted({*hardware.names()} - {"demo-2-cores"}))
 def test_every_planned_drafter_has_a_gpu_or_a_share_of_one(name: str) -> None:
-    config = FlotillaConfig.model_validate(chart_values.values(hardware.load(name), Load(), 1, 0.9)["config"])
+    values = chart_values.values(hardware.load(name), Load(), FLOTILLA, 1, 0.9)
+    config = FlotillaConfig.model_validate(values["config"])
     assert all(drafter.placement.num_gpus > 0 for drafter in config.drafters)
     assert max(bundle.resources["GPU"] for bundle in plan_cell(config).bundles) <= 1
+
+
+@pytest.mark.parametrize("name", ["flotilla", "adaserve", "vllm-spec-6", "specserve/priority"])
+def test_what_is_installed_is_what_was_simulated(name: str) -> None:
+    system = systems.parse(name)
+    values = chart_values.values(hardware.load("llama-8b-h200"), Load(), system, 2, 0.9)
+    config = FlotillaConfig.model_validate(yaml.safe_load(yaml.safe_dump(values["config"])))
+    assert config.policy == system.config.policy
+    simulated = system.config.scheduler
+    for setting in ("batching", "max_running", "prefill_chunk", "micro_batches"):
+        assert getattr(config.scheduler, setting) == getattr(simulated, setting), setting
 
 
 def test_the_command_says_why_there_is_no_plan_and_names_an_unknown_class() -> None:

@@ -25,7 +25,10 @@ TINY = Figure(
     series={"plain": {"system": "sarathi"}, "chains": {"system": "fixed-2"}},
     base=SMALL,
     metrics=("attainment", SPEEDUP),
-    claims=(Claim("chains are faster", "yes", "never below", SPEEDUP, ("chains",), limit=1.0),),
+    claims=(
+        Claim("chains are faster", "yes", "never below", SPEEDUP, ("chains",), limit=1.0),
+        Claim("bound: a hundred times", "at least 100", "never below", SPEEDUP, ("chains",), limit=100.0),
+    ),
     reference="plain",
 )
 SCOPE = Scope(seeds=(1, 2))
@@ -114,6 +117,7 @@ def test_the_report_of_a_small_figure(tmp_path: Path) -> None:
     path = report.write(results, SCOPE, "flotilla reproduce tiny", tmp_path / "report")
     text = path.read_text()
     assert "| chains are faster | yes | yes | least" in text
+    assert "Of the papers' claims 1 of 1 hold, of those asked of this system 0 of 1." in text
     assert "(tiny.png)" in text
     assert "| plain | 1.00 ± 0.00 | 1.00 ± 0.00 |" in text  # its speedup over itself
     assert 2_000 < (tmp_path / "report" / "tiny.png").stat().st_size < 100_000

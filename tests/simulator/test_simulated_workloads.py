@@ -7,9 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from benchmarks.objectives import parse_slos
 from simulator import workloads
+from simulator.cli import app as simulate_app
+from simulator.plan_cli import app as plan_app
 
 
 def test_adaserve_rows_give_class_objective_and_lengths(tmp_path: Path) -> None:
@@ -97,14 +101,37 @@ def test_classes_with_lengths_come_in_turns_or_by_share() -> None:
         workloads.of_lengths(4, 0, lengths, {"summary": 1.0})
 
 
-def test_servegen_draws_lengths_and_the_rate_asked_for(tmp_path: Path) -> None:
-    rates, lengths = tmp_path / "r.csv", tmp_path / "l.jsonl"
+def servegen_files(folder: Path, clients: int, variation: float) -> tuple[Path, Path]:
+    """Clients that all send as often, in two windows, each the more variably the larger `variation` is."""
+    rates, lengths = folder / "r.csv", folder / "l.jsonl"
     rows = ["client,window_start_s,rate_req_per_s,cv,arrival_pattern,param1,param2"]
-    rows += [f"{client},{start},{1 + client},1.5,Gamma,1,1" for client in (0, 1) for start in (0, 600)]
+    rows += [f"{client},{start},1,{variation},Gamma,1,1" for client in range(clients) for start in (0, 600)]
     rates.write_text("\n".join(rows) + "\n")
     dataset = {"0": {"input_tokens": "{100: 0.5, 200: 0.5}", "output_tokens": "{7: 1.0}"}}
-    lengths.write_text("\n".join(json.dumps({"client": c, "dataset": dataset}) for c in (0, 1)))
-    shapes = workloads.servegen(rates, lengths, 900.0, 5.0, seed=0)
+    lengths.write_text("\n".join(json.dumps({"client": c, "dataset": dataset}) for c in range(clients)))
+    return rates, lengths
+
+
+def test_servegen_draws_lengths_and_the_rate_asked_for(tmp_path: Path) -> None:
+    shapes = workloads.servegen(*servegen_files(tmp_path, 2, 1.5), 900.0, 5.0, seed=0)
     assert abs(len(shapes) / 900.0 - 5.0) < 1.0
     assert {shape.num_prompt for shape in shapes} == {100, 200}
     assert {shape.num_output for shape in shapes} == {7}
+
+
+@pytest.mark.parametrize(("clients", "variation"), [(200, 1.0), (40, 3.0)])
+def test_servegen_keeps_the_rate_of_many_rare_clients_and_of_bursts(
+    tmp_path: Path, clients: int, variation: float
+) -> None:
+    """Each sends every 17 minutes on average, or every 3 and in bursts."""
+    files = servegen_files(tmp_path, clients, variation)
+    counts = [len(workloads.servegen(*files, 600.0, 0.2, seed)) for seed in range(12)]
+    assert np.mean(counts) == pytest.approx(120.0, rel=0.12)
+
+
+@pytest.mark.parametrize("command", [simulate_app, plan_app])
+def test_an_objective_of_a_class_that_is_not_there_is_refused(command: typer.Typer) -> None:
+    """A name mistyped would be nobody's objective, and the class's own would be judged by."""
+    told = CliRunner().invoke(command, ["--rate", "1", "--slo", "cdoe:tpot=20"])
+    assert (told.exit_code, "no class cdoe among" in told.output) == (2, True), told.output
+    workloads.check_classes(parse_slos(["code:tpot=20,*:ttft=9"]), ["code", "chat"])
