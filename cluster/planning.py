@@ -202,6 +202,11 @@ class StepPlanner:
             most = request.submit.speculation.max_tokens
             if most is not None:
                 selected[place] = selected[place][: most + 1]
+        self.calibration.selected(
+            (r.drafted_kind, len(tree.token) - 1, len(nodes) - 1)
+            for r, tree, nodes in zip(drafted, trees, selected, strict=True)
+            if r.drafted_kind
+        )
         chosen = subsets(trees, selected)
         return {request.request_id: tree for request, tree in zip(drafted, chosen, strict=True)}
 
