@@ -143,9 +143,14 @@ class Room:
 
 
 def slack_s(request: Request, now: float, step_s: float) -> float:
-    """Seconds the request is ahead of its TPOT objective after one more step; infinite without one."""
-    tpot_ms = request.pace.tpot_ms
-    if tpot_ms is None or request.first_token_at is None:
+    """Seconds the request is ahead after one more step, of its first token or else of its TPOT objective.
+
+    Infinite without such an objective.
+    """
+    tpot_ms, ttft_ms = request.pace.tpot_ms, request.pace.ttft_ms
+    if request.first_token_at is None:
+        return float("inf") if ttft_ms is None else request.arrived + ttft_ms / 1e3 - (now + step_s)
+    if tpot_ms is None:
         return float("inf")
     num_decoded = len(request.output) - request.num_resubmitted  # since `first_token_at`
     return num_decoded * tpot_ms / 1e3 - (now - request.first_token_at + step_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,8 @@ PRIOR = PRIOR_WEIGHT * MIDDLES
 LEAST_EXPONENT, MOST_EXPONENT = 0.25, 3.0
 # Observations are halved once a bin holds this many, so that the estimate follows drifting traffic.
 WINDOW = 2000.0
+# And after so many steps in a row in which none of a drafter's drafts was worth verifying.
+PASSED_OVER_STEPS = 32
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class DrafterCalibration:
     _table: NDArray[np.float64] | None = None
     _plain_table: list[float] | None = None
     _exponent: float | None = None
+    _num_passed_over: int = 0
     # Of the predictions since the start: how many, their sum, how many came true, squared errors.
     predictions: NDArray[np.float64] = field(default_factory=lambda: np.zeros(4))
 
@@ -54,6 +57,16 @@ class DrafterCalibration:
             self.tried[full] /= 2
             self.accepted[full] /= 2
         self._table = self._plain_table = self._exponent = None
+        self._num_passed_over = 0
+
+    def passed_over(self) -> None:
+        """Of a step's drafts none was verified: only that would have told that they are better by now."""
+        self._num_passed_over += 1
+        if self._num_passed_over >= PASSED_OVER_STEPS:
+            self._num_passed_over = 0
+            self.tried /= 2
+            self.accepted /= 2
+            self._table = self._plain_table = self._exponent = None
 
     def _judge(self, tried: NDArray[np.intp], came_true: NDArray[Any]) -> None:
         """Keep account of how good the table was, before it learns: counts by bin [NUM_BINS]."""
@@ -67,8 +80,8 @@ class DrafterCalibration:
     def table(self) -> NDArray[np.float64]:
         """float64 [NUM_BINS]: acceptance probability by bin of conditional draft probability."""
         if self._table is None:
-            rate = (self.accepted + PRIOR) / (self.tried + PRIOR_WEIGHT)
-            self._table = np.maximum.accumulate(rate)
+            weight = self.tried + PRIOR_WEIGHT
+            self._table = _monotone((self.accepted + PRIOR) / weight, weight)
         return self._table
 
     @property
@@ -94,6 +107,24 @@ class DrafterCalibration:
     def apply(self, probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
         """Acceptance probabilities [n] of nodes with these conditional draft probabilities [n]."""
         return self.table[_bins(probabilities)]
+
+
+def _monotone(rate: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The rates of bins made to rise, by least squares: neighbours that fall have their weighted mean.
+
+    A running maximum instead would believe a bin of which nothing is known more than those that were seen.
+    """
+    if (rate[1:] >= rate[:-1]).all():
+        return rate
+    pools: list[tuple[float, float, int]] = []  # mean, weight, bins
+    for mean, total in zip(rate.tolist(), weight.tolist(), strict=True):
+        count = 1
+        while pools and pools[-1][0] > mean:
+            before, more, others = pools.pop()
+            mean = (mean * total + before * more) / (total + more)
+            total, count = total + more, count + others
+        pools.append((mean, total, count))
+    return np.repeat([mean for mean, _, _ in pools], [count for _, _, count in pools])
 
 
 def _bins(probabilities: NDArray[np.float64]) -> NDArray[np.intp]:
@@ -130,6 +161,22 @@ class Calibration:
         nodes = nodes[accepted[forest.parent[nodes]]]
         for name, mine in _by_drafter(drafters, forest.request[nodes]):
             self.of(name).observe(forest.conditional[nodes[mine]], accepted[nodes[mine]])
+
+    def selected(self, drafted: Iterable[tuple[str, int, int]]) -> None:
+        """Which drafts of a step are verified: each tree's drafter, nodes drafted, nodes of those taken."""
+        passed_over: set[str] = set()
+        taken: set[str] = set()
+        for drafter, num_drafted, num_taken in drafted:
+            if num_taken:
+                taken.add(drafter)
+            elif num_drafted:
+                passed_over.add(drafter)
+        for drafter in passed_over - taken:
+            self.of(drafter).passed_over()
+
+    def forget(self, kind: str) -> None:
+        """Drafters of this kind have other weights: what was learnt of it does not hold."""
+        self._drafters.pop(kind, None)
 
     def predictions(self) -> dict[str, tuple[float, float, float, float]]:
         """By drafter kind: tokens predicted, sum of their chances, how many came true, squared errors."""

@@ -328,7 +328,7 @@ class SchedulerCore:
         if request.opened and not lost:
             self.verify_calls.release(request)
             self.free_slots += request.num_computed
-        request.preempt()
+        request.preempt(lost=lost)
         self.pool.leave(request)  # its place is for those who run
         request.num_preemptions += 1
         self.totals.preemptions += 1

@@ -127,18 +127,17 @@ class Forecast:
         if since is None or num_decoding == 0 or now <= since:  # the clock was put back
             return
         num_committed = sum(len(verdict.tokens) for verdict in result.verdicts)
-        self._stepped(now - since, num_decoding, num_committed / num_decoding, num_context / num_decoding)
-
-    def _stepped(self, step_s: float, num_decoding: int, num_committed: float, num_context: float) -> None:
+        step_s, expected_s = now - since, self._chunk_s(max(0, num_prefilled), num_decoding)
+        means = num_committed / num_decoding, num_context / num_decoding
         pace = self._paces.get(num_decoding.bit_length())
+        # A hiccup of the machine counts fourfold at most, also where it is all that was seen.
         if pace is None:
-            values = (float(num_decoding), step_s, num_committed, num_context)
+            values = (float(num_decoding), min(step_s, 4 * expected_s), *means)
             pace = self._paces[num_decoding.bit_length()] = LoadPace(*map(RunningMean, values))
         pace.num_decoding.follow(num_decoding)
-        # A hiccup of the machine counts fourfold at most.
         pace.step_s.follow(min(step_s, 4 * pace.step_s.value))
-        pace.num_committed.follow(num_committed)
-        pace.num_context.follow(num_context)
+        pace.num_committed.follow(means[0])
+        pace.num_context.follow(means[1])
 
     def ended(self, request: Request, reason: str) -> None:
         """A request ended; only one that did so by itself says how long answers are."""
@@ -193,15 +192,17 @@ class Forecast:
 
     def prefill_s(self, num_tokens: float, num_decoding: int) -> float:
         """Seconds in which so many prompt tokens are computed while so many requests decode."""
-        num_tokens = max(1.0, num_tokens)
         chunk = min(max(1.0, self._chunk.value), float(self.chunk_tokens))
-        full, rest = divmod(num_tokens, chunk)
-        seconds = full * self._chunk_s(chunk, num_decoding)
-        if rest >= 1.0:
-            seconds += self._chunk_s(rest, num_decoding)
+        seconds = self._chunks_s(num_tokens, chunk, num_decoding)
         bits = num_decoding.bit_length()
         known = min(self._prefill_share, key=lambda other: abs(other - bits), default=None)
         return seconds * (1.0 if known is None else self._prefill_share[known].value)
+
+    def _chunks_s(self, num_tokens: float, chunk: float, num_decoding: int) -> float:
+        """The same by the profile, in steps with so many prompt tokens each."""
+        full, rest = divmod(max(1.0, num_tokens), chunk)
+        last_s = self._chunk_s(rest, num_decoding) if rest >= 1.0 else 0.0
+        return full * self._chunk_s(chunk, num_decoding) + last_s
 
     def _chunk_s(self, num_tokens: float, num_decoding: int) -> float:
         """Predicted seconds of a step with so many prompt tokens beside the decoding ones."""
@@ -359,6 +360,10 @@ class Forecast:
         """The best that can be hoped for: nobody else served, and drafts that are worth their while."""
         # Later than now: one that decodes by itself now may do so beside a burst of prompts.
         predicted = self.predict(submit, (), Schedule(0.0, (), (), 1), drafts=drafts, after_s=1e-6)
+        # Nor by prompts that were slow once: where all are refused for that, none shows that it is over.
+        num_tokens = (1.0 - min(1.0, self._cached_share.value)) * (len(submit.prompt) + len(submit.output))
+        least_ms = 1e3 * self._chunks_s(num_tokens, self.chunk_tokens, 0)
+        predicted = predicted.later(1e-3 * min(0.0, least_ms - predicted.ttft_ms))
         if not drafts or submit.speculation.mode == "off":
             return predicted
         pace = self._paces.get(1)

@@ -39,6 +39,8 @@ from verifier.messages import VerifyResult
 CALIBRATE_TREES, CALIBRATE_STEPS = 64, 16
 # Where drafts are not proposed, drafters still read one request in so many: so it is noticed when they pay.
 PROBE_REQUESTS = 8
+# An iteration counts as at most so many times what one is expected to take: a hiccup is not believed.
+MOST_TIMES = 10.0
 # Drafters are scored on requests they do not serve while no more than this are running: with more there is no
 # idle time for it.
 EXPLORE_REQUESTS = 2
@@ -200,6 +202,11 @@ class StepPlanner:
             most = request.submit.speculation.max_tokens
             if most is not None:
                 selected[place] = selected[place][: most + 1]
+        self.calibration.selected(
+            (r.drafted_kind, len(tree.token) - 1, len(nodes) - 1)
+            for r, tree, nodes in zip(drafted, trees, selected, strict=True)
+            if r.drafted_kind
+        )
         chosen = subsets(trees, selected)
         return {request.request_id: tree for request, tree in zip(drafted, chosen, strict=True)}
 
@@ -361,7 +368,7 @@ class StepPlanner:
         self.totals.step_draft_s += iteration.draft_s + heads_s
         self.totals.step_verify_s += forward_s
         self.totals.step_target_s += max(0.0, result.seconds - forward_s - heads_s)
-        self.step_s += SMOOTHING * (iteration.elapsed_s - self.step_s)
+        self.step_s += SMOOTHING * (min(iteration.elapsed_s, MOST_TIMES * self.step_s) - self.step_s)
         overhead = max(0.0, iteration.slot_s - iteration.draft_s - heads_s - forward_s)
         drafted = iteration.draft_s > 0.0
         self.overhead.observe(len(result.verdicts), overhead, drafted=drafted, was_ahead=was_ahead)

@@ -118,6 +118,8 @@ class Request:
         prompt_logprobs: of the prompt as far as it is prefilled; sent with the first output token.
         proposals: what the target's decoding heads proposed with its last verdict, if it was asked for them.
         micro_batch: index of the micro-batch it belongs to while running.
+        begun_at: when its first chunk was sent since it was admitted last.
+        ran_s: seconds since its arrival that were no waiting, as it ran until it gave way.
         last_served_at: when it was last in a verify call that was sent.
         predicted: latencies predicted on arrival; None if there was nothing to predict from.
         pace: objectives that scheduling goes by: `e2e_ms` stands in them as what it leaves for the first
@@ -149,6 +151,8 @@ class Request:
     proposals: Proposals | None = None
     micro_batch: int = 0
     first_chunk_at: float | None = None
+    begun_at: float | None = None
+    ran_s: float = 0.0
     last_served_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -232,9 +236,12 @@ class Request:
         self.advance(Trigger.DEFERRED)
         self.opened = self.num_computed > 0
 
-    def preempt(self) -> None:
-        """Forget everything that lived in the target's KV."""
+    def preempt(self, *, lost: bool = False) -> None:
+        """Forget everything that lived in the target's KV; `lost` when the target has, for all alike."""
         self.advance(Trigger.PREEMPTED)
+        if not lost and self.begun_at is not None and self.last_served_at is not None:
+            self.ran_s += max(0.0, self.last_served_at - self.begun_at)
+        self.begun_at = None
         self.num_computed = 0
         self.opened = False
         self.tree = self.candidates = self.proposals = None

@@ -130,10 +130,15 @@ class SchedulerShell:
         self._metrics.restarted(name)
 
     def learn_cost(self, kind: str, cost: LinearCost) -> None:
-        """What a drafter that is new, or has other weights, costs, for every scheduler that may serve."""
+        """What a drafter that is new, or has other weights, costs, for every scheduler that may serve.
+
+        Nor does it say anything of these how often others under its name were right.
+        """
         for core in {id(core): core for core in (self.core, *self._cores.values())}.values():
             core.cost.learn(kind, cost)
             core.pool.costs.forget(kind)
+            core.pool.acceptance.begin_anew(kind)
+            core.planner.calibration.forget(kind)
 
     # Events and actions
 

@@ -326,8 +326,9 @@ def _members(
 
 
 def _chunk(request: Request, num_tokens: int, wanted: Wanted, now: float) -> PrefillItem:
-    spec = None if request.opened else request.spec()
-    request.opened = True
+    spec = None
+    if not request.opened:
+        spec, request.opened, request.begun_at = request.spec(), True, now
     if request.first_chunk_at is None:
         request.first_chunk_at = now
     if request.state is not State.PREFILL_SENT:  # else it has a chunk in the call before

@@ -152,6 +152,13 @@ class AcceptanceEstimates:
         """Whether anything was expected of the drafter, asked or observed."""
         return drafter in self._drafters
 
+    def begin_anew(self, drafter: str) -> None:
+        """The drafter has other weights: nothing is known of it, nor of how requests suit it."""
+        self._drafters.pop(drafter, None)
+        for evidence in (*self._live.values(), *self._ended.values()):
+            if evidence.scores.pop(drafter, None) is not None:
+                evidence.shared = None
+
     def begin(self, request_id: str, prompt: Sequence[int], labels: Sequence[str] = ()) -> None:
         """A request to estimate rates for (see `PromptFeatures.of`); nothing if it is known already."""
         if request_id in self._live:

@@ -46,7 +46,7 @@ class FairQueue:
     counters: dict[str, float] = field(default_factory=dict)
     # Output tokens already charged, of requests that were admitted and have not ended.
     _charged: dict[Request, int] = field(default_factory=dict)
-    # Who had requests left waiting after the last call, and who was admitted last.
+    # Who had requests left waiting after the last call, not all of them held back, and who was admitted last.
     _backlogged: frozenset[str] = frozenset()
     _last: str = ""
 
@@ -78,8 +78,9 @@ class FairQueue:
                 self._charged[request] = len(request.output)
                 self._charge(request, request.num_tokens)
             self._last = tenant_of(request)
-        taken = set(answer.admitted)
-        self._backlogged = frozenset(tenant_of(request) for request in waiting if request not in taken)
+        # Who is held back takes no turns, and would save up credit, for itself and for whoever begins there.
+        left = held.union(answer.admitted)
+        self._backlogged = frozenset(tenant_of(request) for request in waiting if request not in left)
         self._forget()
         return answer
 

@@ -197,7 +197,7 @@ def _order(request: Request, context: BatchContext) -> tuple[int, float, int]:
     what is left of the prefill: among equal deadlines the shortest prompt is next, as most are then in time
     when not all can be. Who has no deadline, or cannot meet it any more, has until `ageing_s`.
     """
-    waited_s = context.now - request.arrived
+    waited_s = context.now - request.arrived - request.ran_s
     level = request.submit.priority - int(waited_s / context.ageing_s)
     deadline_s = _deadline_s(request, context.now)
     token_s = context.cost.prompt_token_seconds()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.admission import Room
+from cluster.admission import Room, victim
 from cluster.batching.base import BatchContext
 from cluster.batching.common import tokens_left
 from cluster.batching.flotilla import LEAST_CHUNK, PATIENCE_TOKENS, PROMPT_PATIENCE_S
@@ -142,8 +142,8 @@ def test_nobody_waits_for_the_sake_of_those_who_run(
     waiting, running, limits = cell
     admission = FLOTILLA.admit(waiting, running, limits)
     room = Room.beside(running, limits.free_slots, limits.max_running)
-    for victim in admission.preempted:
-        room.give_back(victim)
+    for member in admission.preempted:
+        room.give_back(member)
     for member in admission.admitted:
         room.take(member)
     left = [member for member in waiting if member not in admission.admitted]
@@ -169,3 +169,30 @@ def test_waiting_lifts_a_request_over_more_important_ones(waited_s: float) -> No
     important = request(2, arrived=NOW, priority=0)
     admitted = FLOTILLA.admit([important, unimportant], [], context(max_running=1)).admitted
     assert ids(admitted) == (["r2"] if waited_s == 0.0 else ["r1"])
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_running_is_no_waiting_for_who_gave_way_to_others(lost: bool) -> None:
+    """It stood before all who were due at once, without room for itself: nobody could be made room for."""
+    here, gone = request(0, State.READY, prompt=100), request(1, State.READY, prompt=100, arrived=NOW - 45)
+    gone.begun_at, gone.last_served_at = NOW - 44, NOW - 0.5
+    gone.preempt(lost=lost)
+    gone.num_preemptions = 1
+    due = request(5, prompt=20, arrived=NOW - 0.1, ttft_ms=170.0)
+    admission = FLOTILLA.admit([gone, due], [here], context(free_slots=30))
+    if lost:  # it had its place before them, and through no want of room has none
+        assert admission.admitted == []
+        return
+    assert (ids(admission.admitted), ids(admission.preempted)) == (["r5"], ["r0"])
+    # What it has waited counts: a second and a half so far.
+    late = context(free_slots=500, now=NOW + 29, max_running=2)
+    new = request(6, arrived=NOW + 29 - 0.1, ttft_ms=170.0)
+    assert ids(FLOTILLA.admit([new, gone], [here], late).admitted)[0] == "r1"
+
+
+def test_for_want_of_slots_best_effort_gives_way_before_a_first_token_that_is_due() -> None:
+    best_effort = request(0, State.READY, arrived=NOW - 5)
+    due = request(1, State.PREFILLING, prompt=100, computed=90, ttft_ms=150.0, tpot_ms=30.0)
+    ahead = request(2, State.READY, tpot_ms=50.0, output=9)
+    assert victim([best_effort, due, ahead], NOW, 0.02) is best_effort
+    assert victim([due, ahead], NOW, 0.02) is ahead

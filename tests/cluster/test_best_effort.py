@@ -10,6 +10,8 @@ from cluster.arrival_rates import ArrivalRates
 from cluster.batching.base import BatchContext
 from cluster.batching.batcher import Batcher
 from cluster.batching.common import has_objective
+from cluster.batching.fair_queue import FairQueue
+from cluster.batching.registry import make_rule
 from cluster.config import SchedulerConfig
 from cluster.drafter_pool import DrafterPool
 from cluster.requests import Request, State
@@ -127,3 +129,23 @@ def test_a_tenant_has_its_share_when_it_was_taken_as_much_of_as_each_of_those_wh
     alone = ArrivalRates()
     alone.took("", 0, 10.0, 0.0)
     assert alone.has_its_share("", 1.0)
+
+
+def test_nobody_is_given_what_those_held_back_did_not_get() -> None:
+    """Their counter stood still, and whoever began there took all places from a key that had been served."""
+    for newcomer in ("new", "held"):
+        fair, rule = FairQueue(), make_rule("fcfs")
+        waiting = [of("held", made) for made in best_effort(3)]
+        held = frozenset(waiting)
+        taken: list[str] = []
+        for number in range(60):
+            for label in ("old",) if number < 40 else ("old", newcomer):
+                waiting.append(of(label, request(200 + number, tpot_ms=7.0)))
+            (one,) = fair.admit(rule, waiting, [], context(max_running=1), held).admitted
+            waiting.remove(one)
+            one.extend([1] * 100)
+            one.state = State.FINISHED
+            taken.append(one.submit.tenant.label)
+        assert 9 <= taken[40:].count("old") <= 11
+        first = fair.admit(rule, waiting, [], context(max_running=3)).admitted
+        assert any(one in held for one in first)  # nor do they wait longer, once they are not held back

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.calibration import LEAST_EXPONENT, MOST_EXPONENT, DrafterCalibration
+from cluster.calibration import (
+    LEAST_EXPONENT,
+    MOST_EXPONENT,
+    PASSED_OVER_STEPS,
+    Calibration,
+    DrafterCalibration,
+)
 from cluster.call_parts import NO_ROWS, Rows
 from cluster.cell_metrics import CellMetrics
 from cluster.config import FlotillaConfig
@@ -192,6 +198,30 @@ def test_the_knee_is_where_time_leaves_its_floor() -> None:
     knee = cost.knee(1, slack=1.5)
     assert cost.seconds(1, knee, 0) <= 1.5 * cost.seconds(1, 1, 0) + 1e-9
     assert cost.seconds(1, knee + 1, 0) > 1.5 * cost.seconds(1, 1, 0)
+
+
+def test_calibration_believes_what_it_saw_also_beside_bins_that_saw_nothing() -> None:
+    """A suffix store says 1 or a half, and little in between: bins that saw nothing were believed."""
+    rng, calibration = np.random.default_rng(2), DrafterCalibration()
+    said = rng.choice([0.5, 1.0], 4000)
+    calibration.observe(said, rng.random(4000) < 0.6 * said)
+    assert calibration.apply(np.array([0.5, 1.0])) == pytest.approx([0.3, 0.6], abs=0.04)
+    assert (np.diff(calibration.table) >= 0.0).all()
+
+
+def test_calibration_doubts_what_keeps_all_drafts_from_being_verified() -> None:
+    """Where none is verified nothing is learnt: a drafter that was bad once would be so for ever."""
+    calibration, said = Calibration(), np.full(4000, 0.95)
+    one = calibration.of("small")
+    one.observe(said, np.zeros(4000, dtype=np.bool_))
+    steps = 0
+    while one.apply(said)[0] < 0.5:
+        calibration.selected([("small", 4, 0), ("other", 4, 2), ("other", 4, 0)])
+        steps += 1
+    assert PASSED_OVER_STEPS < steps <= 9 * PASSED_OVER_STEPS
+    assert calibration.of("other").apply(said)[0] == DrafterCalibration().apply(said)[0]
+    one.observe(said[:64], np.zeros(64, dtype=np.bool_))  # still bad: that is soon seen
+    assert one.apply(said)[0] < 0.4
 
 
 def test_calibration_learns_an_overconfident_drafter_and_stays_monotone() -> None:

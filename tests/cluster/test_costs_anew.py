@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from cluster.cell_metrics import CellMetrics
 from cluster.config import FlotillaConfig
 from cluster.cost_model import CostModel, CostProfile, LinearCost
 from cluster.scheduler_shell import SchedulerShell
+from selector.acceptance import INITIAL_RATE
 
 OLD, NEW = LinearCost(delta=1e-3), LinearCost(delta=4e-3, gamma=1e-4)
 
@@ -53,3 +55,28 @@ def test_the_new_weights_are_corrected_by_their_own_calls_alone() -> None:
     for depth in (1, 4):
         expected = fresh.draft_seconds("small", 1, 1, depth)
         assert cost.draft_seconds("small", 1, 1, depth) == pytest.approx(expected)
+
+
+def test_how_often_the_old_weights_were_right_says_nothing_of_the_new_ones() -> None:
+    """Weights that replaced bad ones would hardly be tried, and what they draft not be verified."""
+    shell = make_shell()
+    core, said = shell.core, np.full(4000, 0.9)
+    rates, calibration = core.pool.acceptance, core.planner.calibration
+    for number in range(200):
+        rates.begin(f"r{number}", [1] * 20)
+        for name in ("small", "other"):
+            rates.observe(f"r{number}", name, 40, 2)
+        if number < 190:
+            rates.forget(f"r{number}")
+    for name in ("small", "other"):
+        calibration.of(name).observe(said, np.zeros(4000, dtype=np.bool_))
+    shell.learn_cost("small", NEW)
+    rates.begin("new", [1] * 20)
+    for request_id in ("new", "r199"):
+        rate, spread = rates.posterior(request_id, "small")
+        assert rate + 2.0 * spread > 0.5
+        assert sum(rates.posterior(request_id, "other")) < 0.3
+    assert calibration.of("small").apply(said)[0] > 0.8 > 0.1 > calibration.of("other").apply(said)[0]
+    for number in range(190, 200):
+        rates.forget(f"r{number}")  # what they taught of the old weights is not taken off the new ones
+    assert rates.prior("new", "small")[0] == INITIAL_RATE
