@@ -19,6 +19,7 @@ from engine.grammar import GrammarError
 from engine.mask_bits import TokenMask
 from engine.sampling import Row, TokenHistory, decide, processed_logits
 from engine.sampling_params import SamplingParams
+from engine.thoughtful_grammar import matcher_of
 
 # Scores closer than this are a near tie in float32 (issue 2).
 TOLERANCE = 1e-4
@@ -89,7 +90,7 @@ def masks_for(
     if params.constraint is None:
         return None
     return [
-        reference.grammars.matcher(params.constraint, output[:position]).allowed()
+        matcher_of(reference.grammars, params.constraint, output[:position]).allowed()
         for position in range(len(output) + 1)
     ]
 

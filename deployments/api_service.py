@@ -266,6 +266,7 @@ class ApiService:
             contract = mapping.contract(
                 request, headers or Asked(), self._tiers, info, len(prompt), max_tokens
             )
+            form = reasoning.with_thought(constraint, self._reasoning, request, prompt, self._codec)
             for _ in range(num_choices):
                 submit = Submit(
                     request_id=f"{call_id}-{len(choices)}",
@@ -277,7 +278,7 @@ class ApiService:
                         eos_ids=self._codec.eos_ids,
                         info=info,
                         bad_words=bad_words,
-                        constraint=constraint,
+                        constraint=form,
                     ),
                     objective=contract.terms.objective,
                     tier=contract.terms.tier,
@@ -292,9 +293,7 @@ class ApiService:
                     echo=text,
                     offsets=TextOffsets(self._detokenizer(request, prompt), len(text)),
                     parser=use.make_parser(),
-                    reasoning=reasoning.make_parser(self._reasoning, request, prompt, self._codec)
-                    if constraint is None
-                    else None,
+                    reasoning=reasoning.make_parser(self._reasoning, request, prompt, self._codec, form),
                     echoes_logprobs=mapping.echoes(request) and mapping.num_logprobs(request) is not None,
                 )
                 updates = self._choice(submit, request, len(choices), arrived, state)

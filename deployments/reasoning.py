@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum, auto
 
+import msgspec
+
 from deployments.openai_schema import ChatRequest, GenerationRequest
 from deployments.text_codec import TextCodec
 from deployments.tool_calls import overlap
+from engine.constraint import Constraint, Thought
 
 #: How each kind of model marks the beginning and the end of what it thinks.
 MARKERS = {"think": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
@@ -144,28 +147,65 @@ class ReasoningParser:
 
 
 def make_parser(
-    kind: str, request: GenerationRequest, prompt: Sequence[int], codec: TextCodec
+    kind: str,
+    request: GenerationRequest,
+    prompt: Sequence[int],
+    codec: TextCodec,
+    constraint: Constraint | None = None,
 ) -> ReasoningParser | None:
-    """The parser of that kind for an answer in a conversation; None for other texts, and of the kind "none".
+    """The parser of that kind for an answer in a conversation; None for any answer that has no thought.
 
     Args:
         kind: of `MARKERS`, or "none".
         request, prompt: what is answered, and its tokens.
         codec: the target's tokenizer.
+        constraint: of the answer, if there is one, as of `with_thought`.
     """
     if kind == "none" or not isinstance(request, ChatRequest):
         return None
+    if constraint is not None and constraint.thought is None:
+        return None
+    return ReasoningParser(
+        kind,
+        is_open=_is_open(kind, request, prompt, codec) is True,
+        is_told=request.include_reasoning is not False,
+        close_token=_single_token(codec, MARKERS[kind][1]),
+    )
+
+
+def with_thought(
+    constraint: Constraint | None,
+    kind: str,
+    request: GenerationRequest,
+    prompt: Sequence[int],
+    codec: TextCodec,
+) -> Constraint | None:
+    """The constraint of an answer, with the thought that may come before it; arguments as of `make_parser`.
+
+    There is none where the prompt has ended it already, or where its marks are no tokens.
+    """
+    if constraint is None or kind == "none" or not isinstance(request, ChatRequest):
+        return constraint
+    is_open = _is_open(kind, request, prompt, codec)
+    begin, end = (_single_token(codec, mark) for mark in MARKERS[kind])
+    if is_open is None or begin is None or end is None:
+        return constraint
+    thought = Thought(open_token=begin, close_token=end, is_open=is_open)
+    return msgspec.structs.replace(constraint, thought=thought)
+
+
+def _is_open(kind: str, request: ChatRequest, prompt: Sequence[int], codec: TextCodec) -> bool | None:
+    """Whether the prompt ends within a thought; None if it ends behind one, or within an answer."""
     begin, end = MARKERS[kind]
     if request.continue_final_message:
         said = request.messages[-1].content
-        is_open = said.rfind(begin) > said.rfind(end)
-    else:
-        last = codec.decode(list(prompt[-_MARK_TOKENS:]), skip_special_tokens=False)
-        is_open = last.rstrip().endswith(begin)
-    mark = codec.encode(end, add_special_tokens=False)
-    return ReasoningParser(
-        kind,
-        is_open=is_open,
-        is_told=request.include_reasoning is not False,
-        close_token=mark[0] if len(mark) == 1 else None,
-    )
+        if said.rfind(begin) > said.rfind(end):
+            return True
+        return None if said else False
+    last = codec.decode(list(prompt[-_MARK_TOKENS:]), skip_special_tokens=False).rstrip()
+    return None if last.endswith(end) else last.endswith(begin)
+
+
+def _single_token(codec: TextCodec, text: str) -> int | None:
+    tokens = codec.encode(text, add_special_tokens=False)
+    return tokens[0] if len(tokens) == 1 else None

@@ -9,6 +9,20 @@ import msgspec
 ConstraintKind = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
 
 
+class Thought(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model may write before the answer: any tokens between two marks but those that end an answer.
+
+    Attributes:
+        open_token, close_token: the marks.
+        is_open: whether the prompt ends within it; else the answer may begin with the first mark, or without
+            a thought.
+    """
+
+    open_token: int
+    close_token: int
+    is_open: bool = False
+
+
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     """A formal language that holds every complete answer (`engine.grammar` compiles it).
 
@@ -19,8 +33,10 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
             of strings, one of which is the answer; "json_object": empty.
         compact: of the JSON kinds: no whitespace outside of strings. By default one space may follow each
             comma and colon.
+        thought: what may come before it; nothing if None.
     """
 
     kind: ConstraintKind
     text: str = ""
     compact: bool = False
+    thought: Thought | None = None

@@ -194,9 +194,12 @@ class Grammars:
         """
         self.prepare(constraint).result()
 
-    def matcher(self, constraint: Constraint, output: Sequence[int] = ()) -> Matcher:
-        """Follows one answer, of which `output` has been generated."""
-        return Matcher(self, constraint, output)
+    def any_token(self) -> TokenMask:
+        """All of the model's tokens that the tokenizer knows."""
+        size = self.tokenizer.vocab_size
+        bits = np.zeros(-(-size // 32) * 32, dtype=np.uint8)
+        bits[: size if self._vocab_size is None else min(size, self._vocab_size)] = 1
+        return np.packbits(bits, bitorder="little").view(np.int32)
 
     def mask(self, state: LLMatcher) -> TokenMask:
         """The model's tokens that may come next."""

@@ -30,20 +30,47 @@ def grammar_of(constraint: Constraint) -> str:
     )
 
 
+def answer_in(constraint: Constraint, output: list[int]) -> list[int] | None:
+    """What of an output the grammar is about; None within the thought before it."""
+    thought = constraint.thought
+    if thought is None:
+        return output
+    told = [thought.open_token, *output] if thought.is_open else output
+    if told[:1] != [thought.open_token]:
+        return output
+    rest = told[1:]
+    return rest[rest.index(thought.close_token) + 1 :] if thought.close_token in rest else None
+
+
+def may_think(constraint: Constraint, output: list[int]) -> bool:
+    """Whether a thought may begin here."""
+    return constraint.thought is not None and not constraint.thought.is_open and not output
+
+
 class MaskedReference:
     """Logits of the whole sequence, those of tokens that the grammar forbids at minus infinity."""
 
     def __init__(self, model: Any, tokenizer: Path, eos: int = 2) -> None:
-        self._model = model
+        self._model, self._eos = model, eos
         self._tokenizer = LLTokenizer(tokenizer.read_text(), eos_token=eos)
 
     @torch.inference_mode()
     def logits(self, constraint: Constraint, prompt: list[int], output: list[int]) -> torch.Tensor:
         """float32 [1, vocab] after prompt and output, by a new matcher."""
+        logits = self._model(torch.tensor([[*prompt, *output]])).logits[0, -1:].float().clone()
+        answer = answer_in(constraint, output)
+        if answer is None:
+            logits[0, self._eos] = -torch.inf
+            return logits
         matcher = LLMatcher(self._tokenizer, grammar_of(constraint), log_level=0)
-        assert matcher.consume_tokens(output), matcher.get_error()
+        assert matcher.consume_tokens(answer), matcher.get_error()
         mask = np.zeros((1, (self._tokenizer.vocab_size + 31) // 32), dtype=np.int32)
         fill_next_token_bitmask(matcher, mask)
-        logits = self._model(torch.tensor([[*prompt, *output]])).logits[0, -1:].float().clone()
+        if may_think(constraint, output):
+            assert constraint.thought is not None
+            free = logits[0, constraint.thought.open_token].clone()
+            apply_token_bitmask_inplace(logits.numpy(), mask)
+            logits[0, constraint.thought.open_token] = free
+            return logits
         apply_token_bitmask_inplace(logits.numpy(), mask)
         return logits

@@ -9,6 +9,7 @@ from engine.mask_bits import TokenMask
 from engine.runner import ModelShape
 from engine.sampling import Row, TokenHistory
 from engine.sampling_params import RequestSpec
+from engine.thoughtful_grammar import matcher_of
 from engine.tree import TokenTree
 from verifier.constrained import Bounds, MaskedTree, mask_tree
 
@@ -66,7 +67,7 @@ class RequestState:
 
         self.matcher: Matcher | None = None
         if self.params.constraint is not None and grammars is not None:
-            self.matcher = grammars.matcher(self.params.constraint, self.tokens[self.prompt_len :])
+            self.matcher = matcher_of(grammars, self.params.constraint, self.tokens[self.prompt_len :])
 
     def same_as(self, spec: RequestSpec) -> bool:
         """Whether `spec` describes exactly this state."""

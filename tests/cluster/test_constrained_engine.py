@@ -17,13 +17,13 @@ from cluster.local import Completion, LocalEngine
 from cluster.stream_messages import Speculation, Submit
 from deployments.demo import demo_config
 from deployments.text_codec import TextCodec
-from engine.constraint import Constraint
+from engine.constraint import Constraint, Thought
 from engine.sampling import Row, TokenHistory, decide
 from engine.sampling_params import SamplingParams
 from tests.masked_reference import MaskedReference
 from zoo.registry import TARGET, weights_dir
 
-EOS = 2
+EOS, COLON, LINE_BREAK = 2, 31, 204
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -51,6 +51,23 @@ CASES = [
         PENALISED,
     ),
     ("{", Constraint(kind="json_object"), SAMPLED),
+    # A thought that the prompt has begun, and one that may begin: line breaks and colons as marks.
+    (
+        "def area(circle):\n    ",
+        Constraint(
+            kind="json_schema",
+            text=json.dumps(SCHEMA),
+            thought=Thought(open_token=3, close_token=LINE_BREAK, is_open=True),
+        ),
+        GREEDY,
+    ),
+    (
+        "import os",
+        Constraint(
+            kind="regex", text="[a-z]{3,9}", thought=Thought(open_token=LINE_BREAK, close_token=COLON)
+        ),
+        SAMPLED,
+    ),
 ]
 
 

@@ -10,6 +10,7 @@ import pytest
 from engine.constraint import Constraint
 from engine.grammar import GrammarError, Grammars, make_tokenizer
 from engine.mask_bits import holds
+from engine.thoughtful_grammar import matcher_of
 from tests.fakes.tiny_tokenizer import ids, tokenizer
 
 MODEL = len(tokenizer())
@@ -26,10 +27,10 @@ def grammars() -> Grammars:
 def test_a_token_that_the_model_does_not_have_is_never_allowed(grammars: Grammars) -> None:
     assert grammars.tokenizer.vocab_size > MODEL
     [a] = ids("a")
-    mask = grammars.matcher(Constraint(kind="grammar", text='start: "a" | <extra>')).allowed()
+    mask = matcher_of(grammars, Constraint(kind="grammar", text='start: "a" | <extra>')).allowed()
     assert holds(mask, a)
     assert not any(holds(mask, token) for token in range(MODEL, 32 * len(mask)))
-    matcher = grammars.matcher(Constraint(kind="grammar", text='start: "a" <extra> "b"'), [a])
+    matcher = matcher_of(grammars, Constraint(kind="grammar", text='start: "a" <extra> "b"'), [a])
     with pytest.raises(GrammarError, match="no token of the vocabulary"):
         matcher.allowed()
 

@@ -11,6 +11,7 @@ import pytest
 from engine.constraint import Constraint, ConstraintKind
 from engine.grammar import GrammarError, Grammars, Matcher, make_tokenizer
 from engine.mask_bits import tokens_in
+from engine.thoughtful_grammar import matcher_of
 from tests.fakes.tiny_tokenizer import ids, tokenizer
 
 SIZE = len(tokenizer())
@@ -53,10 +54,10 @@ def test_it_is_spelled_by_ordinary_tokens(
     found = set()
     for seed in range(12):
         rng, output = random.Random(seed), list[int]()
-        matcher = grammars.matcher(constraint)
+        matcher = matcher_of(grammars, constraint)
         while not output or output[-1] != END:
             mask = matcher.allowed()
-            np.testing.assert_array_equal(mask, grammars.matcher(constraint, output).allowed())
+            np.testing.assert_array_equal(mask, matcher_of(grammars, constraint, output).allowed())
             token = rng.choice(tokens_in(mask))
             assert token == END or not grammars.tokenizer.is_special_token(token)
             output.append(token)
@@ -69,7 +70,7 @@ def test_it_is_spelled_by_ordinary_tokens(
 def test_paths_that_are_left_change_nothing(grammars: Grammars) -> None:
     """As along the nodes of a tree: into the text, back out of it, and into another one."""
     constraint = Constraint(kind="choice", text=json.dumps(["a<|user|>b", "a<|end|>c", "d"]))
-    matcher = grammars.matcher(constraint)
+    matcher = matcher_of(grammars, constraint)
 
     def along(*tokens: int) -> list[int]:
         return tokens_in(Matcher(grammars, constraint, tokens).allowed())
@@ -85,7 +86,7 @@ def test_paths_that_are_left_change_nothing(grammars: Grammars) -> None:
 
 def test_a_token_that_a_grammar_names_is_that_token(grammars: Grammars) -> None:
     constraint = Constraint(kind="grammar", text='start: <|user|> "b"')
-    (user,) = tokens_in(grammars.matcher(constraint).allowed())
+    (user,) = tokens_in(matcher_of(grammars, constraint).allowed())
     assert tokenizer().convert_ids_to_tokens(user) == "<|user|>"
 
 

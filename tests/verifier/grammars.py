@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import fill_next_token_bitmask
 
-from engine.constraint import Constraint
+from engine.constraint import Constraint, Thought
 from engine.grammar import Grammars
 from engine.sampling import Row, TokenHistory, decide
 from engine.sampling_params import RequestSpec, SamplingParams
-from tests.masked_reference import grammar_of
+from tests.masked_reference import answer_in, grammar_of, may_think
 from tests.verifier.target import VOCAB, Target
 
 END = 1
@@ -120,7 +120,7 @@ _patterns = st.recursive(
     max_leaves=4,
 )
 
-constraints = st.one_of(
+_forms = st.one_of(
     st.builds(
         lambda schema, compact: Constraint(kind="json_schema", text=json.dumps(schema), compact=compact),
         _schemas(),
@@ -136,6 +136,14 @@ constraints = st.one_of(
 )
 
 
+thoughts = st.none() | st.builds(
+    Thought, open_token=st.sampled_from([5, 12]), close_token=st.sampled_from([7, 9]), is_open=st.booleans()
+)
+constraints = st.builds(
+    lambda form, thought: msgspec.structs.replace(form, thought=thought), _forms, thoughts
+)
+
+
 class Oracle:
     """Plain decoding: a new matcher for every token, its mask over the logits of the whole sequence."""
 
@@ -143,10 +151,20 @@ class Oracle:
         self._target = target
         self._tokenizer = tokenizer()
 
-    def mask(self, grammar: str, output: list[int]) -> list[bool]:
+    def mask(self, constraint: Constraint, output: list[int]) -> list[bool]:
         """Which tokens may follow `output`."""
+        answer = answer_in(constraint, output)
+        if answer is None:
+            return [token != END and token < self._tokenizer.vocab_size for token in range(VOCAB)]
+        allowed = self._mask(grammar_of(constraint), answer)
+        if may_think(constraint, output):
+            assert constraint.thought is not None
+            allowed[constraint.thought.open_token] = True
+        return allowed
+
+    def _mask(self, grammar: str, answer: list[int]) -> list[bool]:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
-        assert matcher.consume_tokens(output), matcher.get_error()
+        assert matcher.consume_tokens(answer), matcher.get_error()
         words = np.zeros((1, (VOCAB + 31) // 32), dtype=np.int32)
         fill_next_token_bitmask(matcher, words)
         assert not matcher.is_error(), matcher.get_error()
@@ -156,11 +174,10 @@ class Oracle:
         """The output, and how far the best token was ahead of the second at every position."""
         params, prompt = spec.sampling, spec.tokens[: spec.prompt_len]
         assert params.constraint is not None
-        grammar = grammar_of(params.constraint)
         output: list[int] = []
         gaps: list[float] = []
         while len(output) < params.max_tokens:
-            mask = self.mask(grammar, output)
+            mask = self.mask(params.constraint, output)
             early = len(output) < params.min_tokens
             if early and any(mask[t] for t in range(VOCAB) if t not in params.stop_token_ids):
                 mask = [bit and token not in params.stop_token_ids for token, bit in enumerate(mask)]

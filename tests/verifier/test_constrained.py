@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from engine.constraint import Constraint
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
+from tests.masked_reference import answer_in
 from tests.verifier.grammars import END, PIECES, Oracle, constraints, make_grammars, text_of
 from tests.verifier.target import NEAR_TIE, VOCAB, Client, Target, drive, spec_of
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem, VerifyResult
@@ -91,8 +92,13 @@ def test_any_schedule_equals_masked_decoding(
     event(f"forced: {verifier.num_forced > 0}")
     for client in clients:
         assert client.output == client.expected
+        constraint = client.spec.sampling.constraint
+        assert constraint is not None
+        said = answer_in(constraint, client.output)
+        event(f"thought: {said is None} {said != client.output}")
         if client.output[-1] == END:
-            check_text(client.spec.sampling.constraint, text_of(client.output))
+            assert said is not None, "it ended within its thought"
+            check_text(constraint, text_of(said))
 
 
 def check_text(constraint: Constraint | None, text: str) -> None:
