@@ -252,8 +252,9 @@ class CompletionFormat:
                 alternatives.append(None)
                 continue
             # Of the prompt more may be known, for `prompt_logprobs`.
-            listed = _top(entry, self.envelope.num_logprobs)
-            top = {name_of(token): _finite(value) for token, value in listed}
+            top: dict[str, float] = {}
+            for token, value in _top(entry, self.envelope.num_logprobs):
+                top.setdefault(name_of(token), _finite(value))  # of two of a name the likelier
             # OpenAI always lists the token chosen, which sampling may have taken from further down.
             top.setdefault(name, _finite(entry.logprob))
             alternatives.append(top)

@@ -14,7 +14,8 @@ from deployments.errors import ApiError, bad_request
 from deployments.request_model import RequestModel
 from deployments.text_codec import TextCodec
 from engine.constraint import Constraint, ConstraintKind
-from engine.grammar import MAX_TEXT, GrammarError, Grammars, make_tokenizer
+from engine.grammar import GrammarError, Grammars, make_tokenizer
+from engine.grammar_source import MAX_TEXT
 
 #: Most alternatives of a choice.
 MAX_CHOICES = 1024

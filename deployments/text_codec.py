@@ -167,7 +167,13 @@ class TextCodec:
             keep: special tokens that are shown.
             after: tokens of the text that the output goes on with; none if it is a text by itself.
         """
-        kept = {self._tokenizer.convert_tokens_to_ids(token) for token in keep}
+        ids = [(token, self._tokenizer.convert_tokens_to_ids(token)) for token in keep]
+        # One that there is not may have the id of the unknown token.
+        kept = {
+            own
+            for token, own in ids
+            if own is not None and self._tokenizer.convert_ids_to_tokens(own) == token
+        }
         skipped = self._special - kept if skip_special_tokens else frozenset[int]()
         if self._bytes is not None:
             return ByteDetokenizer(self._bytes, skipped)

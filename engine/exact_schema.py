@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 from engine.schema_parts import VALUES, schema_parts
 
@@ -13,6 +13,11 @@ Number = int | float
 _EXACT = 1 << 53
 # So many digits survive being read and written, of numbers that are neither tiny nor huge.
 _DIGITS, _LEAST, _MOST = 15, 1e-6, 1e15
+# In the direction away from 0: an exclusive bound, its name in draft 4, and those on the other side.
+_EXCLUSIVE = (
+    (1, "exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum")),
+    (-1, "exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum")),
+)
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 
@@ -30,9 +35,9 @@ def why_not_exact(schema: Any, is_kept: Callable[[Number], bool]) -> str | None:
                     return f"{number!r} of `{name}` would be written as another number: give it as a string"
         for name in _BOUNDS:
             bound = part.get(name)
-            if isinstance(bound, int | float) and not isinstance(bound, bool) and abs(bound) > _EXACT:
+            if _is_number(bound) and abs(bound) > _EXACT:
                 return f"`{name}` of {bound!r} is beyond 2^53, where not all integers can be told apart"
-        reason = _about_properties(part)
+        reason = _about_properties(part) or _about_items(part) or _about_bounds(part)
         if reason is not None:
             return reason
     return None
@@ -53,6 +58,36 @@ def _about_properties(schema: dict[str, Any]) -> str | None:
     return None
 
 
+def _about_items(schema: dict[str, Any]) -> str | None:
+    """In a schema of older drafts, whose keywords these are, `prefixItems` means nothing to llguidance."""
+    if "prefixItems" not in schema:
+        return None
+    if "additionalItems" in schema or isinstance(schema.get("items"), list):
+        name = "additionalItems" if "additionalItems" in schema else "items"
+        return f"`prefixItems` would be ignored beside this `{name}`, which is of older drafts"
+    return None
+
+
+def _about_bounds(schema: dict[str, Any]) -> str | None:
+    """Between an integer and a number with the same whole part, llguidance takes the integer, too."""
+    kinds = schema.get("type", "number")
+    if "number" not in (kinds if isinstance(kinds, list) else [kinds]):
+        return None
+    for sign, near, inclusive, others in _EXCLUSIVE:
+        bound = schema.get(inclusive) if schema.get(near) is True else schema.get(near)
+        if not _is_number(bound) or bound * sign < 0 or bound != int(bound):
+            continue
+        for name in others:
+            other = schema.get(name)
+            if _is_number(other) and 0 < (other - bound) * sign < 1:
+                return f"`{near}` of {bound!r} beside `{name}` of {other!r} would let {bound!r} through"
+    return None
+
+
+def _is_number(value: Any) -> TypeGuard[Number]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _numbers(value: Any) -> Iterator[Number]:
     left = [value]
     while left:
@@ -61,7 +96,7 @@ def _numbers(value: Any) -> Iterator[Number]:
             left += part.values()
         elif isinstance(part, list):
             left += part
-        elif isinstance(part, int | float) and not isinstance(part, bool):
+        elif _is_number(part):
             yield part
 
 

@@ -14,83 +14,42 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from threading import Lock, stack_size
-from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 
 from engine.constraint import Constraint
 from engine.end_tokens import end_tokens
 from engine.exact_schema import Number, why_not_exact
+from engine.grammar_source import source_of, unforced
 from engine.mask_bits import TokenMask, only_token, tokens_in
 from engine.schema_cost import why_too_dear
 from engine.schema_parts import schemas_of
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
-#: Most characters of a constraint's text.
-MAX_TEXT = 64 * 1024
 #: Compiled grammars kept by one process.
 MAX_COMPILED = 128
 # Bytes of address space, of which only what is used is taken.
 _COMPILER_STACK = 256 << 20
 
 _NO_TOKEN = "no token of the vocabulary can continue the answer"
-
-# JSON stays on one line: a model that likes whitespace would otherwise write nothing else to the end.
-_SPACED: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-_COMPACT: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+# How llguidance says that a lexer is full: of states, or of expressions.
+_USED_UP = "lexer error: too many"
 
 
 class GrammarError(ValueError):
     """A constraint that cannot be compiled or followed; the message is for whoever wrote it."""
 
 
-def _limits() -> LLParserLimits:
+class UsedUp(GrammarError):
+    """A lexer has as many states as it may have, of all answers that were followed with it."""
+
+
+def _limits(max_states: int | None) -> LLParserLimits:
     # Above llguidance's defaults per step: what was let in should not end half-way in an answer.
-    return LLParserLimits(step_lexer_fuel=2_000_000, step_max_items=500_000, verbose_errors=False)
-
-
-def _source(constraint: Constraint) -> str:
-    """The constraint in llguidance's notation; raises GrammarError if its text is not even readable."""
-    if len(constraint.text) > MAX_TEXT:
-        raise GrammarError(f"{len(constraint.text)} characters; at most {MAX_TEXT} are taken")
-    match constraint.kind:
-        case "json_object" | "json_schema":
-            schema = constraint.text if constraint.kind == "json_schema" else '{"type":"object"}'
-            options = _COMPACT if constraint.compact else _SPACED
-            try:
-                source: str = LLMatcher.grammar_from_json_schema(schema, overrides=options)
-            except ValueError as error:
-                raise GrammarError(str(error)) from None
-            return source
-        case "regex":
-            return str(LLMatcher.grammar_from_regex(constraint.text))
-        case "grammar":
-            try:
-                return str(grammar_from("grammar", constraint.text))  # Lark, or GBNF turned into it
-            except (ValueError, RecursionError) as error:
-                raise GrammarError(str(error)) from None
-        case "choice":
-            # A regular expression may begin and end with any character, and one of no characters is fine.
-            quoted = "|".join(_quote(choice) for choice in json.loads(constraint.text))
-            return str(LLMatcher.grammar_from_regex(f"({quoted})"))
-
-
-def _unforced(source: str) -> str:
-    """A grammar in Lark that leaves open how text is spelled where there is no choice what it is."""
-    if source.startswith("{"):
-        (grammar,) = json.loads(source)["grammars"]
-        schema, lark = grammar["json_schema"], grammar["lark_grammar"]
-        source = lark if schema is None else f"start: %json {json.dumps(schema)}"
-    return '%llguidance {"no_forcing": true}\n' + source
-
-
-def _quote(text: str) -> str:
-    """A regular expression of exactly `text`: every character that could mean something, by its number."""
-    return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
+    return LLParserLimits(
+        step_lexer_fuel=2_000_000, step_max_items=500_000, max_lexer_states=max_states, verbose_errors=False
+    )
 
 
 def load_tokenizer(directory: Path, vocab_size: int) -> LLTokenizer:
@@ -147,9 +106,14 @@ class Grammars:
         *,
         vocab_size: int | None = None,
         max_compiled: int = MAX_COMPILED,
+        max_states: int | None = None,
     ) -> None:
-        """Begin to `load` the tokenizer, whose tokens from `vocab_size` on the model does not have."""
+        """Begin to `load` the tokenizer, whose tokens from `vocab_size` on the model does not have.
+
+        A compiled grammar has at most `max_states` of its lexer, by default llguidance's 250,000.
+        """
         self._vocab_size = vocab_size
+        self._max_states = max_states
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         # llguidance's compiler is recursive: a chain of a thousand definitions would overflow a usual stack.
         before = stack_size(_COMPILER_STACK)
@@ -169,21 +133,23 @@ class Grammars:
         """llguidance's tokenizer, once loaded; raises GrammarError if the model has none that serves."""
         return self._tokenizer.result()
 
-    def prepare(self, constraint: Constraint, *, forced: bool = True) -> Future[LLMatcher]:
+    def prepare(
+        self, constraint: Constraint, *, forced: bool = True, anew: bool = False
+    ) -> Future[LLMatcher]:
         """Begin to compile, unless it is done already; the result is shared and must be copied.
 
-        Where there is no choice what the text is, the tokenizer says how it is spelled, if `forced`.
+        Where there is no choice what the text is, the tokenizer says how it is spelled, if `forced`. If
+        `anew`, it is compiled in any case, and the next ones share that.
         """
         key = constraint, forced
         with self._lock:
-            found = self._compiled.get(key)
+            found = None if anew else self._compiled.get(key)
             if found is None:
                 compiles = self._compile if forced else self._compile_unforced
                 found = self._compiled[key] = self._thread.submit(compiles, constraint)
-                if len(self._compiled) > self._max_compiled:
-                    self._compiled.popitem(last=False)
-            else:
-                self._compiled.move_to_end(key)
+            self._compiled.move_to_end(key)
+            if len(self._compiled) > self._max_compiled:
+                self._compiled.popitem(last=False)
             return found
 
     def check(self, constraint: Constraint) -> None:
@@ -225,7 +191,10 @@ class Grammars:
         return token not in self.tokenizer.eos_tokens or not state.is_accepting()
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
-        source = _source(constraint)
+        try:
+            source = source_of(constraint)
+        except ValueError as error:
+            raise GrammarError(str(error)) from None
         for schema in schemas_of(constraint):
             reason = why_too_dear(schema) or why_not_exact(schema, self._keeps)
             if reason is not None:
@@ -234,7 +203,7 @@ class Grammars:
         mask = self.mask(compiled)  # which takes up to a second, and its copies have it then
         start = compiled.deep_copy()
         if not start.is_error() and self.spells_special(start, mask):
-            start = self._matcher(_unforced(source))
+            start = self._matcher(unforced(source))
             mask = self.mask(start)
         if start.is_error():
             raise GrammarError(_message(start))
@@ -248,10 +217,11 @@ class Grammars:
         return compiled
 
     def _compile_unforced(self, constraint: Constraint) -> LLMatcher:
-        return self._matcher(_unforced(_source(constraint)))
+        return self._matcher(unforced(source_of(constraint)))
 
     def _matcher(self, source: str) -> LLMatcher:
-        compiled = LLMatcher(self._tokenizer.result(), source, log_level=0, limits=_limits())
+        limits = _limits(self._max_states)
+        compiled = LLMatcher(self._tokenizer.result(), source, log_level=0, limits=limits)
         if compiled.is_error():
             raise GrammarError(_message(compiled))
         return compiled
@@ -298,12 +268,19 @@ class Matcher:
             GrammarError: if the grammar does not compile, the output is not in it, or it takes more work
                 than the limits allow.
         """
+        try:
+            return self._allowed()
+        except UsedUp:
+            self._begin_anew()
+            return self._allowed()
+
+    def _allowed(self) -> TokenMask:
         state = self._read()
         if self._ended:
             return self.ends()
         mask = self._grammars.mask(state)
         if state.is_error():
-            raise GrammarError(_message(state))
+            raise _error(state)
         if self._grammars.spells_special(state, mask):
             mask = self._unforced_mask()
         if not mask.any():
@@ -321,10 +298,10 @@ class Matcher:
         state.rollback(len(read) - shared)
         self._unforced_read = wanted
         if not state.consume_tokens(wanted[shared:]):
-            raise GrammarError(_message(state))
+            raise _error(state)
         mask = self._grammars.mask(state)
         if state.is_error():
-            raise GrammarError(_message(state))
+            raise _error(state)
         return mask
 
     def ends(self) -> TokenMask:
@@ -341,11 +318,32 @@ class Matcher:
         Raises:
             GrammarError: if it was not allowed.
         """
+        try:
+            self._enter(token, depth)
+        except UsedUp:
+            self._begin_anew()
+            self._enter(token, depth)
+
+    def _enter(self, token: int, depth: int) -> None:
         state = self._read()
         self._back_to(depth - 1)
         if not state.consume_token(token):
-            raise GrammarError(_message(state))
+            raise _error(state)
         self._path.append(token)
+
+    def _begin_anew(self) -> None:
+        """Go on with a grammar that no answer was followed with.
+
+        The states of a lexer count for all answers of a constraint together, and for drafts: else it would be
+        a matter of those whether this one can be followed.
+        """
+        path = self._path
+        if self._unforced is not None:
+            self._grammars.prepare(self._constraint, forced=False, anew=True)
+        self._compiling = self._grammars.prepare(self._constraint, anew=True)
+        self.recover()
+        for depth, token in enumerate(path, 1):
+            self._enter(token, depth)
 
     def leave(self) -> None:
         """Back to the committed tokens."""
@@ -372,8 +370,15 @@ class Matcher:
                 if token in self.end_tokens:
                     self._ended = True
                 elif self._ended or not state.consume_token(token):
+                    if state.is_error() and isinstance(error := _error(state), UsedUp):
+                        raise error
                     raise GrammarError(f"the output does not fit the grammar at token {token}")
         return state
+
+
+def _error(state: LLMatcher) -> GrammarError:
+    message = _message(state)
+    return (UsedUp if message.startswith(_USED_UP) else GrammarError)(message)
 
 
 def _message(state: LLMatcher) -> str:

@@ -14,9 +14,12 @@ from transformers import PreTrainedTokenizerFast
 
 from deployments.api_service import ApiService
 from deployments.openai_api import create_app
+from deployments.openai_responses import ChoiceState, CompletionFormat, Envelope
 from deployments.text_codec import TextCodec
+from deployments.text_offsets import TextOffsets
 from tests.drafters.tokenizers_of_all_kinds import byte_fallback
 from tests.fakes.cell_stand_in import CellStandIn
+from verifier.messages import TokenLogprobs
 
 PROMPT, REST = "The quick", " brown fox \u2603 jumps"
 
@@ -33,7 +36,9 @@ def tokenizer() -> Any:
             decoders.Strip(" ", 1, 0),
         ]
     )
-    fast: Any = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
+    fast: Any = PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
     fast.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     return fast
 
@@ -56,6 +61,22 @@ def test_tokens_are_told_with_their_spaces_and_bytes() -> None:
     special = [codec().token_text(token) for token in tokenizer().all_special_ids]
     assert special == tokenizer().all_special_tokens
     assert codec().token_text(10_000) == ""
+
+
+def test_a_marker_that_is_no_token_shows_no_token() -> None:
+    unknown = tokenizer().unk_token_id
+    detokenizer = codec().detokenizer(keep=("<tool_call>", "</s>"))
+    assert "".join(map(detokenizer.feed, [unknown, *tokenizer().convert_tokens_to_ids(["</s>"])])) == "</s>"
+
+
+def test_of_tokens_with_the_same_text_the_likelier_is_told() -> None:
+    byte, letter = tokenizer().convert_tokens_to_ids(["<0x61>", "a"])
+    assert codec().token_text(byte) == codec().token_text(letter) == "a"
+    state = ChoiceState([1], offsets=TextOffsets(codec().detokenizer()))
+    state.tokens = [letter]
+    state.logprobs = [TokenLogprobs(-0.5, [letter, byte], [-0.5, -2.0], 1)]
+    shown = CompletionFormat(Envelope("id", "model", codec(), num_logprobs=2)).whole([state])
+    assert shown["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -0.5}]
 
 
 @pytest.mark.parametrize(

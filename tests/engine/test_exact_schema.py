@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,10 +14,17 @@ from hypothesis import strategies as st
 from engine.constraint import Constraint
 from engine.exact_schema import why_not_exact
 from engine.grammar import GrammarError, Grammars, make_tokenizer
-from tests.fakes.tiny_tokenizer import tokenizer
+from engine.mask_bits import holds
+from tests.fakes.tiny_tokenizer import ids, tokenizer
 
 SIZE = len(tokenizer())
 END = int(tokenizer().eos_token_id)
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    text = tokenizer().backend_tokenizer.to_str()
+    return Grammars(lambda: make_tokenizer(text, [END], SIZE), vocab_size=SIZE)
 
 
 def nothing_kept(number: float) -> bool:
@@ -33,6 +42,12 @@ def nothing_kept(number: float) -> bool:
         ({"minProperties": 2}, "minProperties"),
         ({"patternProperties": {"a": {}}, "additionalProperties": False, "minProperties": 2}, "twice"),
         ({"required": ["a"], "minProperties": 3}, "minProperties"),
+        ({"items": {"prefixItems": [{"const": 1}], "additionalItems": False}}, "additionalItems"),
+        ({"prefixItems": [{"const": 1}], "items": [{"const": 2}]}, "older drafts"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, "let 0 through"),
+        ({"type": ["null", "number"], "exclusiveMinimum": 1, "exclusiveMaximum": 1.5}, "let 1 through"),
+        ({"minimum": -2.5, "exclusiveMaximum": -2.0}, "let -2.0 through"),
+        ({"minimum": 0, "exclusiveMinimum": True, "maximum": 0.5}, "let 0 through"),
     ],
 )
 def test_refused(schema: Any, says: str) -> None:
@@ -54,6 +69,13 @@ def test_refused(schema: Any, says: str) -> None:
         {"required": ["a"], "minProperties": 2},
         {"additionalProperties": False, "properties": {"a": {}, "b": {}}, "minProperties": 2},
         {"maxProperties": 2},
+        {"prefixItems": [{"const": 1}], "items": False},
+        {"items": [{"const": 1}], "additionalItems": False},
+        {"type": "integer", "exclusiveMinimum": 0, "maximum": 0.5},
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+        {"type": "number", "exclusiveMinimum": 0.5, "maximum": 0.75},
+        {"type": "number", "minimum": 0, "maximum": 0.5},
+        {"type": "number", "exclusiveMinimum": -1, "maximum": -0.5},
     ],
 )
 def test_taken(schema: Any) -> None:
@@ -88,3 +110,27 @@ def test_a_number_that_is_taken_is_the_one_written(number: float) -> None:
     else:
         assert isinstance(error, GrammarError)
         assert "another number" in str(error)
+
+
+@pytest.mark.parametrize("least", ["minimum", "exclusiveMinimum"])
+@pytest.mark.parametrize("most", ["maximum", "exclusiveMaximum"])
+def test_no_number_outside_of_bounds_that_are_taken_is_written(
+    grammars: Grammars, least: str, most: str
+) -> None:
+    numbers = (-2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2)
+    num_written = 0
+    for low, high in itertools.combinations(numbers, 2):
+        schema = {"type": "number", least: low, most: high}
+        constraint = Constraint(kind="json_schema", text=json.dumps(schema))
+        if grammars.prepare(constraint).exception() is not None:
+            continue
+        for number in numbers:
+            matcher, is_written = grammars.matcher(constraint), True
+            for token in [*ids(str(number)), END]:
+                is_written = is_written and holds(matcher.allowed(), token)
+                if is_written:
+                    matcher.advance([token])
+            if is_written:
+                jsonschema.validate(number, schema)
+                num_written += 1
+    assert num_written > 40

@@ -1,0 +1,56 @@
+"""Constraints in llguidance's notation."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from llguidance import LLMatcher, grammar_from
+
+from engine.constraint import Constraint
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+#: Most characters of a constraint's text.
+MAX_TEXT = 64 * 1024
+
+# JSON stays on one line: a model that likes whitespace would otherwise write nothing else to the end.
+_SPACED: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+_COMPACT: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+
+
+def source_of(constraint: Constraint) -> str:
+    """The constraint in llguidance's notation; raises ValueError if its text is not even readable."""
+    if len(constraint.text) > MAX_TEXT:
+        raise ValueError(f"{len(constraint.text)} characters; at most {MAX_TEXT} are taken")
+    match constraint.kind:
+        case "json_object" | "json_schema":
+            schema = constraint.text if constraint.kind == "json_schema" else '{"type":"object"}'
+            options = _COMPACT if constraint.compact else _SPACED
+            return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+        case "regex":
+            return str(LLMatcher.grammar_from_regex(constraint.text))
+        case "grammar":
+            try:
+                return str(grammar_from("grammar", constraint.text))  # Lark, or GBNF turned into it
+            except RecursionError as error:
+                raise ValueError(str(error)) from None
+        case "choice":
+            # A regular expression may begin and end with any character, and one of no characters is fine.
+            quoted = "|".join(_quote(choice) for choice in json.loads(constraint.text))
+            return str(LLMatcher.grammar_from_regex(f"({quoted})"))
+
+
+def unforced(source: str) -> str:
+    """A grammar in Lark that leaves open how text is spelled where there is no choice what it is."""
+    if source.startswith("{"):
+        (grammar,) = json.loads(source)["grammars"]
+        schema, lark = grammar["json_schema"], grammar["lark_grammar"]
+        source = lark if schema is None else f"start: %json {json.dumps(schema)}"
+    return '%llguidance {"no_forcing": true}\n' + source
+
+
+def _quote(text: str) -> str:
+    """A regular expression of exactly `text`: every character that could mean something, by its number."""
+    return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
