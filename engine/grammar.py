@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from threading import Lock, stack_size
 
@@ -32,7 +31,8 @@ MAX_COMPILED = 128
 # Bytes of address space, of which only what is used is taken.
 _COMPILER_STACK = 256 << 20
 
-_NO_TOKEN = "no token of the vocabulary can continue the answer"
+#: Nothing can follow.
+NO_TOKEN = "no token of the vocabulary can continue the answer"
 # How llguidance says that a lexer is full: of states, or of expressions.
 _USED_UP = "lexer error: too many"
 
@@ -233,150 +233,8 @@ class Grammars:
         return bool(written) and json.loads(written) == number
 
 
-class Matcher:
-    """Which tokens may come next in one answer, after what was generated and along paths of a tree.
-
-    The grammar is compiled and the output read when they are first needed.
-
-    Attributes:
-        end_tokens: those allowed where the answer may end.
-    """
-
-    def __init__(self, grammars: Grammars, constraint: Constraint, output: Sequence[int] = ()) -> None:
-        self._grammars = grammars
-        self._constraint = constraint
-        self._compiling = grammars.prepare(constraint)
-        self._output = list(output)
-        self._num_read = 0
-        self._state: LLMatcher | None = None
-        self._path: list[int] = []
-        self._unforced: LLMatcher | None = None
-        self._unforced_read: list[int] = []
-        self._ended = False
-        self.end_tokens: frozenset[int] = frozenset()
-
-    def advance(self, tokens: Iterable[int]) -> None:
-        """Append committed tokens; no path may be open."""
-        self._output.extend(tokens)
-
-    def allowed(self) -> TokenMask:
-        """One bit per token, int32 [ceil(vocab / 32)], lowest bit first: set for those that may come next.
-
-        Once the answer has ended, end tokens only.
-
-        Raises:
-            GrammarError: if the grammar does not compile, the output is not in it, or it takes more work
-                than the limits allow.
-        """
-        try:
-            return self._allowed()
-        except UsedUp:
-            self._begin_anew()
-            return self._allowed()
-
-    def _allowed(self) -> TokenMask:
-        state = self._read()
-        if self._ended:
-            return self.ends()
-        mask = self._grammars.mask(state)
-        if state.is_error():
-            raise _error(state)
-        if self._grammars.spells_special(state, mask):
-            mask = self._unforced_mask()
-        if not mask.any():
-            raise GrammarError(_NO_TOKEN)
-        return mask
-
-    def _unforced_mask(self) -> TokenMask:
-        """The mask here where nothing says how text is spelled: what came before decides it as ever."""
-        wanted = [*self._output, *self._path]
-        if self._unforced is None:
-            compiled = self._grammars.prepare(self._constraint, forced=False).result()
-            self._unforced, self._unforced_read = compiled.deep_copy(), []
-        state, read = self._unforced, self._unforced_read
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(wanted, read, strict=False)))
-        state.rollback(len(read) - shared)
-        self._unforced_read = wanted
-        if not state.consume_tokens(wanted[shared:]):
-            raise _error(state)
-        mask = self._grammars.mask(state)
-        if state.is_error():
-            raise _error(state)
-        return mask
-
-    def ends(self) -> TokenMask:
-        """The mask of the end tokens."""
-        mask = np.zeros((self._grammars.tokenizer.vocab_size + 31) // 32, dtype=np.int32)
-        words = mask.view(np.uint32)
-        for token in self.end_tokens:
-            words[token // 32] |= np.uint32(1 << token % 32)
-        return mask
-
-    def enter(self, token: int, depth: int) -> None:
-        """Take the path's first `depth - 1` tokens and then `token`, an allowed one that ends nothing.
-
-        Raises:
-            GrammarError: if it was not allowed.
-        """
-        try:
-            self._enter(token, depth)
-        except UsedUp:
-            self._begin_anew()
-            self._enter(token, depth)
-
-    def _enter(self, token: int, depth: int) -> None:
-        state = self._read()
-        self._back_to(depth - 1)
-        if not state.consume_token(token):
-            raise _error(state)
-        self._path.append(token)
-
-    def _begin_anew(self) -> None:
-        """Go on with a grammar that no answer was followed with.
-
-        The states of a lexer count for all answers of a constraint together, and for drafts: else it would be
-        a matter of those whether this one can be followed.
-        """
-        path = self._path
-        if self._unforced is not None:
-            self._grammars.prepare(self._constraint, forced=False, anew=True)
-        self._compiling = self._grammars.prepare(self._constraint, anew=True)
-        self.recover()
-        for depth, token in enumerate(path, 1):
-            self._enter(token, depth)
-
-    def leave(self) -> None:
-        """Back to the committed tokens."""
-        self._back_to(0)
-
-    def recover(self) -> None:
-        """As `leave`, after an error on a path: it spoils llguidance's state, so all is read again."""
-        self._state, self._num_read, self._path, self._ended = None, 0, [], False
-        self._unforced = None
-
-    def _back_to(self, depth: int) -> None:
-        if self._state is not None and len(self._path) > depth:
-            self._state.rollback(len(self._path) - depth)
-            del self._path[depth:]
-
-    def _read(self) -> LLMatcher:
-        if self._state is None:
-            self._state = self._compiling.result().deep_copy()
-            self.end_tokens = frozenset(self._grammars.tokenizer.eos_tokens)
-        state, unread = self._state, self._output[self._num_read :]
-        if unread and not self._path:
-            self._num_read += len(unread)
-            for token in unread:
-                if token in self.end_tokens:
-                    self._ended = True
-                elif self._ended or not state.consume_token(token):
-                    if state.is_error() and isinstance(error := _error(state), UsedUp):
-                        raise error
-                    raise GrammarError(f"the output does not fit the grammar at token {token}")
-        return state
-
-
-def _error(state: LLMatcher) -> GrammarError:
+def error_of(state: LLMatcher) -> GrammarError:
+    """What went wrong with it."""
     message = _message(state)
     return (UsedUp if message.startswith(_USED_UP) else GrammarError)(message)
 
@@ -387,4 +245,4 @@ def _message(state: LLMatcher) -> str:
     for end in ("<state>", "<backtrace>", "<non-verbose/>"):
         text = text.partition(end)[0]
     text = text.strip()
-    return _NO_TOKEN if text.startswith("NoExtension") else text
+    return NO_TOKEN if text.startswith("NoExtension") else text

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 
 from engine.constraint import Constraint, Thought
-from engine.grammar import Grammars, Matcher
+from engine.grammar import Grammars
 from engine.mask_bits import TokenMask, without
+from engine.matcher import Matcher
 
 
 def matcher_of(grammars: Grammars, constraint: Constraint, output: Sequence[int] = ()) -> Matcher:
@@ -73,10 +74,11 @@ class ThoughtfulMatcher(Matcher):
         """See `Matcher`."""
         del self._trail[depth - 1 :]
         where, num_said = self._trail[-1] if self._trail else (self._where, 0)
-        self._back_to(num_said)
         after, is_said = self._after(where, token)
         if is_said:
             super().enter(token, num_said + 1)
+        elif not num_said:
+            super().leave()
         self._trail.append((after, num_said + is_said))
 
     def leave(self) -> None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.grammar import GrammarError, Matcher
+from engine.grammar import GrammarError
 from engine.mask_bits import TokenMask, holds, only_token, without
+from engine.matcher import Matcher
 from engine.tree import TokenTree
 
 Int32 = NDArray[np.int32]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.grammar import GrammarError, Grammars, Matcher
+from engine.grammar import GrammarError, Grammars
 from engine.mask_bits import TokenMask
+from engine.matcher import Matcher
 from engine.runner import ModelShape
 from engine.sampling import Row, TokenHistory
 from engine.sampling_params import RequestSpec

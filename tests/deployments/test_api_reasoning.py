@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 from deployments.api_service import ApiService
 from deployments.openai_api import create_app
 from deployments.text_codec import TextCodec
+from engine.constraint import Thought
 from tests.deployments.socket_server import served
 from tests.deployments.test_messages_api import events_of
 from tests.fakes.cell_stand_in import CellStandIn
@@ -113,12 +114,54 @@ async def test_the_prompt_may_begin_the_thought(http: httpx.AsyncClient, cell: C
         await service.close()
 
 
-async def test_nothing_is_parted_where_the_form_is_given(url: str, cell: CellStandIn) -> None:
+async def test_nothing_is_parted_of_a_form_if_the_marks_are_no_tokens(url: str, cell: CellStandIn) -> None:
     says(cell, '{"a": 1}')
     body = {"messages": [HELLO], "response_format": {"type": "json_object"}}
     message = (await http_post(url, body)).json()["choices"][0]["message"]
     assert message["content"] == '{"a": 1}'
     assert "reasoning_content" not in message
+
+
+@pytest.mark.parametrize(
+    ("template", "is_open"),
+    [
+        ("{{ messages[0].content }}{# </think> #}", False),
+        ("{{ messages[0].content }}<think>\n{# </think> #}", True),
+        ("{{ messages[0].content }}<think>\n\n</think>\n\n", None),
+    ],
+)
+async def test_a_form_begins_behind_the_thought(
+    cell: CellStandIn, template: str, is_open: bool | None
+) -> None:
+    """Where the marks are tokens; where the prompt has closed it, there is none."""
+    changed = copy.deepcopy(tokenizer())
+    changed.add_tokens(["<think>", "</think>"])
+    changed.chat_template = template
+    marked = TextCodec(changed)
+    begin, end = (marked.encode(mark, add_special_tokens=False)[0] for mark in ("<think>", "</think>"))
+    cell.vocab_size = end + 1
+    text = {False: "<think>hm</think>", True: "hm</think>", None: ""}[is_open] + '{"a": 1}'
+    cell.script = lambda submit: [*marked.encode(text, add_special_tokens=False), *marked.eos_ids]
+    service = ApiService(cell, marked, tool_parser="hermes")
+    async with served(create_app(service)) as url:
+        for form in (
+            {"response_format": {"type": "json_object"}},
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}},
+        ):
+            response = await http_post(url, {"messages": [HELLO], **form})
+            assert response.status_code == 200, response.text
+            message = response.json()["choices"][0]["message"]
+            constraint = cell.submissions[-1].sampling.constraint
+            assert constraint is not None
+            if is_open is None:
+                assert constraint.thought is None
+                assert "reasoning_content" not in message
+            else:
+                assert constraint.thought == Thought(open_token=begin, close_token=end, is_open=is_open)
+                assert message["reasoning_content"] == "hm"
+            said = message["content"] or message["tool_calls"][0]["function"]["arguments"]
+            assert said == '{"a": 1}'
+    await service.close()
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])

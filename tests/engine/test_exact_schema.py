@@ -15,6 +15,7 @@ from engine.constraint import Constraint
 from engine.exact_schema import why_not_exact
 from engine.grammar import GrammarError, Grammars, make_tokenizer
 from engine.mask_bits import holds
+from engine.thoughtful_grammar import matcher_of
 from tests.fakes.tiny_tokenizer import ids, tokenizer
 
 SIZE = len(tokenizer())
@@ -125,7 +126,7 @@ def test_no_number_outside_of_bounds_that_are_taken_is_written(
         if grammars.prepare(constraint).exception() is not None:
             continue
         for number in numbers:
-            matcher, is_written = grammars.matcher(constraint), True
+            matcher, is_written = matcher_of(grammars, constraint), True
             for token in [*ids(str(number)), END]:
                 is_written = is_written and holds(matcher.allowed(), token)
                 if is_written:

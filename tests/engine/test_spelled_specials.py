@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from engine.constraint import Constraint, ConstraintKind
-from engine.grammar import GrammarError, Grammars, Matcher, make_tokenizer
+from engine.grammar import GrammarError, Grammars, make_tokenizer
 from engine.mask_bits import tokens_in
+from engine.matcher import Matcher
 from engine.thoughtful_grammar import matcher_of
 from tests.fakes.tiny_tokenizer import ids, tokenizer
 

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from engine.constraint import Constraint
-from engine.grammar import GrammarError, Grammars, Matcher, make_tokenizer
+from engine.grammar import GrammarError, Grammars, make_tokenizer
 from engine.mask_bits import holds, tokens_in
+from engine.matcher import Matcher
+from engine.thoughtful_grammar import matcher_of
 from engine.tree import TokenTree
 from tests.fakes.tiny_tokenizer import tokenizer
 from verifier.constrained import Bounds, mask_tree
@@ -44,7 +46,7 @@ def test_every_answer_is_followed_as_the_first_one(constraint: Constraint) -> No
     first = few.prepare(constraint)
     for _ in range(12):
         output: list[int] = []
-        matcher, plain = few.matcher(constraint), many.matcher(constraint)
+        matcher, plain = matcher_of(few, constraint), matcher_of(many, constraint)
         while len(output) < 45 and END not in output:
             mask = matcher.allowed()
             np.testing.assert_array_equal(mask, plain.allowed())
@@ -57,7 +59,7 @@ def test_every_answer_is_followed_as_the_first_one(constraint: Constraint) -> No
 @pytest.mark.parametrize("constraint", CONSTRAINTS[:2])
 def test_drafts_use_nothing_up_for_the_answer(constraint: Constraint) -> None:
     few, many, rng = grammars(MAX_STATES), grammars(None), random.Random(6)
-    matcher, plain, output = few.matcher(constraint), many.matcher(constraint), [0]
+    matcher, plain, output = matcher_of(few, constraint), matcher_of(many, constraint), [0]
     for position in range(30):
         chains = [[likely(plain.allowed(), rng)] for _ in range(6)]
         for chain in chains:
@@ -81,4 +83,4 @@ def test_an_answer_that_uses_a_grammar_up_by_itself_is_an_error() -> None:
     few.check(constraint)
     (token,) = tokenizer().convert_tokens_to_ids(["y"])
     with pytest.raises(GrammarError, match="too many states"):
-        few.matcher(constraint, [token] * 590).allowed()
+        matcher_of(few, constraint, [token] * 590).allowed()
