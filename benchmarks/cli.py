@@ -103,7 +103,12 @@ def serve(
         typer.Option(exists=True, help="Arrival trace: Azure CSV or Mooncake JSONL, also gzipped."),
     ] = None,
     max_concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Most requests at once (8 in a closed loop if unset).")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most requests at once (8 in a closed loop if unset). One that waits for that is sent late, "
+            "which is reported apart and counts in no latency.",
+        ),
     ] = None,
     slo: Annotated[
         list[str] | None,

@@ -175,7 +175,8 @@ class Comparison:
             self._leave_out_what_is_too_long(cell.describe()["max_tokens"])
             if self._num_done:
                 tables.console.print(
-                    f"{self._num_done:,} runs are in {self.options.json_file} and not taken again."
+                    f"{self._num_done:,} runs are in {self.options.json_file} and not taken again. Those "
+                    "added now do not take turns with them: in between the machine may have changed its pace."
                 )
             with CompareProgress() as bar:
                 self._calibrate(cell, bar)

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import yaml
+from pydantic import ValidationError
 
 from cluster.config import FlotillaConfig, PolicyConfig, SchedulerConfig
+from cluster.config_errors import wrong_fields
 from cluster.policies.registry import POLICIES
 from selector.own_classes import is_own, own_class
 
@@ -81,7 +83,11 @@ def parse_entrant(text: str, config: FlotillaConfig) -> Entrant:
             fields = sorted({*PolicyConfig.model_fields, *SchedulerConfig.model_fields} - {"name"})
             raise ValueError(f"--policy {text}: `{setting}` is not FIELD=VALUE; fields: {', '.join(fields)}")
         raw[section][key] = yaml.safe_load(value)
-    merged = FlotillaConfig.model_validate(raw)
+    try:
+        merged = FlotillaConfig.model_validate(raw)
+    except ValidationError as error:
+        wrong = "; ".join(wrong_fields(error, whole="the policy", model=FlotillaConfig))
+        raise ValueError(f"--policy {text}: {wrong}") from None
     return Entrant(text, merged.policy.model_dump(mode="json"), merged.scheduler.model_dump(mode="json"))
 
 

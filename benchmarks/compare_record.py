@@ -16,6 +16,8 @@ from benchmarks.report import meets_all, report
 from benchmarks.tables import plain_data
 
 VERSION = 1
+# Of an environment: objectives and rates are multiples of what such a machine once took.
+_MACHINE = ("machine", "processor", "cpus", "gpu")
 
 
 @dataclass(slots=True)
@@ -49,7 +51,7 @@ class Record:
         """The record in the file, to be continued, or a new one.
 
         Raises:
-            ValueError: if the file holds something else, or runs under other settings.
+            ValueError: if the file holds something else, or runs under other settings or of another machine.
         """
         plain = json.loads(json.dumps(plain_data(settings), default=str))
         if path is None or not path.exists():
@@ -65,6 +67,13 @@ class Record:
         if differing:
             raise ValueError(
                 f"{path} holds runs with another {', '.join(differing)}; name another file, or remove it"
+            )
+        here, there = (
+            {name: each.get(name) for name in _MACHINE} for each in (environment, held["environment"])
+        )
+        if here != there:
+            raise ValueError(
+                f"{path} holds runs of another machine, {there}; name another file, or remove it"
             )
         fields = ("environment", "baseline", "saturation", "points", "runs", "outputs")
         return cls(settings=plain, path=path, **{name: held[name] for name in fields})

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from benchmarks.arrivals import rescale
 from benchmarks.objectives import parse_slos
 from benchmarks.tables import make_console
 from benchmarks.workload import parse_mix
@@ -43,7 +44,9 @@ def run(
     at_once: Annotated[
         int | None,
         typer.Option(
-            min=1, help="A full loop instead: all are there from the start, so many are served at once."
+            min=1,
+            help="A full loop instead: all (--rate times --seconds) are there from the start, so many are "
+            "served at once.",
         ),
     ] = None,
     lengths: Annotated[
@@ -69,7 +72,9 @@ def run(
             help="Objectives by class, as in `flotilla bench`: code:1.2x,chat:tpot=50, *:ttft=2000."
         ),
     ] = None,
-    burstiness: Annotated[float, typer.Option(min=0.01, help="Gamma shape of the gaps; 1 is Poisson.")] = 1.0,
+    burstiness: Annotated[
+        float | None, typer.Option(min=0.01, help="Gamma shape of the gaps; 1, the default, is Poisson.")
+    ] = None,
     peaks: Annotated[bool, typer.Option("--peaks", help="Classes peak one after the other.")] = False,
     max_depth: Annotated[int, typer.Option(min=0, max=16, help="Deepest draft.")] = 8,
     max_width: Annotated[int, typer.Option(min=1, max=4, help="Widest beam.")] = 4,
@@ -95,6 +100,10 @@ def run(
             bounds = replace(bounds, max_running=at_once)
         served_by = [oracle.parse(name.strip(), bounds) for name in policy.split(",") if name.strip()]
         slos = parse_slos(slo or [])
+        if burstiness is not None and (workload is not None or peaks or at_once is not None):
+            raise ValueError(
+                "--burstiness is of arrivals that are drawn: not of a file's, peaks or --at-once"
+            )
         shapes = _shapes(workload, rate, seconds, mix, lengths, seed)
         # Of the built-in mix all classes count: few requests need not be of each.
         built_in = workloads.MIX if workload is None and lengths is None else ()
@@ -105,7 +114,7 @@ def run(
             shapes,
             chosen.baseline_s(),
             rate=None if at_once is not None else rate if workload is not None else rate or 4.0,
-            burstiness=burstiness,
+            burstiness=burstiness or 1.0,
             peaks=peaks,
             own_times=at_once is not None or (workload is not None and not peaks),
             slos=slos,
@@ -157,6 +166,10 @@ def _shapes(
         shapes = workloads.adaserve_file(path)
     else:
         shapes = workloads.trace_file(path)
+    if rate is not None:
+        # Before it is cut: seconds are those of the run, and not of a file that is read faster or slower.
+        times = rescale([shape.arrival_s or 0.0 for shape in shapes], rate)
+        shapes = [replace(shape, arrival_s=at) for shape, at in zip(shapes, times, strict=True)]
     shapes = workloads.cut(shapes, 0.0, seconds)
     if not shapes:
         raise ValueError(f"{path}: nothing arrives in the first {seconds:g} s")

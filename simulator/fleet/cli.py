@@ -9,9 +9,11 @@ from typing import Annotated
 
 import msgspec
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 
 from benchmarks.cli_common import JsonFile, to_write
+from cluster.config_errors import wrong_fields
 from deployments.command_failure import fail
 from simulator.fleet import report, scenario
 from simulator.fleet.run import FleetResult, run_detailed, run_large
@@ -118,6 +120,9 @@ def _runs(
             kind, _, number = rule.strip().partition("=")
             changes: dict[str, object] = {"router": router.strip(), "scaling": kind}
             if number:
-                changes["initial"] = int(number)
-            runs.append(Scenario.model_validate(raw | changes))
+                changes["initial"] = number
+            try:
+                runs.append(Scenario.model_validate(raw | changes))
+            except ValidationError as error:
+                raise ValueError("; ".join(wrong_fields(error, whole="the run", model=Scenario))) from None
     return runs

@@ -176,7 +176,9 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
     record.runs.append(run_of("flotilla", 0, [5.0, 6.0]))
     record.outputs["prompt"] = "1 2 3"
     record.save()
-    again = Record.resume(path, settings, {"cpus": 64})
+    with pytest.raises(ValueError, match="of another machine"):
+        Record.resume(path, settings, {"cpus": 64})
+    again = Record.resume(path, settings, {"cpus": 2, "time": "later"})
     assert again.has(Run("flotilla", POINT, 0))
     assert not again.has(Run("flotilla", POINT, 1))
     assert (again.saturation, again.outputs, again.environment) == (4.5, {"prompt": "1 2 3"}, {"cpus": 2})

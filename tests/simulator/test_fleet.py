@@ -205,6 +205,9 @@ def test_the_command_reports_and_says_what_is_wrong(tmp_path: Path, monkeypatch:
     assert written["plot"].read_bytes().startswith(b"\x89PNG")
     assert CliRunner().invoke(app, [str(file), "--scaling", "fixed=9"]).exit_code == 2
     assert "thousand-cells" in CliRunner().invoke(app, ["no-such-scenario"]).output
+    for wrong, field in ((["--router", "nearest"], "router: "), (["--scaling", "fixed=many"], "initial: ")):
+        told = CliRunner().invoke(app, [str(file), *wrong])
+        assert (told.exit_code, field in told.output, "pydantic" in told.output) == (2, True, False)
 
 
 def test_all_scenarios_can_be_read() -> None:

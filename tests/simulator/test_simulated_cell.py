@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -226,3 +227,18 @@ def test_the_command_compares_systems_and_prints_json() -> None:
     wrong = CliRunner().invoke(app, ["--policy", "nobody"])
     assert wrong.exit_code == 2
     assert "unknown policy" in wrong.output
+
+
+def test_seconds_of_a_workload_are_those_of_the_run_however_its_arrivals_are_stretched(
+    tmp_path: Path,
+) -> None:
+    """A request a second for 100 s, at two a second: 10 s are the first 21 of them, to 20 s of the file."""
+    path = tmp_path / "w.json"
+    row = {"input_length": 4, "output_length": 2, "slo_ratio": -50}
+    path.write_text(json.dumps([{**row, "emission_time_ms": 1000.0 * second} for second in range(101)]))
+    arguments = ["--workload", str(path), "--policy", "vllm", "--json", "--seconds", "10.1"]
+    for rate, count in (([], 11), (["--rate", "2"], 21)):
+        ran = CliRunner().invoke(app, [*arguments, *rate])
+        assert json.loads(ran.stdout)["num_requests"] == count
+    told = CliRunner().invoke(app, [*arguments, "--burstiness", "0.5"])
+    assert (told.exit_code, "--burstiness is of arrivals that are drawn" in told.output) == (2, True)

@@ -1,0 +1,142 @@
+"""Figures in the documentation are those of the records beside it, where a table can be held against one."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def record(name: str) -> Any:
+    return json.loads((DOCS / "results" / f"{name}.json").read_text())
+
+
+def table(document: str, head: str, section: str = "") -> list[list[str]]:
+    """Cells of the first table of a section whose head begins so, without the head."""
+    text = (DOCS / document).read_text()
+    lines = text[text.index(section) :].splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(head))
+    rows = []
+    for line in lines[first + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    assert rows
+    return rows
+
+
+def numbers(cell: str) -> list[float]:
+    return [float(found.replace(",", "")) for found in re.findall(r"[+-]?\d[\d,]*\.?\d*", cell)]
+
+
+def as_written(value: float, written: float, digits: int) -> bool:
+    """Whether a value may be rounded, up or down, to what is written."""
+    return abs(value - written) <= 0.51 * 10.0**-digits
+
+
+def test_what_the_way_to_the_client_costs() -> None:
+    rows = table("benchmarks.md", "| requests at once | way |")
+    ways = record("overhead")["ways"]
+    assert [row[1] for row in rows] == [one["way"] for one in ways]
+    for row, one in zip(rows, ways, strict=True):
+        first, each, ratio, rate = (numbers(cell)[0] for cell in row[2:])
+        assert as_written(one["median_ttft_ms"], first, 1), row
+        assert as_written(one["median_tpot_ms"], each, 2), row
+        assert as_written(one["tpot_ratio"]["median"], ratio, 2), row
+        assert as_written(one["median_tokens_per_s"], rate, 0), row
+
+
+@pytest.mark.parametrize(("name", "column"), [("pool-fixed", 1), ("pool", 2)])
+def test_the_pool_of_drafters(name: str, column: int) -> None:
+    rows, held = table("benchmarks.md", "| tokens per second | drafts of three"), record(name)
+    assert len(rows) == len(held["contenders"])
+    for row, contender in zip(rows, held["contenders"], strict=True):
+        ratios = held["ratios"][contender["label"]]
+        rate, to_none, to_best = numbers(row[column])
+        assert as_written(median(contender["goodput"]), rate, 0), row
+        assert as_written(ratios["no speculation"], to_none, 2), row
+        assert as_written(ratios["best single"], to_best, 2), row
+
+
+def test_micro_batches() -> None:
+    rows, batches = table("benchmarks.md", "| setting | 8 requests"), record("pipeline")["batches"]
+    settings = ["no speculation", "no overlap", "1", "2", "3", "4", "spin", "auto"]
+    for row, setting in zip(rows, settings, strict=True):
+        for cell, of in zip(row[1:], batches.values(), strict=True):
+            goodput = of["goodput"]
+            rate, *ratio = numbers(cell)
+            assert as_written(goodput[setting], rate, 0), row
+            assert all(as_written(goodput[setting] / goodput["no overlap"], one, 2) for one in ratio), row
+
+
+def test_the_simulator_beside_the_running_cell() -> None:
+    rows = table("simulator.md", "| policy | load | latency")
+    points = {(one["policy"], one["load"]): one["figures"] for one in record("fidelity")["points"]}
+    assert len(rows) == len(points)
+    policy = ""
+    for row in rows:
+        policy = row[0].strip("`") or policy
+        figures = points[policy, float(row[1])]
+        three = ("served", "simulated", "own costs")
+        for cell, name, digits in (
+            (row[2], "latency_ms", 0),
+            (row[3], "tpot_ms", 1),
+            (row[4], "attainment", 2),
+            (row[5], "goodput_tokens_s", 0),
+        ):
+            for said, which in zip(numbers(cell), three, strict=False):
+                assert as_written(figures[name][which], said, digits), (row, name)
+        for cell, name in ((row[6], "drafted_share"), (row[7], "tokens_per_request_step")):
+            for said, which in zip(numbers(cell), ("served", "own costs"), strict=True):
+                assert as_written(figures[name][which], said, 2), (row, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "which"), [("engine-deep", "1.82x (code 2.26x"), ("engine-grown-135m", "1.92x (code 2.2x")]
+)
+def test_engines_side_by_side(name: str, which: str) -> None:
+    """Of one request and of eight, over each of the others."""
+    lines = (DOCS / "benchmarks.md").read_text().splitlines()
+    at = next(number for number, line in enumerate(lines) if which in line)
+    cells = record(name)["cells"]
+    for line, concurrency in ((lines[at], 1), (lines[at + 1], 8)):
+        said = [numbers(cell)[0] for cell in line.strip("|").split("|")[1:] if numbers(cell)]
+        found = [
+            one["flotilla / this"]
+            for one in cells
+            if (one["domain"], one["concurrency"]) == ("all", concurrency) and one["engine"] != "flotilla"
+        ]
+        assert len(said) == len(found)
+        assert all(abs(one - other) <= 0.051 for one, other in zip(said, found, strict=True)), line
+
+
+def test_claims_of_the_papers() -> None:
+    page = (DOCS / "reproduction" / "README.md").read_text()
+    held = re.search(r"Of the papers' claims (\d+ of \d+) hold", page)
+    assert held is not None
+    papers, whole = held[1].split(" of ")
+    assert f"{papers} of the papers' {whole} claims hold" in (DOCS.parent / "README.md").read_text()
+
+
+def test_policies_with_the_costlier_target() -> None:
+    """The record holds means over seeds; ratios of goodput are of those."""
+    found = table("benchmarks.md", "| requests that met their objective", "### A costlier target")
+    rows = {row[0].strip("`"): row[1:] for row in found}
+    points = record("compare-deep")["summary"]
+    for place, point in enumerate(points):
+        figures = {one["policy"].partition(":")[0]: one for one in point["policies"]}
+        for policy, one in figures.items():
+            name = "fixed`, depth 3" if policy == "fixed" else policy
+            assert as_written(100 * one["attainment"]["mean"], numbers(rows[name][place])[0], 0), policy
+        goodput = {name: one["goodput_tokens_per_s"]["mean"] for name, one in figures.items()}
+        best = point["against_best"][0]["baseline"].partition(":")[0]
+        for label, other, digits in (("that other", best, 2), ("`autoregressive`", "autoregressive", 1)):
+            said = numbers(rows[f"goodput in tokens, `flotilla` to {label}".strip("`")][place])[0]
+            assert as_written(goodput["flotilla"] / goodput[other], said, digits), (point["key"], label)
+    assert len(points) == 4
