@@ -86,3 +86,15 @@ def test_whether_drafting_pays_is_found_whatever_was_believed_before(
     assert share < 0.2 if pays else share > 0.8
     share = machine.run(rate, 2400)
     assert share > 0.8 if pays else share < 0.2
+
+
+def test_drafters_that_were_slow_for_a_moment_are_soon_drafted_with_again() -> None:
+    """As while something is compiled: what nobody asks for is learnt in tries, of which each must count."""
+    machine = Machine()
+    machine.run(0.6, 300)
+    for _ in range(20):
+        layers_s = machine.cost.layers_seconds("small", 1, 1, 4)
+        machine.cost.observe_draft("small", layers_s, 100.0 * layers_s)
+    assert machine.run(0.6, 400) < 0.1
+    machine.run(0.6, 1600)
+    assert machine.run(0.6, 200) > 0.8
