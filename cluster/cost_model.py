@@ -343,6 +343,9 @@ class CostModel:
             before, self._decoded = self._decoded, (self._decoded[1], parts.kind)
             other = VERIFY_PLAIN if parts.kind == VERIFY_DRAFTED else VERIFY_DRAFTED
             self._weight(other).missed()
+            if parts.kind == VERIFY_PLAIN:
+                for call in self._calls.values():
+                    call.missed()
             if parts.kind in before:
                 self._correct(parts.kind, actual / predicted, parts.decoding_s / predicted)
         self._correct(VERIFY_PROMPTS, actual / predicted, parts.prompts_s / predicted)

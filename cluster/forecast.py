@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from cluster.cost_model import CostModel
+from cluster.load_pace import LoadPace
 from cluster.passing import NOBODY_PASSES, Passing
 from cluster.requests import PREFILL, Request
 from cluster.running_mean import RunningMean
@@ -19,27 +20,13 @@ from verifier.messages import VerifyResult
 SOLO_TOKENS = 2.0
 # Steps after which a load counts as known.
 KNOWN_STEPS = 8
+# What a load seemed slower than one seen now lets expect is forgotten by this share in so many steps of that,
+# and by twice the share in each with prompts: if it were for ever, whoever is refused for it would be, too.
+FORGOTTEN, FORGOTTEN_STEPS = 1 / 256, 16
 # Share of its `max_tokens` that a request is taken to use until some have ended.
 FIRST_SHARE = 1.0
 # Requests that are reckoned to pass one that waits; by then it is late for any objective.
 MOST_PASSING = 256
-
-
-@dataclass(slots=True)
-class LoadPace:
-    """How steps went while about so many requests decoded.
-
-    Attributes:
-        num_decoding: requests decoding.
-        step_s: seconds from one answer of the target to the next.
-        num_committed: tokens a decoding request got per answer.
-        num_context: tokens of a decoding request's sequence.
-    """
-
-    num_decoding: RunningMean
-    step_s: RunningMean
-    num_committed: RunningMean
-    num_context: RunningMean
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +111,8 @@ class Forecast:
             expected_s = self._chunk_s(num_prefilled, num_decoding)
             share = self._prefill_share.setdefault(num_decoding.bit_length(), RunningMean(1.0))
             share.follow(min(step_s / expected_s, 4 * share.value))
+            for other in self._prefill_share.values():
+                other.value -= 2 * FORGOTTEN * max(0.0, other.value - share.value)
         if since is None or num_decoding == 0 or now <= since:  # the clock was put back
             return
         num_committed = sum(len(verdict.tokens) for verdict in result.verdicts)
@@ -138,6 +127,9 @@ class Forecast:
         pace.step_s.follow(min(step_s, 4 * pace.step_s.value))
         pace.num_committed.follow(means[0])
         pace.num_context.follow(means[1])
+        for slow in self._paces.values() if pace.step_s.seen % FORGOTTEN_STEPS == 0 else ():
+            here_s = self._seen_s(pace, slow.num_decoding.value, slow.num_context.value)
+            slow.step_s.value -= FORGOTTEN * max(0.0, slow.step_s.value - here_s)
 
     def ended(self, request: Request, reason: str) -> None:
         """A request ended; only one that did so by itself says how long answers are."""
@@ -181,10 +173,14 @@ class Forecast:
 
     def _paced_s(self, pace: LoadPace, num_decoding: int, *, drafts: bool) -> float:
         """Seconds per output token at a load, from what was seen at another."""
-        seen, context = max(1.0, pace.num_decoding.value), pace.num_context.value
-        step_s = pace.step_s.value * self._plain_s(num_decoding, context) / self._plain_s(seen, context)
+        step_s = self._seen_s(pace, num_decoding, pace.num_context.value)
         num_committed = max(1e-3, pace.num_committed.value)
         return step_s / (num_committed if drafts else min(1.0, num_committed))
+
+    def _seen_s(self, pace: LoadPace, num_decoding: float, num_context: float) -> float:
+        """Seconds of a step at a load, scaled from what was seen at another."""
+        seen_s = self._plain_s(max(1.0, pace.num_decoding.value), pace.num_context.value)
+        return pace.step_s.value * self._plain_s(num_decoding, num_context) / seen_s
 
     def _plain_s(self, num_decoding: float, num_context: float) -> float:
         cost = self.cost.profile.target

@@ -15,6 +15,8 @@ from selector.sharing import Sharing
 # that of the call itself.
 SMOOTHING = 0.2
 LEAST_TOKENS = 16
+# A reading counts as at most so many times what is expected of it: a hiccup of the machine is not believed.
+MOST_TIMES = 4.0
 # A layer is taken to cost a share of a draft of so many.
 LAYERS = 4
 # Share of a step's overhead that a draft call more takes: building it, sending it, taking its answer in.
@@ -74,6 +76,9 @@ class MeasuredCosts:
         if num_tokens < LEAST_TOKENS or kind not in self.keeping:
             return
         token_s = seconds / num_tokens
+        expected_s = self.rebuild_s(kind, num_tokens) / num_tokens
+        if expected_s > 0.0:  # else the profile says nothing of it
+            token_s = min(token_s, MOST_TIMES * expected_s)
         before = self._token_s.get(kind, token_s)
         self._token_s[kind] = before + SMOOTHING * (token_s - before)
 

@@ -122,7 +122,7 @@ class Flotilla:
             is_urgent = not best_depth or drafted >= (1.0 - MOST_LOST) * plain
             if is_urgent and best_depth:
                 depth, goodput = best_depth, drafted
-        if not is_urgent and depth and plain * SURELY_PAYS > drafted:
+        if not is_urgent and depth and _plain_at_best(plain, batch, context) * SURELY_PAYS > drafted:
             if self._try_plain.tries(context.step, plain / drafted):
                 self._rest(n, PROBE_RUN, context)
                 return [NO_DRAFT] * n
@@ -349,6 +349,18 @@ class Flotilla:
         """Of these drafters, by seconds per request and layer, those that cost next to nothing."""
         most_s = CHEAP_SHARE * context.cost.verify_token_seconds()
         return {name for name, seconds in layer_s.items() if seconds < most_s}
+
+
+def _plain_at_best(plain: float, batch: DecodeBatch, context: StepContext) -> float:
+    """Tokens per second of plain steps if they took no longer than the same steps after drafts do.
+
+    Drafters slow the target, and not the other way round. Plain steps that seem slower were the rule when the
+    whole machine was slow: if that were believed, they would not be tried again.
+    """
+    n = len(batch)
+    verify_s = context.cost.verify_seconds(n, n, batch.num_context, drafted=True)
+    beside_s = min(context.plain_overhead_s, context.draft_overhead_s)
+    return max(plain, n / (verify_s + beside_s - _spent_on_prompts(context, drafted=True)))
 
 
 def _rest_with_objectives(context: StepContext) -> int:

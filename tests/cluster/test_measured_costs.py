@@ -43,3 +43,21 @@ def test_below_the_knee_the_quicker_of_two_drafters_is_told() -> None:
     assert max(told, key=told.__getitem__) == max(rates, key=true_goodput) == "small"
     for kind in rates:
         assert told[kind] == pytest.approx(true_goodput(kind), rel=0.02)
+
+
+def test_a_first_reading_that_stalled_is_not_believed() -> None:
+    """Nobody is given to a drafter that seems to read for minutes, and so nothing shows that it does not."""
+    cost = CostModel(CostProfile(target=TARGET, drafters=DRAFTERS))
+    costs = MeasuredCosts(cost, keeping={"small", "other"})
+    before_s = costs.rebuild_s("small", 100)
+    costs.have_read("small", 100, 30.0)
+    assert costs.rebuild_s("small", 100) < 5.0 * before_s
+    for _ in range(10):
+        costs.have_read("small", 100, before_s)
+    costs.have_read("small", 100, 30.0)
+    assert costs.rebuild_s("small", 100) < 3.0 * before_s
+    for _ in range(60):  # who lastingly reads slowly is believed to
+        costs.have_read("small", 100, 1.0)
+    assert costs.rebuild_s("small", 100) == pytest.approx(1.0, rel=0.05)
+    costs.have_read("other", 100, 1.0)  # of which the profile says nothing
+    assert costs.rebuild_s("other", 200) == pytest.approx(2.0)

@@ -1,0 +1,52 @@
+"""What was learnt of a load that is not there any more does not keep it from coming back."""
+
+from __future__ import annotations
+
+from cluster.cost_model import DEFAULT_PROFILE, CostModel
+from cluster.forecast import Forecast
+from cluster.requests import Request, State
+from tests.cluster.test_overload_admission import answer, submitted
+
+
+class Steps:
+    """Answers of a target, one after the other."""
+
+    def __init__(self) -> None:
+        self.forecast, self.now = Forecast(CostModel(DEFAULT_PROFILE), 512, 8), 0.0
+
+    def take(self, num_decoding: int, step_s: float, num_steps: int, *, prompts: int = 0) -> None:
+        """Steps in which so many decode and, beside them, so many prompts are computed."""
+        decoding = [Request(submitted(number), "client", 0.0, number) for number in range(num_decoding)]
+        for request in decoding:
+            request.state, request.first_token_at = State.VERIFYING, 0.0
+        self.forecast.verified(answer(decoding=decoding), decoding, self.now)
+        for _ in range(num_steps):
+            computed = [Request(submitted(9), "client", 0.0, 9) for _ in range(prompts)]
+            for request in computed:
+                request.state, request.first_chunk_at = State.PREFILL_SENT, self.now
+            self.now += step_s
+            self.forecast.verified(
+                answer(decoding=decoding, computed=computed), [*decoding, *computed], self.now
+            )
+
+
+def test_a_load_that_was_slow_once_is_expected_as_the_loads_seen_now() -> None:
+    """Half of all requests were refused for ever: the load at which they would have run was never seen."""
+    steps = Steps()
+    steps.take(2, 0.1, 50)
+    assert steps.forecast.tpot_s(2, drafts=False) > 0.09
+    steps.take(1, 0.01, 200)
+    assert steps.forecast.tpot_s(2, drafts=False) > 0.08  # not at once
+    steps.take(1, 0.01, 12_000)
+    assert steps.forecast.tpot_s(2, drafts=False) < 0.02
+    # What lets expect more is not believed of others: that is soon seen.
+    steps.take(1, 0.2, 100)
+    assert steps.forecast.tpot_s(2, drafts=False) < 0.03
+
+
+def test_so_are_prompts_beside_it() -> None:
+    steps = Steps()
+    steps.take(2, 0.2, 50, prompts=1)
+    assert steps.forecast.prefill_s(3, 2) > 0.15
+    steps.take(1, 0.011, 800, prompts=1)
+    assert steps.forecast.prefill_s(3, 2) < 0.03
