@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +64,8 @@ def _handler(file: Path | None, directory: Path | None, process: Fields) -> logg
         return WatchedFileHandler(file, encoding="utf-8")
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
-        name = "-".join(f"{field}-{value}" for field, value in process.items()).replace(" ", "-")
+        name = "-".join(f"{field}-{value}" for field, value in process.items())
+        name = re.sub(r"[ /]", "-", name)  # ranks are called `verifier rank 0`, instances `NAME/0`
         own = directory / f"{name}.log"
         return RotatingFileHandler(own, maxBytes=_FILE_BYTES, backupCount=_EARLIER_FILES, encoding="utf-8")
     # In a replica of Ray Serve `sys.stderr` writes a prefix before every line: JSON would be none.

@@ -65,7 +65,7 @@ def fail() -> None:
 @pytest.mark.usefixtures("in_a_replica")
 def test_every_line_of_a_replica_s_file_is_json_and_a_traceback_is_text(session: Path) -> None:
     """Ray Serve's prefix stood before each of them, and its `print` made tuples of tracebacks."""
-    log_to_files(LogConfig(format="json"), {"cell": "c", "worker": "verifier rank 0"})
+    log_to_files(LogConfig(format="json"), {"cell": "c", "worker": "verifier rank/0"})
     log.info("two\nlines")
     fail()
     (file,) = (session / "logs" / "flotilla").iterdir()

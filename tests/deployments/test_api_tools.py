@@ -14,8 +14,9 @@ from openai import AsyncOpenAI
 from deployments.api_service import ApiService
 from deployments.openai_api import create_app
 from deployments.text_codec import TextCodec
-from engine.grammar import Grammars, Matcher, make_tokenizer
+from engine.grammar import Grammars, make_tokenizer
 from engine.mask_bits import holds
+from engine.matcher import Matcher
 from tests.fakes.cell_stand_in import CellStandIn
 from tests.fakes.tiny_tokenizer import codec, ids, tokenizer
 
