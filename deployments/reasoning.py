@@ -40,8 +40,8 @@ class _Where(Enum):
 class ReasoningParser:
     """Divides the text of one answer, in pieces of any size, into what is thought and what is said.
 
-    Only what an answer begins with is a thought, and one that does not end is all there is. White space at
-    the beginnings of both is left out, since templates put their own there.
+    Only what an answer begins with is a thought, and one that does not end is all there is. White space
+    behind both marks is left out, since templates put their own there.
 
     Args:
         kind: of `MARKERS`.
@@ -49,6 +49,7 @@ class ReasoningParser:
             may write it all the same.
         is_told: whether what is thought is told, or left out.
         close_token: that of the mark of the end, if it is one.
+        is_form: whether the answer keeps to a form, of which white space at its beginning is a part.
 
     Attributes:
         markers: tokens that are to be seen in the text, though they may be special ones.
@@ -58,12 +59,19 @@ class ReasoningParser:
     """
 
     def __init__(
-        self, kind: str, *, is_open: bool, is_told: bool = True, close_token: int | None = None
+        self,
+        kind: str,
+        *,
+        is_open: bool,
+        is_told: bool = True,
+        close_token: int | None = None,
+        is_form: bool = False,
     ) -> None:
         self._open, self._close = self.markers = MARKERS[kind]
         self._is_open = is_open
         self.is_told = is_told
         self._close_token = close_token
+        self._is_form = is_form
         self._where = _Where.START
         self._held = ""
         self._has_thought = False
@@ -137,7 +145,7 @@ class ReasoningParser:
     def _until_close(self) -> str:
         thought, close, rest = self._held.partition(self._close)
         if close:
-            self._where, self._held = _Where.CLOSED, rest
+            self._where, self._held = _Where.ANSWER if self._is_form else _Where.CLOSED, rest
             self._num_behind = len(rest)
             return thought
         # The end of the text may be the beginning of the mark.
@@ -170,6 +178,7 @@ def make_parser(
         is_open=_is_open(kind, request, prompt, codec) is True,
         is_told=request.include_reasoning is not False,
         close_token=_single_token(codec, MARKERS[kind][1]),
+        is_form=constraint is not None,
     )
 
 

@@ -23,7 +23,7 @@ from tests.fakes.tiny_tokenizer import codec, ids, tokenizer
 CHAT = "/v1/chat/completions"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 CALL = '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call>'
-HELLO = {"role": "user", "content": "hello"}
+HELLO: Any = {"role": "user", "content": "hello"}
 THINKS = "<think>\nhm, hello?\n</think>\n\nHi."
 
 
@@ -63,7 +63,7 @@ async def streamed(client: AsyncOpenAI, **fields: Any) -> tuple[str, str, list[A
 @pytest.mark.api("chat.completions", "include_reasoning", "stream")
 async def test_chats(client: AsyncOpenAI, cell: CellStandIn, per_step: int) -> None:
     says(cell, THINKS, per_step)
-    whole = await client.chat.completions.create(model="demo", messages=[HELLO])  # type: ignore[list-item]
+    whole = await client.chat.completions.create(model="demo", messages=[HELLO])
     message: Any = whole.choices[0].message
     assert (message.reasoning_content, message.content) == ("hm, hello?\n", "Hi.")
     assert whole.usage is not None
@@ -72,7 +72,7 @@ async def test_chats(client: AsyncOpenAI, cell: CellStandIn, per_step: int) -> N
     assert len(ids("<think>\nhm, hello?\n")) < (num_thought or 0) <= len(ids(THINKS))
     assert await streamed(client, messages=[HELLO]) == ("hm, hello?\n", "Hi.", [])
     silent = {"include_reasoning": False}
-    whole = await client.chat.completions.create(model="demo", messages=[HELLO], extra_body=silent)  # type: ignore[list-item]
+    whole = await client.chat.completions.create(model="demo", messages=[HELLO], extra_body=silent)
     assert whole.choices[0].message.content == "Hi."
     assert not hasattr(whole.choices[0].message, "reasoning_content")
     assert await streamed(client, messages=[HELLO], extra_body=silent) == ("", "Hi.", [])
@@ -80,7 +80,7 @@ async def test_chats(client: AsyncOpenAI, cell: CellStandIn, per_step: int) -> N
 
 async def test_an_answer_without_a_thought(client: AsyncOpenAI, cell: CellStandIn) -> None:
     says(cell, "Hi. <think>no</think>")
-    whole = await client.chat.completions.create(model="demo", messages=[HELLO])  # type: ignore[list-item]
+    whole = await client.chat.completions.create(model="demo", messages=[HELLO])
     message: Any = whole.choices[0].message
     assert (message.reasoning_content, message.content) == (None, "Hi. <think>no</think>")
     assert whole.usage is not None

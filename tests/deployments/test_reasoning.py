@@ -57,6 +57,16 @@ def test_the_cut_makes_no_difference(pieces: list[str], is_open: bool, data: st.
     assert parts(*cut, is_open=is_open) == parts(text, is_open=is_open)
 
 
+def test_a_form_may_begin_with_a_space() -> None:
+    parser = ReasoningParser("think", is_open=True, is_form=True)
+    assert [parser.feed(text) for text in ("hm</thi", "nk>", " ", "yes")] == [
+        ("hm", ""),
+        ("", ""),
+        ("", " "),
+        ("", "yes"),
+    ]
+
+
 def test_mistrals_marks() -> None:
     assert parts("[THINK]hm[/THINK]Yes.", kind="mistral") == ("hm", "Yes.")
 
