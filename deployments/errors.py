@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -104,6 +105,31 @@ class WindowExceeded(ApiError):
     def __init__(self, message: str, param: str, *, num_prompt: int, num_asked: int, window: int) -> None:
         super().__init__(400, message, param=param, code="context_length_exceeded")
         self.num_prompt, self.num_asked, self.window = num_prompt, num_asked, window
+
+
+def in_names(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """The error, with fields of the chat request in the names that another API has for them.
+
+    What is inside a field is another thing there, and is left out.
+    """
+    theirs = re.compile(rf"`({'|'.join(names)})(?:\.[^`]*)?`")
+    error.message = theirs.sub(lambda match: f"`{names[match[1]]}`", error.message)
+    error.param = names.get((error.param or "").partition(".")[0], error.param)
+    return error
+
+
+def without_form(error: ApiError, form: re.Pattern[str]) -> ApiError:
+    """The error, with its field as the JSON has it.
+
+    Args:
+        error: from pydantic, whose paths go through the name of the form that a thing has.
+        form: matches the beginning of such a path; its group is what stays of that.
+    """
+    path = error.param or ""
+    param = form.sub(r"\1", path)
+    if param != path:
+        error.param, error.message = param, error.message.replace(f"`{path}`", f"`{param}`")
+    return error
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:

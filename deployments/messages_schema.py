@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from deployments.errors import ApiError, WindowExceeded, bad_request, no_trace
+from deployments.errors import ApiError, bad_request, in_names, no_trace, without_form
 from deployments.messages_blocks import BlockText, FunctionTool, MessagesTool, Turn, as_chat
 from deployments.openai_schema import NEUTRAL_VALUES, ChatRequest, CommonFields, validated
 from deployments.request_model import DescribedModel, RequestModel
@@ -97,7 +97,7 @@ def parse_messages(data: dict[str, Any]) -> ChatRequest:
     try:
         request = validated(dict(data), MessagesRequest)
     except ApiError as error:
-        raise without_form(error) from None
+        raise without_form(error, _FORM) from None
     if request.speculation is not None and request.speculation.trace:
         raise no_trace()
     if request.stop and request.stop_sequences:
@@ -172,32 +172,14 @@ _NAMES = {
     "tool_choice": "tool_choice",
     "tools": "tools",
 }
-_THEIRS = re.compile(rf"`({'|'.join(_NAMES)})(?:\.[^`]*)?`")
 
 
 def renamed(error: ApiError) -> ApiError:
     """An error about the chat request, told in this API's names."""
-    if isinstance(error, WindowExceeded):
-        return error
-    message = _THEIRS.sub(lambda match: f"`{_NAMES[match[1]]}`", error.message)
-    param = _NAMES.get((error.param or "").partition(".")[0], error.param)
-    if (message, param) == (error.message, error.param):
-        return error
-    again = ApiError(error.status, message, param=param, code=error.code, retry_after_s=error.retry_after_s)
-    again.is_logged = error.is_logged
-    return again
+    return in_names(error, _NAMES)
 
 
 #: Pydantic's paths go through the name of the form that a thing has, which the JSON has not.
 _FORM = re.compile(
     r"^(messages\.\d+\.content\.\d+|tools\.\d+)\.(?:text|tool_use|tool_result|thinking|custom|other)(?=\.|$)"
 )
-
-
-def without_form(error: ApiError) -> ApiError:
-    """An error that names the field as the JSON has it."""
-    path = error.param or ""
-    param = _FORM.sub(r"\1", path)
-    if param == path:
-        return error
-    return bad_request(error.message.replace(f"`{path}`", f"`{param}`"), param, error.code)

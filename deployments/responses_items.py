@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from deployments.errors import ApiError, bad_request
+from deployments.errors import ApiError, without_form
 from deployments.openai_schema import validated
 from deployments.request_model import DescribedModel, RequestModel
 from deployments.schema_values import MessageText
@@ -111,7 +111,7 @@ class _Input(RequestModel):
 
 
 #: Pydantic's paths go through the name of the form that a thing has, which the JSON has not.
-_FORM = re.compile(
+FORM = re.compile(
     r"^((?:input|tools)\.\d+)\.(?:message|function_call|function_call_output|reasoning|function|other)(?=\.|$)"
 )
 
@@ -121,13 +121,4 @@ def checked(items: list[Any]) -> Sequence[InputMessage | InputCall | InputCallOu
     try:
         return validated({"input": items}, _Input).input
     except ApiError as error:
-        raise without_form(error) from None
-
-
-def without_form(error: ApiError) -> ApiError:
-    """An error that names the field as the JSON has it."""
-    path = error.param or ""
-    param = _FORM.sub(r"\1", path)
-    if param == path:
-        return error
-    return bad_request(error.message.replace(f"`{path}`", f"`{param}`"), param, error.code)
+        raise without_form(error, FORM) from None

@@ -5,16 +5,16 @@ Nothing is stored between requests, so what refers to an earlier response is ref
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from deployments.errors import ApiError, bad_request, no_trace
+from deployments.errors import ApiError, bad_request, in_names, no_trace, without_form
 from deployments.openai_schema import NEUTRAL_VALUES, ChatRequest, CommonFields, validated
 from deployments.request_model import RequestModel
 from deployments.responses_items import (
+    FORM,
     InputCall,
     InputCallOutput,
     InputMessage,
@@ -22,7 +22,6 @@ from deployments.responses_items import (
     ResponseFunction,
     ResponseTool,
     checked,
-    without_form,
 )
 from deployments.schema_values import MAX_LOGPROBS
 from deployments.tools import MAX_TOOLS, NAME
@@ -185,7 +184,7 @@ def parse_responses(data: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest
     try:
         request = validated(dict(data), ResponsesRequest)
     except ApiError as error:
-        raise without_form(error) from None
+        raise without_form(error, FORM) from None
     if request.speculation is not None and request.speculation.trace:
         raise no_trace()
     chat: dict[str, Any] = {name: data[name] for name in CommonFields.model_fields if name in data}
@@ -227,18 +226,10 @@ _NAMES = {
     "response_format": "text.format",
 }
 
-_THEIRS = re.compile(rf"`({'|'.join(_NAMES)})(?:\.[^`]*)?`")
-
 
 def renamed(error: ApiError) -> ApiError:
     """An error about the chat request, told in this API's names."""
-    message = _THEIRS.sub(lambda match: f"`{_NAMES[match[1]]}`", error.message)
-    param = _NAMES.get((error.param or "").partition(".")[0], error.param)
-    if (message, param) == (error.message, error.param):
-        return error
-    again = ApiError(error.status, message, param=param, code=error.code, retry_after_s=error.retry_after_s)
-    again.is_logged = error.is_logged
-    return again
+    return in_names(error, _NAMES)
 
 
 def _messages(request: ResponsesRequest, given: Any) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from deployments.text_codec import TextCodec
 from engine.constraint import Constraint, ConstraintKind
 from engine.grammar import GrammarError, Grammars, make_tokenizer
 from engine.grammar_source import MAX_TEXT
+from engine.schema_parts import BY_NAME
 
 #: Most alternatives of a choice.
 MAX_CHOICES = 1024
@@ -78,10 +79,8 @@ class ResponseFormat(RequestModel):
     json_schema: JsonSchemaFormat | None = None
 
 
-#: Keywords of JSON schemas whose values are no schemas; those whose values are schemas by name; those that
-#: say what other properties there may be.
+#: Keywords of JSON schemas whose values are no schemas; those that say what other properties there may be.
 _VALUES = frozenset({"const", "default", "enum", "examples"})
-_BY_NAME = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 _SPEAK_OF_OTHERS = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 
 
@@ -193,7 +192,7 @@ def _closed(schema: Any) -> Any:
 
 
 def _closed_part(keyword: str, part: Any) -> Any:
-    if keyword in _BY_NAME and isinstance(part, dict):
+    if keyword in BY_NAME and isinstance(part, dict):
         return {name: _closed(schema) for name, schema in part.items()}
     return _closed(part)
 

@@ -10,7 +10,7 @@ from typing import Any
 from engine.constraint import Constraint
 
 # Keywords whose values are schemas by name.
-_BY_NAME = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+BY_NAME = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 #: Keywords whose values are JSON that an answer may hold.
 VALUES = frozenset({"const", "enum"})
 _NO_SCHEMAS = frozenset({"default", "examples", "required", "type"})
@@ -43,7 +43,7 @@ def schema_parts(schema: Any) -> Iterator[dict[str, Any]]:
             continue
         yield part
         for name, value in part.items():
-            if name in _BY_NAME and isinstance(value, dict):
+            if name in BY_NAME and isinstance(value, dict):
                 left += value.values()
             elif name not in VALUES and name not in _NO_SCHEMAS:
                 left.append(value)
