@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.constraint import Constraint
 
-# Keywords whose values are schemas by name.
+#: Keywords whose values are schemas by name.
 BY_NAME = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 #: Keywords whose values are JSON that an answer may hold.
 VALUES = frozenset({"const", "enum"})
