@@ -11,7 +11,7 @@ out=${2:-${OUT:-/tmp/gpu-session}}
 most_s=570 site=/tmp/site # a call is ended after 600 s
 case $call in
 serve) most_s=170 site=/tmp/site-ray ;;
-serve-8b) most_s=250 site=/tmp/site-ray ;;
+serve-8b) most_s=330 site=/tmp/site-ray ;;
 pair) most_s=545 site=/tmp/site-ray ;;
 esac
 deadline=$(($(date +%s) + ${SESSION_SECONDS:-$most_s}))
@@ -22,6 +22,13 @@ export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 FLASHINFER_WORKSPACE_BASE=/tmp/flashi
 export TORCH_BLAS_PREFER_CUBLASLT="${TORCH_BLAS_PREFER_CUBLASLT:-1}" # as workers on GPUs have it
 export TRITON_INTERPRET=0 # tests set 1 where they find no nvidia-smi, which may be off the PATH
 
+# Compiled kernels of an earlier session, if they are carried; OUT has this one's at the end.
+[ ! -s .gpu-caches/triton.tar.gz ] || [ -d "$TRITON_CACHE_DIR" ] ||
+    { mkdir -p "$TRITON_CACHE_DIR" && tar -xzf .gpu-caches/triton.tar.gz -C "$TRITON_CACHE_DIR"; }
+keep_compiled() {
+    [ ! -d "$TRITON_CACHE_DIR" ] || tar -czf "$out/triton.tar.gz" -C "$TRITON_CACHE_DIR" .
+}
+trap keep_compiled EXIT
 if [ "$site" = /tmp/site-ray ]; then
     [ -d "$site/ray" ] || python3 -m tarfile -e .gpu-ray/site.tar.xz "$site" || exit 1
 elif [ ! -d "$site/flashinfer" ]; then
@@ -103,11 +110,21 @@ logs() {
 keep_logs() { # NAME
     tar -czf "$found/ray-$1.tar.gz" -C /tmp/ray/session_latest logs 2>/dev/null
     keep
+    keep_compiled
+}
+# Whether so many seconds are left; whether a part is among those asked for, all of them if none is named.
+within() {
+    [ $((deadline - $(date +%s))) -ge "$1" ]
+}
+wanted() {
+    case " ${SESSION_PARTS:-$1} " in *" $1 "*) ;; *) return 1 ;; esac
 }
 begin() { # NAME OPTION ...
     log=$found/server-$1.log
     # In a session of its own, so that the signals of a part that is ended are not for it.
-    setsid python3 -c "$cli" serve --config "$found/serve.yaml" --port "$port" $2 >"$log" 2>&1 &
+    config=$found/$1.yaml
+    [ -s "$config" ] || config=$found/serve.yaml
+    setsid python3 -c "$cli" serve --config "$config" --port "$port" $2 >"$log" 2>&1 &
     server=$!
     part "ready-$1" 150 $parts ready "$url" "$server"
     if [ "$status" -eq 0 ]; then
@@ -237,7 +254,7 @@ serve)
         [ "$status" -eq 0 ] || logs
         end float32
     fi
-    if [ $((deadline - $(date +%s))) -ge 50 ] && begin bfloat16 "--dtype bfloat16"; then
+    if within 50 && begin bfloat16 "--dtype bfloat16"; then
         part load-flotilla 35 $parts load "$url" "$server" --way flotilla --json "$found/load-flotilla.json"
         end bfloat16
     fi
@@ -249,24 +266,25 @@ serve-8b)
     target=${SESSION_TARGET:-8b} drafter=${SESSION_DRAFTER:-1b}
     for grown in "target-8x384 $target" "drafter-general-2x192 $drafter"; do
         shape=${grown#* }
-        part "grow-$shape" 60 python3 -m benchmarks.grown_checkpoint --model "zoo/weights/${grown% *}" \
+        beside "grow-$shape" 90 python3 -m benchmarks.grown_checkpoint --model "zoo/weights/${grown% *}" \
             --shape "$shape" "/tmp/grown-$shape-${grown%%-*}"
     done
-    part grow-eagle 30 python3 -m benchmarks.grown_eagle --eagle zoo/weights/eagle-1x384 \
+    beside grow-eagle 90 python3 -m benchmarks.grown_eagle --eagle zoo/weights/eagle-1x384 \
         --target zoo/weights/target-8x384 --shape "$target" /tmp/grown-eagle
+    together
     # A drafter in a larger shape, and the same one in its own: alike in what they say, and not in what they cost.
     pair="--target /tmp/grown-$target-target --drafter /tmp/grown-$drafter-drafter --eagle /tmp/grown-eagle"
     pair="$pair --drafter general=zoo:drafter-general-2x192"
     # shellcheck disable=SC2086
     $parts config --device "$device" --num-gpus 0.7 $pair >"$found/serve.yaml" || exit 1
-    if begin grown ""; then
+    if wanted grown && begin grown ""; then
         part load-grown 130 $parts load "$url" "$server" --way flotilla --learn "${LEARN_SECONDS:-10}" --seconds 4 \
             --concurrency 1 16 64 --max-tokens 256 --json "$found/load-grown.json"
         part differ 40 $parts differ "$url" "$server" --count 24 --json "$found/differ.json"
         end grown
     fi
     # Drafts in every step: what such a step takes beside its calls.
-    if [ $((deadline - $(date +%s))) -ge 75 ] && begin fixed "--policy fixed"; then
+    if wanted fixed && within 75 && begin fixed "--policy fixed"; then
         part load-fixed 60 $parts load "$url" "$server" --way fixed --drafters small --concurrency 1 16 64 \
             --max-tokens 256 --json "$found/load-fixed.json"
         part load-eagle 30 $parts load "$url" "$server" --way fixed --drafters eagle --concurrency 1 16 \
@@ -274,25 +292,34 @@ serve-8b)
         end fixed
     fi
     # The same where nobody sleeps while a message is to come; then without calls that are sent ahead.
-    sed -i 's/"busy_polling": *false/"busy_polling":true/' "$found/serve.yaml"
-    if [ $((deadline - $(date +%s))) -ge 75 ] && begin busy "--policy fixed"; then
+    sed 's/"busy_polling": *false/"busy_polling":true/' "$found/serve.yaml" >"$found/busy.yaml"
+    if wanted busy && within 75 && begin busy "--policy fixed"; then
         part load-busy 60 $parts load "$url" "$server" --way fixed --drafters small --concurrency 1 16 64 \
             --max-tokens 256 --json "$found/load-busy.json"
         end busy
     fi
-    sed -i -e 's/"async_scheduling": *true/"async_scheduling":false/' \
-        -e 's/"busy_polling": *true/"busy_polling":false/' "$found/serve.yaml"
-    if [ $((deadline - $(date +%s))) -ge 60 ] && begin in-turn "--policy fixed"; then
+    sed 's/"async_scheduling": *true/"async_scheduling":false/' "$found/serve.yaml" >"$found/in-turn.yaml"
+    if wanted in-turn && within 60 && begin in-turn "--policy fixed"; then
         part load-in-turn 45 $parts load "$url" "$server" --way off --concurrency 1 16 64 --max-tokens 256 \
             --json "$found/load-in-turn.json"
         end in-turn
+    fi
+    # Policies in turns on one cell, with arrivals and objectives.
+    if wanted compare && within 100; then
+        policies=
+        for policy in ${SESSION_POLICIES:-flotilla autoregressive adaserve smartspec specserve spin}; do
+            policies="$policies --policy $policy"
+        done
+        # shellcheck disable=SC2086
+        bench compare "${COMPARE_SECONDS:-240}" compare --config "$found/serve.yaml" $policies \
+            --rate "${SESSION_RATE:-8}" --seeds 1 --duration "${SESSION_DURATION:-8}" --max-tokens 256
     fi
     unshare
     # In one process, beside Transformers, which runs the same two models.
     # shellcheck disable=SC2086
     $parts config --device auto --num-gpus 0 --keep-nothing --num-slots "${SESSION_SLOTS:-131072}" $pair \
         >"$found/engine.yaml" || exit 1
-    bench engine 150 engine --config "$found/engine.yaml" --no-processes --policy fixed \
+    wanted engine && bench engine 150 engine --config "$found/engine.yaml" --no-processes --policy fixed \
         --assistant "/tmp/grown-$drafter-drafter" --batch 1 --batch 32 --rounds 1 --per-domain 1 --max-tokens 64
     ;;
 pair)
