@@ -90,6 +90,11 @@ class Stopwatch:
             self._events[1].record()
         self._stopped = time.perf_counter()
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether `seconds` would not wait."""
+        return self._events is None or self._events[1].query()
+
     def seconds(self) -> float:
         """Between the two; on a GPU, waits until what came before the second is done."""
         if self._events is None:

@@ -78,13 +78,18 @@ class EagleDrafts:
         self._last = LastRows(torch.empty(0, device=self.device), None)
 
     @torch.inference_mode()
-    def read(self, reads: Sequence[Read], *, is_asked: bool) -> Stopwatch:
+    def hold(self, num_rows: int) -> torch.Tensor:
+        """See `ReadingProposer`."""
+        return self._runner.features(np.arange(num_rows, dtype=np.int32))
+
+    @torch.inference_mode()
+    def read(self, reads: Sequence[Read], *, is_asked: bool, held: torch.Tensor | None = None) -> Stopwatch:
         """See `ReadingProposer`."""
         watch = Stopwatch(self.device)
         if is_asked:
-            self._reads, self._last = self._reading.read(reads)
+            self._reads, self._last = self._reading.read(reads, held)
         else:
-            self._reading.put_off(reads)
+            self._reading.put_off(reads, held)
         watch.stop()
         return watch
 

@@ -52,13 +52,17 @@ class EagleReading:
         self._unread: dict[str, _Unread] = {}
         self.num_unread = 0
 
-    def read(self, reads: Sequence[Read]) -> tuple[list[Read], LastRows]:
-        """Read rows of the latest forward, each request's after those of it that were put off.
+    def read(self, reads: Sequence[Read], held: torch.Tensor | None = None) -> tuple[list[Read], LastRows]:
+        """Read rows of a forward, each request's after those of it that were put off.
+
+        Args:
+            reads: the rows.
+            held: features of all rows of their forward; None if it is the latest.
 
         Returns:
             what was read of each request, and what the layer made of the last row of each.
         """
-        features = self._features(reads)
+        features = self._features(reads, held)
         merged, parts = [], []
         for one, own in zip(reads, features, strict=True):
             before = self._taken(one.request_id)
@@ -74,13 +78,13 @@ class EagleReading:
             found = LastRows(made.index_select(0, index_on(ends, self._runner.device)), None)
         return merged, found
 
-    def put_off(self, reads: Sequence[Read]) -> None:
-        """Read prompts' rows of the latest forward, and put the others off."""
+    def put_off(self, reads: Sequence[Read], held: torch.Tensor | None = None) -> None:
+        """Read prompts' rows of a forward, and put the others off; arguments as of `read`."""
         prompts = [one for one in reads if one.is_prompt]
         if prompts:
-            self.read(prompts)
+            self.read(prompts, held)
         decoded = [one for one in reads if not one.is_prompt]
-        for one, own in zip(decoded, self._features(decoded), strict=True):
+        for one, own in zip(decoded, self._features(decoded, held), strict=True):
             unread = self._unread.get(one.request_id)
             if unread is None or not unread.goes_on_with(one):
                 self._taken(one.request_id)
@@ -114,11 +118,15 @@ class EagleReading:
             [part for unread in every for part in unread.features],
         )
 
-    def _features(self, reads: Sequence[Read]) -> Sequence[torch.Tensor]:
+    def _features(self, reads: Sequence[Read], held: torch.Tensor | None) -> Sequence[torch.Tensor]:
         """Of the rows of each."""
         if not reads:
             return []
-        features = self._runner.features(np.concatenate([one.rows for one in reads]))
+        rows = np.concatenate([one.rows for one in reads])
+        if held is None:
+            features = self._runner.features(rows)
+        else:
+            features = held.index_select(0, index_on(rows, held.device))
         return torch.split(features, [len(one.rows) for one in reads])
 
     def _forward(self, segments: Sequence[Segment], features: Sequence[torch.Tensor]) -> torch.Tensor:

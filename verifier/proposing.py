@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from engine.best_tokens import best_tokens
@@ -87,8 +88,18 @@ class Proposer(Protocol):
 class ReadingProposer(Proposer, Protocol):
     """A proposer that keeps something of every row the target keeps."""
 
-    def read(self, reads: Sequence[Read], *, is_asked: bool) -> Stopwatch:
-        """Hear of the rows of the latest forward, and whether it `is_asked` to propose; the time taken."""
+    def hold(self, num_rows: int) -> torch.Tensor:
+        """What `read` needs of all `num_rows` rows of the latest forward, which the next one overwrites."""
+        ...
+
+    def read(self, reads: Sequence[Read], *, is_asked: bool, held: torch.Tensor | None = None) -> Stopwatch:
+        """Hear of rows of the latest forward, or of the one that `held` was kept of; the time taken.
+
+        Args:
+            reads: the rows.
+            is_asked: whether proposals are wanted.
+            held: as of `hold`, where another forward may have been launched since.
+        """
         ...
 
     def release(self, request_id: str) -> None:

@@ -71,6 +71,8 @@ class Verifier:
         self._num_ranks = num_ranks
         self._proposer = proposer
         self._reader = proposer if isinstance(proposer, ReadingProposer) else None
+        # Of reads that the device had not come to when their calls were answered.
+        self._being_read: list[Stopwatch] = []
         self._table = RequestTable(
             runner.shape,
             runner.num_slots,
@@ -175,8 +177,8 @@ class Verifier:
         return not (opens and any(p.is_prefill and p.tree is not None for p in at_work.values()))
 
     def _continues(self, call: VerifyCall, at_work: Mapping[str, Planned]) -> bool:
-        """Whether all that a call verifies goes on from tokens which the one before it decides."""
-        if any(item.tree is not None for item in call.verify):
+        """Whether all that a call verifies goes on from tokens which the one before it decides, and no more."""
+        if any(item.tree is not None or item.num_candidates for item in call.verify):
             return False
         rows = [at_work.get(item.request_id) for item in call.verify]
         return all(p is not None and p.decides_one and p.state.remaining > 1 for p in rows)
@@ -196,8 +198,8 @@ class Verifier:
             try:
                 prompt_logprobs = prompt_logprobs_of(planned, launched.prompt_logits)
                 decided = decided_of(planned, launched)
-                decided, read = self._with_proposals(planned, decided, begun.call.stop_rule)
-                forward_seconds = launched.forward.seconds() + (read.seconds() if read is not None else 0.0)
+                decided = self._with_proposals(begun, decided)
+                forward_seconds = launched.forward.seconds() + self._read_s(may_wait=follower is None)
             except BaseException:
                 self._abandon(planned)
                 raise
@@ -305,24 +307,28 @@ class Verifier:
         has_logprobs = any(
             p.state.params.logprobs is not None or p.state.wants_prompt_logprobs for p in begun.planned
         )
-        # Those and what proposes read of the forward what the next one overwrites.
-        begun.is_open = self._overlaps and self._proposer is None and not has_logprobs
+        asks = any(p.num_candidates for p in begun.planned)
+        # Log-probabilities and proposals are made of what the next forward overwrites; and of proposals that
+        # came after it the answer would come too late.
+        begun.is_open = self._overlaps and not has_logprobs and not (asks and self._proposer is not None)
+        if self._reader is not None and begun.is_open:
+            # Ranks that read before a request goes, and after it, would not read the same rows together.
+            begun.is_open = self._num_ranks == 1
+            begun.held = self._reader.hold(begun.num_rows) if begun.is_open else None
 
     def _abandon(self, planned: Sequence[Planned]) -> None:
         for p in planned:
             self._table.abandon(p)
 
-    def _with_proposals(
-        self, planned: Sequence[Planned], decided: list[Decided], rule: StopRule | None
-    ) -> tuple[list[Decided], Stopwatch | None]:
-        """The same, with what is proposed in the verdicts of those that asked; what reading for it took."""
+    def _with_proposals(self, begun: Begun, decided: list[Decided]) -> list[Decided]:
+        """The same, with what is proposed in the verdicts of those that asked."""
         if self._proposer is None:
-            return decided, None
+            return decided
         reads: list[Read] = []
         asking: list[Asking] = []
         asked: list[tuple[int, Verdict]] = []
         first = 0
-        for i, (p, one) in enumerate(zip(planned, decided, strict=True)):
+        for i, (p, one) in enumerate(zip(begun.planned, decided, strict=True)):
             if self._reader is not None and len(one.kept):
                 reads.append(rows_read(p, one, first))
             first += len(p.segment.tokens)
@@ -343,10 +349,16 @@ class Verifier:
                 )
             )
             asked.append((i, verdict))
-        watch = None
         if self._reader is not None and reads:
-            watch = self._reader.read(reads, is_asked=bool(asking))
-        for (i, verdict), proposals in zip(asked, self._proposer.propose(asking, rule), strict=True):
+            self._being_read.append(self._reader.read(reads, is_asked=bool(asking), held=begun.held))
+        proposed = self._proposer.propose(asking, begun.call.stop_rule)
+        for (i, verdict), proposals in zip(asked, proposed, strict=True):
             verdict = msgspec.structs.replace(verdict, proposals=proposals)
             decided[i] = dataclasses.replace(decided[i], verdict=verdict)
-        return decided, watch
+        return decided
+
+    def _read_s(self, *, may_wait: bool) -> float:
+        """Seconds of reads that are done; what another forward was launched before counts when it is."""
+        done = [watch for watch in self._being_read if may_wait or watch.has_stopped]
+        self._being_read = [watch for watch in self._being_read if watch not in done]
+        return sum([watch.seconds() for watch in done])

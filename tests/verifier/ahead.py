@@ -24,9 +24,15 @@ simple = st.builds(
 
 
 class Scheduler:
-    """Sends calls at random, some before the one before is answered: plain steps, and other micro-batches."""
+    """Sends calls at random, some before the one before is answered: plain steps, and other micro-batches.
 
-    def __init__(self, clients: list[Client], rng: random.Random, leaving: float) -> None:
+    Of requests in calls that wait for nothing some ask for `proposals`, as of `VerifyItem`.
+    """
+
+    def __init__(
+        self, clients: list[Client], rng: random.Random, leaving: float, proposals: tuple[int, int] = (0, 0)
+    ) -> None:
+        self._proposals = proposals
         self._clients = {client.spec.request_id: client for client in clients}
         self._rng, self._leaving = rng, leaving
         self._sent: deque[VerifyCall] = deque()
@@ -110,7 +116,8 @@ class Scheduler:
                 style = rng.choice(["perfect", "random", *["none"] * 6])
                 future = client.expected[len(client.output) :]
                 tree = None if style == "none" else random_tree(rng, root, future, style)
-                verify.append(VerifyItem(request_id=name, tree=tree))
+                width, depth = self._proposals if rng.random() < 0.3 else (0, None)
+                verify.append(VerifyItem(request_id=name, tree=tree, num_candidates=width, num_heads=depth))
             else:
                 prefill.append(self._chunk(client))
         self._sent.append(self._call(verify=verify, prefill=prefill))

@@ -42,6 +42,7 @@ def verifier(
     kind: str = "lean",
     num_slots: int = 200,
     draft_slots: int = 64,
+    overlaps: bool = False,
 ) -> Verifier:
     target = directory / "target"
     reference.target.config.save_pretrained(target)
@@ -50,7 +51,7 @@ def verifier(
         num_slots, lean=kind != "hf", captured=kind == "captured", feature_layers=files.layers
     )
     layer, reading = files.load(runner, draft_slots)
-    return Verifier(runner, proposer=EagleDrafts(layer, reading, MAX_TOKENS))
+    return Verifier(runner, proposer=EagleDrafts(layer, reading, MAX_TOKENS), overlaps=overlaps)
 
 
 def beam(
