@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.prefix_cache import PrefixCache
+from engine.prefix_cache import BLOCK_TOKENS, PrefixCache
 from engine.slots import OutOfSlots, SlotPool
 
 Int32 = NDArray[np.int32]
@@ -96,6 +96,13 @@ class KVCache:
         self._tables[request_id] = _Table(self._next_number, shared)
         self._next_number += 1
         return len(shared)
+
+    def would_share(self, tokens: Sequence[int], other: Sequence[int]) -> bool:
+        """Whether a request that begins with `tokens` would find more cached once `other` is published."""
+        if self._prefixes is None:
+            return False
+        common = self._prefixes.num_matched(np.asarray(tokens, dtype=np.int32)) + BLOCK_TOKENS
+        return len(other) >= common and list(tokens[:common]) == list(other[:common])
 
     def length(self, request_id: str) -> int:
         """Committed tokens of the request."""

@@ -55,6 +55,10 @@ class PrefixCache:
         """Slots that would become free if everything were evicted: those nobody else holds."""
         return self._pool.num_unused
 
+    def num_matched(self, tokens: Int32) -> int:
+        """How many tokens `match` would find slots of; nothing counts as used."""
+        return BLOCK_TOKENS * len(self._walk(tokens))
+
     def match(self, tokens: Int32) -> Int32:
         """Slots, int32 [matched], of the longest indexed prefix of `tokens`, in whole blocks.
 

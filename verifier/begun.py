@@ -29,8 +29,8 @@ class Begun:
         is_open: whether another may be begun before it is finished.
         follower: the one that was.
         releases: what that one asked to forget, and has rows in this one.
-        held: what a proposer is to read of the forward, if it keeps something of every row and another forward
-            may be launched before that.
+        held: what a proposer is to read of the forward, if it keeps something of every row, and another
+            forward may be launched before that.
     """
 
     call: VerifyCall

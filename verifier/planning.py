@@ -14,6 +14,7 @@ from engine.grammar import GrammarError, Grammars
 from engine.kv_cache import KVCache
 from engine.mask_bits import TokenMask
 from engine.runner import ModelShape, Segment
+from engine.sampling_params import RequestSpec
 from engine.slots import OutOfSlots
 from engine.tree import TokenTree
 from verifier.messages import SMALLEST_CHUNK, PrefillItem, VerifyItem
@@ -276,6 +277,11 @@ class RequestTable:
             stop_token_logp=item.stop_token_logp,
             masks=draft.masks,
         )
+
+    def shares_with(self, spec: RequestSpec, before: Sequence[Planned]) -> bool:
+        """Whether a prompt would find more of it cached after those that these complete."""
+        complete = [p.state for p in before if p.is_prefill and p.tree is not None]
+        return any(self._cache.would_share(spec.tokens, one.tokens[: one.prompt_len]) for one in complete)
 
     def plan_prefill(self, item: PrefillItem) -> Planned:
         """Rows of the next chunk; opens the request if the item carries a new specification.

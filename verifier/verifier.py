@@ -17,7 +17,6 @@ from engine.devices import CPU, Stopwatch
 from engine.grammar import GrammarError, Grammars
 from engine.runner import KeyTokens, ModelRunner
 from engine.slots import OutOfSlots
-from engine.stop_rules import StopRule
 from verifier.begun import Begun
 from verifier.commuting import commute, num_rows
 from verifier.deciding import Decided, decided_of, rows_read
@@ -173,11 +172,13 @@ class Verifier:
         if any(item.spec is not None or not p.is_prefill or p.tree is not None for item, p in parts):
             return False
         # A prompt that is complete may be the beginning of others.
-        opens = any(item.spec is not None for item in call.prefill)
-        return not (opens and any(p.is_prefill and p.tree is not None for p in at_work.values()))
+        before = list(at_work.values())
+        return not any(
+            item.spec is not None and self._table.shares_with(item.spec, before) for item in call.prefill
+        )
 
     def _continues(self, call: VerifyCall, at_work: Mapping[str, Planned]) -> bool:
-        """Whether all that a call verifies goes on from tokens which the one before it decides, and no more."""
+        """Whether a call only verifies what goes on from tokens which the one before it decides."""
         if any(item.tree is not None or item.num_candidates for item in call.verify):
             return False
         rows = [at_work.get(item.request_id) for item in call.verify]

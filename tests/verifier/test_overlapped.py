@@ -135,6 +135,36 @@ def test_what_needs_the_answer_waits_for_it(params: SamplingParams, next_call: V
     assert tokens_of(verifier.finish(begun)) == {name: tokens[1:2] for name, tokens in expected.items()}
 
 
+@pytest.mark.parametrize("known", [0, 32], ids=["nothing cached", "the beginning cached"])
+@pytest.mark.parametrize("shared", [15, 16, 40, 70])
+def test_a_prompt_is_opened_before_the_answer_to_one_that_it_shares_nothing_more_with(
+    known: int, shared: int
+) -> None:
+    """Whatever is begun early, a request finds as much of its prompt cached as it would afterwards."""
+    text = [(7 * i + 3) % 60 for i in range(70)]
+    specs = [spec_of("a", text, GREEDY), spec_of("b", [*text[:shared], 60, *text[shared + 1 :]], GREEDY)]
+    calls = [
+        VerifyCall(call_id=i, prefill=[PrefillItem(request_id=spec.request_id, num_tokens=99, spec=spec)])
+        for i, spec in enumerate(specs)
+    ]
+    found = []
+    for overlaps in (False, True):
+        verifier = Verifier(TARGET.runner(), overlaps=overlaps)
+        if known:
+            spec = spec_of("before", text[: known + 3], GREEDY)
+            opened = PrefillItem(request_id="before", num_tokens=99, spec=spec)
+            verifier.step(VerifyCall(call_id=9, prefill=[opened], release=[]))
+        overlapped = OverlappedCalls(verifier)
+        answers = [overlapped.answer(calls[0], lambda: calls[1])]
+        is_begun = overlapped.has_begun
+        answers.append(overlapped.answer(calls[1], lambda: None))
+        found.append([(answer.prefills[0].num_cached, answer.digest) for answer in answers])
+    assert found[0] == found[1]
+    cached = min(shared, 69) // 16 * 16
+    assert found[0][1][0] == cached
+    assert is_begun == (cached <= known)
+
+
 def test_without_slots_it_waits() -> None:
     runner = TARGET.runner(5)
     verifier = Verifier(runner, overlaps=True, prefix_sharing=False)
