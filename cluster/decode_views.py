@@ -25,7 +25,14 @@ class DecodeViews:
         """The request as it stands; arguments as of `of_all`."""
         return self.of_all((request,), now, max_model_tokens)[0]
 
-    def of_all(self, requests: Iterable[Request], now: float, max_model_tokens: int) -> list[DecodeRequest]:
+    def of_all(
+        self,
+        requests: Iterable[Request],
+        now: float,
+        max_model_tokens: int,
+        *,
+        has_proposals: bool = True,
+    ) -> list[DecodeRequest]:
         """The requests as they stand, as if their drafters had read them all.
 
         Whether drafting pays is a question of all that could draft. Those that no drafter has read yet catch
@@ -36,6 +43,7 @@ class DecodeViews:
             requests: which are prefilled.
             now: the scheduler's clock.
             max_model_tokens: longest sequence served.
+            has_proposals: whether the target's heads may have proposed; if not, as if they will have.
         """
         views = []
         drafters, rate_of = self.pool.drafters, self.pool.acceptance.rate
@@ -56,7 +64,8 @@ class DecodeViews:
                         max_draft = max_draft if most is None else min(max_draft, most)
                     if capabilities.num_candidates:
                         num_heads = capabilities.max_depth if capabilities.has_independent_layers else 0
-                        max_draft = min(max_draft, self.heads.num_proposed(request))
+                        if has_proposals:
+                            max_draft = min(max_draft, self.heads.num_proposed(request))
                     max_draft, max_width = max(0, max_draft), capabilities.max_width
                     rate = rate_of(request.request_id, drafter.kind)
             tpot_ms, first_token_at = request.pace.tpot_ms, request.first_token_at

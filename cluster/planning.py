@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from cluster.drafting_time import drafting_seconds
 from cluster.events import Draft
 from cluster.forest import Forest
 from cluster.head_proposals import HeadProposals, evaluating_s
-from cluster.policies.base import DecodeRequest, Policy, Rests, StepContext, StopsDrafting
+from cluster.policies.base import DecodeRequest, LooksAhead, Policy, Rests, StepContext, StopsDrafting
 from cluster.policies.decode_batch import DecodeBatch
 from cluster.prompt_share import PromptShare
 from cluster.proposing import Proposing
@@ -37,8 +38,6 @@ from verifier.messages import VerifyResult
 
 # Verified trees are calibrated on when there are so many, or after so many steps.
 CALIBRATE_TREES, CALIBRATE_STEPS = 64, 16
-# Where drafts are not proposed, drafters still read one request in so many: so it is noticed when they pay.
-PROBE_REQUESTS = 8
 # An iteration counts as at most so many times what one is expected to take: a hiccup is not believed.
 MOST_TIMES = 10.0
 # Drafters are scored on requests they do not serve while no more than this are running: with more there is no
@@ -71,6 +70,8 @@ class StepPlanner:
         self._sends_ahead = scheduler.async_scheduling
         self._prompt_share = PromptShare(chunk_tokens(scheduler, cost.profile.target))
         self._rests = policy if isinstance(policy, Rests) else None
+        self._looks_ahead = policy if isinstance(policy, LooksAhead) else None
+        self._looked_at = -1
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
         self._decode_views = DecodeViews(pool, self.heads)
         self._stops_drafting = policy if isinstance(policy, StopsDrafting) else None
@@ -85,7 +86,8 @@ class StepPlanner:
         """Whether a drafter should read the request's prompt at all."""
         if self._never_drafts:
             return False
-        return request.order % PROBE_REQUESTS == 0 or self._proposing.pays(self._num_running)
+        is_resting = self._is_resting(self._num_running)
+        return self._proposing.reads(request.order, self._num_running, is_resting=is_resting)
 
     def draft(
         self, ready: Sequence[Request], running: Collection[Request], now: float, max_model_tokens: int
@@ -93,7 +95,7 @@ class StepPlanner:
         """Ask the policy for shapes; move every request to DRAFTING or, with nothing to draft, DRAFTED."""
         self._prompt_share.look(running)
         self._num_running = len(running)
-        if self._is_resting(ready):
+        if self._is_resting(len(ready)):
             self._rest(ready)
             for request in ready:
                 request.drafted(TokenTree.root_only(request.last_token))
@@ -135,8 +137,7 @@ class StepPlanner:
         ahead = sorted(drafting, key=lambda name: -len(drafting[name][0]))[: self._draft_ahead]
         for name, (requests, shapes) in drafting.items():
             items = draft_items(self.pool.drafters[name], requests, shapes)
-            depth = call_depth(items)
-            width = call_width(items)
+            depth, width = call_depth(items), call_width(items)
             num_context = sum([request.num_tokens for request in requests])
             predicted_s = self.cost.draft_seconds(name, len(items), width, depth, num_context)
             rule = None
@@ -151,8 +152,8 @@ class StepPlanner:
             actions.append(Draft(name, call))
         return actions + self._catch_up(behind, now)  # nobody's draft waits for what is read meanwhile
 
-    def will_rest(self, requests: Sequence[Request]) -> bool:
-        """Whether surely nothing is drafted for these in the step after that at the target, nor proposed."""
+    def will_rest(self, requests: Sequence[Request], now: float, max_model_tokens: int) -> bool:
+        """Whether surely nothing is drafted, nor proposed, for these in the step after that at the target."""
         if not self.pool.drafters or all(r.submit.speculation.mode == "off" for r in requests):
             return True
         if self._rests is None:
@@ -160,20 +161,31 @@ class StepPlanner:
         step, count = self.totals.steps + 1, len(requests)
         # Heads propose in that step for the one after it, whose plan must not lack that.
         steps = (step, step + 1) if self.heads.are_there else (step,)
-        return all(self._rests.rests(count, step) for step in steps)
+        if all(self._rests.rests(count, step) for step in steps):
+            return True
+        if self._looks_ahead is None or self._looked_at == step:
+            return False
+        self._looked_at = step  # once, whatever happens until the answer
+        self.pool.assign(requests, now)
+        views = self._decode_views.of_all(requests, now, max_model_tokens, has_proposals=False)
+        self._looks_ahead.look_ahead(DecodeBatch(views), replace(self.context(count), step=steps[-1]))
+        if not all(self._rests.rests(count, step) for step in steps):
+            return False
+        self._proposing.planned(self._num_running, 0.0)
+        return True
 
     def rest(self, requests: Sequence[Request], running: Collection[Request]) -> None:
         """A step of these requests begins as `will_rest` said, and without the policy being asked."""
         self._prompt_share.look(running)
         self._num_running = len(running)
-        if self._is_resting(requests):
+        if self._is_resting(len(requests)):
             self._rest(requests)
         else:
             for request in requests:
                 request.drafted_by = request.drafted_kind = ""
 
-    def _is_resting(self, ready: Sequence[Request]) -> bool:
-        return self._rests is not None and self._rests.rests(len(ready), self.totals.steps)
+    def _is_resting(self, count: int) -> bool:
+        return self._rests is not None and self._rests.rests(count, self.totals.steps)
 
     def _rest(self, ready: Sequence[Request]) -> None:
         self.pool.leave_draining(ready)

@@ -10,6 +10,10 @@ LEAST = 0.3
 FEW_REQUESTS = 2
 # Weight of a step in which the policy rests: it looks again after some, so many rests in a row must agree.
 RESTING = 0.02
+# Where drafts are not proposed, drafters still read one request in so many: so it is noticed when they pay.
+# Where they hardly ever are, fewer: on an accelerator that both share, the target waits for each.
+PROBE_REQUESTS, SELDOM_REQUESTS = 8, 32
+HARDLY_EVER = 0.05
 
 
 class Proposing:
@@ -42,6 +46,15 @@ class Proposing:
     def pays(self, num_running: int) -> bool:
         """Whether drafts are proposed often enough for drafters to read prompts."""
         return num_running <= FEW_REQUESTS or self.share(num_running) >= LEAST
+
+    def reads(self, order: int, num_running: int, *, is_resting: bool) -> bool:
+        """Whether drafters read the prompt of the request that came as number `order`.
+
+        While the policy rests, what one reads may never be asked for; whoever drafts after it catches up.
+        """
+        if num_running <= FEW_REQUESTS or (self.pays(num_running) and not is_resting):
+            return True
+        return order % (PROBE_REQUESTS if self.share(num_running) >= HARDLY_EVER else SELDOM_REQUESTS) == 0
 
     def _follow(self, num_running: int, share: float, weight: float) -> None:
         known = self.share(num_running)

@@ -20,7 +20,7 @@ from cluster.decisions import FORMAT_VERSION, Header
 from cluster.decode_views import resting_view
 from cluster.events import Action, Draft, DraftDone, Event, Verify, VerifyDone, WorkerLost
 from cluster.phase_trace import tracing
-from cluster.policies.base import DecodeRequest, Int32, Policy, Rests, StepContext, StopsDrafting
+from cluster.policies.base import DecodeRequest, Int32, LooksAhead, Policy, Rests, StepContext, StopsDrafting
 from cluster.policies.registry import make_policy
 from cluster.requests import State
 from drafters.messages import DraftPlan
@@ -166,6 +166,8 @@ class RecordedPolicy:
         # Only where it has it: whoever never rests is asked for every step. Nothing of it need be noted.
         if isinstance(policy, Rests):
             self.rests = policy.rests
+        if isinstance(policy, LooksAhead):
+            self.look_ahead = policy.look_ahead
 
     def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
         """As the policy's."""

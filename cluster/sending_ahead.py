@@ -113,7 +113,8 @@ class SendingAhead:
                 return None
             if request.num_remaining > 1 and request.num_tokens + 1 < max_model_tokens:
                 going_on.append(request)
-        if not (self.planner.will_rest(going_on) if going_on else self._reads_on(partly)):
+        will_rest = self.planner.will_rest
+        if not (will_rest(going_on, now, max_model_tokens) if going_on else self._reads_on(partly)):
             return None
         context = self.batcher.context(now, free_slots, self.planner.step_s)
         is_turn = waiting and sent.num_ahead >= MOST_BESIDE_WAITING

@@ -161,7 +161,7 @@ share() {
         nvidia-cuda-mps-control -d && mps=1
         echo "nvidia-cuda-mps-control -d: exit $?"
     fi
-    part ray 40 $parts ray
+    if wanted ray; then part ray 40 $parts ray; else status=0; fi
     if [ "$status" -ne 0 ] && [ "$status" -ne 3 ] && [ -n "$mps" ]; then
         unshare
         mps=
@@ -280,23 +280,24 @@ serve-8b)
     if wanted grown && begin grown ""; then
         part load-grown 130 $parts load "$url" "$server" --way flotilla --learn "${LEARN_SECONDS:-10}" --seconds 4 \
             --concurrency 1 16 64 --max-tokens 256 --json "$found/load-grown.json"
-        part differ 40 $parts differ "$url" "$server" --count 24 --json "$found/differ.json"
+        wanted differ &&
+            part differ 40 $parts differ "$url" "$server" --count 24 --json "$found/differ.json"
         end grown
     fi
-    # Drafts in every step: what such a step takes beside its calls.
+    # The same where nobody sleeps while a message is to come.
+    sed 's/"busy_polling": *false/"busy_polling":true/' "$found/serve.yaml" >"$found/busy.yaml"
+    if wanted busy && within 75 && begin busy ""; then
+        part load-busy 60 $parts load "$url" "$server" --way flotilla --learn 5 --seconds 4 --concurrency 1 16 \
+            --max-tokens 256 --json "$found/load-busy.json"
+        end busy
+    fi
+    # Drafts in every step: what such a step takes beside its calls; then without calls that are sent ahead.
     if wanted fixed && within 75 && begin fixed "--policy fixed"; then
         part load-fixed 60 $parts load "$url" "$server" --way fixed --drafters small --concurrency 1 16 64 \
             --max-tokens 256 --json "$found/load-fixed.json"
         part load-eagle 30 $parts load "$url" "$server" --way fixed --drafters eagle --concurrency 1 16 \
             --max-tokens 256 --json "$found/load-eagle.json"
         end fixed
-    fi
-    # The same where nobody sleeps while a message is to come; then without calls that are sent ahead.
-    sed 's/"busy_polling": *false/"busy_polling":true/' "$found/serve.yaml" >"$found/busy.yaml"
-    if wanted busy && within 75 && begin busy "--policy fixed"; then
-        part load-busy 60 $parts load "$url" "$server" --way fixed --drafters small --concurrency 1 16 64 \
-            --max-tokens 256 --json "$found/load-busy.json"
-        end busy
     fi
     sed 's/"async_scheduling": *true/"async_scheduling":false/' "$found/serve.yaml" >"$found/in-turn.yaml"
     if wanted in-turn && within 60 && begin in-turn "--policy fixed"; then
@@ -307,7 +308,7 @@ serve-8b)
     # Policies in turns on one cell, with arrivals and objectives.
     if wanted compare && within 100; then
         policies=
-        for policy in ${SESSION_POLICIES:-flotilla autoregressive adaserve smartspec specserve spin}; do
+        for policy in ${SESSION_POLICIES:-flotilla autoregressive smartspec adaserve specserve}; do
             policies="$policies --policy $policy"
         done
         # shellcheck disable=SC2086

@@ -124,6 +124,15 @@ class Rests(Protocol):
         ...
 
 
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A policy that rests, and can look before a rest ends, so that no step waits for a look in vain."""
+
+    def look_ahead(self, batch: Sequence[DecodeRequest], context: StepContext) -> None:
+        """Rest on if `plan` would surely draft nothing for these in the step of `context`."""
+        ...
+
+
 class PolicyFactory(Protocol):
     """Makes a policy from its configuration."""
 

@@ -18,6 +18,7 @@ from cluster.policies.depth_tokens import tokens_by_depth
 from cluster.policies.horizon import quantile
 from cluster.policies.on_time import num_on_time
 from cluster.policies.probing import LEAST_INTERVAL, PROBE_RUN, Probing
+from cluster.policies.rest import FEW_REQUESTS, Rest, with_objectives
 from cluster.policies.triage import Float64, chain_rows, needs
 from cluster.selection import marginal_goodput, slo_customized
 from cluster.selection_of_few import FEW_NODES, by_tree, paying, urgent
@@ -31,13 +32,6 @@ from engine.tree_batch import TreeBatch
 PROBE_DEPTH = 3
 # And while it pays, some do not draft, unless it is believed to bring this many times as much.
 SURELY_PAYS = 2.0
-# Once drafting does not pay, it is not looked at again for so many steps, unless there are fewer requests
-# than this share of them by then.
-REST_STEPS, REST_WITH_OBJECTIVES, REST_OF_FEW = 16, 4, 4
-# Where plain steps are sent ahead, as far as it is known that they are, the target waits for each look. Few
-# requests without objectives that were looked at before are let twice as many steps then.
-REST_AHEAD = 12
-REST_SHARE = 0.8
 # A drafter is cheap if drafting a token takes less than this share of verifying it, as looking it up does.
 CHEAP_SHARE = 0.25
 # Share of a drafter's wrong first choices where its second is right.
@@ -50,8 +44,6 @@ MOST_FORGONE = 0.25
 URGENT_LOGP = math.log(0.2)
 # Weight of the newest step in what is known of steps beside drafts and their verification.
 SMOOTHING = 0.1
-# Up to so many requests, each draft ends by itself, by the drafter's confidence.
-FEW_REQUESTS = 4
 # However full of prompts the steps are: what a step costs beside them is never quite nothing.
 MOST_ON_PROMPTS = 0.99
 # A path surer than this is always worth a forward.
@@ -85,10 +77,7 @@ class Flotilla:
         self._config = config
         self._z = quantile(config.miss_probability)
         self._try_drafts, self._try_plain = Probing(), Probing(LEAST_INTERVAL)
-        self._rest_until = 0
-        self._rest_requests = 0
-        # Of few requests: who was looked at last, and did without drafts.
-        self._rested: tuple[str, ...] = ()
+        self._rest = Rest()
         # Tokens that a second is worth in the step planned last, and what verifying one costs of them. Both
         # are 0 while drafts are tried, which then are as deep as they are planned.
         self._worth = (0.0, 0.0)
@@ -99,7 +88,19 @@ class Flotilla:
 
     def rests(self, num_requests: int, step: int) -> bool:
         """Whether it was lately found that drafting does not pay, for no more requests than these."""
-        return step < self._rest_until and num_requests >= self._rest_requests
+        return self._rest.holds(num_requests, step)
+
+    def look_ahead(self, batch: Sequence[DecodeRequest], context: StepContext) -> None:
+        """Rest on, unless drafts pay in this step, are needed in it, or are to be tried."""
+        if not batch:
+            return
+        batch = DecodeBatch.of(batch)
+        outlook = self._look(batch, 1, context)
+        is_near = not outlook.depth or outlook.drafted >= (1.0 - MOST_LOST) * outlook.plain
+        if outlook.drafted > outlook.plain or (is_near and self._is_urgent(batch, context)):
+            return
+        if not (batch.num_drafting and self._try_drafts.is_due(context.step)):
+            self._rest_after_look(batch, context)
 
     def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
         """Whether to draft by predicted goodput; how deep the drafter finds out; width by AdaServe's rule."""
@@ -112,10 +113,10 @@ class Flotilla:
         best_depth, drafted, plain = outlook.depth, outlook.drafted, outlook.plain
         depth, goodput = (best_depth, drafted) if drafted > plain else (0, plain)
         if depth and self._makes_late(batch, outlook) and not self._try_drafts.tries(context.step, 1.0):
-            self._rest(n, _rest_with_objectives(context), context)
+            self._rest.begin(n, with_objectives(context), context)
             return [NO_DRAFT] * n
         need = self._needs(batch, context)
-        is_urgent = batch.has_objectives and bool(np.count_nonzero(need > 1.0))
+        is_urgent = self._is_urgent(batch, context)
         if depth == 0 and is_urgent:
             # Who is in need drafts although it does not pay, and beside that, drafts of the others pay
             # sooner: what drafting takes besides their own rows is spent. But all of them wait for it.
@@ -124,17 +125,14 @@ class Flotilla:
                 depth, goodput = best_depth, drafted
         if not is_urgent and depth and _plain_at_best(plain, batch, context) * SURELY_PAYS > drafted:
             if self._try_plain.tries(context.step, plain / drafted):
-                self._rest(n, PROBE_RUN, context)
+                self._rest.begin(n, PROBE_RUN, context)
                 return [NO_DRAFT] * n
         elif depth == 0 and not is_urgent:
             if batch.num_drafting and self._try_drafts.tries(context.step, drafted / plain):
                 return [DraftPlan(depth=min(PROBE_DEPTH, request.max_draft)) for request in batch]
-            # Those that no drafter has read yet are read meanwhile: then few look at once.
-            if batch.num_drafting or n > FEW_REQUESTS:
-                steps = _rest_with_objectives(context) if batch.has_objectives else REST_STEPS
-                self._rest(n, steps, context, self._rest_of_few(batch, context))
+            self._rest_after_look(batch, context)
             return [NO_DRAFT] * n
-        self._rested = ()
+        self._rest.ended()
         # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
         added_s = context.cost.verify_added_seconds(n, n * max(1, depth), batch.num_context / n)
         least = goodput * float(np.add.reduce(added_s)) / len(added_s)
@@ -269,22 +267,14 @@ class Flotilla:
         self._follow(whole_s + sum(added[: len(more)]), context)
         return by_tree(offsets, chosen + more)
 
-    def _rest_of_few(self, batch: DecodeBatch, context: StepContext) -> int:
-        """For how many steps few requests need not be looked at again, of which drafts do not pay for any."""
-        who, before = tuple([request.request_id for request in batch]), self._rested
-        self._rested = who
-        is_again = who == before and context.sends_ahead and not batch.has_objectives
-        return 2 * REST_OF_FEW if is_again else REST_OF_FEW
+    def _rest_after_look(self, batch: DecodeBatch, context: StepContext) -> None:
+        # Those that no drafter has read yet are read meanwhile: then few look at once.
+        if batch.num_drafting or len(batch) > FEW_REQUESTS:
+            self._rest.after_look(batch, context)
 
-    def _rest(
-        self, num_requests: int, num_steps: int, context: StepContext, of_few: int = REST_OF_FEW
-    ) -> None:
-        """Look again after so many steps, or when fewer are running; few requests are soon another matter."""
-        is_few = num_requests <= FEW_REQUESTS
-        self._rest_until = context.step + (min(num_steps, of_few) if is_few else num_steps)
-        self._rest_requests = (
-            num_requests if is_few else max(FEW_REQUESTS + 1, int(REST_SHARE * num_requests))
-        )
+    def _is_urgent(self, batch: DecodeBatch, context: StepContext) -> bool:
+        """Whether one token a step will not do for somebody's objective."""
+        return batch.has_objectives and bool(np.count_nonzero(self._needs(batch, context) > 1.0))
 
     def _needs(self, batch: DecodeBatch, context: StepContext) -> Float64:
         """What each request is to get from this step, by `triage.needs`."""
@@ -361,10 +351,6 @@ def _plain_at_best(plain: float, batch: DecodeBatch, context: StepContext) -> fl
     verify_s = context.cost.verify_seconds(n, n, batch.num_context, drafted=True)
     beside_s = min(context.plain_overhead_s, context.draft_overhead_s)
     return max(plain, n / (verify_s + beside_s - _spent_on_prompts(context, drafted=True)))
-
-
-def _rest_with_objectives(context: StepContext) -> int:
-    return REST_AHEAD if context.sends_ahead else REST_WITH_OBJECTIVES
 
 
 def _drafted_step_s(batch: DecodeBatch, num_rows: int, context: StepContext) -> tuple[float, float]:

@@ -24,6 +24,10 @@ class Probing:
         self._due = first_step
         self._until = 0
 
+    def is_due(self, step: int) -> bool:
+        """Whether `tries` would have the step be one."""
+        return step < self._until or step >= self._due
+
     def tries(self, step: int, worth: float) -> bool:
         """Whether the step at hand is to be one of the kind that is not believed to pay.
 

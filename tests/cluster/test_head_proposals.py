@@ -11,8 +11,8 @@ from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN
 from cluster.head_proposals import PROBE_STEPS
 from cluster.policies.base import Rests
 from cluster.policies.fixed import Fixed
-from cluster.policies.flotilla import REST_STEPS
 from cluster.policies.probing import LEAST_INTERVAL, PROBE_RUN
+from cluster.policies.rest import REST_STEPS
 from cluster.stream_messages import Speculation
 from tests.cluster.heads_world import (
     CANDIDATES,

@@ -180,6 +180,38 @@ def test_the_same_few_requests_are_looked_at_more_seldom(
     assert looks("other", 2) == expected[:2]
 
 
+def test_looking_ahead_it_rests_on_where_drafts_would_not_pay() -> None:
+    policy = Flotilla(PolicyConfig(max_depth=6))
+    policy._try_drafts = Probing(1000)
+    costly, cheap = context(draft_s=5e-2), context(draft_s=1e-4)
+    batch = [request(str(number), rate=0.7) for number in range(8)]
+    assert all(plan.depth == 0 for plan in policy.plan(batch, costly))
+    end = costly.step
+    while policy.rests(8, end):
+        end += 1
+    policy.look_ahead(batch, replace(cheap, step=end))
+    assert not policy.rests(8, end), "drafts would pay"
+    policy.look_ahead(batch, replace(costly, step=end))
+    assert policy.rests(8, end)
+    assert policy.rests(8, 2 * end - costly.step - 1)
+    assert not policy.rests(8, 2 * end - costly.step)
+
+
+def test_looking_ahead_it_leaves_steps_to_those_in_need_and_to_tries() -> None:
+    policy = Flotilla(PolicyConfig(max_depth=6))
+    policy._try_drafts = Probing(1000)
+    now = context(draft_s=1e-3, token_s=1e-3, verify_s=4e-3)
+    calm = [request(str(number), rate=0.7) for number in range(8)]
+    in_need = request("urgent", rate=0.7, tpot_s=0.01, num_decoded=20, decoding_s=0.2)
+    policy.look_ahead([in_need, *calm], now)
+    assert not policy.rests(9, now.step)
+    policy.look_ahead(calm, now)
+    assert policy.rests(8, now.step)
+    trying = Flotilla(PolicyConfig(max_depth=6))  # at the first step it tries drafts
+    trying.look_ahead(calm, now)
+    assert not trying.rests(8, now.step)
+
+
 @pytest.mark.parametrize(("draft_s", "drafts"), [(1e-3, True), (4e-3, False)])
 def test_beside_a_request_in_need_the_others_draft_unless_all_lose_by_it(
     draft_s: float, drafts: bool
