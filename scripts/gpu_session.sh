@@ -23,13 +23,13 @@ export TORCH_BLAS_PREFER_CUBLASLT="${TORCH_BLAS_PREFER_CUBLASLT:-1}" # as worker
 export TRITON_INTERPRET=0 # tests set 1 where they find no nvidia-smi, which may be off the PATH
 
 # Compiled kernels of an earlier session, if they are carried; OUT has this one's at the end.
-[ ! -s .gpu-caches/triton.tar.gz ] || [ -d "$TRITON_CACHE_DIR" ] ||
-    { mkdir -p "$TRITON_CACHE_DIR" && tar -xzf .gpu-caches/triton.tar.gz -C "$TRITON_CACHE_DIR"; }
+[ ! -s .gpu-caches/triton.tar.xz ] || [ -d "$TRITON_CACHE_DIR" ] ||
+    python3 -m tarfile -e .gpu-caches/triton.tar.xz "$TRITON_CACHE_DIR"
 keep_compiled() {
     [ -d "$TRITON_CACHE_DIR" ] || return 0
     # What a kernel was compiled from must be there, and is not read.
     find "$TRITON_CACHE_DIR" -type f \( -name '*.*ir' -o -name '*.ptx' -o -name '*.source' \) -exec truncate -s 0 {} +
-    tar -czf "$out/triton.tar.gz" -C "$TRITON_CACHE_DIR" .
+    (cd "$TRITON_CACHE_DIR" && python3 -m tarfile -c "$out/triton.tar.xz" .)
 }
 trap keep_compiled EXIT
 if [ "$site" = /tmp/site-ray ]; then
