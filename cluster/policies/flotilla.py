@@ -18,6 +18,7 @@ from cluster.policies.depth_tokens import tokens_by_depth
 from cluster.policies.horizon import quantile
 from cluster.policies.on_time import num_on_time
 from cluster.policies.probing import LEAST_INTERVAL, PROBE_RUN, Probing
+from cluster.policies.realised import Realised
 from cluster.policies.rest import FEW_REQUESTS, Rest, with_objectives
 from cluster.policies.triage import Float64, chain_rows, needs
 from cluster.selection import marginal_goodput, slo_customized
@@ -61,6 +62,7 @@ class Outlook:
         drafted_s: seconds of such a step, prompts apart; 0 likewise.
         plain: tokens per second without drafts.
         plain_s: seconds of such a step.
+        by_rates: tokens per second of the whole step with drafts, by acceptance rates and costs alone.
     """
 
     depth: int
@@ -68,6 +70,7 @@ class Outlook:
     drafted_s: float
     plain: float
     plain_s: float
+    by_rates: float
 
 
 class Flotilla:
@@ -78,6 +81,7 @@ class Flotilla:
         self._z = quantile(config.miss_probability)
         self._try_drafts, self._try_plain = Probing(), Probing(LEAST_INTERVAL)
         self._rest = Rest()
+        self._realised = Realised()
         # Tokens that a second is worth in the step planned last, and what verifying one costs of them. Both
         # are 0 while drafts are tried, which then are as deep as they are planned.
         self._worth = (0.0, 0.0)
@@ -107,6 +111,7 @@ class Flotilla:
         if not batch:
             return []
         config, n, batch = self._config, len(batch), DecodeBatch.of(batch)
+        self._realised.look(batch, context.step)
         self._worth = (0.0, 0.0)
         width = clip(config.draft_budget / n + config.width_offset, 1, config.max_width)
         outlook = self._look(batch, 1, context)
@@ -133,6 +138,7 @@ class Flotilla:
             self._rest_after_look(batch, context)
             return [NO_DRAFT] * n
         self._rest.ended()
+        self._realised.drafted(batch, context.step, outlook.by_rates, context.prompt_share)
         # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
         added_s = context.cost.verify_added_seconds(n, n * max(1, depth), batch.num_context / n)
         least = goodput * float(np.add.reduce(added_s)) / len(added_s)
@@ -316,7 +322,7 @@ class Flotilla:
         expected, drafted = tokens_by_depth(batch, deepest, self._cheap(layer_s, context))
         plain_s = cost.verify_seconds(n, n, num_context) + context.plain_overhead_s
         plain = n / (plain_s - _spent_on_prompts(context, drafted=False))
-        best_depth, best, best_s = 0, 0.0, 0.0
+        best_depth, best, best_s, by_rates = 0, 0.0, 0.0, 0.0
         drafts_s = [
             cost.draft_seconds_by_depth(name, count, width, deepest, tokens)
             for name, (count, tokens) in load.items()
@@ -331,8 +337,8 @@ class Flotilla:
             step_s = slowest_s[depth] + verify_s + context.draft_overhead_s
             goodput = expected[depth] / (step_s - spent_s)
             if goodput > best:
-                best_depth, best, best_s = depth, goodput, step_s
-        return Outlook(best_depth, best, best_s, plain, plain_s)
+                best_depth, best, best_s, by_rates = depth, goodput, step_s, expected[depth] / step_s
+        return Outlook(best_depth, best * self._realised.gain(n), best_s, plain, plain_s, by_rates)
 
     @staticmethod
     def _cheap(layer_s: dict[str, float], context: StepContext) -> set[str]:

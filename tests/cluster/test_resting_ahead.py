@@ -8,7 +8,7 @@ import pytest
 
 from cluster.config import PolicyConfig
 from cluster.core import SchedulerCore
-from cluster.events import Action, Draft, DrafterDraining, Drained
+from cluster.events import Action, Draft, DrafterDraining, Drained, Tick
 from cluster.planning import StepPlanner
 from cluster.policies.base import DecodeRequest, StepContext
 from cluster.policies.fixed import Fixed
@@ -98,3 +98,59 @@ def test_idle_drafters_may_read_beside_every_step(monkeypatch: pytest.MonkeyPatc
     world.check_ends()
     # The first call reads a prompt; with its answer a plain step is sent, and one ahead.
     assert len(world.calls) - 2 <= len(served) <= len(world.calls)
+
+
+class LooksFurther(RestsWithin):
+    """Looks before its rest ends, and finds so many times that it goes on."""
+
+    def __init__(self, config: PolicyConfig, until: int, num_rests: int) -> None:
+        super().__init__(config, 0, until)
+        self.num_rests = num_rests
+        self.looked: list[int] = []
+
+    def look_ahead(self, batch: Sequence[DecodeRequest], context: StepContext) -> None:
+        assert all(request.max_draft > 0 for request in batch), "as if all had been read and proposed for"
+        self.looked.append(context.step)
+        if len(self.looked) <= self.num_rests:
+            self.steps = range(self.steps.start, context.step + 10)
+
+
+class LookingWorld(RestingWorld):
+    """Its policy looks ahead."""
+
+    def __init__(self, until: int, num_rests: int) -> None:
+        super().__init__(0, until)
+        self.policy = LooksFurther(self.config.policy, until, num_rests)
+        self.core = SchedulerCore(self.config, self.policy, self.core.cost)
+        self.start_target()
+        for name in ("good", "poor"):
+            self.start_drafter(name)
+
+
+def test_a_policy_that_looks_before_its_rest_ends_keeps_steps_going_ahead() -> None:
+    world = LookingWorld(10, 3)
+    world.begin("a", sampling=ends(70))
+    world.drain()
+    world.check_ends()
+    policy = world.policy
+    assert isinstance(policy, LooksFurther)
+    # Where each rest would have ended, until a look finds that drafts pay; in that step it is asked.
+    assert policy.looked[:4] == [10, 20, 30, 40]
+    assert policy.asked[0] == 40
+    assert sum(map(is_ahead, world.calls[:41])) == 40 - 1
+
+
+def test_it_looks_once_for_a_step_whatever_else_happens_meanwhile() -> None:
+    world = LookingWorld(3, 0)
+    world.begin("a", sampling=ends(70))
+    policy = world.policy
+    assert isinstance(policy, LooksFurther)
+    while not policy.looked:
+        world.answer_one()
+    assert policy.looked == [3]
+    for _ in range(3):
+        world.handle(Tick())
+    assert policy.looked == [3]
+    world.drain()
+    world.check_ends()
+    assert len(policy.looked) == len(set(policy.looked))
