@@ -314,8 +314,10 @@ serve-8b)
         for policy in ${SESSION_POLICIES:-flotilla autoregressive smartspec adaserve specserve}; do
             policies="$policies --policy $policy"
         done
+        sed "s|\"decisions_file\": *null|\"decisions_file\":\"$found/decisions.jsonl\"|" "$found/serve.yaml" \
+            >"$found/compare.yaml"
         # shellcheck disable=SC2086
-        bench compare "${COMPARE_SECONDS:-240}" compare --config "$found/serve.yaml" $policies \
+        bench compare "${COMPARE_SECONDS:-240}" compare --config "$found/compare.yaml" $policies \
             --rate "${SESSION_RATE:-8}" --seeds 1 --duration "${SESSION_DURATION:-8}" --max-tokens 256
     fi
     unshare
