@@ -6,12 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from engine.sampling_params import SamplingParams
 from tests.eagle_reference import EagleReference
-from tests.verifier.ahead import Scheduler, simple
+from tests.verifier.ahead import Scheduler
 from tests.verifier.target import VOCAB, Client, Target, spec_of
 from tests.verifier.test_eagle_drafts import DEPTH, GREEDY, WIDTH, Checker, prefill_item, verifier
 from tests.verifier.test_overlapped import plain, serve, tokens_of
@@ -33,9 +33,19 @@ class Checked(Client):
             self.check(verdict, self.spec, self.output)
 
 
+# Without stop tokens, which end paths of a beam: what stands there then is nobody's choice.
+sampled = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.8, 2.0]),
+    top_p=st.sampled_from([1.0, 0.9]),
+    seed=st.integers(0, 2**64 - 1),
+    max_tokens=st.integers(1, 14),
+)
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    asked=st.lists(simple, min_size=1, max_size=4),
+    asked=st.lists(sampled, min_size=1, max_size=4),
     kind=st.sampled_from(["lean", "captured", "hf"]),
     leaving=st.sampled_from([0.0, 0.1]),
     seed=st.integers(0, 2**32),
@@ -54,7 +64,9 @@ def test_proposals_are_those_of_the_reference_in_any_schedule(
         # No two begin alike: what a shared slot's key says of the token after depends on who came first.
         prompt = [i, *(rng.randrange(VOCAB) for _ in range(rng.randint(1, 20)))]
         spec = spec_of(f"r{i}", prompt, sampling)
-        client = Checked(spec, TARGET.decode(spec)[0])
+        expected, gaps = TARGET.decode(spec)
+        assume(min(gaps) > 1e-4)
+        client = Checked(spec, expected)
         client.check = Checker(reference)
         clients.append(client)
     calls = OverlappedCalls(serving)
