@@ -125,6 +125,8 @@ class EagleReading:
         rows = np.concatenate([one.rows for one in reads])
         if held is None:
             features = self._runner.features(rows)
+        elif len(rows) == len(held):  # all of them, as of most steps: nothing is to be picked out
+            features = held
         else:
             features = held.index_select(0, index_on(rows, held.device))
         return torch.split(features, [len(one.rows) for one in reads])

@@ -308,14 +308,14 @@ class Verifier:
         has_logprobs = any(
             p.state.params.logprobs is not None or p.state.wants_prompt_logprobs for p in begun.planned
         )
-        asks = any(p.num_candidates for p in begun.planned)
         # Log-probabilities and proposals are made of what the next forward overwrites; and of proposals that
         # came after it the answer would come too late.
-        begun.is_open = self._overlaps and not has_logprobs and not (asks and self._proposer is not None)
+        asks = self._proposer is not None and any(p.num_candidates for p in begun.planned)
+        # Ranks that read before a request goes, and after it, would not read the same rows together.
+        reads_in_turn = self._reader is not None and self._num_ranks > 1
+        begun.is_open = self._overlaps and not (has_logprobs or asks or reads_in_turn)
         if self._reader is not None and begun.is_open:
-            # Ranks that read before a request goes, and after it, would not read the same rows together.
-            begun.is_open = self._num_ranks == 1
-            begun.held = self._reader.hold(begun.num_rows) if begun.is_open else None
+            begun.held = self._reader.hold(begun.num_rows)
 
     def _abandon(self, planned: Sequence[Planned]) -> None:
         for p in planned:
