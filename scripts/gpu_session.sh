@@ -325,8 +325,10 @@ serve-8b)
     # shellcheck disable=SC2086
     $parts config --device auto --num-gpus 0 --keep-nothing --num-slots "${SESSION_SLOTS:-131072}" $pair \
         >"$found/engine.yaml" || exit 1
-    wanted engine && bench engine 150 engine --config "$found/engine.yaml" --no-processes --policy fixed \
-        --assistant "/tmp/grown-$drafter-drafter" --batch 1 --batch 32 --rounds 1 --per-domain 1 --max-tokens 64
+    if wanted engine; then
+        bench engine 150 engine --config "$found/engine.yaml" --no-processes --policy fixed --batch 1 --batch 32 \
+            --assistant "/tmp/grown-$drafter-drafter" --rounds 1 --per-domain 1 --max-tokens 64
+    fi
     ;;
 pair)
     target=${SESSION_TARGET:-target-32x1024} drafter=${SESSION_DRAFTER:-drafter-general-2x384} pair=/tmp/pair
