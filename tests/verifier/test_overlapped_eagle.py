@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine.sampling_params import SamplingParams
 from tests.eagle_reference import EagleReference
-from tests.verifier.ahead import Scheduler
+from tests.verifier.ahead import Scheduler, simple
 from tests.verifier.target import VOCAB, Client, Target, spec_of
 from tests.verifier.test_eagle_drafts import DEPTH, GREEDY, WIDTH, Checker, prefill_item, verifier
 from tests.verifier.test_overlapped import plain, serve, tokens_of
@@ -34,13 +35,7 @@ class Checked(Client):
 
 
 # Without stop tokens, which end paths of a beam: what stands there then is nobody's choice.
-sampled = st.builds(
-    SamplingParams,
-    temperature=st.sampled_from([0.0, 0.8, 2.0]),
-    top_p=st.sampled_from([1.0, 0.9]),
-    seed=st.integers(0, 2**64 - 1),
-    max_tokens=st.integers(1, 14),
-)
+sampled = simple.map(lambda params: replace(params, stop_token_ids=(), min_tokens=0))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
