@@ -7,8 +7,9 @@ from cluster.policies.decode_batch import DecodeBatch
 
 # So many steps, unless there are fewer requests than this share of them by then.
 REST_STEPS, REST_WITH_OBJECTIVES, REST_OF_FEW = 16, 4, 4
-# Where plain steps are sent ahead, as far as it is known that they are, the target waits for each look. Few
-# requests without objectives that were looked at before are let twice as many steps then.
+# Where plain steps are sent ahead, as far as it is known that they are, the target waits for a look that does
+# not find that the rest goes on. Few requests without objectives that were looked at before are let twice as
+# many steps then.
 REST_AHEAD = 12
 REST_SHARE = 0.8
 # So many requests are soon another matter.
