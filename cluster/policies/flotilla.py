@@ -95,11 +95,18 @@ class Flotilla:
         return self._rest.holds(num_requests, step)
 
     def look_ahead(self, batch: Sequence[DecodeRequest], context: StepContext) -> None:
-        """Rest on, unless drafts pay in this step, are needed in it, or are to be tried."""
+        """Rest on, unless drafts pay in this step, are needed in it, or are to be tried.
+
+        As of `plan`, they do not pay where they make requests late.
+        """
         if not batch:
             return
         batch = DecodeBatch.of(batch)
         outlook = self._look(batch, 1, context)
+        if outlook.drafted > outlook.plain and self._makes_late(batch, outlook):
+            if not self._try_drafts.is_due(context.step):
+                self._rest.begin(len(batch), with_objectives(context), context)
+            return
         is_near = not outlook.depth or outlook.drafted >= (1.0 - MOST_LOST) * outlook.plain
         if outlook.drafted > outlook.plain or (is_near and self._is_urgent(batch, context)):
             return
