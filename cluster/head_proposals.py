@@ -93,6 +93,8 @@ class HeadProposals:
     _asked: dict[str, int] = field(default_factory=dict)
     # Of the requests planned for last, those that had proposals; for requests that have had no plan.
     _of_batch: LastPlan | None = None
+    # Of the newest plan that drafts may be in again, as the policy found when it looked ahead.
+    _looked_for: int = -1
 
     @property
     def are_there(self) -> bool:
@@ -117,7 +119,8 @@ class HeadProposals:
         last = self._plans.get(request.request_id)
         if not drafter.capabilities.has_independent_layers:
             last = last or self._of_batch
-            wanted = _of_beam(most, drafter.capabilities.num_candidates, last, step, num_requests)
+            is_due = self._is_due(last, step)
+            wanted = _of_beam(most, drafter.capabilities.num_candidates, last, num_requests, is_due=is_due)
             self._asked[request.request_id] = wanted.num_heads
             rule = self._newest_rule(request, num_requests) if wanted.num_candidates else None
             return wanted if rule is None else wanted._replace(stop_rule=rule)
@@ -125,15 +128,24 @@ class HeadProposals:
         if last is None and (self._of_batch is None or self._of_batch.depth > 0):
             return all_of_them
         last = last or self._of_batch
-        # Counted from zero and not since the last time, so that all requests are asked about in one step: a
-        # policy that saw proposals for a few at a time would find that so few do not pay.
-        if last is None or step // PROBE_STEPS != last.step // PROBE_STEPS:
-            return all_of_them
-        if last.is_of_many_more(num_requests):
+        if last is None or self._is_due(last, step) or last.is_of_many_more(num_requests):
             return all_of_them
         if last.depth == 0:
             return NOTHING_WANTED
         return Wanted(min(most, last.depth), min(all_of_them.num_candidates, last.width))
+
+    def _is_due(self, last: LastPlan | None, step: int) -> bool:
+        """Whether all requests are asked about for the plan of this step, whatever was planned last.
+
+        Counted from zero and not since the last time, so that all are in one step: a policy that saw
+        proposals for a few at a time would find that so few do not pay.
+        """
+        is_probe = last is not None and step // PROBE_STEPS != last.step // PROBE_STEPS
+        return is_probe or step == self._looked_for
+
+    def looked_ahead(self, step: int) -> None:
+        """The policy looked, and may draft in this step: for that it needs proposals from all."""
+        self._looked_for = step
 
     def _newest_rule(self, request: Request, num_requests: int) -> StopRule | None:
         """That of the request's last plan; of the batch's, if the request was not planned for since."""
@@ -237,7 +249,7 @@ def _most_heads(request: Request, drafter: DrafterState) -> int:
     )
 
 
-def _of_beam(most: int, widest: int, last: LastPlan | None, step: int, num_requests: int) -> Wanted:
+def _of_beam(most: int, widest: int, last: LastPlan | None, num_requests: int, *, is_due: bool) -> Wanted:
     """What is asked of EAGLE for a request, of which every layer and row costs.
 
     As wide as planned last: that goes by how many run, and not by what was proposed.
@@ -246,7 +258,7 @@ def _of_beam(most: int, widest: int, last: LastPlan | None, step: int, num_reque
         return Wanted(most, 1)
     if last.depth > 0:
         return last.beam(min(most, last.ask), widest)
-    is_due = step // PROBE_STEPS != last.step // PROBE_STEPS or last.is_of_many_more(num_requests)
+    is_due = is_due or last.is_of_many_more(num_requests)
     return last.beam(most, widest) if is_due else NOTHING_WANTED
 
 

@@ -98,6 +98,7 @@ class StepPlanner:
         if self._is_resting(len(ready)):
             self._rest(ready)
             for request in ready:
+                request.drafted_by = request.drafted_kind = ""
                 request.drafted(TokenTree.root_only(request.last_token))
             return []
         self.pool.assign(ready, now)
@@ -170,6 +171,7 @@ class StepPlanner:
         views = self._decode_views.of_all(requests, now, max_model_tokens, has_proposals=False)
         self._looks_ahead.look_ahead(DecodeBatch(views), replace(self.context(count), step=steps[-1]))
         if not all(self._rests.rests(count, step) for step in steps):
+            self.heads.looked_ahead(steps[-1])
             return False
         self._proposing.planned(self._num_running, 0.0)
         return True
@@ -178,19 +180,16 @@ class StepPlanner:
         """A step of these requests begins as `will_rest` said, and without the policy being asked."""
         self._prompt_share.look(running)
         self._num_running = len(running)
+        for request in requests:
+            request.drafted_by = request.drafted_kind = ""
         if self._is_resting(len(requests)):
             self._rest(requests)
-        else:
-            for request in requests:
-                request.drafted_by = request.drafted_kind = ""
 
     def _is_resting(self, count: int) -> bool:
         return self._rests is not None and self._rests.rests(count, self.totals.steps)
 
     def _rest(self, ready: Sequence[Request]) -> None:
         self.pool.leave_draining(ready)
-        for request in ready:
-            request.drafted_by = request.drafted_kind = ""
         self._proposing.rested(self._num_running)
         self.heads.rested(ready)
 

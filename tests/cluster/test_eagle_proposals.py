@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
+import pytest
 
+from cluster.cost_model import CostProfile, LinearCost
 from cluster.head_proposals import PROBE_STEPS
+from cluster.policies.rest import REST_OF_FEW
+from tests.cluster.ahead_world import is_ahead
 from tests.cluster.heads_world import (
     CHEAP,
     DEAR,
@@ -116,6 +121,24 @@ def test_while_drafting_does_not_pay_eagle_is_asked_once_in_many_steps() -> None
     asking = [call for call in later if asked(call)]
     assert len(later) / PROBE_STEPS / 2 <= len(asking) <= 2 * len(later) / PROBE_STEPS + 1
     assert all(len(asked(call)) == 8 for call in asking)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "heads"])
+def test_proposals_are_asked_for_as_soon_as_a_look_finds_that_drafts_pay(
+    kind: Literal["heads", "eagle"],
+) -> None:
+    """A policy that tries plain steps rests for a few; what it planned last was without drafts."""
+    target, head = LinearCost(delta=5e-3, gamma=1e-4), LinearCost(delta=2e-4, rho=1e-3)
+    profile = CostProfile(target=target, drafters={"heads": head}, overhead_s=2e-3)
+    world = HeadsWorld("flotilla", profile, 0.5, kind=kind)
+    world.submit(0, 900)
+    world.run()
+    assert any(map(is_ahead, world.calls))
+    plain = "".join(" " if asked(call) or drafted(call) else "p" for call in world.calls).split()
+    tries = [steps for steps in plain if len(steps) > 1]
+    assert tries
+    # Those that are sent ahead, and before them the one that the policy planned; after them it looks.
+    assert max(map(len, tries)) <= REST_OF_FEW + 1
 
 
 def test_who_comes_back_to_eagle_brings_no_rule_of_old() -> None:

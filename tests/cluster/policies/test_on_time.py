@@ -46,9 +46,7 @@ def test_those_are_counted_who_are_on_time_when_the_steps_are_walked(
     assert surely <= num_on_time(batch, step_s, depth) <= perhaps
 
 
-def eight(
-    tpot_s: float | None, draft_s: float, step: int = 1
-) -> tuple[list[DecodeRequest], StepContext]:
+def eight(tpot_s: float | None, draft_s: float, step: int = 1) -> tuple[list[DecodeRequest], StepContext]:
     """Eight requests, of which two, of no use to drafters, have an objective."""
     others = [request(str(number), rate=0.8) for number in range(6)]
     held = [
