@@ -167,7 +167,7 @@ class StepPlanner:
         if self._looks_ahead is None or self._looked_at == step:
             return False
         self._looked_at = step  # once, whatever happens until the answer
-        self.pool.assign(requests, now)
+        self.pool.assign(requests, now, is_drafting=False)
         views = self._decode_views.of_all(requests, now, max_model_tokens, has_proposals=False)
         self._looks_ahead.look_ahead(DecodeBatch(views), replace(self.context(count), step=steps[-1]))
         if not all(self._rests.rests(count, step) for step in steps):

@@ -14,6 +14,7 @@ from cluster.policies.base import DecodeRequest, StepContext
 from cluster.policies.fixed import Fixed
 from cluster.requests import Request
 from drafters.messages import DraftPlan
+from selector.protocol import PoolView, RequestView
 from tests.cluster.ahead_world import AheadWorld, ends, is_ahead
 
 
@@ -154,3 +155,24 @@ def test_it_looks_once_for_a_step_whatever_else_happens_meanwhile() -> None:
     world.drain()
     world.check_ends()
     assert len(policy.looked) == len(set(policy.looked))
+
+
+def test_a_look_is_no_slot_of_a_selector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody drafts in the step, and nothing is observed of it: a bandit would explore in vain."""
+    world = LookingWorld(10, 3)
+    selector, slots = world.core.pool.selector, 0
+    assign = selector.assign
+
+    def watched(requests: Sequence[RequestView], pool: PoolView) -> dict[str, str]:
+        nonlocal slots
+        slots += any(request.is_drafting for request in requests)
+        return assign(requests, pool)
+
+    monkeypatch.setattr(selector, "assign", watched)
+    world.begin("a", sampling=ends(70))
+    world.drain()
+    world.check_ends()
+    policy = world.policy
+    assert isinstance(policy, LooksFurther)
+    assert policy.looked
+    assert slots == len(policy.asked)
