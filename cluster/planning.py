@@ -96,6 +96,7 @@ class StepPlanner:
         self._prompt_share.look(running)
         self._num_running = len(running)
         if self._is_resting(len(ready)):
+            self.pool.leave_draining(ready)
             self._rest(ready)
             for request in ready:
                 request.drafted_by = request.drafted_kind = ""
@@ -155,7 +156,7 @@ class StepPlanner:
 
     def will_rest(self, requests: Sequence[Request], now: float, max_model_tokens: int) -> bool:
         """Whether surely nothing is drafted, nor proposed, for these in the step after that at the target."""
-        if not self.pool.drafters or all(r.submit.speculation.mode == "off" for r in requests):
+        if not any(map(self.pool.allowed, requests)):
             return True
         if self._rests is None:
             return False
@@ -182,6 +183,7 @@ class StepPlanner:
         self._num_running = len(running)
         for request in requests:
             request.drafted_by = request.drafted_kind = ""
+        self.pool.leave_draining(requests)
         if self._is_resting(len(requests)):
             self._rest(requests)
 
@@ -189,7 +191,6 @@ class StepPlanner:
         return self._rests is not None and self._rests.rests(count, self.totals.steps)
 
     def _rest(self, ready: Sequence[Request]) -> None:
-        self.pool.leave_draining(ready)
         self._proposing.rested(self._num_running)
         self.heads.rested(ready)
 

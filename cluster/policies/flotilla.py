@@ -111,7 +111,7 @@ class Flotilla:
         if outlook.drafted > outlook.plain or (is_near and self._is_urgent(batch, context)):
             return
         if not (batch.num_drafting and self._try_drafts.is_due(context.step)):
-            self._rest_after_look(batch, context)
+            self._rest.after_look(batch, context)
 
     def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
         """Whether to draft by predicted goodput; how deep the drafter finds out; width by AdaServe's rule."""

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.config import PolicyConfig
 from cluster.core import SchedulerCore
-from cluster.events import Action, Draft, DrafterDraining, Drained, Tick
+from cluster.events import Action, Draft, DrafterDraining, DrafterReady, Drained, Tick
 from cluster.planning import StepPlanner
 from cluster.policies.base import DecodeRequest, StepContext
 from cluster.policies.fixed import Fixed
@@ -16,6 +16,7 @@ from cluster.requests import Request
 from drafters.messages import DraftPlan
 from selector.protocol import PoolView, RequestView
 from tests.cluster.ahead_world import AheadWorld, ends, is_ahead
+from tests.cluster.simulated import SimulatedDrafter, SimulatedTarget
 
 
 class RestsWithin(Fixed):
@@ -176,3 +177,54 @@ def test_a_look_is_no_slot_of_a_selector(monkeypatch: pytest.MonkeyPatch) -> Non
     assert isinstance(policy, LooksFurther)
     assert policy.looked
     assert slots == len(policy.asked)
+
+
+class OutgrowingWorld(AheadWorld):
+    """Its target takes longer sequences than its drafters."""
+
+    def make_target(self, num_slots: int) -> SimulatedTarget:
+        return SimulatedTarget(num_slots, max_tokens=400)
+
+
+@pytest.mark.parametrize("policy", ["fixed", "adaserve", "flotilla"])
+def test_who_has_outgrown_all_drafters_goes_on_with_any_policy(policy: str) -> None:
+    world = OutgrowingWorld(1, policy)
+    world.begin("a", sampling=ends(300))
+    (longest,) = {drafter.capabilities.max_tokens for drafter in world.drafters.values()}
+    while world.core.requests["a"].num_tokens <= longest:
+        assert world.answer_one()
+    before = len(world.calls)
+    world.drain()
+    world.check_ends()
+    assert len(world.calls) - before > 90
+    assert all(map(is_ahead, world.calls[before:]))
+
+
+@pytest.mark.parametrize("num_others", [0, 1])
+def test_few_of_whom_none_finds_a_place_at_a_drafter_go_on(num_others: int) -> None:
+    """The default policy looks now and then whether they do."""
+    world = AheadWorld(1, "flotilla")
+    for name in list(world.drafters):
+        world.lose(name)
+    world.drafters["full"] = SimulatedDrafter(0.9, world.rng)
+    world.handle(DrafterReady("full", world.drafters["full"].capabilities, 0))
+    names = ["a", "b"][: 1 + num_others]
+    world.begin(*names, sampling=ends(100))
+    world.drain()
+    world.check_ends()
+    assert sum(map(is_ahead, world.calls)) > 90
+
+
+def test_drafters_drain_also_where_the_policy_never_rests() -> None:
+    """Without them steps are sent ahead, and nobody is assigned a drafter any more."""
+    world = AheadWorld(1, "fixed")
+    world.begin("a", sampling=ends(60))
+    assert world.calls[-1].verify[0].num_nodes == 1
+    for name in world.drafters:
+        world.handle(DrafterDraining(name))
+    for _ in range(6):
+        assert world.answer_one()
+    assert is_ahead(world.calls[-1])
+    assert all(drafter.is_drained for drafter in world.core.pool.drafters.values())
+    world.drain()
+    world.check_ends()
