@@ -238,9 +238,9 @@ class Verifier:
             forward_seconds=forward_seconds,
             digest=digest_of(verdicts),
         )
+        for request_id in begun.releases:
+            self._table.forget(request_id)
         if follower is not None:
-            for request_id in begun.releases:
-                self._table.forget(request_id)
             follower.started = time.perf_counter()
         return result
 
@@ -299,12 +299,6 @@ class Verifier:
         """
         if not begun.planned:
             return
-        try:
-            tokens = before.tokens_after(following) if before is not None and following else None
-            begun.launched = launch(self._runner, self._device, begun.planned, tokens)
-        except BaseException:
-            self._abandon(begun.planned)
-            raise
         has_logprobs = any(
             p.state.params.logprobs is not None or p.state.wants_prompt_logprobs for p in begun.planned
         )
@@ -314,8 +308,14 @@ class Verifier:
         # Ranks that read before a request goes, and after it, would not read the same rows together.
         reads_in_turn = self._reader is not None and self._num_ranks > 1
         begun.is_open = self._overlaps and not (has_logprobs or asks or reads_in_turn)
-        if self._reader is not None and begun.is_open:
-            begun.held = self._reader.hold(begun.num_rows)
+        try:
+            tokens = before.tokens_after(following) if before is not None and following else None
+            begun.launched = launch(self._runner, self._device, begun.planned, tokens)
+            if self._reader is not None and begun.is_open:
+                begun.held = self._reader.hold(begun.num_rows)
+        except BaseException:
+            self._abandon(begun.planned)
+            raise
 
     def _abandon(self, planned: Sequence[Planned]) -> None:
         for p in planned:

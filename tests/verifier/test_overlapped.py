@@ -216,6 +216,22 @@ def test_a_forward_that_fails_leaves_requests_as_they_were() -> None:
     verifier._table._cache.check_invariants()
 
 
+def test_a_call_that_fails_has_released_whom_it_named() -> None:
+    """It is not begun again, and the scheduler names nobody twice."""
+    verifier, _ = started("a", "b")
+    begun = verifier.begin(plain(1, "a", "b"))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with mock.patch.object(verifier._runner, "forward_rows", fail), pytest.raises(RuntimeError):
+        verifier.begin_following(plain(2, "a", release=("b",)), begun)
+    verifier.finish(begun)
+    assert "b" not in verifier
+    assert "a" in verifier
+    verifier._table._cache.check_invariants()
+
+
 def test_a_verifier_that_does_not_overlap_never_asks() -> None:
     verifier = Verifier(TARGET.runner())
     spec = spec_of("a", [7, 3, 11], GREEDY)

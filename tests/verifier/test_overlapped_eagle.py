@@ -116,3 +116,23 @@ def test_who_asks_is_answered_before_another_call_is_begun(tmp_path: Path) -> No
     following = VerifyCall(call_id=2, prefill=[PrefillItem(request_id="b", num_tokens=3, spec=other)])
     assert serving.begin_following(following, begun) is None
     assert serving.finish(begun).prefills[0].verdict is not None
+
+
+def test_where_features_find_no_room_requests_are_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = verifier(EagleReference(TARGET.plain), tmp_path, overlaps=True)
+    spec = spec_of("a", PROMPTS["a"], GREEDY)
+    opening = PrefillItem(request_id="a", num_tokens=9, spec=spec)
+    serving.step(VerifyCall(call_id=0, prefill=[opening]))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    assert serving._reader is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(serving._reader, "hold", fail)
+        with pytest.raises(RuntimeError):
+            serving.begin(plain(1, "a"))
+    serving._table._cache.check_invariants()
+    assert tokens_of(serving.step(plain(1, "a"))) == {"a": TARGET.decode(spec)[0][1:2]}
