@@ -51,8 +51,8 @@ class Launched:
 
     @property
     def is_decided(self) -> bool:
-        """Whether `fetch` would not wait."""
-        return self._sent is None or self._sent.has_arrived
+        """Whether `fetch` would not wait, nor `forward`, which alone tells the end of a part of a prompt."""
+        return self.forward.has_stopped if self._sent is None else self._sent.has_arrived
 
     def fetch(self) -> tuple[list[int], list[float]]:
         """Tokens and gaps of all decisions, once they are there."""

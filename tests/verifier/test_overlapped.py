@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from engine.devices import Stopwatch
 from engine.sampling_params import SamplingParams
 from tests.verifier.ahead import Scheduler, simple
 from tests.verifier.target import Client, spec_of
@@ -163,6 +164,24 @@ def test_a_prompt_is_opened_before_the_answer_to_one_that_it_shares_nothing_more
     cached = min(shared, 69) // 16 * 16
     assert found[0][1][0] == cached
     assert is_begun == (cached <= known)
+
+
+def test_the_call_after_a_part_of_a_prompt_is_waited_for_while_that_is_computed() -> None:
+    """Nothing is decided at the end of such a part, and what it takes is known only then."""
+    verifier = Verifier(TARGET.runner(), overlaps=True)
+    spec = spec_of("a", list(range(40)), GREEDY)
+    calls = [
+        VerifyCall(call_id=0, prefill=[PrefillItem(request_id="a", num_tokens=20, spec=spec)]),
+        VerifyCall(call_id=1, prefill=[PrefillItem(request_id="a", num_tokens=20)]),
+    ]
+    coming = iter([None, None, calls[1]])
+    overlapped = OverlappedCalls(verifier)
+    with mock.patch.object(Stopwatch, "has_stopped", False):  # as of a GPU
+        overlapped.answer(calls[0], lambda: next(coming))
+    assert overlapped.has_begun
+    (progress,) = overlapped.answer(calls[1], lambda: None).prefills
+    assert progress.verdict is not None
+    assert progress.verdict.tokens == TARGET.decode(spec)[0][:1]
 
 
 def test_without_slots_it_waits() -> None:
