@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import string
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -192,6 +194,18 @@ def test_status_tells_when_to_come_back_and_stays_within_metadata() -> None:
     assert sum(len(key) + len(value) for key, value in trailing) < 7000
     assert dict(trailing)[mapping.ERROR_KEY].isascii()
     assert len(details) < 5000
+
+
+@pytest.mark.parametrize("character", ["🙂", "語", "%", "\0", '"'])
+def test_an_error_fits_into_metadata_whatever_the_client_wrote(character: str) -> None:
+    """Clients take 8 KiB, and else tell of an exhausted resource instead of what was wrong."""
+    error = ApiError(400, character * 5000, param=f"a.{character * 5000}")
+    _, details, trailing = mapping.status(error)
+    percent_encoded = quote(details, safe=string.punctuation.replace("%", ""))
+    assert len(percent_encoded) + sum(len(key) + len(value) for key, value in trailing) < 7500
+    told = json.loads(dict(trailing)[mapping.ERROR_KEY])
+    assert told["message"] == details == character * len(details)
+    assert told["param"].startswith(f"a.{character * 30}")
 
 
 def test_metadata_that_came_twice_is_neither() -> None:

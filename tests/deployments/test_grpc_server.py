@@ -134,6 +134,14 @@ async def test_errors_are_statuses_with_details(stub: Any, cell: CellStandIn) ->
     assert not (await stub.Describe(pb.DescribeRequest())).ready
 
 
+async def test_an_error_about_a_long_text_reaches_the_client(stub: Any) -> None:
+    """It repeats a part of it, and metadata that is too long would take its place."""
+    extra = json.dumps({"structured_outputs": {"regex": "(" + "🙂" * 200}}, ensure_ascii=False)
+    error = await failure(stub.Generate(pb.GenerateRequest(prompt="a", extra_body_json=extra)))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "`structured_outputs.regex` cannot be used" in (error.details() or "")
+
+
 @pytest.mark.parametrize("data", [b"\x12\x03\xff\xfe\xfd", b"\xff\xff\xff"])
 async def test_a_message_that_cannot_be_read_is_the_clients_fault(
     channel: grpc.aio.Channel, data: bytes
