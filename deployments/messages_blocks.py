@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from deployments.errors import bad_request
 from deployments.request_model import DescribedModel
 from deployments.tools import NAME
 
@@ -179,15 +180,30 @@ MessagesTool = Annotated[
 ]
 
 
+#: Whose turns blocks belong to, where that is not as may be.
+_ROLES = {
+    "tool_use": "assistant",
+    "tool_result": "user",
+    "thinking": "assistant",
+    "redacted_thinking": "assistant",
+}
+
+
 def as_chat(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """The conversation as messages of a chat.
+    """The conversation as messages of a chat; raises `ApiError` (400) for a block in another one's turn.
 
     Turns that follow one another in the same role are one, as this API has it; what tools returned, which a
     user's turn holds, are messages of their own.
     """
     messages: list[dict[str, Any]] = []
-    for turn in turns:
-        for block in turn.content:
+    for number, turn in enumerate(turns):
+        for place, block in enumerate(turn.content):
+            if turn.role != _ROLES.get(block.type, turn.role):
+                raise bad_request(
+                    f"`messages.{number}.content.{place}`: a block of the type {block.type} belongs to the "
+                    f"role {_ROLES[block.type]}.",
+                    f"messages.{number}.content.{place}",
+                )
             match block:
                 case TextBlock(text=text):
                     if not text.startswith(_BILLING):
@@ -202,8 +218,10 @@ def as_chat(turns: Sequence[Turn]) -> list[dict[str, Any]]:
                 case ToolResultBlock():
                     content = block.content or ("error" if block.is_error else "")
                     messages.append({"role": "tool", "content": content, "tool_call_id": block.tool_use_id})
-                case ThinkingBlock(thinking=thought) if thought and turn.role == "assistant":
-                    _assistant(messages)["reasoning_content"] = thought
+                case ThinkingBlock(thinking=thought) if thought:
+                    message = _assistant(messages)
+                    before = message.get("reasoning_content")
+                    message["reasoning_content"] = f"{before}\n{thought}" if before else thought
         if not turn.content:
             _add_text(messages, turn.role, "")
     return messages

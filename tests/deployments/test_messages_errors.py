@@ -20,6 +20,9 @@ from tests.deployments.test_messages_api import BODY, PATH, TOOL, events_of
 from tests.fakes.cell_stand_in import CellStandIn
 
 KEY = "fk-0123456789abcdef0123456789abcdef"
+TURNS = BODY["messages"]
+RESULT = {"type": "tool_result", "tool_use_id": "c", "content": "x"}
+NO_SCHEMA = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "thing"}}}}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +54,18 @@ KEY = "fk-0123456789abcdef0123456789abcdef"
             "messages.0.content.0.content",
         ),
         ({"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}]}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "c", "name": "now"}]}]},
+            "messages.0.content.0",
+        ),
+        (
+            {"messages": [*TURNS, {"role": "assistant", "content": [{"type": "text", "text": ""}, RESULT]}]},
+            "messages.1.content.1",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "hm"}]}]},
+            "messages.0.content.0",
+        ),
         ({"system": 7}, "system"),
         ({"system": [{"type": "image"}]}, "system"),
         ({"max_tokens": None}, "max_tokens"),
@@ -64,10 +79,7 @@ KEY = "fk-0123456789abcdef0123456789abcdef"
         ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
-        (
-            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "thing"}}}},
-            "output_config.format",
-        ),
+        (NO_SCHEMA, "output_config.format"),
         ({"speculation": {"trace": True}, "stream": True}, "speculation.trace"),
         ({"n": 2}, "n"),
         ({"input": "a"}, "input"),
@@ -79,6 +91,11 @@ async def test_bad_requests_are_named(http: httpx.AsyncClient, fields: dict[str,
     response = await http.post(PATH, json=BODY | fields)
     assert response.status_code in (400, 404), response.text
     body = response.json()
+    counted = await http.post(f"{PATH}/count_tokens", json=BODY | fields)
+    if fields in ({"max_tokens": None}, NO_SCHEMA):  # nothing is generated
+        assert counted.status_code == 200, counted.text
+    else:
+        assert counted.json()["error"] == body["error"]
     assert body["type"] == "error"
     assert body["request_id"] == response.headers["x-request-id"]
     kind = "not_found_error" if response.status_code == 404 else "invalid_request_error"
