@@ -151,6 +151,8 @@ def create_app(
         key = key_of(request, answers.config, body, grant)
 
         async def begin() -> Call:
+            if grant is not None:
+                grant.check_place()
             request_id = request.state.request_id
             call_id = new_call_id(request_id if grant is None else grant.named(request_id))
             asked = named_in(request.headers)
