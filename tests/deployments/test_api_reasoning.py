@@ -276,6 +276,8 @@ async def test_messages(url: str, cell: CellStandIn, per_step: int) -> None:
             ("thinking", "hm, hello?\n"),
             ("text", "Hi."),
         ]
+        assert message.usage.output_tokens_details is not None
+        assert message.usage.output_tokens_details.thinking_tokens > len(ids("<think>\nhm, hello?\n"))
     says(cell, "<think>for ever", per_step)
     events = events_of((await http_post(url, asked | {"stream": True}, "/v1/messages")).text)
     starts = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
