@@ -134,6 +134,7 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
         _part = _Part.NONE
         _num_header_bytes = 0
         _num_drained_bytes = 0
+        _num_bodiless_bytes = 0
         _closes_after_body = False
         _read_timer: asyncio.TimerHandle | None = None
         _write_timer: asyncio.TimerHandle | None = None
@@ -147,14 +148,17 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
             """Bytes came."""
             if self._part is not _Part.BODY:
                 self._num_header_bytes += len(data)
-            elif self._is_answered():
-                self._num_drained_bytes += len(data)
+            else:
+                self._num_drained_bytes += len(data) if self._is_answered() else 0
+                self._num_bodiless_bytes += len(data)
             super().data_received(data)
             if self.transport.is_closing():
                 return
             if self._part is _Part.BODY:
                 if self._is_answered() and self._num_drained_bytes > most_drained:
                     self.transport.close()
+                elif self._num_bodiless_bytes > MOST_HEADER_BYTES:
+                    self.transport.abort()  # trailers, or chunks' extensions, that the parser would keep
             elif self._num_header_bytes > MOST_HEADER_BYTES:
                 self._hang_up(_TOO_LARGE)
             elif self._is_answered() and self._read_timer is None:
@@ -171,6 +175,16 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
             self._part = _Part.HEADERS
             super().on_message_begin()
 
+        def on_header(self, name: bytes, value: bytes) -> None:
+            """A header; a trailer is none, whoever it names (RFC 9110, 6.5.1), and is passed over."""
+            if self._part is not _Part.BODY:
+                super().on_header(name, value)
+
+        def on_body(self, body: bytes) -> None:
+            """A piece of a request's body."""
+            self._num_bodiless_bytes = 0
+            super().on_body(body)
+
         def on_headers_complete(self) -> None:
             """A request is known but for its body."""
             if self.transport.is_closing():
@@ -185,7 +199,7 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
             if self.cycle is before:
                 return  # another protocol takes over
             self._part = _Part.BODY
-            self._num_header_bytes = self._num_drained_bytes = 0
+            self._num_header_bytes = self._num_drained_bytes = self._num_bodiless_bytes = 0
             self._stop_reading()
             self.cycle.transport = _LingeringTransport(self.transport, self._close_after_body)
             announced = dict(self.headers).get(b"content-length", b"")
