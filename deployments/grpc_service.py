@@ -188,7 +188,7 @@ class GenerationService:
         with self._admitted(metadata):
             response = pb.DescribeResponse(version=flotilla_version())
         with contextlib.suppress(ApiError):
-            response.model.CopyFrom(mapping.model(await self._service.describe()))
+            response.model.CopyFrom(mapping.model(await self._service.ready()))
             response.ready = True
         return response
 
@@ -223,7 +223,7 @@ class GenerationService:
         if service not in ("", SERVICE_NAME, HEALTH_NAME):
             return _SERVICE_UNKNOWN
         try:
-            await self._service.describe()
+            await self._service.ready()
         except ApiError:
             return _NOT_SERVING
         return _SERVING
