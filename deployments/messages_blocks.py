@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import dropwhile
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
@@ -207,36 +208,31 @@ def as_chat(turns: Sequence[Turn]) -> list[dict[str, Any]]:
             match block:
                 case TextBlock(text=text):
                     if not text.startswith(_BILLING):
-                        _add_text(messages, turn.role, text)
+                        _last_of(messages, turn.role)["content"].append(text)
                 case ToolUseBlock():
                     call = {
                         "id": block.id,
                         "type": "function",
                         "function": {"name": block.name, "arguments": block.arguments},
                     }
-                    _assistant(messages).setdefault("tool_calls", []).append(call)
+                    _last_of(messages, "assistant").setdefault("tool_calls", []).append(call)
                 case ToolResultBlock():
-                    content = block.content or ("error" if block.is_error else "")
-                    messages.append({"role": "tool", "content": content, "tool_call_id": block.tool_use_id})
+                    texts = [block.content or ("error" if block.is_error else "")]
+                    messages.append({"role": "tool", "content": texts, "tool_call_id": block.tool_use_id})
                 case ThinkingBlock(thinking=thought) if thought:
-                    message = _assistant(messages)
-                    before = message.get("reasoning_content")
-                    message["reasoning_content"] = f"{before}\n{thought}" if before else thought
+                    _last_of(messages, "assistant").setdefault("reasoning_content", []).append(thought)
         if not turn.content:
-            _add_text(messages, turn.role, "")
+            _last_of(messages, turn.role)["content"].append("")
+    for message in messages:
+        # Joined once: a text that grew by each of a hundred thousand blocks took seconds.
+        message["content"] = "\n".join(dropwhile(lambda text: not text, message["content"]))
+        if "reasoning_content" in message:
+            message["reasoning_content"] = "\n".join(message["reasoning_content"])
     return messages
 
 
-def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """The last message, if it is the assistant's, else a new one of its."""
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
+def _last_of(messages: list[dict[str, Any]], role: str) -> dict[str, Any]:
+    """The last message, if it is that role's, else a new one; its texts are still apart."""
+    if not messages or messages[-1]["role"] != role:
+        messages.append({"role": role, "content": []})
     return messages[-1]
-
-
-def _add_text(messages: list[dict[str, Any]], role: str, text: str) -> None:
-    last = messages[-1] if messages else None
-    if last is None or last["role"] != role:
-        messages.append({"role": role, "content": text})
-    else:
-        last["content"] = f"{last['content']}\n{text}" if last["content"] else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import anthropic
@@ -14,6 +15,7 @@ from cluster.stream_messages import Rejected
 from deployments.api_keys import hash_key
 from deployments.api_service import ApiService
 from deployments.authentication import Authenticator
+from deployments.messages_schema import parse_messages
 from deployments.openai_api import create_app
 from tests.deployments.socket_server import served
 from tests.deployments.test_messages_api import BODY, PATH, TOOL, events_of
@@ -180,3 +182,14 @@ async def test_keys_come_in_either_header(service: ApiService, headers: dict[str
         twice = [*headers.items(), ("x-api-key", KEY), ("x-api-key", KEY)]
         response = await client.post(url + PATH, json=BODY, headers=twice)
         assert response.status_code == (status if "authorization" in headers else 401)
+
+
+def test_many_small_blocks_behind_a_large_one_are_soon_read() -> None:
+    """Nothing else is answered meanwhile: where the text grew by each, a body of 4 MiB took ten seconds."""
+    small: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "a"}] * 4000}
+    turns: list[dict[str, Any]] = [{"role": "user", "content": "x" * 4_000_000}, *[small] * 20]
+    began = time.process_time()
+    chat = parse_messages({"max_tokens": 1, "messages": turns})
+    assert time.process_time() - began < 5.0
+    assert len(chat.messages) == 1
+    assert chat.messages[0].content.endswith("x" + "\na" * 80_000)
