@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from google.protobuf import json_format
 from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from deployments.errors import ApiError, bad_request, no_trace
 from deployments.generation import Update
@@ -127,8 +128,17 @@ def _slo(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fields(message: Message) -> dict[str, Any]:
-    """The fields that are set, under their names, with what JSON would hold."""
+    """The fields that are set, under their names, with what JSON would hold; raises 400 for unknown ones."""
     found: dict[str, Any] = {}
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        name = f"{message.DESCRIPTOR.name}.{unknown[0].field_number}"
+        raise bad_request(
+            f"`{name}`: this server's {message.DESCRIPTOR.name} has no field of that number and type; leave "
+            "it out.",
+            name,
+            "unknown_parameter",
+        )
     for field, value in message.ListFields():
         options = field.message_type.GetOptions() if field.message_type is not None else None
         if options is not None and options.map_entry:

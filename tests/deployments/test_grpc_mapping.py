@@ -11,6 +11,7 @@ from urllib.parse import quote
 import grpc
 import pytest
 from google.protobuf import json_format
+from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -182,6 +183,27 @@ def test_null_in_extra_fields_is_no_second_prompt_and_no_stream() -> None:
     extra = '{"messages": null, "prompt_token_ids": null, "stream": null, "top_k": null, "anything": null}'
     message = pb.GenerateRequest(prompt="a", top_k=3, extra_body_json=extra)
     assert mapping.generation_request(message) == parse(b'{"prompt": "a", "top_k": 3}', CompletionRequest)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (pb.GenerateRequest(prompt="a"), "GenerateRequest.999"),
+        (pb.GenerateRequest(messages=[pb.ChatMessage(role="user", content="a")]), "ChatMessage.999"),
+        (pb.GenerateRequest(prompt="a", slo=pb.Slo(tpot_ms=1)), "Slo.999"),
+    ],
+)
+def test_fields_of_a_later_server_are_refused_as_over_http(message: pb.GenerateRequest, param: str) -> None:
+    """Left out silently they would pass for an answer; protobuf keeps them, unnamed."""
+    inner: Message = message
+    if param.startswith("ChatMessage"):
+        inner = message.messages[0]
+    elif param.startswith("Slo"):
+        inner = message.slo
+    inner.MergeFromString(b"\xb8\x3e\x01")  # field 999 is 1
+    with pytest.raises(ApiError) as caught:
+        mapping.generation_request(message)
+    assert (caught.value.param, caught.value.code) == (param, "unknown_parameter")
 
 
 def test_status_tells_when_to_come_back_and_stays_within_metadata() -> None:
