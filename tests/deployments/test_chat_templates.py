@@ -12,7 +12,7 @@ from deployments.api_service import ApiService
 from deployments.openai_api import create_app
 from deployments.text_codec import TextCodec
 from tests.fakes.cell_stand_in import CellStandIn
-from tests.fakes.tiny_tokenizer import ids, tokenizer
+from tests.fakes.tiny_tokenizer import codec, ids, tokenizer
 
 PLAIN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
 #: As those of models that also take pictures.
@@ -75,3 +75,44 @@ async def test_a_template_that_reads_reasons_is_given_them(knows_tools: bool) ->
 def test_a_template_that_refuses_everything_reads_no_parts() -> None:
     assert not codec_of("{{ raise_exception('no') }}").reads_parts
     assert not codec_of("").reads_parts
+
+
+USER = {"role": "user", "content": "a"}
+SYSTEM = {"role": "system", "content": "b"}
+DEVELOPER = {"role": "developer", "content": "c"}
+SAID = [USER, {"role": "assistant", "content": "d"}]
+FIRST = "<|bos|><|system|>{}<|end|><|user|>a<|end|>"
+OPEN = "<|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        # As Codex and Claude Code begin.
+        ("responses", {"instructions": "i", "input": [DEVELOPER, USER]}, FIRST.format("i\n\nc") + OPEN),
+        ("messages", {"system": "i", "messages": [USER, SYSTEM]}, FIRST.format("i\n\nb") + OPEN),
+        ("chat/completions", {"messages": [SYSTEM, USER, DEVELOPER]}, FIRST.format("b\n\nc") + OPEN),
+        (
+            "messages",
+            {"messages": [USER, SYSTEM, *SAID[1:]]},
+            FIRST.format("b") + "<|assistant|>d",
+        ),
+        (
+            "chat/completions",
+            {"messages": [SYSTEM, *SAID]},
+            FIRST.format("b") + "<|assistant|>d<|end|>" + OPEN,
+        ),
+    ],
+)
+@pytest.mark.api("responses", "instructions")
+async def test_what_systems_say_later_comes_first_where_a_template_knows_no_other_place(
+    http: httpx.AsyncClient, cell: CellStandIn, path: str, body: dict[str, Any], told: str
+) -> None:
+    response = await http.post(f"/v1/{path}", json=body | ({"max_tokens": 9} if path == "messages" else {}))
+    assert response.status_code == 200, response.text
+    assert codec().decode(cell.submissions[0].prompt, skip_special_tokens=False) == told
+
+
+async def test_systems_speak_where_they_do_if_the_template_lets_them() -> None:
+    prompt = await prompt_of(PLAIN, [SYSTEM, USER, DEVELOPER, USER])
+    assert codec().decode(prompt, skip_special_tokens=False) == "<|system|>b<|user|>a<|system|>c<|user|>a"
