@@ -84,8 +84,9 @@ async def chat_tokens(
 ) -> list[int]:
     """Token ids of a conversation; arguments as of `TextCodec.encode_chat`."""
     knows_tools = codec.knows_tools
-    return await _in_thread_if_long(
-        sum(len(message.content) + len(message.thought) for message in messages),
+    return await _in_thread_if(
+        # How long tools are is not known before the template has written them; few are short.
+        use.parses or sum(message.num_chars for message in messages) > INLINE_CHARS,
         lambda: codec.encode_chat(
             for_template(messages, use, knows_tools=knows_tools, parser=parser),
             tools=use.tools if knows_tools else None,
@@ -99,8 +100,8 @@ async def chat_tokens(
 
 async def text_tokens(codec: TextCodec, text: str, *, add_special_tokens: bool) -> list[int]:
     """Token ids of a plain prompt."""
-    return await _in_thread_if_long(
-        len(text), partial(codec.encode, text, add_special_tokens=add_special_tokens)
+    return await _in_thread_if(
+        len(text) > INLINE_CHARS, partial(codec.encode, text, add_special_tokens=add_special_tokens)
     )
 
 
@@ -119,5 +120,5 @@ def _truncated(tokens: list[int], request: GenerationRequest, info: CellInfo) ->
     return tokens[-most:]
 
 
-async def _in_thread_if_long(num_chars: int, encode: Callable[[], list[int]]) -> list[int]:
-    return encode() if num_chars <= INLINE_CHARS else await asyncio.to_thread(encode)
+async def _in_thread_if(is_long: bool, encode: Callable[[], list[int]]) -> list[int]:
+    return await asyncio.to_thread(encode) if is_long else encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import httpx
@@ -116,3 +117,34 @@ async def test_what_systems_say_later_comes_first_where_a_template_knows_no_othe
 async def test_systems_speak_where_they_do_if_the_template_lets_them() -> None:
     prompt = await prompt_of(PLAIN, [SYSTEM, USER, DEVELOPER, USER])
     assert codec().decode(prompt, skip_special_tokens=False) == "<|system|>b<|user|>a<|system|>c<|user|>a"
+
+
+LONG = "word " * 3000
+FUNCTION = {"name": "look", "description": LONG}
+CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": f'{{"a": "{LONG}"}}'}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_long"),
+    [
+        ({}, False),
+        ({"messages": [{"role": "user", "content": LONG}]}, True),
+        ({"tools": [{"type": "function", "function": FUNCTION}]}, True),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}, USER]}, True),
+    ],
+    ids=["short", "text", "tools", "calls"],
+)
+async def test_long_conversations_are_written_beside_the_event_loop(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], is_long: bool
+) -> None:
+    """Whatever they are long of: 3.5 MB of tools or of calls held every stream for two seconds."""
+    threads: list[int] = []
+    encode_chat = TextCodec.encode_chat
+
+    def noted(self: TextCodec, *args: Any, **options: Any) -> list[int]:
+        threads.append(threading.get_ident())
+        return encode_chat(self, *args, **options)
+
+    monkeypatch.setattr(TextCodec, "encode_chat", noted)
+    await http.post("/v1/chat/completions", json={"messages": [USER]} | fields)
+    assert [one != threading.get_ident() for one in threads] == [is_long]
