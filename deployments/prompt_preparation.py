@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from deployments import sampling_mapping as mapping
 from deployments.chat_messages import ChatMessage, for_template
@@ -15,8 +16,9 @@ from deployments.sampling_mapping import CellInfo
 from deployments.text_codec import TextCodec
 from deployments.tools import ToolUse
 
-#: Texts above this many characters are tokenized in a thread, so that other streams go on meanwhile.
+#: Longer texts are tokenized in a thread, and more tokens decoded.
 INLINE_CHARS = 8192
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,10 @@ async def prompts_of(
             text = prompt
         else:
             mapping.check_token_ids("prompt", prompt, info)
-            ids, text = prompt, codec.decode(prompt) if request.echo else ""
+            ids, text = prompt, ""
         kept = _truncated(ids, request, info)
-        if request.echo and len(kept) < len(ids):
-            text = codec.decode(kept)
+        if request.echo and (len(kept) < len(ids) or ids is prompt):
+            text = await in_thread_if(len(kept) > INLINE_CHARS, partial(codec.decode, kept))
         found.append(Prompt(kept, text if request.echo else ""))
     if len(found) * max(request.n or 1, request.best_of or 1) > 128:
         name = "best_of" if (request.best_of or 1) > (request.n or 1) else "n"
@@ -84,7 +86,7 @@ async def chat_tokens(
 ) -> list[int]:
     """Token ids of a conversation; arguments as of `TextCodec.encode_chat`."""
     knows_tools = codec.knows_tools
-    return await _in_thread_if(
+    return await in_thread_if(
         # How long tools are is not known before the template has written them; few are short.
         use.parses or sum(message.num_chars for message in messages) > INLINE_CHARS,
         lambda: codec.encode_chat(
@@ -100,7 +102,7 @@ async def chat_tokens(
 
 async def text_tokens(codec: TextCodec, text: str, *, add_special_tokens: bool) -> list[int]:
     """Token ids of a plain prompt."""
-    return await _in_thread_if(
+    return await in_thread_if(
         len(text) > INLINE_CHARS, partial(codec.encode, text, add_special_tokens=add_special_tokens)
     )
 
@@ -120,5 +122,6 @@ def _truncated(tokens: list[int], request: GenerationRequest, info: CellInfo) ->
     return tokens[-most:]
 
 
-async def _in_thread_if(is_long: bool, encode: Callable[[], list[int]]) -> list[int]:
-    return await asyncio.to_thread(encode) if is_long else encode()
+async def in_thread_if(is_long: bool, work: Callable[[], _Made]) -> _Made:
+    """What `work` makes: here, or in a thread where that takes long, so that streams go on meanwhile."""
+    return await asyncio.to_thread(work) if is_long else work()
