@@ -31,12 +31,14 @@ class Grant:
     Attributes:
         key: whose; None without keys.
         limiter: of the key, if it counts towards limits.
+        refusal: what it is answered with, unless it attaches to an answer that is open already.
     """
 
     def __init__(self, authenticator: Authenticator, key: KeyConfig | None) -> None:
         self._authenticator = authenticator
         self.key = key
         self.limiter: KeyLimiter | None = None
+        self.refusal: ApiError | None = None
         self._reserved = 0
         self._used = 0
         self._num_holders = 1
@@ -64,6 +66,11 @@ class Grant:
     def named(self, request_id: str) -> str:
         """The request id told from equal ones of other keys, who so cannot end each other's requests."""
         return request_id if self.key is None else f"{self.key.name}/{request_id}"
+
+    def check_place(self) -> None:
+        """Raise 429 if nothing may be generated for the request, which was let in to attach to an answer."""
+        if self.refusal is not None:
+            raise self.refusal
 
     def take(self, call: Call, request: GenerationRequest, info: CellInfo) -> None:
         """Check the tier, and reserve the tokens the call may come to; what it uses is counted from here on.
@@ -140,7 +147,12 @@ class Authenticator:
 
     @contextmanager
     def admitted(
-        self, authorization: str | None, permission: Permission, *, limited: bool = False
+        self,
+        authorization: str | None,
+        permission: Permission,
+        *,
+        limited: bool = False,
+        may_attach: bool = False,
     ) -> Iterator[Grant]:
         """The request within; it ends, and is accounted for, at the exit.
 
@@ -148,6 +160,7 @@ class Authenticator:
             authorization: the header or metadata of that name.
             permission: what the key must allow.
             limited: whether it counts towards limits: requests for text and tokens do.
+            may_attach: whether it may be one sent again, whose answer is open, and holds its place, already.
 
         Raises:
             ApiError: 401 without a valid key, 403 for one that does not allow this, 429 beyond a limit.
@@ -156,7 +169,7 @@ class Authenticator:
         if not limited:
             yield grant
             return
-        grant.limiter = self._open(grant.key)
+        self._open(grant, may_attach=may_attach)
         try:
             yield grant
         finally:
@@ -205,7 +218,8 @@ class Authenticator:
             raise forbidden(f"`{permission}` endpoints")
         return key
 
-    def _open(self, key: KeyConfig | None) -> KeyLimiter | None:
+    def _open(self, grant: Grant, *, may_attach: bool) -> None:
+        refusal, headers = None, {}
         with self._lock:
             if self._num_open >= self._max_open:
                 raise ApiError(
@@ -215,14 +229,19 @@ class Authenticator:
                     retry_after_s=1.0,
                     dropped_reason="rejected-saturated",
                 )
-            limiter = None if key is None else self._limiter(key)
-            if key is not None and limiter is not None:
-                limiter.change(key.limits, self._clock())
-            refusal = None if limiter is None else limiter.open(self._clock())
-            headers = {} if limiter is None else limiter.headers(self._clock())
+            if grant.key is not None:
+                now, limiter = self._clock(), self._limiter(grant.key)
+                limiter.change(grant.key.limits, now)
+                refusal = limiter.open(now)
+                if refusal is None:
+                    grant.limiter = limiter
+                elif may_attach and refusal.kind == "concurrent":
+                    grant.refusal = _limited(refusal)
+                    refusal = limiter.count(now)
+                headers = limiter.headers(now)
             if refusal is None:
                 self._num_open += 1
-                return limiter
+                return
         raise _limited(refusal, headers=headers)
 
     def _limiter(self, key: KeyConfig) -> KeyLimiter:

@@ -36,6 +36,12 @@ class ChatMessage(DescribedModel):
         """What an answer that is sent back began with."""
         return self.reasoning_content or self.reasoning or ""
 
+    @property
+    def num_chars(self) -> int:
+        """Of what a template writes of it."""
+        arguments = sum(len(call.function.arguments) for call in self.tool_calls or ())
+        return len(self.content) + len(self.thought) + arguments
+
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:
     """Refuse messages whose fields do not fit their roles; raises `ApiError` (400) that names the field."""

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from google.protobuf import json_format
 from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from deployments.errors import ApiError, bad_request, no_trace
 from deployments.generation import Update
@@ -32,8 +33,11 @@ ERROR_KEY = "flotilla-error"
 RETRY_KEY = "retry-after"
 REQUEST_ID_KEY = "x-request-id"
 
-#: Metadata beyond some kilobytes would make clients refuse the whole answer.
+#: Metadata beyond 8 KiB makes clients refuse the whole answer, and tell of nothing but that. A message is
+#: sent twice, in the error object and as the status's, and a character takes up to 12 bytes in either.
 _MAX_DETAILS = 1024
+_MAX_JSON = 2048
+_MAX_PARAM = 512
 
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 #: Ours alone; the HTTP API has no such fields.
@@ -124,8 +128,17 @@ def _slo(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fields(message: Message) -> dict[str, Any]:
-    """The fields that are set, under their names, with what JSON would hold."""
+    """The fields that are set, under their names, with what JSON would hold; raises 400 for unknown ones."""
     found: dict[str, Any] = {}
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        name = f"{message.DESCRIPTOR.name}.{unknown[0].field_number}"
+        raise bad_request(
+            f"`{name}`: this server's {message.DESCRIPTOR.name} has no field of that number and type; leave "
+            "it out.",
+            name,
+            "unknown_parameter",
+        )
     for field, value in message.ListFields():
         options = field.message_type.GetOptions() if field.message_type is not None else None
         if options is not None and options.map_entry:
@@ -279,10 +292,20 @@ def status(error: ApiError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str]
     """Code, message and trailing metadata of a failed call."""
     fallback = grpc.StatusCode.INVALID_ARGUMENT if error.status < 500 else grpc.StatusCode.INTERNAL
     code = _STATUS_CODES.get(error.status, fallback)
-    details = error.message[:_MAX_DETAILS]
+    details = _fitting(error.message[:_MAX_DETAILS], _MAX_JSON)
     body = error.body()["error"] | {"message": details}
+    if error.param is not None:
+        body["param"] = _fitting(error.param, _MAX_PARAM)
     # Metadata is ASCII.
     trailing = [(ERROR_KEY, json.dumps(body, ensure_ascii=True))]
     if error.retry_after_s is not None:
         trailing.append((RETRY_KEY, str(max(1, math.ceil(error.retry_after_s)))))
     return code, details, tuple(trailing)
+
+
+def _fitting(text: str, most: int) -> str:
+    """As much of the beginning of a text as takes at most so many bytes in JSON of ASCII."""
+    text = text[:most]
+    while len(json.dumps(text, ensure_ascii=True)) > most:
+        text = text[: len(text) * 9 // 10]
+    return text

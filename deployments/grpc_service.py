@@ -21,7 +21,7 @@ from deployments.authentication import Authenticator, Grant
 from deployments.call_ids import clean_request_id, is_request_id, new_call_id
 from deployments.errors import ApiError, bad_request, internal, not_ready
 from deployments.front_end_metrics import FrontEndMetrics
-from deployments.grpc_retries import KeyedCalls, refuse_keys
+from deployments.grpc_retries import KEY, KeyedCalls, refuse_keys
 from deployments.idempotency import Key, seeded
 from deployments.objectives import ObjectiveError, asked_by_headers
 from deployments.openai_api import flotilla_version
@@ -188,7 +188,7 @@ class GenerationService:
         with self._admitted(metadata):
             response = pb.DescribeResponse(version=flotilla_version())
         with contextlib.suppress(ApiError):
-            response.model.CopyFrom(mapping.model(await self._service.describe()))
+            response.model.CopyFrom(mapping.model(await self._service.ready()))
             response.ready = True
         return response
 
@@ -223,7 +223,7 @@ class GenerationService:
         if service not in ("", SERVICE_NAME, HEALTH_NAME):
             return _SERVICE_UNKNOWN
         try:
-            await self._service.describe()
+            await self._service.ready()
         except ApiError:
             return _NOT_SERVING
         return _SERVING
@@ -255,7 +255,9 @@ class GenerationService:
     def _admitted(
         self, metadata: Mapping[str, str], *, limited: bool = False
     ) -> AbstractContextManager[Grant]:
-        return self._authenticator.admitted(metadata.get("authorization"), "api", limited=limited)
+        return self._authenticator.admitted(
+            metadata.get("authorization"), "api", limited=limited, may_attach=KEY in metadata
+        )
 
     def _named(self, grant: Grant, request_id: str) -> str:
         # Serve's proxy knows no keys, and names calls by their request id alone.
@@ -278,6 +280,7 @@ class GenerationService:
         *,
         stream: bool = False,
     ) -> _Answer:
+        grant.check_place()
         request_id = clean_request_id(message.request_id or metadata.get(mapping.REQUEST_ID_KEY, ""))
         name = self._named(grant, request_id)
         call_id = new_call_id(name, message.proxy_call_id if self._behind_proxy else None)

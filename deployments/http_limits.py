@@ -14,6 +14,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
 
+import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
 
@@ -89,6 +90,32 @@ class RequestTimeout:
                 await send({"type": "http.response.body", "body": error_event(error)})
 
 
+class _Parser(httptools.HttpRequestParser):
+    """One to which a request that asks for another protocol is like any other (RFC 9110, 7.8).
+
+    The plain one takes a body for that protocol; Java's client and curl ask for HTTP/2 with such requests.
+
+    Args:
+        protocol: is told the parts.
+        plain_head: the head of the request at hand, as it is if nothing is asked for.
+    """
+
+    def __init__(self, protocol: Any, plain_head: Callable[[], bytes]) -> None:
+        super().__init__(protocol)
+        self._plain_head = plain_head
+
+    def feed_data(self, data: Any) -> None:
+        """Bytes came."""
+        rest = memoryview(data)
+        while True:
+            try:
+                super().feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+            super().feed_data(self._plain_head())
+
+
 class _Part(Enum):
     """Which part of a request the next byte belongs to."""
 
@@ -134,6 +161,7 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
         _part = _Part.NONE
         _num_header_bytes = 0
         _num_drained_bytes = 0
+        _num_bodiless_bytes = 0
         _closes_after_body = False
         _read_timer: asyncio.TimerHandle | None = None
         _write_timer: asyncio.TimerHandle | None = None
@@ -141,20 +169,24 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
         def connection_made(self, transport: Any) -> None:
             """A client connected: its headers are awaited."""
             super().connection_made(transport)
+            self.parser = _Parser(self, self._plain_head)
             self._await_headers()
 
         def data_received(self, data: bytes) -> None:
             """Bytes came."""
             if self._part is not _Part.BODY:
                 self._num_header_bytes += len(data)
-            elif self._is_answered():
-                self._num_drained_bytes += len(data)
+            else:
+                self._num_drained_bytes += len(data) if self._is_answered() else 0
+                self._num_bodiless_bytes += len(data)
             super().data_received(data)
             if self.transport.is_closing():
                 return
             if self._part is _Part.BODY:
                 if self._is_answered() and self._num_drained_bytes > most_drained:
                     self.transport.close()
+                elif self._num_bodiless_bytes > MOST_HEADER_BYTES:
+                    self.transport.abort()  # trailers, or chunks' extensions, that the parser would keep
             elif self._num_header_bytes > MOST_HEADER_BYTES:
                 self._hang_up(_TOO_LARGE)
             elif self._is_answered() and self._read_timer is None:
@@ -171,21 +203,30 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
             self._part = _Part.HEADERS
             super().on_message_begin()
 
+        def on_header(self, name: bytes, value: bytes) -> None:
+            """A header; a trailer is none, whoever it names (RFC 9110, 6.5.1), and is passed over."""
+            if self._part is not _Part.BODY:
+                super().on_header(name, value)
+
+        def on_body(self, body: bytes) -> None:
+            """A piece of a request's body."""
+            self._num_bodiless_bytes = 0
+            super().on_body(body)
+
         def on_headers_complete(self) -> None:
             """A request is known but for its body."""
             if self.transport.is_closing():
                 return  # the request before was the last one, and only its body was still awaited
+            if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+                return  # it is read again
             # As a read may bring them all at once, the count of bytes that were read may not have told.
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if size > MOST_HEADER_BYTES:
                 # `parse_url` takes no more than 64 KiB either, and this answers for every URL.
                 self.app, self.url = _headers_too_large, b"/"
-            before = self.cycle
             super().on_headers_complete()
-            if self.cycle is before:
-                return  # another protocol takes over
             self._part = _Part.BODY
-            self._num_header_bytes = self._num_drained_bytes = 0
+            self._num_header_bytes = self._num_drained_bytes = self._num_bodiless_bytes = 0
             self._stop_reading()
             self.cycle.transport = _LingeringTransport(self.transport, self._close_after_body)
             announced = dict(self.headers).get(b"content-length", b"")
@@ -194,6 +235,8 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
 
         def on_message_complete(self) -> None:
             """A request's body is complete."""
+            if self._part is _Part.HEADERS:
+                return  # it is read again
             self._part = _Part.NONE
             super().on_message_complete()
             if self._is_answered():
@@ -239,6 +282,16 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
             """The client has read on."""
             self._stop_writing()
             super().resume_writing()
+
+        def _plain_head(self) -> bytes:
+            """That of the request at hand, without what asks for another protocol."""
+            line = b"%s %s HTTP/%s" % (
+                self.parser.get_method(),
+                self.url,
+                self.parser.get_http_version().encode(),
+            )
+            headers = [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+            return b"\r\n".join([line, *headers, b"", b""])
 
         def _is_answered(self) -> bool:
             """Whether no request awaits (more of) its answer, though the last one's body may still come."""
@@ -288,6 +341,7 @@ def server_config(app: ASGIApp, http: HttpConfig) -> Config:
         access_log=False,
         timeout_keep_alive=75,
         http=timed_protocol(http),
+        ws="none",
         ssl_certfile=http.tls_certificate,
         ssl_keyfile=http.tls_key,
         server_header=False,

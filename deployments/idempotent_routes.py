@@ -11,7 +11,7 @@ from starlette.responses import Response
 from cluster.idempotency_config import IdempotencyConfig
 from deployments.answering import Call
 from deployments.authentication import Grant
-from deployments.errors import ApiError
+from deployments.errors import ApiError, bad_request
 from deployments.event_streams import event_stream, unless_disconnected
 from deployments.idempotency import HEADER, LAST_EVENT_ID, REPLAYED, Answers, Key, find_key, first_position
 from deployments.key_gate import grant_of
@@ -25,6 +25,9 @@ def key_of(request: Request, config: IdempotencyConfig, body: bytes, grant: Gran
     named = (HEADER, "X-Request-Id", LAST_EVENT_ID)
     if b'"request_id"' not in body and not any(name in request.headers for name in named):
         return None  # most requests; they are not parsed again
+    for name in (HEADER, LAST_EVENT_ID):
+        if config.enabled and len(request.headers.getlist(name)) > 1:
+            raise bad_request(f"`{name}` came more than once; send it once.", name)
     owner = "" if grant is None or grant.key is None else grant.key.name
     return find_key(config, request.headers, request.url.path, lambda: json_object(body), owner)
 

@@ -9,11 +9,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cluster.security_config import Permission
 from deployments.authentication import Authenticator, Grant, unauthenticated
 from deployments.errors import ApiError
+from deployments.idempotency import HEADER
 from deployments.refusals import error_response
 
 #: Open to everybody who can connect: they tell nothing but whether the server works, or are but a page.
 OPEN_PATHS = frozenset(("/health", "/ready", "/console", "/console/"))
 _PAGE_FILES = (".html", ".js", ".css", ".svg", ".png", ".ico", ".woff2")
+
+#: Whose answers a request that is sent again with its key attaches to.
+KEYED_PATHS = frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"))
+_KEY_HEADER = HEADER.lower().encode()
 
 _PREFIXES: tuple[tuple[str, Permission], ...] = (
     ("/metrics", "metrics"),
@@ -51,15 +56,19 @@ class KeyGate:
             await self._app(scope, receive, send)
             return
         # A proxy's prefix is no part of the route.
-        permission = permission_for(scope["path"].removeprefix(scope.get("root_path", "")))
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        permission = permission_for(path)
         if permission is None:
             await self._app(scope, receive, send)
             return
         is_limited = permission == "api" and scope["method"] == "POST"
+        may_attach = path in KEYED_PATHS and any(name == _KEY_HEADER for name, _ in scope["headers"])
         with ExitStack() as stack:
             try:
                 grant = stack.enter_context(
-                    self._authenticator.admitted(_authorization(scope), permission, limited=is_limited)
+                    self._authenticator.admitted(
+                        _authorization(scope), permission, limited=is_limited, may_attach=may_attach
+                    )
                 )
             except ApiError as error:
                 await error_response(error)(scope, receive, send)

@@ -176,12 +176,15 @@ def _input(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {INVALID_JSON: arguments}
 
 
-def _usage(call: Call) -> dict[str, int]:
+def _usage(call: Call) -> dict[str, Any]:
     counts: dict[str, Any] = {}
     call.add_usage(counts)
     usage = counts["usage"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return _counts(usage["prompt_tokens"], cached, usage["completion_tokens"])
+    told: dict[str, Any] = _counts(usage["prompt_tokens"], cached, usage["completion_tokens"])
+    if (details := usage.get("completion_tokens_details")) is not None:
+        told["output_tokens_details"] = {"thinking_tokens": details["reasoning_tokens"]}
+    return told
 
 
 def _counts(prompt: int, cached: int, output: int) -> dict[str, int]:

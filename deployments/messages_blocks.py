@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import dropwhile
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from deployments.errors import bad_request
 from deployments.request_model import DescribedModel
 from deployments.tools import NAME
 
@@ -179,46 +181,58 @@ MessagesTool = Annotated[
 ]
 
 
+#: Whose turns blocks belong to, where that is not as may be.
+_ROLES = {
+    "tool_use": "assistant",
+    "tool_result": "user",
+    "thinking": "assistant",
+    "redacted_thinking": "assistant",
+}
+
+
 def as_chat(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """The conversation as messages of a chat.
+    """The conversation as messages of a chat; raises `ApiError` (400) for a block in another one's turn.
 
     Turns that follow one another in the same role are one, as this API has it; what tools returned, which a
     user's turn holds, are messages of their own.
     """
     messages: list[dict[str, Any]] = []
-    for turn in turns:
-        for block in turn.content:
+    for number, turn in enumerate(turns):
+        for place, block in enumerate(turn.content):
+            if turn.role != _ROLES.get(block.type, turn.role):
+                raise bad_request(
+                    f"`messages.{number}.content.{place}`: a block of the type {block.type} belongs to the "
+                    f"role {_ROLES[block.type]}.",
+                    f"messages.{number}.content.{place}",
+                )
             match block:
                 case TextBlock(text=text):
                     if not text.startswith(_BILLING):
-                        _add_text(messages, turn.role, text)
+                        _last_of(messages, turn.role)["content"].append(text)
                 case ToolUseBlock():
                     call = {
                         "id": block.id,
                         "type": "function",
                         "function": {"name": block.name, "arguments": block.arguments},
                     }
-                    _assistant(messages).setdefault("tool_calls", []).append(call)
+                    _last_of(messages, "assistant").setdefault("tool_calls", []).append(call)
                 case ToolResultBlock():
-                    content = block.content or ("error" if block.is_error else "")
-                    messages.append({"role": "tool", "content": content, "tool_call_id": block.tool_use_id})
-                case ThinkingBlock(thinking=thought) if thought and turn.role == "assistant":
-                    _assistant(messages)["reasoning_content"] = thought
+                    texts = [block.content or ("error" if block.is_error else "")]
+                    messages.append({"role": "tool", "content": texts, "tool_call_id": block.tool_use_id})
+                case ThinkingBlock(thinking=thought) if thought:
+                    _last_of(messages, "assistant").setdefault("reasoning_content", []).append(thought)
         if not turn.content:
-            _add_text(messages, turn.role, "")
+            _last_of(messages, turn.role)["content"].append("")
+    for message in messages:
+        # Joined once: a text that grew by each of a hundred thousand blocks took seconds.
+        message["content"] = "\n".join(dropwhile(lambda text: not text, message["content"]))
+        if "reasoning_content" in message:
+            message["reasoning_content"] = "\n".join(message["reasoning_content"])
     return messages
 
 
-def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """The last message, if it is the assistant's, else a new one of its."""
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
+def _last_of(messages: list[dict[str, Any]], role: str) -> dict[str, Any]:
+    """The last message, if it is that role's, else a new one; its texts are still apart."""
+    if not messages or messages[-1]["role"] != role:
+        messages.append({"role": role, "content": []})
     return messages[-1]
-
-
-def _add_text(messages: list[dict[str, Any]], role: str, text: str) -> None:
-    last = messages[-1] if messages else None
-    if last is None or last["role"] != role:
-        messages.append({"role": role, "content": text})
-    else:
-        last["content"] = f"{last['content']}\n{text}" if last["content"] else text

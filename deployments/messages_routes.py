@@ -63,8 +63,10 @@ def add_messages_routes(app: FastAPI, service: ApiService, read: ReadBody, respo
     async def count_tokens(request: Request) -> Response:
         """How many tokens a conversation has; `max_tokens` may be left out."""
         _, data = await read(request, MESSAGES_FIELDS)
+        if data.get("max_tokens") is None:
+            data["max_tokens"] = 1
+        chat = parse_messages(data)  # its errors have this API's names already
         try:
-            chat = parse_messages({"max_tokens": 1} | data)
             info = await service.info()
             if chat.model is not None and chat.model != info.model:
                 raise model_not_found(chat.model, info.model)

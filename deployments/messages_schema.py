@@ -19,7 +19,12 @@ MESSAGES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "container": (None,),
     "inference_geo": (None,),
     "mcp_servers": (None, []),
+    "thread": (None,),
 }
+
+#: What Anthropic's client understands: its runner of tools asks for a conversation that the server holds, and
+#: goes on without where an error has these.
+_NO_THREADS = {"details": {"error_code": "thread_unsupported_request", "unsupported": []}}
 
 
 class OutputFormat(RequestModel):
@@ -91,7 +96,8 @@ def parse_messages(data: dict[str, Any]) -> ChatRequest:
         value = data.pop(name)
         if not any(value == one and type(value) is type(one) for one in MESSAGES_NEUTRAL[name]):
             message = f"`{name}` is not supported here; leave it out."
-            raise ApiError(400, message, param=name, code="unsupported_parameter")
+            details = _NO_THREADS if name == "thread" else None
+            raise ApiError(400, message, param=name, code="unsupported_parameter", details=details)
     if data.get("service_tier") == "standard_only":  # there is nothing else to be had
         del data["service_tier"]
     try:

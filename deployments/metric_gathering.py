@@ -14,9 +14,11 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.responses import PlainTextResponse, Response
 
+from cluster.http_config import HttpConfig
 from cluster.members import Member
 from cluster.metric_set import MetricSet, merge
 from deployments.front_end_metrics import FrontEndMetrics
+from deployments.http_limits import server_config
 from deployments.listening import shared_listener
 
 _log = logging.getLogger(__name__)
@@ -100,8 +102,8 @@ def serve_metrics(gatherer: Gatherer, host: str, port: int) -> None:
 
 
 def metrics_config(app: FastAPI) -> uvicorn.Config:
-    """uvicorn as it serves metrics: quiet. Why `log_config` is None says `http_limits.server_config`."""
-    return uvicorn.Config(app, log_config=None, log_level="warning", access_log=False)
+    """uvicorn as it serves metrics: within the limits of any front end, as whoever connects needs no key."""
+    return server_config(app, HttpConfig())
 
 
 async def _fetch(session: aiohttp.ClientSession, url: str) -> str | None:

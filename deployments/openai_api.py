@@ -15,6 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -43,6 +44,7 @@ from deployments.http_limits import RequestTimeout
 from deployments.idempotency import Answers, seeded
 from deployments.idempotent_routes import answer_once, key_of
 from deployments.key_gate import KeyGate, grant_of
+from deployments.messages_errors import speaks_messages
 from deployments.messages_routes import add_messages_routes
 from deployments.metric_gathering import Gatherer, add_metric_routes
 from deployments.objectives import Asked, ObjectiveError, asked_by_headers
@@ -151,6 +153,8 @@ def create_app(
         key = key_of(request, answers.config, body, grant)
 
         async def begin() -> Call:
+            if grant is not None:
+                grant.check_place()
             request_id = request.state.request_id
             call_id = new_call_id(request_id if grant is None else grant.named(request_id))
             asked = named_in(request.headers)
@@ -209,6 +213,10 @@ def create_app(
             "object": "model",
             "created": started,
             "owned_by": "flotilla",
+            # As Anthropic's client reads it.
+            "type": "model",
+            "display_name": info.model,
+            "created_at": datetime.fromtimestamp(started, UTC).isoformat(),
             "max_model_len": info.max_tokens,
             "drafters": list(info.drafters),
             "policy": info.policy,
@@ -217,7 +225,9 @@ def create_app(
     @app.get("/v1/models")
     async def models() -> Response:
         """The one served model."""
-        return _json({"object": "list", "data": [await model_card()]})
+        card = await model_card()
+        pages = {"has_more": False, "first_id": card["id"], "last_id": card["id"]}
+        return _json({"object": "list", "data": [card], **pages})
 
     @app.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> Response:
@@ -327,15 +337,17 @@ class RequestIds:
         state = scope.setdefault("state", {})
         state["request_id"] = clean_request_id(sent.decode("latin-1"))
 
+        names = [b"x-request-id"] if self._sends else []
+        if speaks_messages(scope["path"].removeprefix(scope.get("root_path", ""))):
+            names.append(b"request-id")  # Anthropic's client reads this one
+
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (b"x-request-id", state["request_id"].encode()),
-                ]
+                ids = [(name, state["request_id"].encode()) for name in names]
+                message["headers"] = [*message.get("headers", ()), *ids]
             await send(message)
 
-        await self._app(scope, receive, send_with_id if self._sends else send)
+        await self._app(scope, receive, send_with_id if names else send)
 
 
 def _install_error_handlers(app: FastAPI) -> None:

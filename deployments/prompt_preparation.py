@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from deployments import sampling_mapping as mapping
 from deployments.chat_messages import ChatMessage, for_template
@@ -15,8 +16,9 @@ from deployments.sampling_mapping import CellInfo
 from deployments.text_codec import TextCodec
 from deployments.tools import ToolUse
 
-#: Texts above this many characters are tokenized in a thread, so that other streams go on meanwhile.
+#: Longer texts are tokenized in a thread, and more tokens decoded.
 INLINE_CHARS = 8192
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,10 @@ async def prompts_of(
             text = prompt
         else:
             mapping.check_token_ids("prompt", prompt, info)
-            ids, text = prompt, codec.decode(prompt) if request.echo else ""
+            ids, text = prompt, ""
         kept = _truncated(ids, request, info)
-        if request.echo and len(kept) < len(ids):
-            text = codec.decode(kept)
+        if request.echo and (len(kept) < len(ids) or ids is prompt):
+            text = await in_thread_if(len(kept) > INLINE_CHARS, partial(codec.decode, kept))
         found.append(Prompt(kept, text if request.echo else ""))
     if len(found) * max(request.n or 1, request.best_of or 1) > 128:
         name = "best_of" if (request.best_of or 1) > (request.n or 1) else "n"
@@ -84,8 +86,9 @@ async def chat_tokens(
 ) -> list[int]:
     """Token ids of a conversation; arguments as of `TextCodec.encode_chat`."""
     knows_tools = codec.knows_tools
-    return await _in_thread_if_long(
-        sum(len(message.content) + len(message.thought) for message in messages),
+    return await in_thread_if(
+        # How long tools are is not known before the template has written them; few are short.
+        use.parses or sum(message.num_chars for message in messages) > INLINE_CHARS,
         lambda: codec.encode_chat(
             for_template(messages, use, knows_tools=knows_tools, parser=parser),
             tools=use.tools if knows_tools else None,
@@ -99,8 +102,8 @@ async def chat_tokens(
 
 async def text_tokens(codec: TextCodec, text: str, *, add_special_tokens: bool) -> list[int]:
     """Token ids of a plain prompt."""
-    return await _in_thread_if_long(
-        len(text), partial(codec.encode, text, add_special_tokens=add_special_tokens)
+    return await in_thread_if(
+        len(text) > INLINE_CHARS, partial(codec.encode, text, add_special_tokens=add_special_tokens)
     )
 
 
@@ -119,5 +122,6 @@ def _truncated(tokens: list[int], request: GenerationRequest, info: CellInfo) ->
     return tokens[-most:]
 
 
-async def _in_thread_if_long(num_chars: int, encode: Callable[[], list[int]]) -> list[int]:
-    return encode() if num_chars <= INLINE_CHARS else await asyncio.to_thread(encode)
+async def in_thread_if(is_long: bool, work: Callable[[], _Made]) -> _Made:
+    """What `work` makes: here, or in a thread where that takes long, so that streams go on meanwhile."""
+    return await asyncio.to_thread(work) if is_long else work()

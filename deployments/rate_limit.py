@@ -125,16 +125,23 @@ class KeyLimiter:
 
     def open(self, now: float) -> Refusal | None:
         """A request begins, or is refused; whoever opened one calls `close` once."""
-        most, per_minute = self.limits.max_concurrent, self.limits.requests_per_minute
+        most = self.limits.max_concurrent
         if most is not None and self._open >= max(1, most // self._replicas):
             # When one of them ends nobody knows; a second is a polite time to try again.
             return Refusal("concurrent", most, 1.0)
+        refusal = self.count(now)
+        if refusal is None:
+            self._open += 1
+        return refusal
+
+    def count(self, now: float) -> Refusal | None:
+        """A request came, or is refused, that has no place among those open at once."""
+        per_minute = self.limits.requests_per_minute
         if self._requests is not None and per_minute is not None:
             wait = self._requests.wait_s(1.0, now)
             if wait > 0.0:
                 return Refusal("requests", per_minute, wait)
             self._requests.take(1.0, now)
-        self._open += 1
         return None
 
     def close(self) -> None:

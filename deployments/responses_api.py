@@ -228,7 +228,8 @@ class ResponsesView:
         usage = counts["usage"]
         response["usage"] = {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": usage["prompt_tokens_details"],
+            # What is written into the cache costs nothing here; OpenAI's client reads both.
+            "input_tokens_details": usage["prompt_tokens_details"] | {"cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": usage.get("completion_tokens_details", {"reasoning_tokens": 0}),
             "total_tokens": usage["total_tokens"],

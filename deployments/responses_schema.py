@@ -17,7 +17,6 @@ from deployments.responses_items import (
     FORM,
     InputCall,
     InputCallOutput,
-    InputMessage,
     InputReasoning,
     ResponseFunction,
     ResponseTool,
@@ -233,9 +232,11 @@ def renamed(error: ApiError) -> ApiError:
 
 
 def _messages(request: ResponsesRequest, given: Any) -> list[dict[str, Any]]:
-    """The input as messages of a chat; calls that follow one another are one assistant's message."""
+    """The input as messages of a chat; calls that follow one another are one assistant's message.
+
+    So are a thought and what follows it of the assistant; one that nothing follows is a message of its own.
+    """
     messages: list[dict[str, Any]] = []
-    thought: dict[str, Any] = {}
     if request.instructions is not None:
         messages.append({"role": "system", "content": request.instructions})
     if isinstance(given, str):
@@ -244,14 +245,16 @@ def _messages(request: ResponsesRequest, given: Any) -> list[dict[str, Any]]:
         item | {"type": "message"} if isinstance(item, dict) and item.get("type") is None else item
         for item in given
     ]
+    thought: dict[str, Any] | None = None  # the last message, as long as it is no more than that
     for item in checked(items):
         if isinstance(item, InputReasoning):
-            thought = {"reasoning_content": item.text} if item.text else {}
-        elif isinstance(item, InputMessage):
-            of_it = thought if item.role == "assistant" else {}
-            messages.append({"role": item.role, "content": item.content, **of_it})
-            thought = {}
-        elif isinstance(item, InputCallOutput):
+            if item.text and thought is not None:
+                thought["reasoning_content"] += f"\n{item.text}"
+            elif item.text:
+                thought = {"role": "assistant", "content": "", "reasoning_content": item.text}
+                messages.append(thought)
+            continue
+        if isinstance(item, InputCallOutput):
             messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
         elif isinstance(item, InputCall):
             call = {
@@ -259,10 +262,14 @@ def _messages(request: ResponsesRequest, given: Any) -> list[dict[str, Any]]:
                 "type": "function",
                 "function": {"name": item.name, "arguments": item.arguments},
             }
-            if not messages or messages[-1]["role"] != "assistant" or thought:
-                messages.append({"role": "assistant", "content": "", **thought})
-                thought = {}
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
             messages[-1].setdefault("tool_calls", []).append(call)
+        elif thought is not None and item.role == "assistant":
+            thought["content"] = item.content
+        else:
+            messages.append({"role": item.role, "content": item.content})
+        thought = None
     return messages
 
 

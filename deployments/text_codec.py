@@ -104,18 +104,23 @@ class TextCodec:
                 "server do.",
                 "chat_template_kwargs",
             )
-        try:
-            text = self._tokenizer.apply_chat_template(
-                [_in_parts(message) for message in messages] if self.reads_parts else messages,
-                tools=tools,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **(variables or {}),
-            )
-        except Exception as error:  # templates are programs: on odd messages they fail in any way
+        refusal: Exception | None = None
+        for conversation in _ways_to_tell(messages, goes_on=continue_final_message):
+            try:
+                text = self._tokenizer.apply_chat_template(
+                    [_in_parts(message) for message in conversation] if self.reads_parts else conversation,
+                    tools=tools,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    **(variables or {}),
+                )
+                break
+            except Exception as error:  # templates are programs: on odd messages they fail in any way
+                refusal = refusal or error
+        else:
             raise bad_request(
-                f"The model's chat template refuses these `messages`: {error}", "messages"
+                f"The model's chat template refuses these `messages`: {refusal}", "messages"
             ) from None
         # Arguments of calls may hold half a surrogate pair, by its escape in JSON: no tokenizer reads that.
         text = _HALF_PAIR.sub("\N{REPLACEMENT CHARACTER}", text)
@@ -219,6 +224,19 @@ class TextCodec:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _ways_to_tell(messages: list[dict[str, Any]], *, goes_on: bool) -> list[list[dict[str, Any]]]:
+    """The conversation as it is, and with all that systems say in front of it.
+
+    Codex and Claude Code send a second one, or one in the midst of a conversation; some templates, as Qwen's
+    since 3.5, refuse any but the first.
+    """
+    said = [message["content"] for message in messages if message["role"] == "system"]
+    if len(said) == (messages[0]["role"] == "system") or (goes_on and messages[-1]["role"] == "system"):
+        return [messages]
+    others = [message for message in messages if message["role"] != "system"]
+    return [messages, [{"role": "system", "content": "\n\n".join(said)}, *others]]
 
 
 def _in_parts(message: dict[str, Any]) -> dict[str, Any]:

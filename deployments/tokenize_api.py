@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from deployments.chat_messages import ChatMessage, check_messages
 from deployments.errors import bad_request, model_not_found
 from deployments.openai_schema import NEUTRAL_VALUES, json_object, validated
 from deployments.openapi import body_schema
-from deployments.prompt_preparation import chat_tokens, opens_turn, text_tokens
+from deployments.prompt_preparation import INLINE_CHARS, chat_tokens, in_thread_if, opens_turn, text_tokens
 from deployments.request_model import RequestModel
 from deployments.sampling_mapping import CellInfo, check_token_ids
 from deployments.schema_values import TokenId
@@ -59,13 +60,15 @@ def add_tokenize_routes(
         asked = validated(json_object(await body(request)), TokenizeRequest)
         info = await _info(service, asked.model)
         tokens = await _tokens(service, asked)
+        strings = None
+        if asked.return_token_strs:
+            text_of = service.codec.token_text
+            strings = await in_thread_if(len(tokens) > INLINE_CHARS, lambda: list(map(text_of, tokens)))
         shown: dict[str, Any] = {
             "count": len(tokens),
             "max_model_len": info.max_tokens,
             "tokens": tokens,
-            "token_strs": [service.codec.token_text(token) for token in tokens]
-            if asked.return_token_strs
-            else None,
+            "token_strs": strings,
         }
         return _json(shown)
 
@@ -74,7 +77,8 @@ def add_tokenize_routes(
         """The text of tokens."""
         asked = validated(json_object(await body(request)), DetokenizeRequest)
         check_token_ids("tokens", asked.tokens, await _info(service, asked.model))
-        return _json({"prompt": service.codec.decode(asked.tokens, skip_special_tokens=False)})
+        decode = partial(service.codec.decode, asked.tokens, skip_special_tokens=False)
+        return _json({"prompt": await in_thread_if(len(asked.tokens) > INLINE_CHARS, decode)})
 
 
 async def _info(service: ApiService, model: str | None) -> CellInfo:

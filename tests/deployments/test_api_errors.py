@@ -16,6 +16,8 @@ from tests.fakes.cell_stand_in import CellStandIn
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
+#: The template takes what a system says at the beginning only.
+LATE = {"role": "system", "content": "late"}
 
 
 def check_error(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
@@ -184,7 +186,7 @@ async def test_no_field_takes_numbers_beyond_those_of_a_double(
         (CHAT, {"messages": MESSAGES, "tools": [{}]}, "tools.0.type"),
         (CHAT, {"messages": MESSAGES, "response_format": {"type": "yaml"}}, "response_format.type"),
         (CHAT, {"messages": MESSAGES, "prompt": "hi"}, "prompt"),
-        (CHAT, {"messages": [*MESSAGES, {"role": "system", "content": "late"}]}, "messages"),
+        (CHAT, {"messages": [*MESSAGES, LATE], "continue_final_message": True}, "messages"),
         (CHAT, {"messages": [{"role": "user", "content": "long " * 300}]}, "messages"),
         (COMPLETIONS, {}, "prompt"),
         (COMPLETIONS, {"prompt": []}, "prompt"),

@@ -24,6 +24,8 @@ CHAT = "/v1/chat/completions"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 CALL = '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call>'
 HELLO: Any = {"role": "user", "content": "hello"}
+#: A template that shows what is thought.
+THOUGHTS = "{% for m in messages %}<{{ m.reasoning_content }}|{{ m.content }}>{% endfor %}</think>"
 THINKS = "<think>\nhm, hello?\n</think>\n\nHi."
 
 
@@ -167,8 +169,7 @@ async def test_a_form_begins_behind_the_thought(
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 @pytest.mark.api("chat.completions", "messages")
 async def test_thoughts_are_sent_back(cell: CellStandIn, field: str) -> None:
-    template = "{% for m in messages %}<{{ m.reasoning_content }}|{{ m.content }}>{% endfor %}</think>"
-    service = ApiService(cell, templated(template))
+    service = ApiService(cell, templated(THOUGHTS))
     async with served(create_app(service)) as url:
         said = {"role": "assistant", "content": "Hi.", field: "hm"}
         response = await http_post(url, {"messages": [HELLO, said, HELLO]})
@@ -186,6 +187,46 @@ async def test_thoughts_are_sent_back(cell: CellStandIn, field: str) -> None:
         ]
         assert (await http_post(url, {"input": items}, "/v1/responses")).status_code == 200
         assert "<hm|Hi.>" in codec().decode(cell.submissions[-1].prompt)
+    await service.close()
+
+
+def reasoned(text: str) -> dict[str, Any]:
+    return {"type": "reasoning", "id": "rs", "content": [{"type": "reasoning_text", "text": text}]}
+
+
+@pytest.mark.parametrize(
+    ("items", "told"),
+    [
+        ([HELLO, reasoned("a"), reasoned("b"), {"role": "assistant", "content": "Hi."}, HELLO], "<a\nb|Hi.>"),
+        # An answer that the limit cut before it said anything.
+        ([HELLO, reasoned("a"), HELLO, {"role": "assistant", "content": "Hi."}], "<a|><|hello><|Hi.>"),
+        ([HELLO, reasoned("a")], "<|hello><a|>"),
+        ([reasoned("a")], "<a|>"),
+    ],
+)
+@pytest.mark.api("responses", "input")
+async def test_no_thought_of_an_input_is_lost(cell: CellStandIn, items: list[Any], told: str) -> None:
+    service = ApiService(cell, templated(THOUGHTS))
+    async with served(create_app(service)) as url:
+        response = await http_post(url, {"input": items}, "/v1/responses")
+        assert response.status_code == 200, response.text
+        assert told in codec().decode(cell.submissions[-1].prompt)
+    await service.close()
+
+
+@pytest.mark.api("messages", "messages")
+async def test_thoughts_of_one_turn_are_all_told(cell: CellStandIn) -> None:
+    """Between calls Anthropic's models think more than once."""
+    service = ApiService(cell, templated(THOUGHTS))
+    async with served(create_app(service)) as url:
+        blocks = [
+            {"type": "thinking", "thinking": "a"},
+            {"type": "text", "text": "Hi."},
+            {"type": "thinking", "thinking": "b"},
+        ]
+        body = {"messages": [HELLO, {"role": "assistant", "content": blocks}, HELLO], "max_tokens": 9}
+        assert (await http_post(url, body, "/v1/messages")).status_code == 200
+        assert "<a\nb|Hi.>" in codec().decode(cell.submissions[-1].prompt)
     await service.close()
 
 
@@ -235,6 +276,8 @@ async def test_messages(url: str, cell: CellStandIn, per_step: int) -> None:
             ("thinking", "hm, hello?\n"),
             ("text", "Hi."),
         ]
+        assert message.usage.output_tokens_details is not None
+        assert message.usage.output_tokens_details.thinking_tokens > len(ids("<think>\nhm, hello?\n"))
     says(cell, "<think>for ever", per_step)
     events = events_of((await http_post(url, asked | {"stream": True}, "/v1/messages")).text)
     starts = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]

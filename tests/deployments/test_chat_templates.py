@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ from deployments.api_service import ApiService
 from deployments.openai_api import create_app
 from deployments.text_codec import TextCodec
 from tests.fakes.cell_stand_in import CellStandIn
-from tests.fakes.tiny_tokenizer import ids, tokenizer
+from tests.fakes.tiny_tokenizer import codec, ids, tokenizer
 
 PLAIN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
 #: As those of models that also take pictures.
@@ -75,3 +76,75 @@ async def test_a_template_that_reads_reasons_is_given_them(knows_tools: bool) ->
 def test_a_template_that_refuses_everything_reads_no_parts() -> None:
     assert not codec_of("{{ raise_exception('no') }}").reads_parts
     assert not codec_of("").reads_parts
+
+
+USER = {"role": "user", "content": "a"}
+SYSTEM = {"role": "system", "content": "b"}
+DEVELOPER = {"role": "developer", "content": "c"}
+SAID = [USER, {"role": "assistant", "content": "d"}]
+FIRST = "<|bos|><|system|>{}<|end|><|user|>a<|end|>"
+OPEN = "<|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        # As Codex and Claude Code begin.
+        ("responses", {"instructions": "i", "input": [DEVELOPER, USER]}, FIRST.format("i\n\nc") + OPEN),
+        ("messages", {"system": "i", "messages": [USER, SYSTEM]}, FIRST.format("i\n\nb") + OPEN),
+        ("chat/completions", {"messages": [SYSTEM, USER, DEVELOPER]}, FIRST.format("b\n\nc") + OPEN),
+        (
+            "messages",
+            {"messages": [USER, SYSTEM, *SAID[1:]]},
+            FIRST.format("b") + "<|assistant|>d",
+        ),
+        (
+            "chat/completions",
+            {"messages": [SYSTEM, *SAID]},
+            FIRST.format("b") + "<|assistant|>d<|end|>" + OPEN,
+        ),
+    ],
+)
+@pytest.mark.api("responses", "instructions")
+async def test_what_systems_say_later_comes_first_where_a_template_knows_no_other_place(
+    http: httpx.AsyncClient, cell: CellStandIn, path: str, body: dict[str, Any], told: str
+) -> None:
+    response = await http.post(f"/v1/{path}", json=body | ({"max_tokens": 9} if path == "messages" else {}))
+    assert response.status_code == 200, response.text
+    assert codec().decode(cell.submissions[0].prompt, skip_special_tokens=False) == told
+
+
+async def test_systems_speak_where_they_do_if_the_template_lets_them() -> None:
+    prompt = await prompt_of(PLAIN, [SYSTEM, USER, DEVELOPER, USER])
+    assert codec().decode(prompt, skip_special_tokens=False) == "<|system|>b<|user|>a<|system|>c<|user|>a"
+
+
+LONG = "word " * 3000
+FUNCTION = {"name": "look", "description": LONG}
+CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": f'{{"a": "{LONG}"}}'}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_long"),
+    [
+        ({}, False),
+        ({"messages": [{"role": "user", "content": LONG}]}, True),
+        ({"tools": [{"type": "function", "function": FUNCTION}]}, True),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}, USER]}, True),
+    ],
+    ids=["short", "text", "tools", "calls"],
+)
+async def test_long_conversations_are_written_beside_the_event_loop(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], is_long: bool
+) -> None:
+    """Whatever they are long of: 3.5 MB of tools or of calls held every stream for two seconds."""
+    threads: list[int] = []
+    encode_chat = TextCodec.encode_chat
+
+    def noted(self: TextCodec, *args: Any, **options: Any) -> list[int]:
+        threads.append(threading.get_ident())
+        return encode_chat(self, *args, **options)
+
+    monkeypatch.setattr(TextCodec, "encode_chat", noted)
+    await http.post("/v1/chat/completions", json={"messages": [USER]} | fields)
+    assert [one != threading.get_ident() for one in threads] == [is_long]

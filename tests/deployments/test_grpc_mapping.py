@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import string
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import pytest
 from google.protobuf import json_format
+from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -182,6 +185,27 @@ def test_null_in_extra_fields_is_no_second_prompt_and_no_stream() -> None:
     assert mapping.generation_request(message) == parse(b'{"prompt": "a", "top_k": 3}', CompletionRequest)
 
 
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (pb.GenerateRequest(prompt="a"), "GenerateRequest.999"),
+        (pb.GenerateRequest(messages=[pb.ChatMessage(role="user", content="a")]), "ChatMessage.999"),
+        (pb.GenerateRequest(prompt="a", slo=pb.Slo(tpot_ms=1)), "Slo.999"),
+    ],
+)
+def test_fields_of_a_later_server_are_refused_as_over_http(message: pb.GenerateRequest, param: str) -> None:
+    """Left out silently they would pass for an answer; protobuf keeps them, unnamed."""
+    inner: Message = message
+    if param.startswith("ChatMessage"):
+        inner = message.messages[0]
+    elif param.startswith("Slo"):
+        inner = message.slo
+    inner.MergeFromString(b"\xb8\x3e\x01")  # field 999 is 1
+    with pytest.raises(ApiError) as caught:
+        mapping.generation_request(message)
+    assert (caught.value.param, caught.value.code) == (param, "unknown_parameter")
+
+
 def test_status_tells_when_to_come_back_and_stays_within_metadata() -> None:
     code, _, trailing = mapping.status(not_ready("Gone.", retry_after_s=2.2))
     assert code is grpc.StatusCode.UNAVAILABLE
@@ -192,6 +216,18 @@ def test_status_tells_when_to_come_back_and_stays_within_metadata() -> None:
     assert sum(len(key) + len(value) for key, value in trailing) < 7000
     assert dict(trailing)[mapping.ERROR_KEY].isascii()
     assert len(details) < 5000
+
+
+@pytest.mark.parametrize("character", ["🙂", "語", "%", "\0", '"'])
+def test_an_error_fits_into_metadata_whatever_the_client_wrote(character: str) -> None:
+    """Clients take 8 KiB, and else tell of an exhausted resource instead of what was wrong."""
+    error = ApiError(400, character * 5000, param=f"a.{character * 5000}")
+    _, details, trailing = mapping.status(error)
+    percent_encoded = quote(details, safe=string.punctuation.replace("%", ""))
+    assert len(percent_encoded) + sum(len(key) + len(value) for key, value in trailing) < 7500
+    told = json.loads(dict(trailing)[mapping.ERROR_KEY])
+    assert told["message"] == details == character * len(details)
+    assert told["param"].startswith(f"a.{character * 30}")
 
 
 def test_metadata_that_came_twice_is_neither() -> None:

@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from cluster.grpc_config import GrpcConfig
 from cluster.stream_messages import Rejected
 from deployments.api_service import ApiService
+from deployments.cell_clients import CellClients
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_mapping import ERROR_KEY, RETRY_KEY
 from deployments.grpc_server import GrpcThread, make_server
@@ -134,6 +135,14 @@ async def test_errors_are_statuses_with_details(stub: Any, cell: CellStandIn) ->
     assert not (await stub.Describe(pb.DescribeRequest())).ready
 
 
+async def test_an_error_about_a_long_text_reaches_the_client(stub: Any) -> None:
+    """It repeats a part of it, and metadata that is too long would take its place."""
+    extra = json.dumps({"structured_outputs": {"regex": "(" + "🙂" * 200}}, ensure_ascii=False)
+    error = await failure(stub.Generate(pb.GenerateRequest(prompt="a", extra_body_json=extra)))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "`structured_outputs.regex` cannot be used" in (error.details() or "")
+
+
 @pytest.mark.parametrize("data", [b"\x12\x03\xff\xfe\xfd", b"\xff\xff\xff"])
 async def test_a_message_that_cannot_be_read_is_the_clients_fault(
     channel: grpc.aio.Channel, data: bytes
@@ -210,6 +219,21 @@ async def test_health_and_reflection(channel: grpc.aio.Channel, cell: CellStandI
     names = {service.name for service in listed.list_services_response.service}
     assert {"flotilla.v1.Generation", "grpc.health.v1.Health"} <= names
     assert described.file_descriptor_response.file_descriptor_proto
+
+
+async def test_who_is_connected_to_a_cell_that_serves_asks_none(
+    channel: grpc.aio.Channel, service: ApiService, cell: CellStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `/ready`: asked would be any of several, perhaps one that hangs, by whoever can connect."""
+    await service.info()
+    monkeypatch.setattr(CellClients, "can_serve", True)
+    num_described = cell.num_described
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    answer = await health.Check(health_pb2.HealthCheckRequest())
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    described = await pb_grpc.GenerationStub(channel).Describe(pb.DescribeRequest())
+    assert (described.ready, described.model.id) == (True, "demo")
+    assert cell.num_described == num_described
 
 
 async def test_best_of_and_prompt_logprobs_are_those_of_http(stub: Any, http: httpx.AsyncClient) -> None:

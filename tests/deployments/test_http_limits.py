@@ -112,6 +112,16 @@ async def test_headers_have_an_end(service: ApiService, cell: CellStandIn) -> No
         await eventually(lambda: len(cell.cancels) == 1)
 
 
+async def test_headers_have_an_end_on_the_port_for_metrics_too() -> None:
+    """It has no keys, and a front end's memory is behind it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = Server(metrics_config(FastAPI()))
+    task = asyncio.create_task(server.serve([listener]))
+    assert (await told(listener.getsockname()[1], LONG_HEADERS)).startswith(b"HTTP/1.1 431 ")
+    server.should_exit = True
+    await task
+
+
 async def test_a_connection_in_use_is_kept(service: ApiService, cell: CellStandIn) -> None:
     """The limit is for headers: neither a slow answer nor a pause between requests ends a connection."""
     cell.pause_s = 0.06

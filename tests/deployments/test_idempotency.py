@@ -190,6 +190,9 @@ async def test_what_is_no_key(service: ApiService, cell: CellStandIn) -> None:
         for bad in ("", "x" * 256, "a\tb"):
             refused = await http.post(COMPLETIONS, json=BODY, headers={"Idempotency-Key": bad})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Idempotency-Key")
+        twice = [("Idempotency-Key", "a"), ("Idempotency-Key", "b"), ("Content-Type", "application/json")]
+        refused = await http.post(COMPLETIONS, json=BODY, headers=twice)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Idempotency-Key")
         trace = await http.post(COMPLETIONS, json=STREAM | {"speculation": {"trace": True}}, headers=KEY)
         assert (trace.status_code, trace.json()["error"]["code"]) == (400, "unsupported_parameter")
 

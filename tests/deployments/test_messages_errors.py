@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import anthropic
@@ -14,12 +15,16 @@ from cluster.stream_messages import Rejected
 from deployments.api_keys import hash_key
 from deployments.api_service import ApiService
 from deployments.authentication import Authenticator
+from deployments.messages_schema import parse_messages
 from deployments.openai_api import create_app
 from tests.deployments.socket_server import served
 from tests.deployments.test_messages_api import BODY, PATH, TOOL, events_of
 from tests.fakes.cell_stand_in import CellStandIn
 
 KEY = "fk-0123456789abcdef0123456789abcdef"
+TURNS = BODY["messages"]
+RESULT = {"type": "tool_result", "tool_use_id": "c", "content": "x"}
+NO_SCHEMA = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "thing"}}}}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +56,18 @@ KEY = "fk-0123456789abcdef0123456789abcdef"
             "messages.0.content.0.content",
         ),
         ({"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}]}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "c", "name": "now"}]}]},
+            "messages.0.content.0",
+        ),
+        (
+            {"messages": [*TURNS, {"role": "assistant", "content": [{"type": "text", "text": ""}, RESULT]}]},
+            "messages.1.content.1",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "hm"}]}]},
+            "messages.0.content.0",
+        ),
         ({"system": 7}, "system"),
         ({"system": [{"type": "image"}]}, "system"),
         ({"max_tokens": None}, "max_tokens"),
@@ -64,10 +81,7 @@ KEY = "fk-0123456789abcdef0123456789abcdef"
         ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
-        (
-            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "thing"}}}},
-            "output_config.format",
-        ),
+        (NO_SCHEMA, "output_config.format"),
         ({"speculation": {"trace": True}, "stream": True}, "speculation.trace"),
         ({"n": 2}, "n"),
         ({"input": "a"}, "input"),
@@ -79,6 +93,11 @@ async def test_bad_requests_are_named(http: httpx.AsyncClient, fields: dict[str,
     response = await http.post(PATH, json=BODY | fields)
     assert response.status_code in (400, 404), response.text
     body = response.json()
+    counted = await http.post(f"{PATH}/count_tokens", json=BODY | fields)
+    if fields in ({"max_tokens": None}, NO_SCHEMA):  # nothing is generated
+        assert counted.status_code == 200, counted.text
+    else:
+        assert counted.json()["error"] == body["error"]
     assert body["type"] == "error"
     assert body["request_id"] == response.headers["x-request-id"]
     kind = "not_found_error" if response.status_code == 404 else "invalid_request_error"
@@ -163,3 +182,14 @@ async def test_keys_come_in_either_header(service: ApiService, headers: dict[str
         twice = [*headers.items(), ("x-api-key", KEY), ("x-api-key", KEY)]
         response = await client.post(url + PATH, json=BODY, headers=twice)
         assert response.status_code == (status if "authorization" in headers else 401)
+
+
+def test_many_small_blocks_behind_a_large_one_are_soon_read() -> None:
+    """Nothing else is answered meanwhile: where the text grew by each, a body of 4 MiB took ten seconds."""
+    small: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "a"}] * 4000}
+    turns: list[dict[str, Any]] = [{"role": "user", "content": "x" * 4_000_000}, *[small] * 20]
+    began = time.process_time()
+    chat = parse_messages({"max_tokens": 1, "messages": turns})
+    assert time.process_time() - began < 5.0
+    assert len(chat.messages) == 1
+    assert chat.messages[0].content.endswith("x" + "\na" * 80_000)

@@ -57,6 +57,8 @@ async def test_text_in_text_out(client: AsyncOpenAI, cell: CellStandIn) -> None:
     assert response.usage is not None
     assert response.usage.output_tokens == len(ids(ANSWER)) + 1
     assert response.usage.input_tokens == len(cell.submissions[0].prompt)
+    cached = response.usage.input_tokens_details
+    assert (cached.cached_tokens, cached.cache_write_tokens) == (2, 0)  # as the stand-in's receipts say
     assert prompt_of(cell) == "<|bos|><|system|>be brief<|end|><|user|>hello<|end|><|assistant|>"
     assert cell.submissions[0].sampling.max_tokens == 60
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from deployments.text_codec import TextCodec
 from tests.deployments.test_api_tools import TOOLS
 from tests.fakes.cell_stand_in import CellStandIn
 from tests.fakes.tiny_tokenizer import codec, ids
@@ -95,3 +98,29 @@ async def test_bad_requests_are_named(
     response = await http.post(path, json=body)
     assert response.status_code in (400, 404), response.text
     assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("num", [5, 9000])
+@pytest.mark.parametrize(
+    ("path", "name", "more"), [("/detokenize", "tokens", {}), ("/v1/completions", "prompt", {"echo": True})]
+)
+async def test_many_tokens_are_decoded_beside_the_event_loop(
+    http: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    name: str,
+    more: dict[str, Any],
+    num: int,
+) -> None:
+    """As many as a body holds took a second, in which no stream went on."""
+    threads: list[int] = []
+    decode = TextCodec.decode
+
+    def noted(self: TextCodec, ids: list[int], **options: bool) -> str:
+        if len(ids) == num:
+            threads.append(threading.get_ident())
+        return decode(self, ids, **options)
+
+    monkeypatch.setattr(TextCodec, "decode", noted)
+    await http.post(path, content=msgspec.json.encode({name: [9] * num} | more))
+    assert [one != threading.get_ident() for one in threads] == [num > 8192]
