@@ -52,8 +52,17 @@ class AcceptanceTable:
 
     @classmethod
     def load(cls, path: Path) -> AcceptanceTable:
-        """What `save` wrote. OSError or KeyError if it is not that."""
+        """What `save` wrote.
+
+        Raises:
+            OSError: if the file cannot be read.
+            ValueError: if it is something else.
+        """
         with np.load(path, allow_pickle=False) as held:
+            if not isinstance(held, np.lib.npyio.NpzFile) or "rank" not in held:
+                raise ValueError(
+                    f"{path} is no log of drafters' choices (`flotilla bench acceptance` records one)"
+                )
             return cls(
                 drafters=held["drafters"].tolist(),
                 domains=held["domains"].tolist(),

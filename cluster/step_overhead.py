@@ -12,8 +12,8 @@ SMOOTHING = 0.05
 LEAST_S = 1e-9
 # Of plain steps that are sent ahead, until some were: what the target takes beside its forward is left.
 AHEAD_FIXED, AHEAD_SLOPE = 0.125, 0.5
-# After so many plain steps in turn, none of them sent ahead, those to come are believed to be in turn, too.
-IN_TURN_STEPS = 32
+# Where at least this share of plain steps is sent ahead, the others are mostly the first after drafts.
+LEAST_SHARE_AHEAD = 0.1
 
 
 class StepOverhead:
@@ -22,7 +22,7 @@ class StepOverhead:
     Whether drafting pays is asked for the requests at hand, and the scheduler's work grows with them: a mean
     over steps of all sizes says too little of large ones, so that they draft where it does not pay, and too
     much of small ones. Plain steps are steps of two kinds: those that are sent ahead do not wait for the
-    scheduler, and what plain decoding would be is what they are, also while a first step in turn is one more.
+    scheduler, others do, as the first after drafts. What plain decoding would be is their mean, as they come.
     """
 
     def __init__(self, overhead_s: float, *, sends_ahead: bool = False) -> None:
@@ -32,15 +32,16 @@ class StepOverhead:
         """
         self._plain = CallCost(fixed_s=overhead_s / 2)
         self._ahead = CallCost(slope=AHEAD_SLOPE, fixed_s=overhead_s * AHEAD_FIXED)
-        self._num_in_turn = 0 if sends_ahead else IN_TURN_STEPS
+        # Share of plain steps that are sent ahead.
+        self._share_ahead = 1.0 if sends_ahead else 0.0
         self._drafted = CallCost(fixed_s=overhead_s)
         # Lines of the last two steps.
         self._before: tuple[CallCost | None, CallCost | None] = (None, None)
 
     def plain_s(self, num_requests: int) -> float:
         """Seconds beside the forward of a step that decodes so many requests without drafts."""
-        line = self._ahead if self._num_in_turn < IN_TURN_STEPS else self._plain
-        return line.expected_s(PER_REQUEST_S * num_requests)
+        requests_s, share = PER_REQUEST_S * num_requests, self._share_ahead
+        return share * self._ahead.expected_s(requests_s) + (1.0 - share) * self._plain.expected_s(requests_s)
 
     def drafted_s(self, num_requests: int) -> float:
         """Seconds beside drafting and the forward of a step in which so many requests take part."""
@@ -49,22 +50,23 @@ class StepOverhead:
     def observe(self, num_requests: int, seconds: float, *, drafted: bool, was_ahead: bool = False) -> None:
         """One step; one that decodes nothing says nothing, nor does one after two of the other kind.
 
-        Such a step pays for the change: drafters read what they missed, or still compute ahead.
+        Such a step pays for the change: drafters read what they missed, or still compute ahead. But a plain
+        one counts where those that follow are sent ahead: each run of them begins with such a step.
         """
         if not num_requests:
             return
+        if not drafted:
+            self._share_ahead += SMOOTHING * (was_ahead - self._share_ahead)
         if was_ahead:
-            self._num_in_turn = 0
             self._ahead.observe(PER_REQUEST_S * num_requests, max(seconds, LEAST_S), SMOOTHING)
             self._drafted.missed()
             self._before = (self._before[1], self._plain)
             return
         if drafted:
             self._ahead.missed()
-        else:
-            self._num_in_turn += 1
         line, other = (self._drafted, self._plain) if drafted else (self._plain, self._drafted)
         other.missed()
         before, self._before = self._before, (self._before[1], line)
-        if line in before:
+        begins_run = line is self._plain and self._share_ahead > LEAST_SHARE_AHEAD
+        if line in before or begins_run:
             line.observe(PER_REQUEST_S * num_requests, max(seconds, LEAST_S), SMOOTHING)

@@ -25,8 +25,9 @@ PROMPT_SPREAD = 0.15
 # Variance of c and of s; over the demo family's held-out prompts of one domain nearly all is shared.
 SHARED_VARIANCE = 0.015
 OWN_VARIANCE = 0.005
-# Variance of one token's agreement: p (1 - p) at p = 0.8.
-TOKEN_VARIANCE = 0.16
+# Variance of one token's agreement, p (1 - p) at p = 0.8, times three: easy and hard places come in runs, so
+# that a token tells a third of what an independent one would (correlations over 1 to 8 tokens sum to one).
+TOKEN_VARIANCE = 0.5
 # Requests after which what they taught has faded to 1/e.
 MEMORY_REQUESTS = 2000.0
 # A running request teaches when it has been scored on this many tokens, and each time they have doubled.

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from benchmarks.acceptance_table import AcceptanceTable
 from benchmarks.arrivals import rescale
 from benchmarks.objectives import parse_slos
 from benchmarks.tables import make_console
@@ -20,6 +21,7 @@ from benchmarks.workload import parse_mix
 from deployments.command_failure import fail
 from simulator import hardware, oracle, report, systems, workloads
 from simulator.metrics import RunResult
+from simulator.recorded import RecordedAcceptance
 from simulator.run import Options, simulate
 from simulator.sweep import Job, run_jobs
 
@@ -78,6 +80,20 @@ def run(
     peaks: Annotated[bool, typer.Option("--peaks", help="Classes peak one after the other.")] = False,
     max_depth: Annotated[int, typer.Option(min=0, max=16, help="Deepest draft.")] = 8,
     max_width: Annotated[int, typer.Option(min=1, max=4, help="Widest beam.")] = 4,
+    acceptance: Annotated[
+        Path | None,
+        typer.Option(
+            help="What drafters say is as recorded in this log (`flotilla bench acceptance LOG`), and not as "
+            "the profile's model of acceptance has it."
+        ),
+    ] = None,
+    async_scheduling: Annotated[
+        bool,
+        typer.Option(
+            "--async-scheduling",
+            help="Plain steps are sent ahead, as cells do and the papers' systems do not.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of requests, texts and drafts.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, where there are several systems.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -95,7 +111,13 @@ def run(
         return
     try:
         chosen = hardware.load(profile)
-        bounds = systems.Bounds(prefill_chunk=prefill_chunk, max_depth=max_depth, max_width=max_width)
+        said = None if acceptance is None else RecordedAcceptance(AcceptanceTable.load(acceptance))
+        bounds = systems.Bounds(
+            prefill_chunk=prefill_chunk,
+            max_depth=max_depth,
+            max_width=max_width,
+            async_scheduling=async_scheduling,
+        )
         if at_once is not None:
             bounds = replace(bounds, max_running=at_once)
         served_by = [oracle.parse(name.strip(), bounds) for name in policy.split(",") if name.strip()]
@@ -108,6 +130,8 @@ def run(
         # Of the built-in mix all classes count: few requests need not be of each.
         built_in = workloads.MIX if workload is None and lengths is None else ()
         workloads.check_classes(slos, [*built_in, *(shape.kind for shape in shapes)])
+        if said is not None:
+            said.check(chosen.drafters, {shape.kind for shape in shapes}, max_width)
         if at_once is not None:
             shapes = [replace(shape, arrival_s=0.0) for shape in shapes]
         requests = workloads.arrive(
@@ -122,7 +146,8 @@ def run(
         )
     except (ValueError, OSError) as error:
         fail(str(error))
-    options, started = Options(seed=seed, max_width=max_width), perf_counter()
+    options = Options(seed=seed, max_width=max_width, acceptance=said)
+    started = perf_counter()
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,19 @@ class RecordedAcceptance:
             for domain, held in lengths.items()
         }
 
+    def check(self, drafters: Iterable[str], kinds: Iterable[str], width: int) -> None:
+        """See that drafters, classes and so wide a beam are in the log.
+
+        Raises:
+            ValueError: if one is not.
+        """
+        missing = {*drafters} - self._drafters.keys() | {*kinds} - self._by_length.keys()
+        if missing or width > self.width:
+            raise ValueError(
+                f"the log has {', '.join(self._drafters)} on {', '.join(self._by_length)} with "
+                f"{self.width} choices, not {', '.join(sorted(missing)) or f'{width} choices'}"
+            )
+
     def choices(
         self, drafter: str, kind: str, seed: int, *, num_positions: int, num_astray: int, width: int
     ) -> Choices:
@@ -59,11 +73,7 @@ class RecordedAcceptance:
         Raises:
             ValueError: for a drafter or a class that the log does not have, or a wider beam.
         """
-        if drafter not in self._drafters or kind not in self._by_length or width > self.width:
-            raise ValueError(
-                f"the log has {', '.join(self._drafters)} on {', '.join(self._by_length)} with "
-                f"{self.width} choices, not {drafter} on {kind} with {width}"
-            )
+        self.check((drafter,), (kind,), width)
         first, count = self._rows[self._drafters[drafter], self._answer(kind, seed, num_positions)]
         # Row 0 of a request is before its first token, which no drafter guesses; a recorded answer has none.
         along = np.arange(num_positions) - 1

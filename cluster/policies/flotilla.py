@@ -20,6 +20,7 @@ from cluster.policies.on_time import num_on_time
 from cluster.policies.probing import LEAST_INTERVAL, PROBE_RUN, Probing
 from cluster.policies.realised import Realised
 from cluster.policies.rest import FEW_REQUESTS, Rest, with_objectives
+from cluster.policies.step_seconds import drafted_step_s, plain_at_best, spent_on_prompts
 from cluster.policies.triage import Float64, chain_rows, needs
 from cluster.selection import marginal_goodput, slo_customized
 from cluster.selection_of_few import FEW_NODES, by_tree, paying, urgent
@@ -39,14 +40,16 @@ CHEAP_SHARE = 0.25
 SECOND_CHOICE = 0.4
 # Of goodput no larger share is given up by drafting for those in need.
 MOST_LOST = 0.02
+# Nor than this where that keeps more requests on time.
+MOST_LOST_IN_TIME = 0.1
 # Of goodput up to this share is given up by not drafting, where plain steps keep more requests on time.
 MOST_FORGONE = 0.25
 # For a request in need, drafting goes on down to a path of this chance.
 URGENT_LOGP = math.log(0.2)
 # Weight of the newest step in what is known of steps beside drafts and their verification.
 SMOOTHING = 0.1
-# However full of prompts the steps are: what a step costs beside them is never quite nothing.
-MOST_ON_PROMPTS = 0.99
+# A layer whose forward is worth fewer tokens is not left out: that so unsure a path comes true is not known.
+LEAST_WORTH = 0.1
 # A path surer than this is always worth a forward.
 MOST_CERTAIN = 0.9
 NO_DRAFT = DraftPlan(depth=0)
@@ -107,8 +110,8 @@ class Flotilla:
             if not self._try_drafts.is_due(context.step):
                 self._rest.begin(len(batch), with_objectives(context), context)
             return
-        is_near = not outlook.depth or outlook.drafted >= (1.0 - MOST_LOST) * outlook.plain
-        if outlook.drafted > outlook.plain or (is_near and self._is_urgent(batch, context)):
+        may_help = self._may_help(batch, outlook)
+        if outlook.drafted > outlook.plain or (may_help and self._is_urgent(batch, context)):
             return
         if not (batch.num_drafting and self._try_drafts.is_due(context.step)):
             self._rest.after_look(batch, context)
@@ -132,10 +135,10 @@ class Flotilla:
         if depth == 0 and is_urgent:
             # Who is in need drafts although it does not pay, and beside that, drafts of the others pay
             # sooner: what drafting takes besides their own rows is spent. But all of them wait for it.
-            is_urgent = not best_depth or drafted >= (1.0 - MOST_LOST) * plain
+            is_urgent = self._may_help(batch, outlook)
             if is_urgent and best_depth:
                 depth, goodput = best_depth, drafted
-        if not is_urgent and depth and _plain_at_best(plain, batch, context) * SURELY_PAYS > drafted:
+        if not is_urgent and depth and plain_at_best(plain, batch, context) * SURELY_PAYS > drafted:
             if self._try_plain.tries(context.step, plain / drafted):
                 self._rest.begin(n, PROBE_RUN, context)
                 return [NO_DRAFT] * n
@@ -165,7 +168,8 @@ class Flotilla:
         layer_s: dict[str, float] = {}
         cheap: set[str] = set()
         lookups: set[str] = set()
-        exponents: dict[str, float] = {}
+        # Beside a greedy target a drafter's choices are right more often than it says.
+        exponents = {name: context.calibration.of(name).exponent for name in batch.load}
         if are_few:
             layer_s = {
                 name: context.cost.draft_layer_seconds(name, count, width, tokens) / count
@@ -175,12 +179,11 @@ class Flotilla:
             # A lookup is cheap for one request too; a small model is only when several share its forward.
             alone_s = {name: context.cost.draft_layer_seconds(name, 1, width) for name in layer_s}
             lookups = self._cheap(alone_s, context)
-        else:
-            exponents = {name: context.calibration.of(name).exponent for name in batch.load}
         plans = []
         for request, required, chain in zip(batch, need.tolist(), chains, strict=True):
             own, rate, name = max_depth, request.rate, request.drafter
-            stop_logp = log_least / exponents.get(name, 1.0)
+            exponent = exponents.get(name, 1.0)
+            stop_logp = log_least / exponent
             # A lookup's rate counts tokens for which it proposes nothing. What a model drafts beyond the
             # depth that pays gives the SLO phase more to choose from; without objectives it is wasted.
             is_free = name in lookups or (name in cheap and request.tpot_s is not None)
@@ -188,7 +191,9 @@ class Flotilla:
                 reach = int(log_least / log(rate))
                 own = reach if reach < own else own
             worth = goodput * layer_s.get(name, 0.0) / (rate if rate > 0.1 else 0.1)
-            least_forward = log(worth if worth < MOST_CERTAIN else MOST_CERTAIN) if worth > 0.0 else -math.inf
+            least_forward = -math.inf
+            if worth > LEAST_WORTH:
+                least_forward = log(worth if worth < MOST_CERTAIN else MOST_CERTAIN) / exponent
             if required > 1.0:
                 # One token a step will not do for its objective: it may need tokens that do not pay.
                 own, stop_logp = max(own, int(chain)), min(stop_logp, URGENT_LOGP)
@@ -254,7 +259,7 @@ class Flotilla:
         capped = np.minimum(required, forest.depths + 1.0)
         chosen = slo_customized(forest, probability, capped, self._config.max_nodes, budget)
         num_chosen = int(np.count_nonzero(chosen))
-        whole_s, base_s = _drafted_step_s(batch, num_chosen, context)
+        whole_s, base_s = drafted_step_s(batch, num_chosen, context)
         added = cost.verify_added_seconds(num_chosen, forest.num_nodes - num_chosen, batch.num_context / n)
         chosen = marginal_goodput(chosen, probability, base_s, added)
         num_added = int(np.count_nonzero(chosen)) - num_chosen
@@ -272,7 +277,7 @@ class Flotilla:
             capped = [min(tokens, depth + 1.0) for tokens, depth in zip(required, depths, strict=True)]
             budget = self._config.verify_budget or cost.knee(n)
             chosen += urgent(offsets, f, capped, self._config.max_nodes, budget - n)
-        whole_s, base_s = _drafted_step_s(batch, len(chosen), context)
+        whole_s, base_s = drafted_step_s(batch, len(chosen), context)
         taken = set(chosen)
         rest = [node for node in range(len(f)) if node not in taken]
         added = cost.verify_added_seconds(len(chosen), len(rest), batch.num_context / n).tolist()
@@ -308,12 +313,28 @@ class Flotilla:
         self._predicted_s += SMOOTHING * (predicted_s - self._predicted_s)
         self._drafting_s += SMOOTHING * (context.draft_s - self._drafting_s)
 
+    def _may_help(self, batch: DecodeBatch, outlook: Outlook) -> bool:
+        """Whether drafts that do not pay may be made for those in need.
+
+        They may where they cost next to nothing, and more where they keep more requests on time than plain
+        steps, which are late for all with a tight objective alike.
+        """
+        if not outlook.depth or outlook.drafted >= (1.0 - MOST_LOST) * outlook.plain:
+            return True
+        if outlook.drafted < (1.0 - MOST_LOST_IN_TIME) * outlook.plain:
+            return False
+        return self._num_kept_on_time(batch, outlook) > 0
+
+    def _num_kept_on_time(self, batch: DecodeBatch, outlook: Outlook) -> int:
+        """How many more requests drafted steps keep on time than plain ones; negative if fewer."""
+        drafted_s, plain_s = outlook.drafted_s + self._unseen_s, outlook.plain_s + self._unseen_s
+        return num_on_time(batch, drafted_s, outlook.depth) - num_on_time(batch, plain_s, 0)
+
     def _makes_late(self, batch: DecodeBatch, outlook: Outlook) -> bool:
         """Whether drafts, though they raise goodput, keep fewer requests on time than plain steps do."""
         if not batch.has_objectives or (1.0 - MOST_FORGONE) * outlook.drafted > outlook.plain:
             return False
-        drafted_s, plain_s = outlook.drafted_s + self._unseen_s, outlook.plain_s + self._unseen_s
-        return num_on_time(batch, plain_s, 0) > num_on_time(batch, drafted_s, outlook.depth)
+        return self._num_kept_on_time(batch, outlook) < 0
 
     def _look(self, batch: DecodeBatch, width: int, context: StepContext) -> Outlook:
         """Depth of drafts with the highest predicted goodput (SmartSpec's objective), and what it brings.
@@ -328,7 +349,7 @@ class Flotilla:
         layer_s = {name: cost.draft_layer_seconds(name, 1, width) for name in load}
         expected, drafted = tokens_by_depth(batch, deepest, self._cheap(layer_s, context))
         plain_s = cost.verify_seconds(n, n, num_context) + context.plain_overhead_s
-        plain = n / (plain_s - _spent_on_prompts(context, drafted=False))
+        plain = n / (plain_s - spent_on_prompts(context, drafted=False))
         best_depth, best, best_s, by_rates = 0, 0.0, 0.0, 0.0
         drafts_s = [
             cost.draft_seconds_by_depth(name, count, width, deepest, tokens)
@@ -336,7 +357,7 @@ class Flotilla:
         ]
         # Drafters work at the same time.
         slowest_s = drafts_s[0] if len(drafts_s) == 1 else [max(each) for each in zip(*drafts_s, strict=True)]
-        spent_s = _spent_on_prompts(context, drafted=True)
+        spent_s = spent_on_prompts(context, drafted=True)
         for depth in range(1, deepest + 1):
             if drafted[depth] == drafted[depth - 1]:
                 break
@@ -352,40 +373,3 @@ class Flotilla:
         """Of these drafters, by seconds per request and layer, those that cost next to nothing."""
         most_s = CHEAP_SHARE * context.cost.verify_token_seconds()
         return {name for name, seconds in layer_s.items() if seconds < most_s}
-
-
-def _plain_at_best(plain: float, batch: DecodeBatch, context: StepContext) -> float:
-    """Tokens per second of plain steps if they took no longer than the same steps after drafts do.
-
-    Drafters slow the target, and not the other way round. Plain steps that seem slower were the rule when the
-    whole machine was slow: if that were believed, they would not be tried again.
-    """
-    n = len(batch)
-    verify_s = context.cost.verify_seconds(n, n, batch.num_context, drafted=True)
-    beside_s = min(context.plain_overhead_s, context.draft_overhead_s)
-    return max(plain, n / (verify_s + beside_s - _spent_on_prompts(context, drafted=True)))
-
-
-def _drafted_step_s(batch: DecodeBatch, num_rows: int, context: StepContext) -> tuple[float, float]:
-    """Seconds of a step that verifies so many rows, and of that what decoding pays for.
-
-    Drafting is spent already, but it belongs to the step whose tokens per second are maximised.
-    """
-    verify_s = context.cost.verify_seconds(len(batch), num_rows, batch.num_context, drafted=True)
-    whole_s = context.draft_s + context.draft_overhead_s + verify_s
-    return whole_s, whole_s - _spent_on_prompts(context, drafted=True)
-
-
-def _spent_on_prompts(context: StepContext, *, drafted: bool) -> float:
-    """Seconds of a step that decoding does not pay for; fewer than it has, whatever overhead was measured.
-
-    Weights are read and messages sent for prompts whether or not a step decodes. While they fill every step,
-    tokens that drafts save cost next to nothing, and the time of drafting is lost to the prompts. As long as
-    there is room for more of them in a step, a step saved is saved: hence the power.
-    """
-    # What prompts need besides is seen in plain steps; drafted ones may be measured to have less than that.
-    beside_s = context.plain_overhead_s
-    if drafted:
-        beside_s = min(beside_s, context.draft_overhead_s)
-    fixed_s = context.cost.verify_fixed_seconds(drafted=drafted) + beside_s
-    return min(context.prompt_share**8, MOST_ON_PROMPTS) * fixed_s

@@ -43,12 +43,34 @@ def test_estimates_start_with_what_others_taught_and_follow_the_request() -> Non
         serve(estimates, f"old-{number}", [1, 2, 3], a=(10, 9))
     estimates.begin("new", [1, 2, 3])
     assert estimates.rate("new", "a") > 0.85
-    estimates.observe("new", "a", 40, 0)
+    estimates.observe("new", "a", 120, 0)
     assert estimates.rate("new", "a") < 0.2
-    assert estimates.evidence("new", "a") == 40
+    assert estimates.evidence("new", "a") == 120
     estimates.forget("new")
     estimates.begin("next", [1, 2, 3])
     assert estimates.rate("next", "a") > 0.8
+
+
+def test_tokens_that_agree_in_runs_are_not_believed_each_by_itself() -> None:
+    """Easy and hard places come in runs: of what its first tokens say, a part holds for the others."""
+    rng = np.random.default_rng(4)
+    estimates = AcceptanceEstimates()
+    believed, came = [], []
+    for number in range(400):
+        name = str(number)
+        estimates.begin(name, [1, 2, 3])
+        mean = 0.75 + 0.1 * float(rng.standard_normal())
+        level, agreed = 0.0, []
+        for _ in range(60):  # correlated as the demo family's: by some 0.1 over the next tokens
+            level = 0.9 * level + 0.45 * float(rng.standard_normal())
+            agreed.append(float(rng.random()) < mean + 0.15 * level)
+        estimates.observe(name, "a", 24, sum(agreed[:24]))
+        if number >= 100:
+            believed.append(estimates.rate(name, "a"))
+            came.append(float(np.mean(agreed[24:])))
+        estimates.forget(name)
+    slope = float(np.polyfit(believed, came, 1)[0])
+    assert 0.8 < slope < 1.25
 
 
 def test_a_new_prompt_is_judged_by_those_like_it() -> None:
@@ -95,9 +117,9 @@ def test_a_hard_request_is_not_blamed_on_who_was_tried() -> None:
     for number in range(40):
         serve(estimates, str(number), [1, 2, 3], here=(30, 26), there=(30, 24))
     estimates.begin("hard", [1, 2, 3])
-    estimates.observe("hard", "here", 12, 7)
+    estimates.observe("hard", "here", 36, 21)
     assert estimates.rate("hard", "here") > estimates.rate("hard", "there")
-    estimates.observe("hard", "there", 12, 11)
+    estimates.observe("hard", "there", 36, 33)
     assert estimates.rate("hard", "here") < estimates.rate("hard", "there")
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks.acceptance_table import AcceptanceTable
 from simulator.acceptance import AcceptanceModel, DraftQuality, choices
 from simulator.acceptance_fit import FittedDrafters, checks, fit
+from simulator.cli import app
 from simulator.recorded import RecordedAcceptance
 
 MODEL = AcceptanceModel(
@@ -26,13 +30,15 @@ DRAFTERS = {
 }
 
 
-def made(num_answers: int, num_positions: int) -> AcceptanceTable:
+def made(
+    num_answers: int, num_positions: int, drafters: Mapping[str, DraftQuality] = DRAFTERS
+) -> AcceptanceTable:
     """A log of answers of both classes in turn, as the model gives them."""
     domains = [("chat", "code")[answer % 2] for answer in range(num_answers)]
     columns: dict[str, list[np.ndarray]] = {
         "drafter": [], "answer": [], "position": [], "logp": [], "rank": [],
     }  # fmt: skip
-    for index, quality in enumerate(DRAFTERS.values()):
+    for index, quality in enumerate(drafters.values()):
         for answer, domain in enumerate(domains):
             said = choices(
                 MODEL, quality, domain, answer, index, num_positions=num_positions, num_astray=0, width=4
@@ -43,7 +49,7 @@ def made(num_answers: int, num_positions: int) -> AcceptanceTable:
             columns["logp"].append(said.logp.astype(np.float32))
             columns["rank"].append(said.rank.astype(np.int8))
     joined = {name: np.concatenate(parts) for name, parts in columns.items()}
-    return AcceptanceTable(drafters=list(DRAFTERS), domains=domains, width=4, **joined)
+    return AcceptanceTable(drafters=list(drafters), domains=domains, width=4, **joined)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +123,7 @@ def test_a_request_longer_than_any_answer_goes_on_with_its_second_half(table: Ac
 
 
 def test_what_the_log_does_not_have_is_named(table: AcceptanceTable) -> None:
-    with pytest.raises(ValueError, match="not three on chat with 4"):
+    with pytest.raises(ValueError, match="not three$"):
         RecordedAcceptance(table).choices("three", "chat", 0, num_positions=4, num_astray=1, width=4)
 
 
@@ -134,3 +140,25 @@ def test_folds_share_no_answer_and_hold_every_row(table: AcceptanceTable) -> Non
     assert sum(map(len, folds)) == len(table)
     seen = [set(fold.answer.tolist()) for fold in folds]
     assert sum(map(len, seen)) == len(set.union(*seen))
+
+
+def test_the_command_simulates_a_served_gpu_with_a_log(tmp_path: Path) -> None:
+    """A drafter that is hardly ever right in the log brings nothing, whatever the profile says of it."""
+    arguments = ["--profile", "llama-8b-h200-served", "--policy", "fixed-4", "--async-scheduling", "--json"]
+    arguments += ["--lengths", "code=60:40,chat=40:20", "--at-once", "2", "--seconds", "4"]
+    found = {}
+    for rate in (0.1, 0.9):
+        said = DraftQuality(rate={"chat": rate, "code": rate})
+        table = made(num_answers=20, num_positions=50, drafters={"general": said})
+        log = tmp_path / f"{rate}.npz"
+        table.save(log)
+        ran = CliRunner().invoke(app, [*arguments, "--acceptance", str(log)])
+        assert ran.exit_code == 0, ran.output
+        found[rate] = json.loads(ran.stdout)["runs"][0]["classes"]["all"]["accepted_per_step"]
+    assert found[0.1] < 1.3
+    assert found[0.9] > 2.5
+    wrong = CliRunner().invoke(app, [*arguments, "--profile", "llama-8b-h200", "--acceptance", str(log)])
+    assert wrong.exit_code == 2
+    assert "the log has general" in wrong.output
+    np.savez(tmp_path / "other.npz", numbers=np.zeros(3))
+    assert CliRunner().invoke(app, [*arguments, "--acceptance", str(tmp_path / "other.npz")]).exit_code == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from cluster.config import PolicyConfig
 from cluster.cost_model import CostModel, CostProfile, LinearCost
 from cluster.policies.decode_batch import DecodeBatch
-from cluster.policies.flotilla import MOST_ON_PROMPTS, PROBE_DEPTH, Flotilla, _drafted_step_s
+from cluster.policies.flotilla import PROBE_DEPTH, Flotilla
 from cluster.policies.probing import PROBE_RUN, Probing
+from cluster.policies.step_seconds import MOST_ON_PROMPTS, drafted_step_s
 from engine.tree import TokenTree
 from tests.cluster.policies.batches import context, request
 
@@ -74,7 +76,7 @@ def test_prompts_never_pay_for_a_whole_step(plain_s: float, drafted_s: float, sh
     ):
         least_s = (1.0 - min(share**8, MOST_ON_PROMPTS)) * whole_s
         assert least_s * (1.0 - 1e-9) <= tokens / rate <= whole_s * (1.0 + 1e-9)
-    whole_s, base_s = _drafted_step_s(batch, 8, now)
+    whole_s, base_s = drafted_step_s(batch, 8, now)
     assert 0.0 < base_s <= whole_s
 
 
@@ -224,3 +226,45 @@ def test_beside_a_request_in_need_the_others_draft_unless_all_lose_by_it(
     assert all(plan.depth == 0 for plan in policy.plan(calm, now))
     in_need = request("urgent", rate=0.7, tpot_s=0.01, num_decoded=20, decoding_s=0.2)
     assert {plan.depth > 0 for plan in policy.plan([in_need, *calm], now)} == {drafts}
+
+
+@pytest.mark.parametrize(
+    ("draft_s", "tpot_s", "drafts"),
+    [
+        (3.5e-3, 0.013, True),  # 4 % fewer tokens a second, and all of the sure ones on time
+        (5.5e-3, 0.013, False),  # 12 % fewer
+        (3.5e-3, 0.0115, False),  # late either way
+        (3.5e-3, 0.016, False),  # on time without
+    ],
+)
+def test_some_goodput_is_given_up_by_drafting_where_that_keeps_more_on_time(
+    draft_s: float, tpot_s: float, drafts: bool
+) -> None:
+    """Plain steps are late for all alike; with drafts, at least those are on time that many are right for."""
+    policy = Flotilla(PolicyConfig(max_depth=6))
+    policy._try_drafts = Probing(1000)
+    now = context(draft_s=draft_s, token_s=5e-4, verify_s=8e-3, overhead_s=1e-4)
+    sure = [
+        request(f"sure {n}", rate=0.9, tpot_s=tpot_s, num_decoded=20, decoding_s=20 * tpot_s)
+        for n in range(4)
+    ]
+    hard = [request(f"hard {n}", rate=0.3) for n in range(6)]
+    batch = [*sure, *hard]
+    ahead = Flotilla(PolicyConfig(max_depth=6))
+    ahead._try_drafts = Probing(1000)
+    ahead.look_ahead(batch, now)
+    assert ahead.rests(10, now.step) is not drafts
+    assert any(plan.depth > 0 for plan in policy.plan(batch, now)) is drafts
+
+
+def test_few_requests_draft_on_by_what_comes_true_of_what_their_drafter_says() -> None:
+    """Beside a greedy target choices are right more often than said: drafts would end too early."""
+    batch, now = [request(rate=0.7)], context(draft_s=1e-4)
+    as_said = Flotilla(PolicyConfig()).plan(batch, now)[0]
+    said = np.full(4000, 0.5)
+    now.calibration.of("small").observe(said, np.arange(4000) % 5 > 0)
+    learnt = Flotilla(PolicyConfig()).plan(batch, now)[0]
+    exponent = now.calibration.of("small").exponent
+    assert exponent < 0.7
+    assert learnt.stop_logp == pytest.approx(as_said.stop_logp / exponent)
+    assert learnt.least_forward_logp == pytest.approx(as_said.least_forward_logp / exponent)

@@ -1,0 +1,46 @@
+"""What steps with drafts and without are predicted to take, and what of it decoding pays for."""
+
+from __future__ import annotations
+
+from cluster.policies.base import StepContext
+from cluster.policies.decode_batch import DecodeBatch
+
+# However full of prompts the steps are: what a step costs beside them is never quite nothing.
+MOST_ON_PROMPTS = 0.99
+
+
+def plain_at_best(plain: float, batch: DecodeBatch, context: StepContext) -> float:
+    """Tokens per second of plain steps if they took no longer than the same steps after drafts do.
+
+    Drafters slow the target, and not the other way round. Plain steps that seem slower were the rule when the
+    whole machine was slow: if that were believed, they would not be tried again.
+    """
+    n = len(batch)
+    verify_s = context.cost.verify_seconds(n, n, batch.num_context, drafted=True)
+    beside_s = min(context.plain_overhead_s, context.draft_overhead_s)
+    return max(plain, n / (verify_s + beside_s - spent_on_prompts(context, drafted=True)))
+
+
+def drafted_step_s(batch: DecodeBatch, num_rows: int, context: StepContext) -> tuple[float, float]:
+    """Seconds of a step that verifies so many rows, and of that what decoding pays for.
+
+    Drafting is spent already, but it belongs to the step whose tokens per second are maximised.
+    """
+    verify_s = context.cost.verify_seconds(len(batch), num_rows, batch.num_context, drafted=True)
+    whole_s = context.draft_s + context.draft_overhead_s + verify_s
+    return whole_s, whole_s - spent_on_prompts(context, drafted=True)
+
+
+def spent_on_prompts(context: StepContext, *, drafted: bool) -> float:
+    """Seconds of a step that decoding does not pay for; fewer than it has, whatever overhead was measured.
+
+    Weights are read and messages sent for prompts whether or not a step decodes. While they fill every step,
+    tokens that drafts save cost next to nothing, and the time of drafting is lost to the prompts. As long as
+    there is room for more of them in a step, a step saved is saved: hence the power.
+    """
+    # What prompts need besides is seen in plain steps; drafted ones may be measured to have less than that.
+    beside_s = context.plain_overhead_s
+    if drafted:
+        beside_s = min(beside_s, context.draft_overhead_s)
+    fixed_s = context.cost.verify_fixed_seconds(drafted=drafted) + beside_s
+    return min(context.prompt_share**8, MOST_ON_PROMPTS) * fixed_s
