@@ -123,7 +123,7 @@ def test_a_request_longer_than_any_answer_goes_on_with_its_second_half(table: Ac
 
 
 def test_what_the_log_does_not_have_is_named(table: AcceptanceTable) -> None:
-    with pytest.raises(ValueError, match="not three$"):
+    with pytest.raises(ValueError, match=r"not three$"):
         RecordedAcceptance(table).choices("three", "chat", 0, num_positions=4, num_astray=1, width=4)
 
 
