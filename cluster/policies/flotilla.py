@@ -48,7 +48,8 @@ MOST_FORGONE = 0.25
 URGENT_LOGP = math.log(0.2)
 # Weight of the newest step in what is known of steps beside drafts and their verification.
 SMOOTHING = 0.1
-# A layer whose forward is worth fewer tokens is not left out: that so unsure a path comes true is not known.
+# A layer whose forward is worth fewer tokens is drafted however unsure: how seldom such paths come true is
+# not known.
 LEAST_WORTH = 0.1
 # A path surer than this is always worth a forward.
 MOST_CERTAIN = 0.9
