@@ -115,7 +115,7 @@ def test_a_new_drafter_is_tried_soon_and_a_poor_one_is_let_be() -> None:
     for number in range(200, 210):
         for name, call in end(pool, finished(str(number))):
             asked.append(name)
-            pool.answered(name, answer(call, 20, 20), 0.0)
+            pool.answered(name, answer(call, 20, 20 if name == "new" else 8), 0.0)
     assert asked[0] == "new"
     request = finished("last")
     pool.assign([request], 0.0)
