@@ -7,8 +7,8 @@ import contextlib
 import logging
 import logging.handlers
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import httpx
@@ -20,7 +20,7 @@ from deployments.api_service import ApiService
 from deployments.http_limits import server_config
 from deployments.metric_gathering import metrics_config
 from deployments.openai_api import create_app
-from tests.deployments.socket_server import Server
+from tests.deployments.socket_server import listening
 from tests.fakes.cell_stand_in import CellStandIn, eventually
 from tests.fakes.tiny_tokenizer import ids
 
@@ -33,21 +33,11 @@ def app_of(service: ApiService, limits: HttpConfig) -> FastAPI:
     )
 
 
-@asynccontextmanager
-async def serving(
+def serving(
     service: ApiService, limits: HttpConfig, send_buffer: int | None = None
-) -> AsyncIterator[int]:
+) -> AbstractAsyncContextManager[int]:
     """The port of a front end's server."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    if send_buffer is not None:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-    server = Server(server_config(app_of(service, limits), limits))
-    task = asyncio.create_task(server.serve([listener]))
-    while not server.started:
-        await asyncio.sleep(0.005)
-    yield int(listener.getsockname()[1])
-    server.should_exit = True
-    await task
+    return listening(server_config(app_of(service, limits), limits), send_buffer)
 
 
 async def told(port: int, *pieces: bytes, pause_s: float = 0.0) -> bytes:
@@ -114,12 +104,8 @@ async def test_headers_have_an_end(service: ApiService, cell: CellStandIn) -> No
 
 async def test_headers_have_an_end_on_the_port_for_metrics_too() -> None:
     """It has no keys, and a front end's memory is behind it."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = Server(metrics_config(FastAPI()))
-    task = asyncio.create_task(server.serve([listener]))
-    assert (await told(listener.getsockname()[1], LONG_HEADERS)).startswith(b"HTTP/1.1 431 ")
-    server.should_exit = True
-    await task
+    async with listening(metrics_config(FastAPI())) as port:
+        assert (await told(port, LONG_HEADERS)).startswith(b"HTTP/1.1 431 ")
 
 
 async def test_a_connection_in_use_is_kept(service: ApiService, cell: CellStandIn) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 import pytest
@@ -16,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.http_config import HttpConfig
 from deployments.http_limits import MOST_HEADER_BYTES, server_config
-from tests.deployments.socket_server import Server
+from tests.deployments.socket_server import listening
 from tests.deployments.test_http_limits import told
 
 CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -29,18 +27,10 @@ async def headers_told(scope: Scope, receive: Receive, send: Send) -> None:
     await Response(msgspec.json.encode(sorted(request.headers.items())))(scope, receive, send)
 
 
-@asynccontextmanager
-async def serving() -> AsyncIterator[int]:
-    listener = socket.create_server(("127.0.0.1", 0))
+def serving() -> AbstractAsyncContextManager[int]:
     config = server_config(headers_told, HttpConfig(port=0, read_timeout_s=30.0))
     config.lifespan = "off"
-    server = Server(config)
-    task = asyncio.create_task(server.serve([listener]))
-    while not server.started:
-        await asyncio.sleep(0.005)
-    yield int(listener.getsockname()[1])
-    server.should_exit = True
-    await task
+    return listening(config)
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
