@@ -3,7 +3,7 @@
 A decoding forward of a small model is some ten kernels a layer, each done in less time than its launch takes
 the host; a CUDA graph replays them all at once. A graph has fixed shapes and addresses, so a batch is padded
 to a shape met before (`engine.padded_segments`) and copied into tensors that stay where they are. Padding
-rows write to a slot of their own, which no request reads. Prompts, and shapes that come once and that no
+rows write to a slot of their own, which no request reads. Long prompts, and shapes that come once and that no
 captured one holds, go the ordinary way.
 
 On a CPU, where nothing can be captured, a replay computes the same again from the same tensors: so all but
@@ -25,7 +25,7 @@ from engine.capturing import captured
 from engine.device_rows import DeviceRows, all_rows
 from engine.devices import overwrite
 from engine.moving_rows import BeamShape, MovingRows
-from engine.padded_segments import Shape, pad_rows, shape_of
+from engine.padded_segments import MOST_PROMPT_ROWS, MOST_TREE_ROWS, Shape, pad_rows, shape_of
 from engine.rectangles import key_counts
 from engine.runner import KeyTokens, ModelShape, Segment
 from engine.static_attention import MOST_COLUMNS, MOST_READS, StaticAttention, has_workspace, static_attention
@@ -33,10 +33,10 @@ from engine.triton_attention import TritonAttention
 
 Int32 = NDArray[np.int32]
 
-#: Larger batches have enough work per launch; a request with more rows is reading a prompt.
-MOST_ROWS, MOST_ROWS_EACH = 512, 64
+#: Larger batches have enough work per launch.
+MOST_ROWS = 512
 #: Shapes captured, at most: each holds its tensors, and a capture takes about as long as ten forwards.
-MOST_SHAPES = 128
+MOST_SHAPES = 256
 
 
 class _Static:
@@ -175,7 +175,8 @@ class GraphedRunner:
         """
         static: _Static | None = None
         try:
-            static = self._static_for(segments, keep, columns)
+            is_device_masked = rows is not None and rows.seen is not None
+            static = self._static_for(segments, keep, columns, is_device_masked=is_device_masked)
             return None if static is None else self._replay(static, segments, keep, rows)
         except torch.cuda.OutOfMemoryError:
             is_new = static is None or static.shape not in self._captured
@@ -215,17 +216,26 @@ class GraphedRunner:
         return logits
 
     def _static_for(
-        self, segments: Sequence[Segment], keep: Int32, columns: int, *, at_once: bool = False
+        self,
+        segments: Sequence[Segment],
+        keep: Int32,
+        columns: int,
+        *,
+        is_device_masked: bool = False,
+        at_once: bool = False,
     ) -> _Static | None:
         """Tensors of a shape that holds the batch; None if it is to go the ordinary way.
 
-        `columns` is the most keys that any of its masks has; `at_once` if its own shape is
-        to be captured now.
+        `columns` is the most keys that any of its masks has, which the device has made if `is_device_masked`;
+        `at_once` if its own shape is to be captured now.
         """
-        most_rows = max(len(segment.slots) for segment in segments)
-        if len(keep) == 0 or most_rows > MOST_ROWS_EACH or columns > MOST_COLUMNS:
-            return None
         attention = self._runner.attention
+        if len(keep) == 0 or columns > MOST_COLUMNS:
+            return None
+        counts = [len(segment.slots) for segment in segments]
+        is_long = attention.pads_rows or sum(counts) > MOST_PROMPT_ROWS or is_device_masked
+        if is_long and max(counts) > MOST_TREE_ROWS:
+            return None
         if not attention.pads_keys and sum(key_counts(segments)) > MOST_READS * attention.num_slots:
             return None
         shape = shape_of(segments, with_keys=attention.pads_keys, is_rectangle=attention.pads_rows)

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from engine.devices import overwrite, staging
 from engine.padded_segments import MOST_ROWS_PADDED, Shape, power_of_two
 from engine.runner import KeyTokens
+from engine.segment_table import FIELDS, SegmentTable
 from engine.static_attention import most_keys
-from engine.triton_attention import FIELDS, SegmentTable, TritonAttention, TritonPlan
+from engine.triton_attention import TritonAttention, TritonPlan
 
 Int32 = NDArray[np.int32]
 

@@ -18,6 +18,10 @@ Int64 = NDArray[np.int64]
 _FINE_KEYS, KEY_STEP = 2048, 256
 
 
+#: Rows of a request in a tree, at most: one with more is reading a prompt. Where requests need not have as
+#: many rows as others, prompts are in captured forwards of up to so many rows in all: larger ones have enough
+#: work per launch.
+MOST_TREE_ROWS, MOST_PROMPT_ROWS = 64, 256
 #: Rows that a batch may be padded by where its own shape is not captured, fewer than a GPU multiplies while
 #: it reads the weights; and how many times its keys it may read.
 MOST_ROWS_PADDED, MOST_KEYS_PADDED = 32, 1.25
@@ -79,14 +83,17 @@ def rounded_keys(number: int) -> int:
 def shape_of(segments: Sequence[Segment], *, with_keys: bool, is_rectangle: bool = True) -> Shape:
     """The smallest shape that holds a batch, `is_rectangle` if requests have equally many rows in it.
 
-    Where they have not, requests and rows of nobody cost next to nothing, and are rounded up generously.
+    Where they have not, requests and rows of nobody cost next to nothing, and are rounded up generously: any
+    prompt has as many rows as another.
     """
     counts = [len(segment.slots) for segment in segments]
     keys = max(len(segment.past) + len(segment.slots) for segment in segments)
     padded_keys = rounded_keys(keys) if with_keys else 0
     if is_rectangle:
         return Shape(rounded(len(segments)), rounded(max(counts)), padded_keys)
-    return Shape(power_of_two(len(segments)), power_of_two(max(counts)), padded_keys, rounded(sum(counts)))
+    most = max(counts)
+    rows = power_of_two(most) if most <= MOST_TREE_ROWS else max(most, MOST_PROMPT_ROWS)
+    return Shape(power_of_two(len(segments)), rows, padded_keys, rounded(sum(counts)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,11 +13,12 @@ from engine.attention import Group, PaddedAttention, PaddedPlan
 from engine.device_rows import DeviceRows
 from engine.devices import overwrite, staging
 from engine.flashinfer_attention import FlashInferAttention, FlashInferPlan, Part
-from engine.padded_segments import Shape, filled
+from engine.padded_segments import MOST_TREE_ROWS, Shape, filled
 from engine.paged_layout import paged_layout, without_mask
 from engine.rectangles import key_counts, key_slots, rectangle
 from engine.runner import KeyTokens, Segment
-from engine.triton_attention import FIELDS, SegmentTable, TritonAttention, TritonPlan, described
+from engine.segment_table import FIELDS, SegmentTable, described
+from engine.triton_attention import TritonAttention, TritonPlan
 
 #: Keys of a tree's mask, at most, in a fixed shape: the rows of many layers, none of them committed.
 MOST_COLUMNS = 512
@@ -141,15 +142,17 @@ class TritonStatic:
     ) -> None:
         """Tables for `shape`; `max_tokens` bounds every context."""
         self._attention, self._shape = attention, shape
-        device = attention.device
         num_segments = shape.requests * FIELDS
         self._segments_and_slots = attention.shared_integers(
             num_segments + most_keys(shape, max_tokens, attention.num_slots)
         )
+        # The device lays out masks of equally many rows, the host only those that there are.
+        masked_rows = max(shape.requests * min(shape.rows, MOST_TREE_ROWS), shape.num_rows)
+        seen = attention.shared_integers(masked_rows * MOST_COLUMNS // 4, "masks")
         table = SegmentTable(
             segments=self._segments_and_slots[:num_segments],
             slots=self._segments_and_slots[num_segments:],
-            seen=torch.zeros(shape.requests * shape.rows * MOST_COLUMNS, dtype=torch.uint8, device=device),
+            seen=seen.view(torch.uint8),
         )
         self.plan = TritonPlan(
             num_rows=shape.num_rows,
@@ -170,12 +173,13 @@ class TritonStatic:
         description.write(values, first_slot)
         nobody = values[len(description.table) : first_slot].reshape(-1, FIELDS)
         nobody[:], nobody[:, 5] = 0, -1
+        nobody[:, 0] = sum(len(segment.slots) for segment in segments)  # first rows ascend
         self._segments_and_slots[: len(values)].copy_(staged, non_blocking=True)
         seen = description.seen
         if len(seen):
             overwrite(self.plan.table.seen[: len(seen)], seen)
         if rows is not None:
-            self._attention.see_rows(self.plan.table, rows, shape.rows)
+            self._attention.see_rows(self.plan.table, rows, max(len(segment.slots) for segment in segments))
         return KeyTokens(description.num_keys, 0)
 
 

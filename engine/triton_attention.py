@@ -26,28 +26,10 @@ from engine.norms import PendingNorm, norm_arguments, norm_block
 from engine.padded_segments import power_of_two
 from engine.rectangles import key_counts
 from engine.runner import KeyTokens, Segment
+from engine.segment_table import FIELDS, SegmentTable, described
 from engine.triton_support import why_not_triton
 
 Int32 = NDArray[np.int32]
-
-#: Numbers that describe a segment to the kernels.
-FIELDS = 7
-
-
-@dataclass(slots=True, eq=False)
-class SegmentTable:
-    """What the kernels know of a batch.
-
-    Attributes:
-        segments: int32 [segments, FIELDS]: first batch row, rows, first of `slots`, keys, keys all rows see,
-            first of `seen` or -1 where rows are causal, and columns of `seen`.
-        slots: int32 [keys], slots of each segment's keys in order.
-        seen: uint8, per segment [rows, columns], whether a row sees a key behind those that all see.
-    """
-
-    segments: torch.Tensor
-    slots: torch.Tensor
-    seen: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,53 +52,6 @@ class TritonPlan(PaddedPlan):
     def num_segments(self) -> int:
         """Segments of the batch."""
         return len(self.table.segments) // FIELDS
-
-
-class Description(NamedTuple):
-    """`SegmentTable` of a batch, on the host.
-
-    Attributes:
-        table: int32 [segments * FIELDS].
-        slots: those of the keys, in parts.
-        num_keys: in all parts.
-        seen: uint8.
-    """
-
-    table: Int32
-    slots: list[Int32]
-    num_keys: int
-    seen: NDArray[np.uint8]
-
-    def write(self, into: Int32, first_slot: int) -> None:
-        """Write the table to the beginning of an array, and the slots from `first_slot` on."""
-        into[: len(self.table)] = self.table
-        np.concatenate(self.slots, out=into[first_slot : first_slot + self.num_keys])
-
-
-def described(segments: Sequence[Segment]) -> Description:
-    """What the kernels are to know of a batch."""
-    table: list[int] = []
-    slots: list[Int32] = []
-    seen = []
-    row = key = bit = 0
-    for segment in segments:
-        rows = len(segment.slots)
-        keys = len(segment.past) + rows
-        if segment.visible is None:
-            table += (row, rows, key, keys, keys - rows, -1, 0)
-        else:
-            columns = segment.visible.shape[1]
-            table += (row, rows, key, keys, keys - columns, bit, columns)
-            seen.append(segment.visible.reshape(-1).view(np.uint8))
-            bit += rows * columns
-        slots += (segment.past, segment.slots)
-        row, key = row + rows, key + keys
-    return Description(
-        np.array(table, dtype=np.int32),
-        slots,
-        key,
-        np.concatenate(seen) if seen else np.zeros(0, dtype=np.uint8),
-    )
 
 
 class New(NamedTuple):
@@ -283,9 +218,9 @@ class TritonAttention(PaddedAttention):
     def _cut(self, plan: TritonPlan, layer: int, heads: int) -> tuple[Tile, int]:
         """What a batch is computed in: tiles of this size, and keys in so many parts."""
         kv_heads, k_dim, _ = self._shapes[layer]
-        queries = plan.most_rows * (heads // kv_heads)
-        tile = tile_of(queries, k_dim, self._dtype, plan.num_segments * kv_heads)
-        programs = plan.num_segments * kv_heads * -(-queries // tile.queries)
+        shared = heads // kv_heads
+        tile = tile_of(plan.most_rows * shared, k_dim, self._dtype, plan.num_segments * kv_heads)
+        programs = _num_tiles(plan, shared, tile) * kv_heads
         return tile, num_splits(programs, plan.most_keys, tile.keys)
 
     def prepare(self, layer: int, heads: int, late_norm: torch.Tensor | None = None) -> None:
@@ -294,14 +229,18 @@ class TritonAttention(PaddedAttention):
         `late_norm` is a row [1, size] as those whose norm is left to attention, where any is.
         """
         kv_heads, k_dim, v_dim = self._shapes[layer]
-        zero = np.zeros(1, dtype=np.int32)
         few = (1, FEW_PROGRAMS + 1)
         tiles = {tile_of(number, k_dim, self._dtype, pairs) for number in QUERIES for pairs in few}
         ways = [(tile, splits) for tile in tiles for splits in (1, 2)]
         # What sums the splits is compiled for each power of two of them, whatever the tile is.
         ways += [(ways[0][0], 1 << power) for power in range(2, MOST_SPLITS.bit_length())]
-        plan = self.plan([Segment(zero, zero, zero, zero[:0])])
-        qkv = torch.zeros(1, heads + 2 * kv_heads, k_dim, dtype=self._dtype, device=self._device)
+        plan, of_several = (self._plan_of_nobody(rows) for rows in (1, QUERIES[-1] + 1))
+        several = tile_of(QUERIES[-1] + 1, k_dim, self._dtype, 1)
+        rows = of_several.num_rows
+        qkv = torch.zeros(rows, heads + 2 * kv_heads, k_dim, dtype=self._dtype, device=self._device)
+        for splits in (1, 2):
+            self._attend(of_several, layer, qkv[:, :heads], None, several, splits)
+        qkv = qkv[:1]
         for tile, splits in ways:
             self._attend(plan, layer, qkv[:, :heads], None, tile, splits)
         rotation = torch.ones(1, k_dim // 2, dtype=torch.complex64, device=self._device)
@@ -310,6 +249,11 @@ class TritonAttention(PaddedAttention):
             is_met = tile.queries == QUERIES[0] and splits <= 2 and k_dim == v_dim
             if is_met and heads // kv_heads <= tile.queries:
                 self._attend(plan, layer, qkv[:, :heads], None, tile, splits, New(rotation, norm))
+
+    def _plan_of_nobody(self, rows: int) -> TritonPlan:
+        """One prompt of so many rows, all in the first slot."""
+        zeros = np.zeros(rows, dtype=np.int32)
+        return self.plan([Segment(zeros, zeros, zeros, zeros[:0])])
 
     def _attend(
         self,
@@ -330,14 +274,14 @@ class TritonAttention(PaddedAttention):
         rows, heads, _ = q.shape
         if q.stride(2) != 1:
             q = q.contiguous()
-        tiles = -(-plan.most_rows * (heads // kv_heads) // tile.queries)
+        shared = heads // kv_heads
         out = torch.empty(rows, heads * v_dim, dtype=q.dtype, device=q.device)
         partial = weight = out
         if splits > 1:
             partial = torch.empty(splits, rows, heads, v_dim, dtype=torch.float32, device=q.device)
             weight = torch.empty(splits, rows, heads, dtype=torch.float32, device=q.device)
         storage = self._layers[layer]
-        self._kernels.attend[plan.num_segments * kv_heads, tiles, splits](
+        self._kernels.attend[_num_tiles(plan, shared, tile) * kv_heads, splits, 1](
             q,
             q if new is None else torch.view_as_real(new.rotation),
             q if norm is None else norm.x,
@@ -354,9 +298,10 @@ class TritonAttention(PaddedAttention):
             storage.stride(0),
             rows,
             splits,
+            plan.num_segments,
             *norm_arguments(norm, q)[1:],
             KV_HEADS=kv_heads,
-            SHARED=heads // kv_heads,
+            SHARED=shared,
             K_DIM=k_dim,
             V_DIM=v_dim,
             K_BLOCK=max(16, power_of_two(k_dim)),
@@ -364,6 +309,7 @@ class TritonAttention(PaddedAttention):
             QUERIES=tile.queries,
             KEYS=tile.keys,
             IS_SPLIT=splits > 1,
+            IS_TILED=_has_several(plan, shared, tile),
             IS_NEW=new is not None,
             NORM_BLOCK=norm_block(norm),
             num_warps=tile.warps,
@@ -382,3 +328,15 @@ class TritonAttention(PaddedAttention):
                 num_warps=4,
             )
         return out
+
+
+def _has_several(plan: TritonPlan, shared: int, tile: Tile) -> bool:
+    """Whether a segment may have several tiles, of queries of which `shared` have a key head together."""
+    return plan.most_rows * shared > tile.queries
+
+
+def _num_tiles(plan: TritonPlan, shared: int, tile: Tile) -> int:
+    """Tiles of a batch, and up to one more per segment (see `attend` of `engine.triton_kernels`)."""
+    if not _has_several(plan, shared, tile):
+        return plan.num_segments
+    return plan.num_rows * shared // tile.queries + plan.num_segments

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 # Compiled once for every model, whatever the batch: of what differs between batches nothing is assumed.
-_OF_THE_BATCH = ("num_rows", "num_splits", "num_lines")
+_OF_THE_BATCH = ("num_rows", "num_splits", "num_segments", "num_lines")
 
 
 @triton.jit
@@ -51,7 +51,27 @@ def _visible(column, is_key, row, is_real, seen, first_seen, columns):
     return visible & is_key[None, :] & is_real[:, None]
 
 
-@triton.jit(do_not_specialize=_OF_THE_BATCH[:2], do_not_specialize_on_alignment=("slots", "seen"))
+@triton.jit
+def _tile_at(number, segments, num_segments, SHARED: tl.constexpr, QUERIES: tl.constexpr):
+    """A tile's segment and number among its tiles, of which it may not have so many.
+
+    Tiles of segment i are numbered from first row * SHARED // QUERIES + i on: what is left for it is enough,
+    and one number at most too many. So nobody has to count tiles, and long prompts among short rows take no
+    programs from these.
+    """
+    low = number * 0
+    high = low + num_segments
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(segments + middle * 7) * SHARED // QUERIES + middle <= number:
+            low = middle
+        else:
+            high = middle
+    first = tl.load(segments + low * 7) * SHARED // QUERIES + low
+    return low, number - first
+
+
+@triton.jit(do_not_specialize=_OF_THE_BATCH[:3], do_not_specialize_on_alignment=("slots", "seen"))
 def attend(
     q,
     rotation,
@@ -69,6 +89,7 @@ def attend(
     storage_stride,
     num_rows,
     num_splits,
+    num_segments,
     x_stride,
     size,
     eps,
@@ -81,6 +102,7 @@ def attend(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
+    IS_TILED: tl.constexpr,
     IS_NEW: tl.constexpr,
     NORM_BLOCK: tl.constexpr,
 ):
@@ -88,7 +110,7 @@ def attend(
 
     Queries are rows times the query heads that share the key head, row by row. Softmax as it goes along the
     keys (FlashAttention-2, arXiv 2307.08691, algorithm 1); splits are weighed by `combine` (Flash-Decoding).
-    Grid: (segments * KV_HEADS, tiles, splits).
+    Grid: (tiles * KV_HEADS, splits, 1). Tiles are segments, or if IS_TILED numbered as `_tile_at` says.
 
     q [rows, KV_HEADS * SHARED, K_DIM]; storage [slots, KV_HEADS * (K_DIM + V_DIM)]; out, of q's type,
     [rows, KV_HEADS * SHARED * V_DIM], or if IS_SPLIT partial, float32 [splits, rows, heads, V_DIM], and
@@ -101,7 +123,11 @@ def attend(
     """
     segment = tl.program_id(0) // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
-    split = tl.program_id(2)
+    split = tl.program_id(1)
+    tile = tl.program_id(2)  # 0, which the compiler must not know: it would take more registers
+    if IS_TILED:
+        segment, tile = _tile_at(segment, segments, num_segments, SHARED, QUERIES)
+    start_query = tile * QUERIES
     about = segments + segment * 7
     first_row = tl.load(about)
     rows = tl.load(about + 1)
@@ -110,7 +136,6 @@ def attend(
     committed = tl.load(about + 4)
     first_seen = tl.load(about + 5)
     columns = tl.load(about + 6)
-    start_query = tl.program_id(1) * QUERIES
     if start_query >= rows * SHARED:
         return
 
@@ -208,7 +233,7 @@ def attend(
         tl.store(out + at[:, None] * V_DIM + v_unit[None, :], mixed.to(out.dtype.element_ty), mask=is_mixed)
 
 
-@triton.jit(do_not_specialize=_OF_THE_BATCH[1:])
+@triton.jit(do_not_specialize=("num_splits", "num_lines"))
 def combine(
     partial,
     weight,
@@ -297,8 +322,8 @@ def see(segments, committed, laid, seen, rows, laid_out, columns, BYTES: tl.cons
     """Put into a batch's table what the rows of trees see, where the device says it.
 
     Grid: (segments,). segments, seen: see `SegmentTable`. committed int64 [segments], keys before those with
-    a mask; laid uint8 [segments, laid_out, columns], the mask, of which a segment's first `rows` count. Of a
-    captured forward `rows` may be more than were laid out: the others are padding, which sees none of these.
+    a mask; laid uint8 [segments, laid_out, columns], the mask, of which a segment's first `rows` count. Where
+    `rows` are more than were laid out the others are padding, which sees none of these.
     """
     segment = tl.program_id(0).to(tl.int64)
     about = segments + segment * 7

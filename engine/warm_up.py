@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from engine.cuda_graphs import MOST_ROWS, GraphedRunner
-from engine.padded_segments import MOST_ROWS_PADDED
+from engine.padded_segments import MOST_PROMPT_ROWS, MOST_ROWS_PADDED
 from engine.runner import ModelRunner, Segment
 
 _log = logging.getLogger(__name__)
@@ -24,6 +24,8 @@ CAPTURED_REQUESTS = (1, 2, 4, 8, 16, 32, 64)
 # Rows in all, beside one for each request; and the largest trees of usual budgets.
 _CAPTURED_ROWS = (2, 4, 8, 16, *range(32, MOST_ROWS + 1, MOST_ROWS_PADDED))
 _MOST_NODES = 16
+#: Requests, at most, of the batches with a prompt that are captured beforehand.
+CAPTURED_WITH_PROMPT = (1, 4, 16, 32, 64)
 # Lines in the log while capturing.
 _REPORTS = 4
 
@@ -70,8 +72,8 @@ def capture(runner: GraphedRunner, *, is_alone: bool = True) -> None:
 def usual_batches(*, is_rectangle: bool) -> list[list[int]]:
     """Rows per request of the batches that are captured, those with the most rows first.
 
-    Decoding alone, and trees from small to large of up to 16 nodes. `is_rectangle` where requests have
-    equally many rows in a captured forward.
+    Decoding alone, trees from small to large of up to 16 nodes, and prompts, alone and beside others. These
+    not if `is_rectangle`, where requests have equally many rows in a captured forward.
     """
     found = []
     for most in CAPTURED_REQUESTS:
@@ -85,6 +87,13 @@ def usual_batches(*, is_rectangle: bool) -> list[list[int]]:
             found.append([_MOST_NODES, *[1] * (most - _MOST_NODES)])
         rows_in_all = [rows for rows in _CAPTURED_ROWS if most < rows <= most * _MOST_NODES]
         found += [tree_sizes(most, rows) for rows in rows_in_all]
+    if not is_rectangle:
+        for most in CAPTURED_WITH_PROMPT:
+            others = most // 2  # the fewest that count as so many, beside the longest prompt for the rows
+            prompts = [
+                rows - others for rows in range(MOST_ROWS_PADDED, MOST_PROMPT_ROWS + 1, MOST_ROWS_PADDED)
+            ]
+            found += [[rows, *[1] * others] for rows in prompts if rows > _MOST_NODES]
     return sorted((counts for counts in found if sum(counts) <= MOST_ROWS), key=sum, reverse=True)
 
 

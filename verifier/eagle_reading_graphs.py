@@ -16,16 +16,16 @@ from engine.captured_shapes import CapturedShapes
 from engine.capturing import captured
 from engine.devices import overwrite
 from engine.eagle import EagleLayer
-from engine.padded_segments import Shape, pad_rows, shape_of
+from engine.padded_segments import MOST_PROMPT_ROWS, Shape, pad_rows, shape_of
 from engine.rectangles import key_counts
 from engine.runner import Segment
 from engine.static_attention import MOST_READS, TritonStatic
 from engine.triton_attention import TritonAttention
 
 #: Rows and requests of a captured read; larger ones have enough work per launch.
-MOST_ROWS, MOST_REQUESTS, MOST_ROWS_EACH = 256, 64, 64
+MOST_ROWS, MOST_REQUESTS = MOST_PROMPT_ROWS, 64
 #: Shapes captured, at most.
-MOST_SHAPES = 64
+MOST_SHAPES = 128
 
 
 class LastRows(NamedTuple):
@@ -115,8 +115,7 @@ class ReadingGraphs:
     ) -> _Static | None:
         """Tensors of a shape that holds the rows."""
         most_keys = MOST_READS * self._attention.num_slots
-        most_rows = max(len(segment.slots) for segment in segments)
-        if most_rows > MOST_ROWS_EACH or sum(key_counts(segments)) > most_keys:
+        if sum(key_counts(segments)) > most_keys:
             return None
         shape = shape_of(segments, with_keys=False, is_rectangle=False)
         if shape.num_rows > MOST_ROWS or shape.requests > MOST_REQUESTS:

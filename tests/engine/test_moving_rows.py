@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from engine.moving_rows import MOST_COLUMNS, MOST_LAYERS, BeamRows, BeamShape, MovingRows
 from engine.runner import Segment
-from engine.triton_attention import FIELDS, TritonAttention, described
+from engine.segment_table import FIELDS, described
+from engine.triton_attention import TritonAttention
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(

@@ -14,10 +14,18 @@ from hypothesis import strategies as st
 
 from engine import cuda_graphs
 from engine.captured_shapes import CAPTURE_AT, CAPTURE_AT_BESIDE
-from engine.cuda_graphs import MOST_ROWS_EACH, MOST_SHAPES, GraphedRunner
+from engine.cuda_graphs import MOST_SHAPES, GraphedRunner
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
-from engine.padded_segments import Shape, pad_rows, rounded, rounded_keys, shape_of
+from engine.padded_segments import (
+    MOST_PROMPT_ROWS,
+    MOST_TREE_ROWS,
+    Shape,
+    pad_rows,
+    rounded,
+    rounded_keys,
+    shape_of,
+)
 from engine.runner import Segment
 from engine.warm_up import usual_batches
 from tests.engine import tiny_models
@@ -118,7 +126,7 @@ def test_what_is_captured(weights: LlamaWeights) -> None:
     assert static.shapes == []  # a shape that comes once is not worth it
     static.forward(one, keep)
     assert static.shapes == [Shape(1, 1, 256)]
-    prompt = batch(rng, [(0, MOST_ROWS_EACH + 1, "causal")], slots)
+    prompt = batch(rng, [(0, MOST_TREE_ROWS + 1, "causal")], slots)
     for _ in range(3):
         static.forward(prompt, keep)
         static.forward(one, keep[:0])
@@ -226,7 +234,7 @@ def test_what_decoding_meets_is_captured_beforehand(is_rectangle: bool) -> None:
     """Batches of every size up to 64 requests and 512 rows are replayed from the start."""
     batches = usual_batches(is_rectangle=is_rectangle)
     assert [sum(counts) for counts in batches] == sorted(map(sum, batches), reverse=True)
-    assert all(1 <= min(counts) <= max(counts) <= 16 for counts in batches)
+    assert all(1 <= min(counts) <= max(counts) <= (16 if is_rectangle else 256) for counts in batches)
     slots = np.arange(512, dtype=np.int32)
 
     def shape(counts: list[int]) -> Shape:
@@ -246,6 +254,12 @@ def test_what_decoding_meets_is_captured_beforehand(is_rectangle: bool) -> None:
                 rest, others = rows - most, requests - 1
                 counts = [most, *(rest // others + (i < rest % others) for i in range(others))]
                 met.add(shape(counts))
+        # Prompts of any length beside others that decode, or a second prompt.
+        for most in () if is_rectangle else range(17, MOST_PROMPT_ROWS - requests + 2, 3):
+            met.add(shape([most, *[1] * (requests - 1)]))
+            left = MOST_PROMPT_ROWS - most - requests + 1
+            if requests > 1 and left > 0:
+                met.add(shape([most, min(most, 1 + left), *[1] * (requests - 2)]))
     met = {one for one in met if one.num_rows <= 512}
     assert [one for one in met if not any(two.serves(one) for two in captured)] == []
     assert len(met) >= len(captured)

@@ -24,11 +24,12 @@ from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
 from engine.padded_segments import Shape, power_of_two
 from engine.runner import Segment
+from engine.segment_table import FIELDS, described
 from engine.static_attention import MOST_COLUMNS
-from engine.triton_attention import FIELDS, TritonAttention, described
+from engine.triton_attention import TritonAttention
 from engine.triton_support import why_not_triton
 from tests.engine import tiny_models
-from tests.engine.test_attention import dense, random_segment
+from tests.engine.test_attention import dense
 from tests.engine.test_device_rows import assert_rows_are_forwarded
 from tests.engine.test_static_forwards import batch
 
@@ -105,24 +106,6 @@ def test_attention_equals_dense(
     torch.testing.assert_close(
         got.float().view(len(q), heads[0], dims[1]), torch.cat(expected), atol=tolerance, rtol=1e-3
     )
-
-
-@pytest.mark.parametrize("rows", [70, 130])
-def test_a_prompt_takes_several_tiles(rows: int) -> None:
-    slots = np.random.default_rng(0).permutation(SLOTS).astype(np.int32)
-    segments = [
-        random_segment(np.random.default_rng(1), slots, 90, rows, "causal"),
-        random_segment(np.random.default_rng(2), slots[300:], 5, 3, "tree"),
-    ]
-    padded = PaddedAttention(SLOTS, dtype=torch.float32)
-    attention = TritonAttention(SLOTS, dtype=torch.float32, device="cpu")
-    filled(attention, 2, 16, 16)
-    padded.allocate(0, 2, 16, 16)
-    padded.storage(0).copy_(attention.storage(0))
-    # As Transformers hands them over: heads before rows.
-    q = torch.randn(4, rows + 3, 16).transpose(0, 1)
-    got = attention.attend(attention.plan(segments), 0, q)
-    torch.testing.assert_close(got, padded.attend(padded.plan(segments), 0, q), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

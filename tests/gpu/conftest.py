@@ -31,6 +31,7 @@ def emulation() -> Iterator[Emulation | None]:
     # A forward takes Triton's interpreter a second.
     fewer = {
         "engine.warm_up.CAPTURED_REQUESTS": (),
+        "engine.warm_up.CAPTURED_WITH_PROMPT": (),
         "engine.transformers_loading.PROMPT_ROWS": (40,),
         "drafters.first_drafts.WIDTHS": (),
         "drafters.layer_graphs.USUAL_REQUESTS": (),

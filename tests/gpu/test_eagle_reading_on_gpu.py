@@ -135,7 +135,7 @@ def test_larger_reads_and_those_without_memory_go_the_ordinary_way(
         raise torch.cuda.OutOfMemoryError("no more")
 
     with monkeypatch.context() as patch:
-        patch.setattr(eagle_reading_graphs, "MOST_ROWS_EACH", 8)
+        patch.setattr(eagle_reading_graphs, "MOST_ROWS", 8)
         for one in (there, here):
             one.step({0: 9, 1: 3})
     assert graphs.shapes == []

@@ -179,7 +179,10 @@ def test_captured_forwards_equal_ordinary_ones(
 def test_usual_batches_are_captured_when_loading(
     weights: dict[torch.dtype, LlamaWeights], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.warm_up.CAPTURED_REQUESTS", (1, 2) if emulated_cuda.IS_NEEDED else (1, 8, 64))
+    if emulated_cuda.IS_NEEDED:
+        monkeypatch.setattr("engine.warm_up.CAPTURED_REQUESTS", (1, 2))
+        monkeypatch.setattr("engine.warm_up.CAPTURED_WITH_PROMPT", (2,))
+        monkeypatch.setattr("engine.warm_up.MOST_PROMPT_ROWS", 32)
     static = GraphedRunner(LlamaRunner(weights[torch.float32], 1001, "triton"))
     capture(static)
     before = static.shapes
