@@ -164,6 +164,24 @@ def test_nothing_is_drafted_ahead_for_a_request_that_was_forgotten(monkeypatch: 
     d._kv.check_invariants()
 
 
+def test_a_forward_ahead_that_fails_leaves_no_slots_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else they were committed once the target said those tokens, and all later drafts made from them."""
+    monkeypatch.setattr(draft_ahead, "LEAST_LOGP", -30.0)
+    d, fresh = drafter(MODEL), drafter(MODEL)
+    context, plan = prompt(4, 20), DraftPlan(3, 1)
+    d.draft(call(opening("a", context, plan), ahead=True))
+    with monkeypatch.context() as failing:
+        failing.setattr(d._model._runner, "forward", lambda segments, keep: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            d.draft_ahead()
+    new = [*log_probs_chain(context, 3), 7]
+    result = d.draft(call(following("a", 20, new, plan)))
+    d._kv.check_invariants()
+    expected = fresh.draft(call(opening("a", [*context, *new], plan, prompt_len=20)))
+    assert_same_tree(trees(result)["a"], trees(expected)["a"])
+    assert result.drafts[0].num_scored == expected.drafts[0].num_scored
+
+
 def log_probs_chain(context: list[int], length: int) -> list[int]:
     tokens = list(context)
     for _ in range(length):
