@@ -202,7 +202,13 @@ class Flotilla:
                     if kind != here and request.num_steps:
                         reading_s[row, column] = pool.costs.rebuild_s(kind, request.num_context) / steps
         num_context = sum(request.num_context for request in requests)
-        search = TeamSearch(names, rates, reading_s, num_context, costs, pool.max_depth)
+        free = Places(requests, pool).free
+        places = dict.fromkeys(names, 0)
+        for name, drafter in pool.drafters.items():
+            places[drafter.kind] += max(0, free[name])
+        search = TeamSearch(
+            names, rates, reading_s, list(places.values()), num_context, costs, pool.max_depth
+        )
         self._team = search.best(before)
         if self._team.counts.keys() != before:
             for state in self._states.values():
