@@ -67,6 +67,7 @@ class Flotilla:
         self._exploration = Exploration(self._estimates)
         self._states: dict[str, _State] = {}
         self._kinds: dict[str, str] = {}
+        self._present = frozenset[str]()  # instances when `assign` was last called
         self._prices: dict[str, float] = {}
         self._slot = 0
         self._matched_at = -RECONSIDER_STEPS
@@ -88,6 +89,11 @@ class Flotilla:
             return {request.request_id: "" for request in requests}
         self._gather(requests, pool)
         states, drafters = self._states, pool.drafters
+        if drafters.keys() != self._present:
+            if drafters.keys() - self._present:
+                for waiting in [one for one in states.values() if not one.place]:
+                    waiting.due_at = 0
+            self._present = frozenset(drafters)
         chosen: dict[str, str] = {}
         due = []
         for request in requests:
