@@ -74,6 +74,7 @@ class Flotilla:
         self._is_contended = False
         self._team = Team({}, 0.0, 0)
         self._team_slot, self._team_size, self._team_pool = -TEAM_SLOTS, 0, frozenset[str]()
+        self._team_places = inf  # where others take no more
         # What was worked out last: whether costs are of batches too, and a pool's shared costs.
         self._batch_costs: tuple[StepCosts | None, BatchCosts | None] = (None, None)
         self._last_shared: tuple[PoolView, PoolView] | None = None
@@ -187,6 +188,7 @@ class Flotilla:
         kinds = frozenset(drafter.kind for drafter in pool.drafters.values())
         is_same = kinds == self._team_pool and bool(self._team.counts)
         is_alike = self._team_size / TEAM_CHANGE <= size <= self._team_size * TEAM_CHANGE
+        is_alike = is_alike and len(requests) <= self._team_places
         if is_same and (2 * len(requests) < size or (is_alike and self._slot - self._team_slot < TEAM_SLOTS)):
             return
         self._notice(pool)
@@ -216,6 +218,7 @@ class Flotilla:
             names, rates, reading_s, list(places.values()), num_context, costs, pool.max_depth
         )
         self._team = search.best(before)
+        self._team_places = inf if self._team.num_waiting else sum(places[kind] for kind in self._team.counts)
         if self._team.counts.keys() != before:
             for state in self._states.values():
                 state.due_at = 0

@@ -142,7 +142,12 @@ def test_where_a_team_has_too_few_places_others_draft_too() -> None:
     """Half of the requests had no drafter, while another was idle."""
     drafters = {kind: DrafterView(kind, kind, 4, 0, 0) for kind in KINDS[:2]}
     requests = [RequestView(f"r{i}", "", ("a", "b"), 10, 10, 1000, 0) for i in range(8)]
-    chosen = Flotilla().assign(requests, PoolView(drafters, Costs(), 6))
+    selector = Flotilla()
+    few = selector.assign(requests[:4], PoolView(drafters, Costs(), 6))
+    assert len(set(few.values())) == 1
+    chosen = selector.assign(requests[:5], PoolView(drafters, Costs(), 6))
+    assert sorted(map(len, chosen.values())) == [1] * 5, "at once, and not when the team is looked at again"
+    chosen = selector.assign(requests, PoolView(drafters, Costs(), 6))
     assert sorted(chosen.values()) == ["a"] * 4 + ["b"] * 4
 
 
