@@ -263,7 +263,9 @@ class ModelDrafter:
                 self._kv.release(request_id)
             return False
         if request_id not in self._kv:
-            self._kv.open(request_id, tokens)
+            shared = self._kv.open(request_id, tokens)
+            if shared and shared == len(tokens) - 1 >= job.held.spec.prompt_len:
+                self._kv.truncate(request_id, shared - 1)  # who scores nothing seems unable to follow
             job.opened = True
         elif self._kv.length(request_id) == len(tokens) and not job.tree.is_computed(ROOT):
             self._kv.truncate(request_id, len(tokens) - 1)  # asked again: the root's logits are needed

@@ -276,6 +276,18 @@ def test_a_reopened_request_finds_the_kv_it_left_behind() -> None:
     assert rows[0] < 40
 
 
+@pytest.mark.parametrize("length", [47, 48, 49])
+def test_an_output_that_was_read_before_is_scored_all_the_same(length: int) -> None:
+    """Of an answer given twice all keys may be there: its drafter was taken to be unable to follow it."""
+    d = drafter(MODEL)
+    tokens = prompt(1, length)
+    for number in range(3):
+        item = opening(f"{number}", tokens, DraftPlan(0), prompt_len=length - 1)
+        [draft] = d.draft(call(item, release=[f"{number - 1}"])).drafts
+        assert draft.num_scored == 1
+    d._kv.check_invariants()
+
+
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_under_slot_pressure_drafts_shrink_but_stay_right(seed: int) -> None:
