@@ -112,7 +112,9 @@ class SuffixAutomatonDrafter(ModellessDrafter["_Held", _Grown]):
             self._recent.take_in(_TAKE_IN)
 
     def draft_ahead(self) -> bool:
-        """Take in some of the outputs that wait for it."""
+        """Take in some of what was left unread, then of the outputs that wait for it."""
+        if super().draft_ahead():
+            return True
         if self._recent is None or not self._recent.num_waiting:
             return False
         self._recent.take_in(_TAKE_IN)
