@@ -162,8 +162,13 @@ class Flotilla:
         return self._exploration.on_running(request, kind, pool, self._prices)
 
     def forget(self, request_id: str) -> None:
-        """See `Selector`."""
-        self._states.pop(request_id, None)
+        """See `Selector`. The place is another's at once, if one waits that can draft."""
+        state = self._states.pop(request_id, None)
+        if state is not None and state.place:
+            for waiting in self._states.values():
+                if not waiting.place and waiting.values:
+                    waiting.due_at = 0
+                    break
         self._exploration.forget(request_id)
         self._estimates.forget(request_id)
 

@@ -80,6 +80,20 @@ def test_who_lost_the_only_drafter_has_it_again_as_soon_as_it_is_back() -> None:
     assert made.step()["r"] == "small"
 
 
+def test_a_place_that_becomes_free_is_taken_at_once() -> None:
+    """A long request that had found none waited for it for up to 64 steps."""
+    made = world("small", capacity=2)
+    for name in "abc":
+        made.arrive(name)
+        made.requests[name] = replace(made.requests[name], num_steps=5000)
+    for _ in range(3 * RECONSIDER_STEPS):
+        places = made.step()
+    served, left = max(places, key=places.__getitem__), min(places, key=places.__getitem__)
+    assert not places[left]
+    made.leave(served)
+    assert made.step()[left] == "small"
+
+
 def test_a_small_advantage_moves_nobody() -> None:
     made = world("small", "small-b")
     made.arrive("r")
