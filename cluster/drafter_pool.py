@@ -351,13 +351,18 @@ class DrafterPool:
                 self.costs.have_read(drafter.kind, outstanding.num_read, result.seconds)
         kind, observe = drafter.kind, self.acceptance.observe
         score = self.selector.score if self.selector.learns_from_scores else None
+        # Who drafts by a model scores what was committed last. Who does neither cannot follow it (too long
+        # in its own tokens, tokens it lacks, no slots), and it should go where it can be followed.
+        must_draft = outstanding is not None and outstanding.depth > 0 and drafter.capabilities.needs_prefill
+        can_move = must_draft and len(self._assignable) > 1
         for draft in result.drafts:
             # Judged by what it would have said at every committed token. What verification accepts says
             # less: only tokens the drafter was sure of are verified, so of those nearly all are accepted.
-            if draft.num_scored:
-                observe(draft.request_id, kind, draft.num_scored, draft.num_agreed)
+            num_scored = draft.num_scored or int(can_move and draft.tree.num_drafted == 0)
+            if num_scored:
+                observe(draft.request_id, kind, num_scored, draft.num_agreed)
                 if score is not None:
-                    score(draft.request_id, kind, draft.num_scored, draft.num_agreed)
+                    score(draft.request_id, kind, num_scored, draft.num_agreed)
         self.explorer.answered(name, result)
         self.switching.answered(name, result, now)
         for request_id in result.unknown:

@@ -62,6 +62,8 @@ class HeadsDrafter(ModellessDrafter["_Held", "_Drafting"]):
     as its own time although it was spent in the target's process.
     """
 
+    reads_in_pieces = False
+
     def __init__(
         self,
         *,

@@ -186,8 +186,13 @@ class ModelDrafter:
         if not batch:
             self._ahead = None
             return False
-        with torch.inference_mode():
-            compute(batch, self._model, self._kv)
+        try:
+            with torch.inference_mode():
+                compute(batch, self._model, self._kv)
+        except BaseException:
+            for job, _ in batch:  # some of its slots have no keys and values, and must not be committed
+                self._drop_slots(job.request_id, job.tree)
+            raise
         return True
 
     def _reserve_more(self, job: Job, rows: int) -> bool:
@@ -258,7 +263,9 @@ class ModelDrafter:
                 self._kv.release(request_id)
             return False
         if request_id not in self._kv:
-            self._kv.open(request_id, tokens)
+            shared = self._kv.open(request_id, tokens)
+            if shared and shared == len(tokens) - 1 >= job.held.spec.prompt_len:
+                self._kv.truncate(request_id, shared - 1)  # who scores nothing seems unable to follow
             job.opened = True
         elif self._kv.length(request_id) == len(tokens) and not job.tree.is_computed(ROOT):
             self._kv.truncate(request_id, len(tokens) - 1)  # asked again: the root's logits are needed
@@ -294,8 +301,7 @@ class ModelDrafter:
         for other in idle:
             tree = self._held[other].tree
             if tree is not None and tree.has_slots:
-                self._kv.discard(other)
-                tree.has_slots = False
+                self._drop_slots(other, tree)
         if self._kv.free_slots + sum(self._kv.length(other) for other in idle) >= n:
             for other in idle:
                 if self._kv.free_slots >= n:
@@ -305,6 +311,11 @@ class ModelDrafter:
             return self._kv.reserve(request_id, n)
         except OutOfSlots:
             return None
+
+    def _drop_slots(self, request_id: str, tree: ComputedTree) -> None:
+        """Give up what is computed beyond the last token heard, but for what it says of the next ones."""
+        self._kv.discard(request_id)
+        tree.has_slots = False
 
     def _forget(self, request_id: str) -> None:
         """Drop a request; its committed KV stays as shared prefix until the slots are needed."""

@@ -34,6 +34,9 @@ from engine.tree import TokenTree
 
 # Contexts asked for one distribution, longest first: each further one is a suffix of those before.
 _CONTEXTS = 4
+# Of the tokens that followed a context the first so many are looked at: what often follows is among them, and
+# lists may have thousands of entries that begin alike.
+_FOLLOWERS = 128
 # Tokens of finished outputs taken in per call, and per piece of idle work.
 _TAKE_IN = 256
 
@@ -109,7 +112,9 @@ class SuffixAutomatonDrafter(ModellessDrafter["_Held", _Grown]):
             self._recent.take_in(_TAKE_IN)
 
     def draft_ahead(self) -> bool:
-        """Take in some of the outputs that wait for it."""
+        """Take in some of what was left unread, then of the outputs that wait for it."""
+        if super().draft_ahead():
+            return True
         if self._recent is None or not self._recent.num_waiting:
             return False
         self._recent.take_in(_TAKE_IN)
@@ -194,7 +199,8 @@ class SuffixAutomatonDrafter(ModellessDrafter["_Held", _Grown]):
         levels: list[_Level] = []
         named: set[int] = set()
         for _, order, automaton, context in found[:_CONTEXTS]:
-            followers = {token: n for token, n in automaton.followers(context) if token not in named}
+            first = islice(automaton.followers(context), _FOLLOWERS)
+            followers = {token: n for token, n in first if token not in named}
             if followers:
                 named.update(followers)
                 levels.append((Source.RECENT if order else Source.OWN, context.length, followers))

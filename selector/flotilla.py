@@ -67,12 +67,14 @@ class Flotilla:
         self._exploration = Exploration(self._estimates)
         self._states: dict[str, _State] = {}
         self._kinds: dict[str, str] = {}
+        self._present = frozenset[str]()  # instances when `assign` was last called
         self._prices: dict[str, float] = {}
         self._slot = 0
         self._matched_at = -RECONSIDER_STEPS
         self._is_contended = False
         self._team = Team({}, 0.0, 0)
         self._team_slot, self._team_size, self._team_pool = -TEAM_SLOTS, 0, frozenset[str]()
+        self._team_places = inf  # where others take no more
         # What was worked out last: whether costs are of batches too, and a pool's shared costs.
         self._batch_costs: tuple[StepCosts | None, BatchCosts | None] = (None, None)
         self._last_shared: tuple[PoolView, PoolView] | None = None
@@ -88,6 +90,11 @@ class Flotilla:
             return {request.request_id: "" for request in requests}
         self._gather(requests, pool)
         states, drafters = self._states, pool.drafters
+        if drafters.keys() != self._present:
+            if drafters.keys() - self._present:
+                for waiting in [one for one in states.values() if not one.place]:
+                    waiting.due_at = 0
+            self._present = frozenset(drafters)
         chosen: dict[str, str] = {}
         due = []
         for request in requests:
@@ -155,8 +162,13 @@ class Flotilla:
         return self._exploration.on_running(request, kind, pool, self._prices)
 
     def forget(self, request_id: str) -> None:
-        """See `Selector`."""
-        self._states.pop(request_id, None)
+        """See `Selector`. The place is another's at once, if one waits that can draft."""
+        state = self._states.pop(request_id, None)
+        if state is not None and state.place:
+            for waiting in self._states.values():
+                if not waiting.place and waiting.values:
+                    waiting.due_at = 0
+                    break
         self._exploration.forget(request_id)
         self._estimates.forget(request_id)
 
@@ -181,6 +193,7 @@ class Flotilla:
         kinds = frozenset(drafter.kind for drafter in pool.drafters.values())
         is_same = kinds == self._team_pool and bool(self._team.counts)
         is_alike = self._team_size / TEAM_CHANGE <= size <= self._team_size * TEAM_CHANGE
+        is_alike = is_alike and len(requests) <= self._team_places
         if is_same and (2 * len(requests) < size or (is_alike and self._slot - self._team_slot < TEAM_SLOTS)):
             return
         self._notice(pool)
@@ -202,8 +215,15 @@ class Flotilla:
                     if kind != here and request.num_steps:
                         reading_s[row, column] = pool.costs.rebuild_s(kind, request.num_context) / steps
         num_context = sum(request.num_context for request in requests)
-        search = TeamSearch(names, rates, reading_s, num_context, costs, pool.max_depth)
+        free = Places(requests, pool).free
+        places = dict.fromkeys(names, 0)
+        for name, drafter in pool.drafters.items():
+            places[drafter.kind] += max(0, free[name])
+        search = TeamSearch(
+            names, rates, reading_s, list(places.values()), num_context, costs, pool.max_depth
+        )
         self._team = search.best(before)
+        self._team_places = inf if self._team.num_waiting else sum(places[kind] for kind in self._team.counts)
         if self._team.counts.keys() != before:
             for state in self._states.values():
                 state.due_at = 0

@@ -52,11 +52,13 @@ class Team:
         counts: requests by kind.
         goodput: tokens per second of the batch at its best depth.
         depth: that depth; 0 where nobody can draft.
+        num_waiting: requests that may use one of the kinds, and have no place there.
     """
 
     counts: Mapping[str, int]
     goodput: float
     depth: int
+    num_waiting: int = 0
 
 
 class TeamSearch:
@@ -67,6 +69,7 @@ class TeamSearch:
         rates: float64 [requests, kinds], acceptance rates; negative where a request may not use a kind.
         reading_s: float64 [requests, kinds], seconds per step that reading the request costs the kind, spread
             over the steps it is expected to serve it; 0 where it has read it.
+        places: of each kind, requests that it takes.
         num_context: context tokens of all requests.
         costs: seconds.
         max_depth: deepest draft.
@@ -77,11 +80,13 @@ class TeamSearch:
         kinds: Sequence[str],
         rates: Float64,
         reading_s: Float64,
+        places: Sequence[int],
         num_context: int,
         costs: BatchCosts,
         max_depth: int,
     ) -> None:
         self._kinds, self._rates, self._reading_s = list(kinds), rates, reading_s
+        self._places = list(places)
         self._costs, self._max_depth = costs, max_depth
         self._num_requests, self._num_context = len(rates), num_context
         self._step_s = [
@@ -89,7 +94,7 @@ class TeamSearch:
         ]
 
     def evaluate(self, kinds: Collection[str]) -> Team:
-        """The team of these kinds, every request on the one most often right.
+        """The team of these kinds, every request on the one most often right that has a place for it.
 
         Whether to draft at all is the policy's question: a team drafts one layer at least.
         """
@@ -101,6 +106,11 @@ class TeamSearch:
         of_team = self._rates[:, columns]
         choice = of_team.argmax(axis=1)
         rate = np.maximum.reduce(of_team, axis=1)
+        places, num_waiting = [self._places[column] for column in columns], 0
+        if (np.bincount(choice[rate >= 0.0], minlength=len(columns)) > places).any():
+            num_able = np.count_nonzero(rate >= 0.0)
+            choice, rate = _within_places(of_team, places)
+            num_waiting = int(num_able - np.count_nonzero(rate >= 0.0))
         served = (rate >= 0.0).nonzero()[0]
         choice = choice[served]
         sizes = np.bincount(choice, minlength=len(columns)).tolist()
@@ -120,22 +130,28 @@ class TeamSearch:
             goodput = float(tokens[depth - 1]) / seconds
             if goodput <= best.goodput:
                 break  # one peak (SpecServe, section 4.2)
-            best = Team(counts, goodput, depth)
+            best = Team(counts, goodput, depth, num_waiting)
         return best
 
     def best(self, current: Collection[str] = ()) -> Team:
-        """Forward selection; the kinds of `current` stay unless another team is clearly better."""
+        """Forward selection; the kinds of `current` stay unless another team is clearly better.
+
+        A kind whose places are needed joins also where it does not pay: nobody is left without a drafter.
+        """
         team, members = Team({}, 0.0, 0), set[str]()
         for _ in self._kinds:
             rest = [kind for kind in self._kinds if kind not in members]
             tried = [(self.evaluate({*members, kind}), kind) for kind in rest]
             tried = [option for option in tried if option[0].depth]
-            found, kind = max(tried, key=lambda option: (option[0].goodput, option[1]), default=(team, ""))
-            if found.goodput <= (1.0 + LEAST_GAIN) * team.goodput:
+            better = [option for option in tried if option[0].goodput > (1.0 + LEAST_GAIN) * team.goodput]
+            larger = [option for option in tried if option[0].num_waiting < team.num_waiting]
+            if not better and not larger:
                 break
-            team, members = found, {*members, kind}
+            team, kind = max(better or larger, key=lambda option: (option[0].goodput, option[1]))
+            members.add(kind)
         stays = self.evaluate(current)
-        return stays if stays.depth and team.goodput <= (1.0 + LEAST_CHANGE) * stays.goodput else team
+        may_stay = stays.depth and stays.num_waiting <= team.num_waiting
+        return stays if may_stay and team.goodput <= (1.0 + LEAST_CHANGE) * stays.goodput else team
 
     def _drafting_s(self, counts: Mapping[str, int], depth: int, reading_s: Mapping[str, float]) -> float:
         n = self._num_requests
@@ -191,3 +207,15 @@ class ShareCosts:
     def rebuild_s(self, kind: str, num_tokens: int) -> float:
         """See `StepCosts`."""
         return self.own.rebuild_s(kind, num_tokens)
+
+
+def _within_places(rates: Float64, places: Sequence[int]) -> tuple[NDArray[np.int64], Float64]:
+    """Column and rate of each request where not all have a place at their best: the surest drafts first."""
+    choice, rate = np.zeros(len(rates), dtype=np.int64), np.full(len(rates), -1.0)
+    left = list(places)
+    for pair in np.argsort(-rates, axis=None, kind="stable").tolist():
+        request, column = divmod(pair, rates.shape[1])
+        if rates[request, column] >= 0.0 > rate[request] and left[column]:
+            choice[request], rate[request] = column, rates[request, column]
+            left[column] -= 1
+    return choice, rate

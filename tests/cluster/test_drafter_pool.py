@@ -13,12 +13,15 @@ from cluster.exploring import EXPLORE_INTERVAL
 from cluster.requests import Request
 from cluster.stream_messages import Speculation, Submit
 from drafters.messages import Draft, DraftCall, DraftItem, DraftPlan, DraftResult
+from drafters.model_drafter import ModelDrafter
 from drafters.prompt_lookup import PromptLookupDrafter
 from drafters.protocol import Capabilities
+from engine.hf_runner import HFRunner
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
 from engine.wire import Decoder, encode
 from selector.flotilla import RECONSIDER_STEPS
+from tests.drafters.tiny import llama
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -159,6 +162,28 @@ def test_a_drafter_that_cannot_follow_counts_as_wrong() -> None:
     before = pool.acceptance.prior("other", name)[0]
     pool.answered(name, DraftResult(call_id=call.call_id, drafts=[], unknown=["0"]), 0.0)
     assert pool.acceptance.prior("other", name)[0] < before
+
+
+@pytest.mark.parametrize("others", [(), ("b",)])
+def test_a_request_leaves_a_drafter_that_cannot_follow_it(others: tuple[str, ...]) -> None:
+    """It may have fewer tokens, or a shorter context: the request stayed there without drafts to its end."""
+    model = llama(vocab_size=50)
+    pool, drafter = make_pool("a", *others), ModelDrafter(HFRunner(model, 512))
+    request = finished("r", num_output=60)  # of tokens from 0 on
+    pool.acceptance.begin("r", PROMPT)
+    for name, agreed in (("a", 34), ("b", 28)):
+        pool.acceptance.observe("r", name, 40, agreed)
+    for _ in range(10 * RECONSIDER_STEPS):
+        pool.assign([request], 0.0)
+        if request.drafter != "a":
+            break
+        call = pool.call("a", [pool.item(request, DraftPlan(depth=3))], 0.0)
+        pool.answered("a", drafter.draft(call), 0.0)
+        request.extend([7])
+        request.num_steps += 1
+    assert request.drafter == (others or ("a",))[0]
+    if not others:
+        assert pool.acceptance.evidence("r", "a") == 40, "there is nowhere else to go"
 
 
 @pytest.mark.parametrize("ends_first", [False, True])

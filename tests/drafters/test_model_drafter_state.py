@@ -164,6 +164,24 @@ def test_nothing_is_drafted_ahead_for_a_request_that_was_forgotten(monkeypatch: 
     d._kv.check_invariants()
 
 
+def test_a_forward_ahead_that_fails_leaves_no_slots_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else they were committed once the target said those tokens, and all later drafts made from them."""
+    monkeypatch.setattr(draft_ahead, "LEAST_LOGP", -30.0)
+    d, fresh = drafter(MODEL), drafter(MODEL)
+    context, plan = prompt(4, 20), DraftPlan(3, 1)
+    d.draft(call(opening("a", context, plan), ahead=True))
+    with monkeypatch.context() as failing:
+        failing.setattr(d._model._runner, "forward", lambda segments, keep: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            d.draft_ahead()
+    new = [*log_probs_chain(context, 3), 7]
+    result = d.draft(call(following("a", 20, new, plan)))
+    d._kv.check_invariants()
+    expected = fresh.draft(call(opening("a", [*context, *new], plan, prompt_len=20)))
+    assert_same_tree(trees(result)["a"], trees(expected)["a"])
+    assert result.drafts[0].num_scored == expected.drafts[0].num_scored
+
+
 def log_probs_chain(context: list[int], length: int) -> list[int]:
     tokens = list(context)
     for _ in range(length):
@@ -256,6 +274,18 @@ def test_a_reopened_request_finds_the_kv_it_left_behind() -> None:
     rows = count_rows(d)
     d.draft(call(opening("b", context, DraftPlan(0)), release=["a"]))
     assert rows[0] < 40
+
+
+@pytest.mark.parametrize("length", [47, 48, 49])
+def test_an_output_that_was_read_before_is_scored_all_the_same(length: int) -> None:
+    """Of an answer given twice all keys may be there: its drafter was taken to be unable to follow it."""
+    d = drafter(MODEL)
+    tokens = prompt(1, length)
+    for number in range(3):
+        item = opening(f"{number}", tokens, DraftPlan(0), prompt_len=length - 1)
+        [draft] = d.draft(call(item, release=[f"{number - 1}"])).drafts
+        assert draft.num_scored == 1
+    d._kv.check_invariants()
 
 
 @settings(max_examples=8, deadline=None)

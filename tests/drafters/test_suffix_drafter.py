@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafters.messages import DraftCall, DraftPlan
+from drafters.suffix_automaton import Context, SuffixAutomaton
 from drafters.suffix_drafter import SuffixAutomatonDrafter
 from drafters.suffix_escapes import EscapeRecord, Source
 from engine.sampling_params import SamplingParams
@@ -161,6 +163,30 @@ def test_thresholds_and_the_stop_rule_end_drafts() -> None:
     item = opening("a", text, DraftPlan(6))
     stopped = trees(suffix().draft(DraftCall(call_id=1, items=[item], stop_rule=rule)))["a"]
     assert 1 <= stopped.depth.max() < 6
+
+
+def test_a_list_of_thousands_costs_a_step_no_more_than_one_of_hundreds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each entry begins alike: all that ever followed was looked at, for every node of the tree."""
+    followers, seen = SuffixAutomaton.followers, [0]
+
+    def counted(self: SuffixAutomaton, context: Context) -> Iterator[tuple[int, int]]:
+        for pair in followers(self, context):
+            seen[0] += 1
+            yield pair
+
+    monkeypatch.setattr(SuffixAutomaton, "followers", counted)
+    looked_at = []
+    for length in (300, 3000):
+        drafter = suffix(vocab_size=4000, max_tokens=10_000)
+        text = [token for entry in range(length) for token in (0, 1, 10 + entry)]
+        drafter.draft(call(opening("a", text, DraftPlan(0))))
+        seen[0] = 0
+        tree = trees(drafter.draft(call(following("a", len(text), [0, 1], DraftPlan(4, 4)))))["a"]
+        assert tree.num_drafted > 4
+        looked_at.append(seen[0])
+    assert looked_at[0] == looked_at[1]
 
 
 def test_requests_are_forgotten_and_unknown_ones_named() -> None:

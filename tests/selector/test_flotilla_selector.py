@@ -68,6 +68,32 @@ def test_a_drafter_is_reconsidered_every_few_steps_and_not_in_between() -> None:
     assert places == ["small"] * (RECONSIDER_STEPS - 1) + ["middle"]
 
 
+def test_who_lost_the_only_drafter_has_it_again_as_soon_as_it_is_back() -> None:
+    """A late answer takes a drafter away for a step or two; a long request was without for 64 steps."""
+    made = world("small")
+    made.arrive("r")
+    made.requests["r"] = replace(made.requests["r"], num_steps=5000)
+    made.step()
+    made.lose("small")
+    assert made.step()["r"] == ""
+    made.add(drafter("small"))
+    assert made.step()["r"] == "small"
+
+
+def test_a_place_that_becomes_free_is_taken_at_once() -> None:
+    """A long request that had found none waited for it for up to 64 steps."""
+    made = world("small", capacity=2)
+    for name in "abc":
+        made.arrive(name)
+        made.requests[name] = replace(made.requests[name], num_steps=5000)
+    for _ in range(3 * RECONSIDER_STEPS):
+        places = made.step()
+    served, left = max(places, key=places.__getitem__), min(places, key=places.__getitem__)
+    assert not places[left]
+    made.leave(served)
+    assert made.step()[left] == "small"
+
+
 def test_a_small_advantage_moves_nobody() -> None:
     made = world("small", "small-b")
     made.arrive("r")

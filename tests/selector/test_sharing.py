@@ -55,7 +55,7 @@ def test_who_has_processors_of_its_own_joins_a_team_that_another_would_delay() -
     teams = {}
     for name, group_of in (("shared", {}), ("apart", {"b": "GPU of b"})):
         costs = Placed(Sharing(group_of))
-        teams[name] = TeamSearch(("a", "b"), rates, np.zeros(rates.shape), 800, costs, 6).best()
+        teams[name] = TeamSearch(("a", "b"), rates, np.zeros(rates.shape), [8, 8], 800, costs, 6).best()
     assert teams["shared"].counts == {"a": 8}
     assert teams["apart"].counts == {"a": 4, "b": 4}
     assert teams["apart"].goodput > teams["shared"].goodput

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selector.flotilla import Flotilla
+from selector.protocol import DrafterView, PoolView, RequestView
 from selector.sharing import Sharing
 from selector.team import BatchCosts, ShareCosts, Team, TeamSearch
 
@@ -47,13 +50,18 @@ class Costs:
 
 
 def search(
-    rates: list[list[float]], costs: Costs, reading_s: float = 0.0, stays: int | None = None
+    rates: list[list[float]],
+    costs: Costs,
+    reading_s: float = 0.0,
+    stays: int | None = None,
+    places: Sequence[int] = (256,) * len(KINDS),
 ) -> TeamSearch:
     table = np.array(rates)
     reading = np.full(table.shape, reading_s)
     if stays is not None:
         reading[:, stays] = 0.0
-    return TeamSearch(KINDS[: table.shape[1]], table, reading, 100 * len(rates), costs, 6)
+    kinds = KINDS[: table.shape[1]]
+    return TeamSearch(kinds, table, reading, places[: len(kinds)], 100 * len(rates), costs, 6)
 
 
 rate = st.floats(0.0, 0.98)
@@ -107,6 +115,40 @@ def test_who_may_use_nobody_is_not_served_and_without_kinds_nobody_is() -> None:
     assert found.evaluate(("a",)).counts == {"a": 1}
     assert found.evaluate(()) == Team({}, pytest.approx(2 / Costs().step_s(2, 0, 0)), 0)
     assert not search([[-1.0], [-1.0]], Costs()).best().counts
+
+
+@given(
+    st.lists(st.tuples(rate, rate, rate), min_size=1, max_size=12),
+    st.tuples(*[st.integers(0, 8)] * 3),
+    st.sets(st.sampled_from(KINDS)),
+)
+def test_nobody_is_left_out_while_any_kind_has_a_place(
+    rates: list[tuple[float, float, float]], places: tuple[int, int, int], before: set[str]
+) -> None:
+    found = search([list(row) for row in rates], Costs(), places=places).best(before)
+    assert sum(found.counts.values()) == min(len(rates), sum(places))
+    assert all(found.counts[kind] <= places[KINDS.index(kind)] for kind in found.counts)
+
+
+def test_too_few_places_go_to_the_surest_and_the_others_to_the_next_best() -> None:
+    found = search([[0.9, 0.5], [0.8, 0.7], [0.7, 0.1]], Costs(), places=(2, 2)).evaluate(("a", "b"))
+    assert found.counts == {"a": 2, "b": 1}
+    one = search([[0.9, 0.5], [0.8, 0.7]], Costs(), places=(1, 1))
+    alone = search([[0.9, -1.0], [-1.0, 0.7]], Costs())
+    assert one.evaluate(("a", "b")).goodput == pytest.approx(alone.evaluate(("a", "b")).goodput)
+
+
+def test_where_a_team_has_too_few_places_others_draft_too() -> None:
+    """Half of the requests had no drafter, while another was idle."""
+    drafters = {kind: DrafterView(kind, kind, 4, 0, 0) for kind in KINDS[:2]}
+    requests = [RequestView(f"r{i}", "", ("a", "b"), 10, 10, 1000, 0) for i in range(8)]
+    selector = Flotilla()
+    few = selector.assign(requests[:4], PoolView(drafters, Costs(), 6))
+    assert len(set(few.values())) == 1
+    chosen = selector.assign(requests[:5], PoolView(drafters, Costs(), 6))
+    assert sorted(map(len, chosen.values())) == [1] * 5, "at once, and not when the team is looked at again"
+    chosen = selector.assign(requests, PoolView(drafters, Costs(), 6))
+    assert sorted(chosen.values()) == ["a"] * 4 + ["b"] * 4
 
 
 def test_shares_add_up_to_the_step() -> None:
