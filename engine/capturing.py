@@ -27,6 +27,18 @@ def captured(
     Raises:
         torch.cuda.OutOfMemoryError: if the device has no room for it.
     """
+    try:
+        return _captured(compute, pool, kept, between)
+    except RuntimeError as error:
+        # A graph itself, or a kernel's code, is allocated by the driver, whose error is another one.
+        if isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" not in str(error):
+            raise
+        raise torch.cuda.OutOfMemoryError(str(error)) from error
+
+
+def _captured(
+    compute: Callable[[], None], pool: Any, kept: list[torch.cuda.CUDAGraph], between: Callable[[], None]
+) -> torch.cuda.CUDAGraph:
     current, stream = torch.cuda.current_stream(), _capture_stream()
     stream.wait_stream(current)
     try:

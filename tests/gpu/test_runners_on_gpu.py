@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +223,31 @@ def test_all_captures_share_a_stream_and_let_other_threads_be(
         assert len(static.shapes) == 2
     assert len(streams) >= 8
     assert len(set(map(id, streams))) == 1
+
+
+@pytest.mark.parametrize("message", ["CUDA error: out of memory", "Triton Error [CUDA]: out of memory"])
+def test_a_driver_without_memory_for_a_graph_or_a_kernel_leaves_the_ordinary_way(
+    message: str, weights: dict[torch.dtype, LlamaWeights], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch does not allocate itself is not reported as its `OutOfMemoryError`."""
+    graph = torch.cuda.graph
+
+    @contextlib.contextmanager
+    def full(*args: Any, **options: Any) -> Iterator[None]:
+        with graph(*args, **options):
+            yield
+        raise RuntimeError(message)
+
+    plain = LlamaRunner(weights[torch.float32], 1000, "padded")
+    static = GraphedRunner(LlamaRunner(weights[torch.float32], 1001, "padded"), capture_at=1)
+    segments = batch(np.random.default_rng(0), [(5, 3, "causal")], np.arange(1000, dtype=np.int32))
+    keep = np.arange(3, dtype=np.int32)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "graph", full)
+        got = static.forward(segments, keep)
+    torch.testing.assert_close(got, plain.forward(segments, keep), atol=1e-3, rtol=1e-2)
+    static.forward(segments, keep)
+    assert static.shapes == []  # nor later
 
 
 def test_logits_are_widened_where_they_are_left_and_taken_from_there(
