@@ -51,7 +51,9 @@ def _captured(
     kept.append(graph)
     # By default CUDA would refuse other threads of the process to allocate or to ask for an event meanwhile,
     # and end the capture, too: `generate_batch` of Transformers has one, in `bench engine`.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+    capture = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+    # Torch itself goes on on the stream of the capture where its end fails.
+    with torch.cuda.stream(current), capture:
         compute()
     return graph
 
