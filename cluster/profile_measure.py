@@ -29,6 +29,7 @@ from cluster.target import Target, build_target, profile_heads
 from drafters.profile import measure_draft_costs
 from drafters.protocol import Drafter
 from engine.devices import resolve_device, see_only_gpu
+from engine.runner import ModelShape
 from engine.tensor_parallel import leave
 from verifier.profile import measure_step_costs
 
@@ -59,14 +60,10 @@ def measure_profile(config: FlotillaConfig, report: Report = lambda name, done, 
         FileNotFoundError, KeyError: if a model is not there.
         ValueError: if a drafter's vocabulary is not the target's, or a model holds too few shapes to fit.
     """
-    with _target(config.target) as target:
-        ranks = config.target.tensor_parallel
-        cpu_time = resolve_device(config.target.device).type == "cpu" and torch.get_num_threads() == 1
-        points = measure_target(target, ranks=ranks, report=lambda *progress: report(TARGET, *progress))
-        heads = profile_heads(target, cpu_time=cpu_time and ranks == 1)
-        shape = target.runner.shape
+    with _other_ranks(config.target) as rank:
+        points, heads, shape = _measured(config.target, rank, lambda *progress: report(TARGET, *progress))
+    ranks, cpu_time = config.target.tensor_parallel, _is_on_one_core(config.target)
     measured = _fitted(TARGET, identify_target(config.target), points)
-    del target
     drafters = {}
     for drafter in config.drafters:
         if drafter.runs_beside_target:
@@ -130,6 +127,11 @@ def measure_drafter(
     return [StepPoint(*point) for point in measured]
 
 
+def _is_on_one_core(config: TargetConfig) -> bool:
+    """Whether forwards of the target, which is loaded, take the time of one thread on a CPU."""
+    return resolve_device(config.device).type == "cpu" and torch.get_num_threads() == 1
+
+
 def _is_on_gpu(config: DrafterConfig) -> bool:
     """Whether its forwards run on a GPU here, so that the processor's time says nothing of them."""
     return isinstance(config, ModelDrafterConfig) and resolve_device(config.device).type == "cuda"
@@ -158,10 +160,11 @@ def _fitted(name: str, model: ModelIdentity, points: list[StepPoint]) -> ModelPr
 
 
 @contextmanager
-def _target(config: TargetConfig) -> Iterator[Target]:
-    """Rank 0 of the target in this process; further ranks live in processes of their own meanwhile."""
+def _other_ranks(config: TargetConfig) -> Iterator[Rank | None]:
+    """The rank of the target that is to be in this process; further ones live in processes of their own
+    meanwhile."""
     if config.tensor_parallel == 1:
-        yield build_target(config)
+        yield None
         return
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = int(probe.getsockname()[1])
@@ -171,20 +174,36 @@ def _target(config: TargetConfig) -> Iterator[Target]:
     for process in others:
         process.start()
     try:
-        yield build_target(config, ranks[0])
+        yield ranks[0]
         for process in others:
             process.join(timeout=60)
     finally:
-        leave()
+        _leave()
         for process in others:
             process.kill()
+
+
+def _measured(
+    config: TargetConfig,
+    rank: Rank | None,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[list[StepPoint], list[StepPoint], ModelShape]:
+    """Forwards of the target, or one rank of it, and of what drafts beside it; its shape. It is gone then."""
+    target = build_target(config, rank)
+    points = measure_target(target, ranks=config.tensor_parallel, report=report)
+    heads = profile_heads(target, cpu_time=rank is None and _is_on_one_core(config))
+    return points, heads, target.runner.shape
 
 
 def _measure_rank(config: TargetConfig, rank: Rank) -> None:
     """A rank after rank 0: runs what rank 0 runs."""
     if config.device != "cpu":
         see_only_gpu(rank.rank)  # as Ray does for its actors; rank 0 takes the first
-    target = build_target(config, rank)
-    measure_target(target, ranks=rank.world_size)
-    profile_heads(target)
+    _measured(config, rank)
+    _leave()
+
+
+def _leave() -> None:
+    """Leave the group, for which NCCL waits until no captured forward is left that sums over it."""
+    gc.collect()
     leave()

@@ -44,7 +44,8 @@ def tile_of(queries: int, head_dim: int, dtype: torch.dtype, pairs: int) -> Tile
     if queries <= 16 and is_usual:
         return Tile(16, 128, 3) if pairs <= FEW_PROGRAMS else Tile(16, 32, 5, warps=1)
     if queries <= 16:
-        return Tile(16, 64, 5) if head_dim <= 64 else Tile(16, 32, 5)
+        # Five stages of heads of 512 (Gemma 4) would take 145 KB.
+        return Tile(16, 64, 5) if head_dim <= 64 else Tile(16, 32, 5 if head_dim <= 256 else 3)
     if queries <= 32 and is_usual:  # trees to verify
         return Tile(32, 128, 3)
     return Tile(64, 64, 2) if head_dim <= 128 else Tile(32, 32, 2)

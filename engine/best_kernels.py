@@ -21,6 +21,8 @@ def best_of_block(scores, values, tokens, weight, vocab, num_blocks, k, BLOCK: t
     block = tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     score = tl.load(scores + row * vocab + token, mask=token < vocab, other=-float("inf"))
+    # Of what is no number any place might be found the highest, one behind the vocabulary, too.
+    score = tl.where(score == score, score, -float("inf"))
     highest = tl.max(score, 0)
     base = tl.where(highest == -float("inf"), 0.0, highest)
     line = row * num_blocks + block
@@ -71,7 +73,6 @@ def best_of_blocks(
         found = tl.max(value, 0)
         place = tl.argmax(value, 0)
         tl.store(out_values + row * k + choice, (found - base) - log_total)
-        # Scores of rows that are nobody's may be no numbers, of which any may be the highest.
-        token = tl.load(tokens + first + place, mask=place < num_blocks * k, other=0)
+        token = tl.load(tokens + first + place)
         tl.store(out_tokens + row * k + choice, token.to(tl.int64))
         value = tl.where(candidate == place, -float("inf"), value)

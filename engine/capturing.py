@@ -27,6 +27,18 @@ def captured(
     Raises:
         torch.cuda.OutOfMemoryError: if the device has no room for it.
     """
+    try:
+        return _captured(compute, pool, kept, between)
+    except RuntimeError as error:
+        # A graph itself, or a kernel's code, is allocated by the driver, whose error is another one.
+        if isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" not in str(error):
+            raise
+        raise torch.cuda.OutOfMemoryError(str(error)) from error
+
+
+def _captured(
+    compute: Callable[[], None], pool: Any, kept: list[torch.cuda.CUDAGraph], between: Callable[[], None]
+) -> torch.cuda.CUDAGraph:
     current, stream = torch.cuda.current_stream(), _capture_stream()
     stream.wait_stream(current)
     try:
@@ -39,7 +51,9 @@ def captured(
     kept.append(graph)
     # By default CUDA would refuse other threads of the process to allocate or to ask for an event meanwhile,
     # and end the capture, too: `generate_batch` of Transformers has one, in `bench engine`.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+    capture = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+    # Torch itself goes on on the stream of the capture where its end fails.
+    with torch.cuda.stream(current), capture:
         compute()
     return graph
 

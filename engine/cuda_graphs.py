@@ -152,9 +152,13 @@ class GraphedRunner:
             torch.cuda.OutOfMemoryError: if there is none after all; then this was the last capture.
         """
         keep = all_rows(segments)
-        static = self._static_for(segments, keep, max(map(_columns, segments)), at_once=True)
-        if static is not None:
-            self._replay(static, segments, keep)
+        try:
+            static = self._static_for(segments, keep, max(map(_columns, segments)), at_once=True)
+            if static is not None:
+                self._replay(static, segments, keep)
+        except torch.cuda.OutOfMemoryError:
+            self._captured.has_room = False
+            raise
 
     @torch.inference_mode()
     def forward_rows(
@@ -179,10 +183,10 @@ class GraphedRunner:
             static = self._static_for(segments, keep, columns, is_device_masked=is_device_masked)
             return None if static is None else self._replay(static, segments, keep, rows)
         except torch.cuda.OutOfMemoryError:
+            self._captured.has_room = False
             is_new = static is None or static.shape not in self._captured
             if not is_new or self._runner.is_sharded:
                 raise
-            self._captured.has_room = False
             return None
 
     def _replay(
@@ -198,11 +202,7 @@ class GraphedRunner:
         if rows is not None:
             static.tokens.index_copy_(0, batch_rows[: len(rows.tokens)], rows.tokens)
         key_tokens = static.attention.fill(segments, rows)
-        try:
-            self._run(static)
-        except torch.cuda.OutOfMemoryError:
-            self._captured.has_room = False
-            raise
+        self._run(static)
         # Not before: a shape whose capture has failed is not one that others may be padded to.
         self._captured.keep(static.shape, static)
         num_rows = len(keep)

@@ -89,9 +89,23 @@ class ReadingGraphs:
             features: of all those rows, in parts.
             at_once: capture their shape now, if there is room.
         """
-        static = self._static_for(segments, features, at_once=at_once)
-        if static is None:
+        try:
+            static = self._static_for(segments, features, at_once=at_once)
+            if static is None:
+                return None
+            self._fill(static, segments, features)
+            if static.graph is None:
+                static.graph = captured(lambda: self._compute(static), self._pool, self._graphs)
+                self._captured.keep(static.shape, static)
+        except torch.cuda.OutOfMemoryError:
+            self._captured.has_room = False
             return None
+        static.graph.replay()
+        n = len(segments)
+        return LastRows(self._hidden[:n], self._scores[:n])
+
+    def _fill(self, static: _Static, segments: Sequence[Segment], features: Sequence[torch.Tensor]) -> None:
+        """Describe the rows to a shape that holds them."""
         padded = pad_rows(segments, static.shape, self._spare)
         rows, n = static.shape.num_rows, len(segments)
         numbers = np.zeros(len(static.numbers), dtype=np.int64)
@@ -100,15 +114,6 @@ class ReadingGraphs:
         overwrite(static.numbers, numbers)
         torch.cat(list(features), out=static.features[: len(padded.batch_rows)])
         static.attention.fill(segments)
-        if static.graph is None:
-            try:
-                static.graph = captured(lambda: self._compute(static), self._pool, self._graphs)
-            except torch.cuda.OutOfMemoryError:
-                self._captured.has_room = False
-                return None
-            self._captured.keep(static.shape, static)
-        static.graph.replay()
-        return LastRows(self._hidden[:n], self._scores[:n])
 
     def _static_for(
         self, segments: Sequence[Segment], features: Sequence[torch.Tensor], *, at_once: bool

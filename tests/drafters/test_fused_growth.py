@@ -58,6 +58,30 @@ def test_the_best_tokens_and_their_log_probabilities(
     assert bool((got_tokens < vocab).all())
 
 
+def place_compared(numbers: Any, *, axis: int, keepdims: bool) -> Any:
+    """Where a GPU finds the highest: it compares two at a time, and keeps the later one of no numbers."""
+    assert axis == 0
+    assert not keepdims
+    place = 0
+    for other in range(1, len(numbers)):
+        place = place if numbers[place] >= numbers[other] else other
+    return np.int32(place)
+
+
+@pytest.mark.parametrize("first", [np.nan, 1.0])
+def test_what_is_no_number_is_no_token_behind_the_vocabulary(
+    first: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token that embeddings do not have would end the process on a GPU, with the requests of all others."""
+    monkeypatch.setattr(best_tokens, "_BLOCK", 16)
+    monkeypatch.setattr(np, "nanargmax", place_compared)
+    scores = torch.full((1, 5), torch.nan)
+    scores[0, 0] = first
+    tokens = highest_by_triton(scores, 2)[1]
+    assert bool((tokens < 5).all())
+    assert int(tokens[0, 0]) == 0
+
+
 def states(
     plans: list[tuple[int, int, int, float]], stops: list[frozenset[int]]
 ) -> tuple[DeviceState, DeviceState]:

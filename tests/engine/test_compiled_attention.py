@@ -74,6 +74,7 @@ def test_kernels_compile_for_gpus() -> None:
             attend("bfloat16", 128, 64, is_split=False),
             attend("bfloat16", 128, 64, is_split=False, arch=80),
             attend("float32", 64, 4, is_split=True),
+            attend("bfloat16", 512, 4, is_split=True, arch=80),  # Gemma 4
             attend("bfloat16", 128, 4, is_split=True, pairs=8, is_new=True, norm=4096),
             attend("bfloat16", 128, 4, is_split=True, is_new=True, arch=80),
         ]

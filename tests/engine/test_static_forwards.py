@@ -162,8 +162,9 @@ def test_what_comes_seldom_is_padded_to_what_is_captured(weights: LlamaWeights) 
     assert static.shapes == [Shape(2, 4, 256), Shape(2, 2, 256)]
 
 
+@pytest.mark.parametrize("without", ["_compute", "_Static"])
 def test_where_memory_runs_out_nothing_is_padded_to_what_was_not_captured(
-    weights: LlamaWeights, monkeypatch: pytest.MonkeyPatch
+    without: str, weights: LlamaWeights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is anything captured later: it would run out again, in the midst of serving."""
     static = GraphedRunner(LlamaRunner(weights, SLOTS + 1), capture_at=1)
@@ -172,22 +173,26 @@ def test_where_memory_runs_out_nothing_is_padded_to_what_was_not_captured(
     static.capture(batch(rng, [(0, 1, "causal")], slots))
     captured = static.shapes
 
-    def fail(shape: Any) -> None:
+    where, tries = static if without == "_compute" else cuda_graphs, []
+
+    def fail(*args: Any) -> None:
+        tries.append(args)
         raise torch.cuda.OutOfMemoryError
 
     large = batch(rng, [(0, 4, "causal"), (0, 4, "tree")], slots)
     with monkeypatch.context() as patch:
-        patch.setattr(static, "_compute", fail)
+        patch.setattr(where, without, fail)
         with pytest.raises(torch.cuda.OutOfMemoryError):
             static.capture(large)
     assert static.shapes == captured
     for segments in (large, batch(rng, [(0, 3, "causal"), (0, 2, "tree")], slots), large):
         keep = np.arange(sum(len(segment.slots) for segment in segments), dtype=np.int32)
         with monkeypatch.context() as patch:
-            patch.setattr(static, "_compute", fail)
+            patch.setattr(where, without, fail)
             got = static.forward(segments, keep)
         torch.testing.assert_close(got, plain.forward(segments, keep), atol=1e-4, rtol=1e-4)
     assert static.shapes == captured
+    assert len(tries) == 1
 
 
 @pytest.mark.parametrize("without", ["_compute", "_Static"])

@@ -125,8 +125,9 @@ def test_a_read_is_a_replay_and_few_launches(
         assert not {"replay", "mm", "addmm", "attend"} & set(emulated.launches[count:])
 
 
+@pytest.mark.parametrize("without", ["captured", "_Static"])
 def test_larger_reads_and_those_without_memory_go_the_ordinary_way(
-    files: EagleFiles, target: Path, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+    without: str, files: EagleFiles, target: Path, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, here = (Decoding(*drafting(files, target, device), 2) for device in ("cuda", "cpu"))
     graphs = reading(there.drafts)
@@ -140,7 +141,7 @@ def test_larger_reads_and_those_without_memory_go_the_ordinary_way(
             one.step({0: 9, 1: 3})
     assert graphs.shapes == []
     with monkeypatch.context() as patch:
-        patch.setattr(eagle_reading_graphs, "captured", full)
+        patch.setattr(eagle_reading_graphs, without, full)
         for one in (there, here):
             one.step({0: 1, 1: 2})
     for one in (there, here):
