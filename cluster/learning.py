@@ -49,6 +49,7 @@ class Learning:
         self.planner.learn(result, sent.trees, requests)
         iteration = self.micro_batches.verified(result, sent, len(running), now)
         if iteration is not None:
+            self.planner.prompts.took_s = sent.parts.prompts_s
             self.pace.iterated(iteration.elapsed_s - result.forward_seconds)
             self.planner.measure_iteration(iteration, result, was_ahead=sent.was_ahead)
             self.planner.tell_selector(result, sent.trees, requests, iteration.elapsed_s)

@@ -68,7 +68,7 @@ class StepPlanner:
         self._to_calibrate: list[tuple[list[TokenTree], list[str], list[list[int]]]] = []
         self.overhead = StepOverhead(cost.profile.overhead_s, sends_ahead=scheduler.async_scheduling)
         self._sends_ahead = scheduler.async_scheduling
-        self._prompt_share = PromptShare(chunk_tokens(scheduler, cost.profile.target))
+        self.prompts = PromptShare(chunk_tokens(scheduler, cost.profile.target))
         self._rests = policy if isinstance(policy, Rests) else None
         self._looks_ahead = policy if isinstance(policy, LooksAhead) else None
         self._looked_at = -1
@@ -93,7 +93,7 @@ class StepPlanner:
         self, ready: Sequence[Request], running: Collection[Request], now: float, max_model_tokens: int
     ) -> list[Draft]:
         """Ask the policy for shapes; move every request to DRAFTING or, with nothing to draft, DRAFTED."""
-        self._prompt_share.look(running)
+        self.prompts.look(running)
         self._num_running = len(running)
         if self._is_resting(len(ready)):
             self.pool.leave_draining(ready)
@@ -179,7 +179,7 @@ class StepPlanner:
 
     def rest(self, requests: Sequence[Request], running: Collection[Request]) -> None:
         """A step of these requests begins as `will_rest` said, and without the policy being asked."""
-        self._prompt_share.look(running)
+        self.prompts.look(running)
         self._num_running = len(running)
         for request in requests:
             request.drafted_by = request.drafted_kind = ""
@@ -304,9 +304,7 @@ class StepPlanner:
             if not num_drafted or not name:
                 continue
             nodes = verdict.nodes
-            counts = by_kind.get(name)
-            if counts is None:
-                counts = by_kind[name] = [0, 0]
+            counts = by_kind.setdefault(name, [0, 0])
             counts[0] += num_drafted
             counts[1] += len(nodes)
             trees.append(tree)
@@ -395,6 +393,7 @@ class StepPlanner:
             plain_overhead_s=self.overhead.plain_s(num_requests),
             draft_overhead_s=self.overhead.drafted_s(num_requests),
             step=self.totals.steps,
-            prompt_share=self._prompt_share.ahead,
+            prompt_share=self.prompts.ahead,
+            prompts_s=self.prompts.took_s,
             sends_ahead=self._sends_ahead,
         )

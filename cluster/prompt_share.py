@@ -23,10 +23,12 @@ class PromptShare:
     Attributes:
         chunk_tokens: prompt tokens a step has room for.
         ahead: expected of the next steps, 0 to 1.
+        took_s: seconds that prompts added to the last step's forward, as predicted.
     """
 
     chunk_tokens: int
     ahead: float = 0.0
+    took_s: float = 0.0
     _lately: RunningMean = field(default_factory=lambda: RunningMean(0.0))
 
     def look(self, running: Collection[Request]) -> None:

@@ -72,6 +72,7 @@ class StepContext:
             with a draft call in it.
         prompt_share: share of the steps' room for prompt tokens that prompts take: at 1 what is fixed in a
             step is spent on them whether or not anything is decoded.
+        prompts_s: seconds that prompts added to the last step's forward, as predicted.
         step: number of the step, for policies that probe now and then.
         sends_ahead: whether plain steps may be sent ahead, as far as it is known beforehand that they are.
     """
@@ -84,6 +85,7 @@ class StepContext:
     draft_overhead_s: float
     step: int
     prompt_share: float = 0.0
+    prompts_s: float = 0.0
     sends_ahead: bool = False
 
 

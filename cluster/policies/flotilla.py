@@ -34,6 +34,9 @@ from engine.tree_batch import TreeBatch
 PROBE_DEPTH = 3
 # And while it pays, some do not draft, unless it is believed to bring this many times as much.
 SURELY_PAYS = 2.0
+# Of more than a few requests drafters must read some anew after plain steps, and bring less until then: who
+# drafts goes on while it brings this share of what plain steps would.
+STILL_PAYS = 0.95
 # A drafter is cheap if drafting a token takes less than this share of verifying it, as looking it up does.
 CHEAP_SHARE = 0.25
 # Share of a drafter's wrong first choices where its second is right.
@@ -85,6 +88,7 @@ class Flotilla:
         self._z = quantile(config.miss_probability)
         self._try_drafts, self._try_plain = Probing(), Probing(LEAST_INTERVAL)
         self._rest = Rest()
+        self._paid = False  # whether drafts did when asked last
         self._realised = Realised()
         # Tokens that a second is worth in the step planned last, and what verifying one costs of them. Both
         # are 0 while drafts are tried, which then are as deep as they are planned.
@@ -122,12 +126,14 @@ class Flotilla:
         if not batch:
             return []
         config, n, batch = self._config, len(batch), DecodeBatch.of(batch)
-        self._realised.look(batch, context.step)
+        self._realised.look(batch, context.step, context.prompts_s)
         self._worth = (0.0, 0.0)
         width = clip(config.draft_budget / n + config.width_offset, 1, config.max_width)
         outlook = self._look(batch, 1, context)
         best_depth, drafted, plain = outlook.depth, outlook.drafted, outlook.plain
-        depth, goodput = (best_depth, drafted) if drafted > plain else (0, plain)
+        pays = drafted > plain or (self._paid and n > FEW_REQUESTS and self._goes_on(n, outlook))
+        depth, goodput = (best_depth, drafted) if pays else (0, plain)
+        self._paid = pays
         if depth and self._makes_late(batch, outlook) and not self._try_drafts.tries(context.step, 1.0):
             self._rest.begin(n, with_objectives(context), context)
             return [NO_DRAFT] * n
@@ -149,7 +155,7 @@ class Flotilla:
             self._rest_after_look(batch, context)
             return [NO_DRAFT] * n
         self._rest.ended()
-        self._realised.drafted(batch, context.step, outlook.by_rates, context.prompt_share)
+        self._realised.drafted(batch, context.step, outlook.by_rates)
         # What the planned tokens cost on average: on this side of the roofline's knee they are nearly free.
         added_s = context.cost.verify_added_seconds(n, n * max(1, depth), batch.num_context / n)
         least = goodput * float(np.add.reduce(added_s)) / len(added_s)
@@ -290,6 +296,11 @@ class Flotilla:
         # Those that no drafter has read yet are read meanwhile: then few look at once.
         if batch.num_drafting or len(batch) > FEW_REQUESTS:
             self._rest.after_look(batch, context)
+
+    def _goes_on(self, num_requests: int, outlook: Outlook) -> bool:
+        """Whether so many that are drafted for go on, though drafts would not pay if they were not."""
+        fallen_short = min(1.0, self._realised.known(num_requests))
+        return fallen_short * outlook.drafted > STILL_PAYS * outlook.plain
 
     def _is_urgent(self, batch: DecodeBatch, context: StepContext) -> bool:
         """Whether one token a step will not do for somebody's objective."""

@@ -9,8 +9,8 @@ from cluster.policies.decode_batch import DecodeBatch
 SMOOTHING = 0.05
 # No step counts as further off than by this factor: a pause is not believed.
 MOST_OFF = 2.0
-# Steps in which prompts have a larger share say nothing of drafts: they take as long as the prompts.
-MOST_PROMPTS = 0.1
+# Steps in which prompts have a larger share of the time say nothing of drafts.
+MOST_PROMPTS = 0.2
 
 
 class Realised:
@@ -33,13 +33,20 @@ class Realised:
 
         Less than predicted is no reason to look for less: who has an objective would miss it sooner.
         """
-        return max(1.0, self._known(num_requests))
+        return max(1.0, self.known(num_requests))
 
-    def _known(self, num_requests: int) -> float:
+    def known(self, num_requests: int) -> float:
+        """The same, also below 1."""
         return self._ratio.get(num_requests.bit_length(), 1.0)
 
-    def look(self, batch: DecodeBatch, step: int) -> None:
-        """Learn from what the requests drafted for in the step before have got."""
+    def look(self, batch: DecodeBatch, step: int, prompts_s: float) -> None:
+        """Learn from what the requests drafted for in the step before have got.
+
+        Args:
+            batch: those of this step.
+            step: its number.
+            prompts_s: seconds that prompts added to the step before, whose tokens these are not.
+        """
         before, self._before = self._before, {}
         if not before or step != self._step + 1:
             return
@@ -47,15 +54,16 @@ class Realised:
         if 2 * len(shared) < len(before):
             return
         tokens = sum([now.num_decoded - then.num_decoded for then, now in shared]) / len(shared) * len(before)
-        seconds = max([now.decoding_s - then.decoding_s for then, now in shared])
-        if tokens <= 0.0 or seconds <= 0.0:
+        whole_s = max([now.decoding_s - then.decoding_s for then, now in shared])
+        seconds = whole_s - prompts_s
+        if tokens <= 0.0 or seconds <= (1.0 - MOST_PROMPTS) * whole_s:
             return
         ratio = min(max(tokens / seconds / self._predicted, 1.0 / MOST_OFF), MOST_OFF)
-        known = self._known(len(before))
+        known = self.known(len(before))
         self._ratio[len(before).bit_length()] = known + SMOOTHING * (ratio - known)
 
-    def drafted(self, batch: DecodeBatch, step: int, predicted: float, prompt_share: float) -> None:
+    def drafted(self, batch: DecodeBatch, step: int, predicted: float) -> None:
         """Drafts for these are planned; so many tokens a second are predicted of the step, but for `gain`."""
-        if predicted > 0.0 and prompt_share <= MOST_PROMPTS:
+        if predicted > 0.0:
             self._before = {one.request_id: one for one in batch}
             self._step, self._predicted = step, predicted

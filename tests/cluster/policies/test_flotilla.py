@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from cluster.config import PolicyConfig
 from cluster.cost_model import CostModel, CostProfile, LinearCost
+from cluster.policies.base import StepContext
 from cluster.policies.decode_batch import DecodeBatch
-from cluster.policies.flotilla import PROBE_DEPTH, Flotilla
+from cluster.policies.flotilla import PROBE_DEPTH, STILL_PAYS, Flotilla
 from cluster.policies.probing import PROBE_RUN, Probing
 from cluster.policies.step_seconds import MOST_ON_PROMPTS, drafted_step_s
 from engine.tree import TokenTree
@@ -268,3 +269,26 @@ def test_few_requests_draft_on_by_what_comes_true_of_what_their_drafter_says() -
     assert exponent < 0.7
     assert learnt.stop_logp == pytest.approx(as_said.stop_logp / exponent)
     assert learnt.least_forward_logp == pytest.approx(as_said.least_forward_logp / exponent)
+
+
+@pytest.mark.parametrize(
+    ("number", "realised", "goes_on"), [(8, 1.0, True), (8, 1.2, True), (8, 0.9, False), (4, 1.0, False)]
+)
+def test_many_requests_draft_on_for_a_little_less_than_plain_steps_would_bring(
+    number: int, realised: float, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After plain steps their drafters would have much to read, before drafts are worth what they were."""
+    batch = [request(str(n), rate=0.7) for n in range(number)]
+    better, bit_worse, worse = (context(draft_s=seconds) for seconds in (4e-3, 7e-3, 1e-2))
+    policy = Flotilla(PolicyConfig(max_depth=6))
+    policy._try_drafts = Probing(1000)
+    outlook = policy._look(DecodeBatch.of(batch), 1, bit_worse)
+    assert STILL_PAYS < outlook.drafted / outlook.plain < 1.0
+    monkeypatch.setattr(policy._realised, "known", lambda num_requests: realised)
+    monkeypatch.setattr(policy._realised, "gain", lambda num_requests: 1.0)
+
+    def drafts(now: StepContext) -> bool:
+        return any(plan.depth > 0 for plan in policy.plan(batch, now))
+
+    assert [drafts(now) for now in (bit_worse, better, bit_worse)] == [False, True, goes_on]
+    assert [drafts(now) for now in (better, worse, bit_worse)] == [True, False, False]
