@@ -26,6 +26,9 @@ def forward(
     kernels: Annotated[
         bool, typer.Option(help="Also say which kernels (operators on a CPU) a captured forward consists of.")
     ] = False,
+    prompt: Annotated[
+        int, typer.Option(min=0, help="Tokens of a prompt that one more request reads in each case.")
+    ] = 0,
     json_file: JsonFile = None,
 ) -> None:
     """Time forwards of a model's shape, with random weights, beside what the device's memory allows."""
@@ -54,6 +57,7 @@ def forward(
             repeats=repeats,
             quantization=quantization,
             kernels=kernels,
+            prompt=prompt,
         )
     except (ValueError, RuntimeError, DeviceUnavailable) as error:
         raise failed("forward", error) from None

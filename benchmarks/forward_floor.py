@@ -24,7 +24,7 @@ from engine.linear import Linear
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import AnyLinear, LlamaLayer, LlamaWeights
 from engine.quantization import Quantization
-from engine.runner import ModelRunner
+from engine.runner import ModelRunner, Segment
 from engine.runner_options import RunnerKind
 from engine.triton_support import runs_triton
 
@@ -187,10 +187,19 @@ def floors(
     context: int,
     bandwidth: float,
     operations: float,
+    prompt: int = 0,
 ) -> tuple[float, float]:
     """Least seconds of a forward: for reading weights and KV once, and for multiplying."""
-    read = weight_bytes + requests * (context + rows) * sizes.kv_numbers * element
-    return read / bandwidth, 2 * sizes.multiplied * requests * rows / operations
+    read = weight_bytes + (requests * (context + rows) + prompt) * sizes.kv_numbers * element
+    return read / bandwidth, 2 * sizes.multiplied * (requests * rows + prompt) / operations
+
+
+def _prompt(rows: int, slots: int) -> list[Segment]:
+    """A request that reads so many tokens, none if 0, in the last of the slots."""
+    if rows == 0:
+        return []
+    numbers = np.arange(rows, dtype=np.int32)
+    return [Segment(numbers, numbers, numbers + np.int32(slots - rows), numbers[:0])]
 
 
 def run(
@@ -205,11 +214,13 @@ def run(
     cases: Sequence[tuple[int, int]] = CASES,
     quantization: Quantization | None = None,
     kernels: bool = False,
+    prompt: int = 0,
 ) -> dict[str, Any]:
     """Time forwards of a shape, ordinary and captured in turns, and give each its floor.
 
     With `runner` "hf" it is a Transformers model, and the lean runner's captured forwards take turns with it.
     With `quantization` the layers' weights have eight bits, and arithmetic is still that of `dtype`.
+    With `prompt` one more request reads so many tokens of a prompt in each case.
     With `kernels` each case also has those of a captured forward, profiled after it was timed.
     On a CPU nothing can be captured: there the second way only pads, which shows what padding costs.
 
@@ -223,7 +234,7 @@ def run(
         raise ValueError("`quantization` is for the lean runner")
     sizes, where = SHAPES[shape], resolve_device(device)
     kind: torch.dtype = getattr(torch, dtype)
-    max_tokens = context + max(rows for _, rows in cases)
+    max_tokens = max(context + max(rows for _, rows in cases), prompt)
     bandwidth, operations = measured_rates(where, kind)
     weights = random_weights(sizes, kind, where, max_tokens, quantization)
     in_eight_bits = quantization is not None and runs_triton(where)  # else they are widened
@@ -232,7 +243,7 @@ def run(
     if where.type == "cuda":
         ways = 2 if model is None else 3
         cases = fitting_cases(cases, context, sizes.kv_numbers * kind.itemsize, memory_of(where).free, ways)
-    slots = max(requests * (context + rows) for requests, rows in cases) + 8
+    slots = max(requests * (context + rows) for requests, rows in cases) + prompt + 8
     lean = GraphedRunner(LlamaRunner(weights, slots + 1, attention))
     runners: dict[str, ModelRunner]
     if model is None:
@@ -244,8 +255,11 @@ def run(
         runners = {"ordinary": ordinary, "captured": captured, "lean": lean}
     results = []
     for requests, rows in cases:
-        segments = batch(requests, rows, context, sizes.vocab, slots)
-        keep = np.arange(requests * rows, dtype=np.int32)
+        segments = [*batch(requests, rows, context, sizes.vocab, slots - prompt), *_prompt(prompt, slots)]
+        # Of a prompt only the last row is wanted.
+        keep = np.array(
+            [*range(requests * rows), *([requests * rows + prompt - 1] if prompt else [])], np.int32
+        )
         for one in dict.fromkeys((captured, lean)):
             one.capture(segments)
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in runners}
@@ -255,7 +269,7 @@ def run(
                 if repeat >= 3:
                     times[name].append(seconds)
         memory, arithmetic = floors(
-            sizes, weight_bytes, kind.itemsize, requests, rows, context, bandwidth, operations
+            sizes, weight_bytes, kind.itemsize, requests, rows, context, bandwidth, operations, prompt
         )
         floor = max(memory, arithmetic)
         result: dict[str, Any] = {
@@ -288,6 +302,7 @@ def run(
         "quantization": quantization,
         "attention": type(ordinary.attention).__name__,
         "context": context,
+        "prompt": prompt,
         "bytes_per_second": bandwidth,
         "operations_per_second": operations,
         "results": results,
@@ -324,7 +339,8 @@ def table(record: dict[str, Any]) -> str:
     """The record for people."""
     lines = [
         f"{record['shape']}{_by(record['runner'])}, {record['dtype']}{_with(record['quantization'])}, "
-        f"{record['attention']}, context {record['context']}, on {record['device']}: "
+        f"{record['attention']}, context {record['context']}{_beside(record.get('prompt', 0))}, "
+        f"on {record['device']}: "
         f"{record['weight_bytes'] / 1e9:.2f} GB of weights, "
         f"{record['bytes_per_second'] / 1e9:.0f} GB/s, {record['operations_per_second'] / 1e12:.2f} TFLOP/s",
         f"{'requests':>8}{'rows':>6}{'floor ms':>10}  {'bound by':<11}{'ordinary ms':>12}{'captured ms':>12}"
@@ -358,6 +374,10 @@ def _host_seconds(run: Callable[[], object], device: torch.device, repeats: int)
         run()
         found.append(time.perf_counter() - start)
     return statistics.median(found)
+
+
+def _beside(prompt: int) -> str:
+    return f", beside a prompt of {prompt}" if prompt else ""
 
 
 def _by(runner: str) -> str:

@@ -214,6 +214,7 @@ check)
     ;;
 measure)
     forward forward-8b 45 8b triton --kernels
+    forward forward-8b-prompt 40 8b triton --prompt 64
     forward forward-1b 45 1b triton --kernels
     for trees in device laid-out host; do
         part "draft-$trees" 25 python3 -m benchmarks.draft_cost --device cuda --depth 4 8 --width 1 4 \

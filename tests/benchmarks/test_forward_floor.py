@@ -28,6 +28,10 @@ def test_floors() -> None:
     memory, arithmetic = floors(SHAPES["8b"], SHAPES["8b"].weight_bytes(2), 2, 1, 1, 1024, 4e12, 8e14)
     assert memory == pytest.approx((15.01e9 + 1025 * 131072) / 4e12, rel=1e-3)
     assert arithmetic == pytest.approx(2 * 7.505e9 / 8e14, rel=1e-3)
+    # A prompt is as many rows more, and has no context.
+    beside = floors(SHAPES["8b"], SHAPES["8b"].weight_bytes(2), 2, 1, 1, 1024, 4e12, 8e14, 63)
+    assert beside[0] - memory == pytest.approx(63 * 131072 / 4e12)
+    assert beside[1] == pytest.approx(64 * arithmetic)
     # In eight bits 6.98e9 of them are a byte; the last product's 0.525e9 stay two.
     assert SHAPES["8b"].weight_bytes(2, in_eight_bits=True) == pytest.approx(8.03e9, rel=1e-3)
 
@@ -41,7 +45,7 @@ def test_cases_that_do_not_fit_are_left_out() -> None:
         fitting_cases(CASES, 1024, SHAPES["70b"].kv_numbers * 2, 10**8)
 
 
-@pytest.mark.parametrize("more", [[], ["--quantization", "fp8"], ["--runner", "hf"]])
+@pytest.mark.parametrize("more", [["--prompt", "30"], ["--quantization", "fp8"], ["--runner", "hf"]])
 def test_the_command_measures(more: list[str], tmp_path: Path) -> None:
     file = tmp_path / "forward.json"
     options = [
@@ -62,6 +66,7 @@ def test_the_command_measures(more: list[str], tmp_path: Path) -> None:
     assert record["attention"] == "PaddedAttention"
     assert record["quantization"] == ("fp8" if "fp8" in more else None)
     assert record["runner"] == ("hf" if "hf" in more else "lean")
+    assert ("beside a prompt of 30" in result.output) == ("--prompt" in more) == (record["prompt"] == 30)
     for one in record["results"]:
         assert one["ordinary"]["ms"] > 0 < one["captured"]["ms"]
         assert one["floor_ms"] > 0
