@@ -69,7 +69,7 @@ class CapturedShapes(Generic[ShapeOf, Captured]):
         return has_room and (at_once or self._met[shape] >= needed)
 
     def serving(self, shape: ShapeOf) -> Captured | None:
-        """The smallest that batches of a shape may be padded to, if there is one."""
+        """The smallest that batches of a shape may be padded to, if there is one; of equals the first."""
         near = self._near(shape)
         return None if near is None else self._captured[near]
 

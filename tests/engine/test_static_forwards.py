@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import cuda_graphs
-from engine.captured_shapes import CAPTURE_AT, CAPTURE_AT_BESIDE
+from engine.captured_shapes import CAPTURE_AT, CAPTURE_AT_BESIDE, CapturedShapes
 from engine.cuda_graphs import MOST_SHAPES, GraphedRunner
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
@@ -27,7 +27,7 @@ from engine.padded_segments import (
     shape_of,
 )
 from engine.runner import Segment
-from engine.warm_up import usual_batches
+from engine.warm_up import new_requests, usual_batches
 from tests.engine import tiny_models
 from tests.engine.test_attention import random_segment
 
@@ -268,6 +268,22 @@ def test_what_decoding_meets_is_captured_beforehand(is_rectangle: bool) -> None:
     met = {one for one in met if one.num_rows <= 512}
     assert [one for one in met if not any(two.serves(one) for two in captured)] == []
     assert len(met) >= len(captured)
+
+
+def test_what_decodes_is_not_padded_to_the_shape_of_a_prompt() -> None:
+    """It may have as many rows in all, but attention takes larger tiles there, and more launches."""
+    captured = CapturedShapes[Shape, None](MOST_SHAPES)
+    for counts in usual_batches(is_rectangle=False):
+        shape = shape_of(new_requests(counts), with_keys=False, is_rectangle=False)
+        captured.is_due(shape, at_once=True)
+        captured.keep(shape, None)
+    for requests in range(1, 65):
+        for most in (1, 2, 5, 16):
+            counts = [most, *[1] * (requests - 1)]
+            shape = shape_of(new_requests(counts), with_keys=False, is_rectangle=False)
+            near = shape if shape in captured else captured._near(shape)
+            assert near is not None
+            assert near.rows <= (1 if most == 1 else 16)
 
 
 @given(st.integers(1, 200_000))
