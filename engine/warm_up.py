@@ -94,7 +94,7 @@ def usual_batches(*, is_rectangle: bool) -> list[list[int]]:
                 rows - others for rows in range(MOST_ROWS_PADDED, MOST_PROMPT_ROWS + 1, MOST_ROWS_PADDED)
             ]
             found += [[rows, *[1] * others] for rows in prompts if rows > _MOST_NODES]
-    # Of those with as many rows in all, those with few of one request come first: batches are padded to these.
+    # Of those with as many rows in all, few of one request come first: batches are padded to the first.
     usual = [counts for counts in found if sum(counts) <= MOST_ROWS]
     return sorted(usual, key=lambda counts: (sum(counts), -max(counts)), reverse=True)
 
