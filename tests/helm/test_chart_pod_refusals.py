@@ -90,6 +90,45 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"pods": {"extraContainers": [{"name": "a"}]}},
         ("/extraContainers/0", "image"),
     ),
+    "a probe of nothing, only how often": (
+        group(probes={"readinessProbe": {"periodSeconds": 3}}),
+        ("/workerGroups/0/probes/readinessProbe", "httpGet"),
+    ),
+    "a probe of two things": (
+        {"head": {"probes": {"livenessProbe": {"tcpSocket": {"port": 1}, "exec": {"command": ["a"]}}}}},
+        ("/head/probes/livenessProbe",),
+    ),
+    "a pod that is alive only after two answers": (
+        group(probes={"livenessProbe": {"tcpSocket": {"port": 1}, "successThreshold": 2}}),
+        ("/probes/livenessProbe/successThreshold",),
+    ),
+    "time to end for a pod that is only not ready": (
+        group(probes={"readinessProbe": {"tcpSocket": {"port": 1}, "terminationGracePeriodSeconds": 5}}),
+        ("/probes/readinessProbe",),
+    ),
+    "a variable of two sources": (
+        {"pods": {"env": [{"name": "A", "value": "1", "valueFrom": {"secretKeyRef": {}}}]}},
+        ("/pods/env/0",),
+    ),
+    "a toleration of every value that names one": (
+        group(tolerations=[{"key": "a", "operator": "Exists", "value": "b"}]),
+        ("/workerGroups/0/tolerations/0/value",),
+    ),
+    "a toleration of a value of no key": (
+        {"head": {"tolerations": [{"value": "b", "effect": "NoSchedule"}]}},
+        ("/head/tolerations/0", "key"),
+    ),
+    "a toleration for a while of what evicts nobody": (
+        group(
+            tolerations=[{"key": "a", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 9}]
+        ),
+        ("/workerGroups/0/tolerations/0/effect",),
+    ),
+    "domains that there must be of a spread that need not be": (
+        group(topologySpreadConstraints=[{"topologyKey": "zone", "minDomains": 2}]),
+        ("/topologySpreadConstraints/0", "whenUnsatisfiable"),
+    ),
+    "a hook of nothing": ({"pods": {"lifecycle": {"preStop": {}}}}, ("/pods/lifecycle/preStop",)),
     "a hook that there is not": ({"pods": {"lifecycle": {"preStart": {}}}}, ("/pods/lifecycle", "preStart")),
     "an environment of no source": (
         {"pods": {"envFrom": [{"configMap": {"name": "a"}}]}},
@@ -181,6 +220,22 @@ def test_labels_of_ones_own_are_taken() -> None:
 )
 def test_a_request_of_the_limit_is_taken_in_whatever_unit(request_: object, limit: object) -> None:
     assert files(group(resources={"requests": {"memory": request_}, "limits": {"memory": limit}}))
+
+
+def test_what_is_refused_of_probes_and_tolerations_is_refused_for_that_alone() -> None:
+    probe = {"httpGet": {"path": "/", "port": 8000}, "periodSeconds": 3}
+    probes = {
+        "readinessProbe": {**probe, "successThreshold": 2},
+        "startupProbe": probe,
+        "livenessProbe": probe,
+    }
+    tolerations = [
+        {"operator": "Exists"},
+        {"key": "a", "value": "b", "effect": "NoSchedule"},
+        {"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 9},
+    ]
+    spread = [{"topologyKey": "zone", "minDomains": 2, "whenUnsatisfiable": "DoNotSchedule"}]
+    assert files(group(probes=probes, tolerations=tolerations, topologySpreadConstraints=spread))
 
 
 def test_what_is_refused_of_mounts_is_refused_for_that_alone() -> None:
