@@ -5,7 +5,7 @@
 {{- fail (printf "the name %q must begin with a letter and hold lower-case letters, digits and `-`: choose another release name, or set fullnameOverride" $name) -}}
 {{- end -}}
 
-{{- $gpus := 0 -}}{{- $names := dict -}}{{- $running := list -}}
+{{- $gpus := 0 -}}{{- $gpusOfPod := 0 -}}{{- $names := dict -}}{{- $running := list -}}
 {{- range $index, $group := .Values.workerGroups -}}
 {{- $where := printf "workerGroups[%d] (%s)" $index $group.name -}}
 {{- if hasKey $names $group.name -}}{{- fail (printf "%s: another group has that name" $where) -}}{{- end -}}
@@ -28,6 +28,7 @@
 {{- fail (printf "%s: podDisruptionBudget.minAvailable %d is above minReplicas %d: with so few pods no node could be drained" $where $available $min) -}}
 {{- end -}}
 {{- $gpus = add $gpus (mul $max (int (dig "gpu" "count" 0 $group))) -}}
+{{- $gpusOfPod = max $gpusOfPod (int (dig "gpu" "count" 0 $group)) -}}
 {{- end -}}
 
 {{- range list "cells" "front-ends" -}}
@@ -36,8 +37,10 @@
 
 {{- $target := .Values.config.target -}}
 {{- $perRank := dig "placement" "num_gpus" 0 $target | float64 -}}
+{{- $ranks := default 1 $target.tensor_parallel | int -}}
 {{- $first := $perRank -}}
-{{- $needed := mulf (sub (default 1 $target.tensor_parallel | int) 1) $perRank -}}
+{{- $needed := mulf (sub $ranks 1) $perRank -}}
+{{- $onOneNode := $perRank -}}{{- $shared := mulf $ranks $perRank -}}{{- $isSpread := false -}}
 {{- range $index, $drafter := .Values.config.drafters -}}
 {{- $placement := default (dict) .placement -}}
 {{- $besideTarget := eq (default "anywhere" $placement.collocate) "target" -}}
@@ -51,6 +54,12 @@
 {{- end -}}
 {{- $gpusOfDrafter := mulf (default 1 .replicas) (default 0 $placement.num_gpus) -}}
 {{- if $besideTarget -}}{{- $first = addf $first $gpusOfDrafter -}}{{- else -}}{{- $needed = addf $needed $gpusOfDrafter -}}{{- end -}}
+{{- $onOneNode = maxf $onOneNode (default 0 $placement.num_gpus) -}}
+{{- if eq (default "anywhere" $placement.collocate) "own-node" -}}
+{{- $isSpread = true -}}
+{{- else if or $besideTarget (not $placement.labels) -}}
+{{- $shared = addf $shared $gpusOfDrafter -}}
+{{- end -}}
 {{- end -}}
 {{- /* As cluster/placement.py: who is beside the first rank is in its bundle, and one of more than a GPU has whole ones. */ -}}
 {{- $first = round $first 4 -}}
@@ -58,6 +67,12 @@
 {{- $cells := dig "scaling" "cells" "max" 1 .Values.config -}}
 {{- if gt (mulf $needed $cells) (float64 $gpus) -}}
 {{- fail (printf "config asks for %v GPUs (%v for each of at most %v cells), and workerGroups have at most %d (maxReplicas times gpu.count)" (mulf $needed $cells) $needed $cells $gpus) -}}
+{{- end -}}
+{{- /* A bundle is on one node; with a drafter on a node of its own, all ranks are in one. */ -}}
+{{- $onOneNode = maxf $onOneNode $first (ternary $shared 0.0 $isSpread) -}}
+{{- if eq (dig "pool" "strategy" "PACK" .Values.config) "STRICT_PACK" -}}{{- $onOneNode = maxf $onOneNode $needed -}}{{- end -}}
+{{- if gt (round $onOneNode 4) (float64 $gpusOfPod) -}}
+{{- fail (printf "config asks for %v GPUs on one node, for the target's first rank and who is beside it, or for all that must be together, and no pods of workerGroups have more than %d (gpu.count)" (ceil (round $onOneNode 4)) $gpusOfPod) -}}
 {{- end -}}
 
 {{- $tiers := default (dict) .Values.config.tiers -}}
