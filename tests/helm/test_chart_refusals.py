@@ -12,11 +12,6 @@ GPU_GROUP = group(gpu={"count": 1})
 ZEROES = "0" * 40
 HASH = f"hmac-sha256:{'0' * 32}:{'0' * 64}"
 
-CLOSED = {"enabled": True, "egress": {"enabled": True}}
-DOWNLOAD = {
-    "source": "download",
-    "download": [{"repository": "a/b", "directory": "a", "revision": ZEROES}],
-}
 INCREMENTAL = {
     "upgrade": {"type": "NewClusterWithIncrementalUpgrade", "incremental": {"gatewayClassName": "a"}},
     "tests": {"enabled": False},
@@ -237,23 +232,6 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"monitoring": {"podMonitor": {"authorization": {"secretName": "a"}}}},
         ("monitoring.podMonitor.authorization", "apiKeys.enabled"),
     ),
-    # -- what a network policy would cut off
-    "an autoscaler that does not reach the API server": (
-        {"networkPolicy": CLOSED},
-        ("networkPolicy.egress.rules", "autoscaler.enabled", "API server"),
-    ),
-    "a head that does not reach Redis": (
-        {
-            "networkPolicy": CLOSED,
-            "autoscaler": {"enabled": False},
-            "gcsFaultTolerance": {"enabled": True, "redisAddress": "redis:6379"},
-        },
-        ("networkPolicy.egress.rules", "gcsFaultTolerance", "Redis"),
-    ),
-    "a download that does not reach the Hub": (
-        {"networkPolicy": CLOSED, "autoscaler": {"enabled": False}, "models": DOWNLOAD},
-        ("networkPolicy.egress.rules", "models.source", "Hub"),
-    ),
     # -- the rest
     "a service of no type": ({"service": {"type": "External"}}, ("/service/type",)),
     "a port of the Service, which the operator would ignore": (
@@ -385,7 +363,4 @@ def test_what_is_refused_is_refused_for_that_alone() -> None:
         assert files(merged(one_gpu, {"config": shared_gpu(*shares)}))
     assert files(merged(one_gpu, {"config": shared_gpu(1, 0, device="cpu")}))
     assert files(INCREMENTAL)
-    open_to = {"networkPolicy": {"enabled": True, "egress": {"enabled": True, "rules": [{"to": []}]}}}
-    assert files(open_to)
-    assert files({"networkPolicy": CLOSED, "autoscaler": {"enabled": False}})
     assert files(merged(group(), {"fullnameOverride": "a" * 47}))

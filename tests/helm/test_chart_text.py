@@ -13,6 +13,7 @@ from tests.helm.rendered_chart import cluster, group, merged, objects, templates
 DIGITS = "2024"
 SECRET = {"secretName": DIGITS, "key": DIGITS}
 ON = {"enabled": True}
+ANYBODY = [{"namespaceSelector": {}}]
 
 ALL_OF_DIGITS = merged(
     group(
@@ -30,7 +31,7 @@ ALL_OF_DIGITS = merged(
         "gcsFaultTolerance": {**ON, "redisAddress": "redis:6379", "redisPassword": SECRET},
         "pods": {"schedulerName": DIGITS},
         "head": {"priorityClassName": DIGITS, "podDisruptionBudget": ON},
-        "networkPolicy": {**ON, "operatorNamespace": DIGITS},
+        "networkPolicy": {**ON, "operatorNamespace": DIGITS, "monitoring": ANYBODY},
         "monitoring": {"podMonitor": ON, "rules": ON, "dashboards": {**ON, "namespace": DIGITS}},
         "config": {"grpc": ON},
     },
@@ -71,7 +72,7 @@ def test_a_secret_of_keys_is_of_text() -> None:
 
 @pytest.mark.parametrize("name", ["true", "null", "on"])
 def test_a_whole_name_stays_text(name: str) -> None:
-    values = {"fullnameOverride": name, "networkPolicy": ON, "monitoring": {"podMonitor": ON}}
+    values = {"fullnameOverride": name, "networkPolicy": ON, "ingress": ON}
     assert all(isinstance(each["metadata"]["name"], str) for each in objects(values))
 
 

@@ -155,10 +155,14 @@
 {{- if hasKey .Values.head.rayStartParams "labels" -}}{{- fail "head.rayStartParams.labels is refused by the operator" -}}{{- end -}}
 
 {{- with .Values.networkPolicy -}}
+{{- if and .enabled $.Values.monitoring.podMonitor.enabled (not .monitoring) -}}
+{{- fail "networkPolicy.monitoring is empty with monitoring.podMonitor.enabled: Prometheus must reach the pods" -}}
+{{- end -}}
 {{- if and .enabled .egress.enabled (not .egress.rules) -}}
 {{- $reasons := dict "autoscaler.enabled: the autoscaler must reach the API server" $.Values.autoscaler.enabled -}}
 {{- $_ := set $reasons "gcsFaultTolerance.enabled: the head must reach Redis" $.Values.gcsFaultTolerance.enabled -}}
 {{- $_ := set $reasons "models.source download: pods must reach the Hub" (eq $.Values.models.source "download") -}}
+{{- $_ := set $reasons "config.telemetry.otlp_endpoint: pods must reach the collector" (dig "telemetry" "otlp_endpoint" nil $.Values.config) -}}
 {{- range $reason, $applies := $reasons -}}
 {{- if $applies -}}{{- fail (printf "networkPolicy.egress.rules is empty with %s" $reason) -}}{{- end -}}
 {{- end -}}
