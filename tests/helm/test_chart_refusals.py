@@ -317,6 +317,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"monitoring": {"podMonitor": {"interval": "1m", "scrapeTimeout": "61s"}}},
         ("monitoring.podMonitor.scrapeTimeout 61s", "interval 1m"),
     ),
+    "scrapes so rare that rates over 5 minutes have gaps": (
+        {"monitoring": {"podMonitor": {"enabled": True, "interval": "3m"}, "rules": {"enabled": True}}},
+        ("monitoring.podMonitor.interval 3m", "monitoring.rules.enabled", "2m"),
+    ),
     "a label that alerts have": (
         {"monitoring": {"rules": {"enabled": True, "alertLabels": {"severity": "info"}}}},
         ("monitoring.rules.alertLabels", "severity"),
@@ -363,4 +367,6 @@ def test_what_is_refused_is_refused_for_that_alone() -> None:
         assert files(merged(one_gpu, {"config": shared_gpu(*shares)}))
     assert files(merged(one_gpu, {"config": shared_gpu(1, 0, device="cpu")}))
     assert files(INCREMENTAL)
+    rare = {"enabled": True, "interval": "2m"}
+    assert files({"monitoring": {"podMonitor": rare, "rules": {"enabled": True}}})
     assert files(merged(group(), {"fullnameOverride": "a" * 47}))

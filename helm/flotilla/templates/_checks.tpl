@@ -128,6 +128,10 @@
 {{- if and .authorization.secretName (not $.Values.apiKeys.enabled) -}}
 {{- fail "monitoring.podMonitor.authorization is set, and apiKeys.enabled is false: /metrics asks for no key" -}}
 {{- end -}}
+{{- /* A rate over 5 minutes needs two samples in them: with fewer it has gaps, in which what alerts wait for begins anew. */ -}}
+{{- if and .enabled $.Values.monitoring.rules.enabled (gt (include "flotilla.milliseconds" .interval | int64) 120000) -}}
+{{- fail (printf "monitoring.podMonitor.interval %s with monitoring.rules.enabled: rules look at 5 minutes, and need at most 2m" .interval) -}}
+{{- end -}}
 {{- if and .scrapeTimeout (gt (include "flotilla.milliseconds" .scrapeTimeout | int64) (include "flotilla.milliseconds" .interval | int64)) -}}
 {{- fail (printf "monitoring.podMonitor.scrapeTimeout %s is above interval %s, which Prometheus' operator refuses" .scrapeTimeout .interval) -}}
 {{- end -}}
