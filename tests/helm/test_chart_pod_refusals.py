@@ -62,6 +62,10 @@ def test_labels_that_the_chart_sets_are_refused(label: str) -> None:
 
 
 VOLUME = [{"name": "own", "emptyDir": {}}]
+DOWNLOAD = {
+    "source": "download",
+    "download": [{"repository": "a/b", "directory": "a", "revision": "0" * 40}],
+}
 MODELS = {"models": {"source": "pvc", "pvc": {"claimName": "weights"}}}
 
 #: By name: values, and what the message must say.
@@ -187,6 +191,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"models": {"downloadResources": {"requests": {"memory": "5Gi"}}}},
         ("models: downloadResources.requests.memory 5Gi", "limit 4Gi"),
     ),
+    "more room for downloads asked for, by the volume's size, than allowed": (
+        {"models": {**DOWNLOAD, "downloadResources": {"limits": {"ephemeral-storage": "50Gi"}}}},
+        ("workerGroups[0] (cpu), models: downloadResources.requests.ephemeral-storage 100Gi", "limit 50Gi"),
+    ),
     "more asked for beside the head than allowed": (
         {"autoscaler": {"resources": {"requests": {"cpu": "2"}}}},
         ("autoscaler", "resources.requests.cpu 2", "limit 1"),
@@ -236,6 +244,11 @@ def test_what_is_refused_of_probes_and_tolerations_is_refused_for_that_alone() -
     ]
     spread = [{"topologyKey": "zone", "minDomains": 2, "whenUnsatisfiable": "DoNotSchedule"}]
     assert files(group(probes=probes, tolerations=tolerations, topologySpreadConstraints=spread))
+
+
+def test_a_limit_of_room_for_downloads_that_holds_the_volume_is_taken() -> None:
+    limits = {"limits": {"ephemeral-storage": "200Gi"}}
+    assert files({"models": {**DOWNLOAD, "downloadResources": limits}})
 
 
 def test_what_is_refused_of_mounts_is_refused_for_that_alone() -> None:
