@@ -34,6 +34,13 @@ def shared_gpu(of_target: float, of_drafter: float, **drafter: Any) -> dict[str,
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "an unknown value": ({"replicaCount": 2}, ("replicaCount",)),
     "an unknown value within a section": ({"service": {"prot": 80}}, ("/service", "prot")),
+    # With null Helm takes a default away.
+    "no authentication, by taking the default away": ({"rayAuthentication": None}, ("rayAuthentication",)),
+    "no section, by taking its defaults away": ({"pods": None}, ("missing property 'pods'",)),
+    "a name of the chart that is no label": (
+        {"nameOverride": "my flotilla!", "fullnameOverride": "a"},
+        ("/nameOverride",),
+    ),
     "a name above 47 characters": ({"fullnameOverride": "a" * 48}, ("/fullnameOverride", "47")),
     "a name that begins with a digit": ({"fullnameOverride": "1a"}, ("/fullnameOverride",)),
     # -- configuration
