@@ -118,6 +118,18 @@ def test_the_controller_of_the_air_gapped_ingress_reaches_the_api() -> None:
     assert f"ingress-{ingress['spec']['ingressClassName']}" in allowed
 
 
+def test_notes_give_the_test_as_long_as_it_waits() -> None:
+    """And a pod some time to start: Helm's own limit is 5 minutes."""
+    assert "helm test demo --namespace serving --timeout 1500s" in notes({"tests": {"timeoutSeconds": 1200}})
+
+
+def test_notes_tell_that_the_test_needs_a_key() -> None:
+    without = merged(KEYS, {"apiKeys": {"client": {"secretName": ""}}})
+    assert "apiKeys.client.secretName" in notes(without)
+    assert "apiKeys.client.secretName" not in notes(KEYS)
+    assert "apiKeys.client.secretName" not in notes()
+
+
 def test_notes_tell_that_a_policy_may_cut_off_the_ingress() -> None:
     routed = merged(KEYS, {"ingress": {"enabled": True}})
     assert "Ingress controller" in notes(merged(routed, {"networkPolicy": {"enabled": True}}))
