@@ -124,6 +124,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a digest that is none": ({"image": {"digest": "sha256:abc"}}, ("/image/digest",)),
     "a pull policy that there is not": ({"image": {"pullPolicy": "Sometimes"}}, ("/image/pullPolicy",)),
     "a Ray that is too old": ({"rayVersion": "1.13.0"}, ("/rayVersion",)),
+    "a Ray that has no tokens, and that Flotilla does not run on": (
+        {"rayVersion": "2.51.0"},
+        ("/rayVersion",),
+    ),
     "an authentication that there is not": ({"rayAuthentication": "none"}, ("/rayAuthentication",)),
     # -- worker groups
     "no worker group": ({"workerGroups": []}, ("/workerGroups",)),
@@ -245,6 +249,14 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"service": {"port": 80}},
         ("/service", "port"),
     ),
+    "the autoscaler's version in the environment": (
+        {"head": {"env": [{"name": "RAY_enable_autoscaler_v2", "value": "1"}]}},
+        ("RAY_enable_autoscaler_v2", "autoscaler.enabled"),
+    ),
+    "a time until idle pods are removed, by nobody": (
+        merged(group(idleTimeoutSeconds=60), {"autoscaler": {"enabled": False}}),
+        ("workerGroups[0]", "idleTimeoutSeconds", "autoscaler.enabled"),
+    ),
     "an autoscaler of no speed": ({"autoscaler": {"upscalingMode": "Fast"}}, ("/autoscaler/upscalingMode",)),
     "Redis without address": ({"gcsFaultTolerance": {"enabled": True}}, ("gcsFaultTolerance.redisAddress",)),
     "an address without port": (
@@ -257,6 +269,14 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             "pods": {"env": [{"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}]},
         },
         ("RAY_REDIS_ADDRESS", "gcsFaultTolerance"),
+    ),
+    "Redis in the environment alone": (
+        {"pods": {"env": [{"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}]}},
+        ("RAY_REDIS_ADDRESS", "gcsFaultTolerance"),
+    ),
+    "a name for Redis among the start parameters alone": (
+        {"head": {"rayStartParams": {"redis-username": "a"}}},
+        ("head.rayStartParams.redis-username", "gcsFaultTolerance.redisUsername"),
     ),
     "a name for Redis without password": (
         {"gcsFaultTolerance": {"enabled": True, "redisAddress": "redis:6379", "redisUsername": "a"}},

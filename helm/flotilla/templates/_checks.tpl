@@ -16,6 +16,9 @@
 {{- if or (lt $replicas $min) (gt $replicas $max) -}}
 {{- fail (printf "%s: replicas %d is not between minReplicas %d and maxReplicas %d" $where $replicas $min $max) -}}
 {{- end -}}
+{{- if and (hasKey $group "idleTimeoutSeconds") (not $.Values.autoscaler.enabled) -}}
+{{- fail (printf "%s: idleTimeoutSeconds without autoscaler.enabled, which the operator refuses" $where) -}}
+{{- end -}}
 {{- range $key := list "num-cpus" "num-gpus" "memory" "resources" "labels" -}}
 {{- if hasKey (default (dict) $group.rayStartParams) $key -}}
 {{- if eq $key "labels" -}}{{- fail (printf "%s: rayStartParams.labels is refused by the operator; use rayLabels" $where) -}}{{- end -}}
@@ -140,19 +143,21 @@
 
 {{- with .Values.gcsFaultTolerance -}}
 {{- if and .enabled (not .redisAddress) -}}{{- fail "gcsFaultTolerance.redisAddress is required with gcsFaultTolerance.enabled" -}}{{- end -}}
+{{- /* Redis' name and address are refused without fault tolerance, too: they would switch it on by the back door. */ -}}
 {{- range $param, $field := dict "redis-password" "redisPassword" "redis-username" "redisUsername" -}}
-{{- if and $.Values.gcsFaultTolerance.enabled (hasKey $.Values.head.rayStartParams $param) -}}
+{{- if and (or $.Values.gcsFaultTolerance.enabled (eq $param "redis-username")) (hasKey $.Values.head.rayStartParams $param) -}}
 {{- fail (printf "head.rayStartParams.%s is set by the operator; use gcsFaultTolerance.%s" $param $field) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .redisUsername (not .redisPassword.secretName) -}}
 {{- fail "gcsFaultTolerance.redisUsername is set without redisPassword.secretName: Redis takes no name alone" -}}
 {{- end -}}
-{{- if .enabled -}}
-{{- range concat $.Values.pods.env $.Values.head.env -}}
-{{- if has .name (list "REDIS_PASSWORD" "REDIS_USERNAME" "RAY_REDIS_ADDRESS" "RAY_external_storage_namespace") -}}
-{{- fail (printf "%s in env is refused by the operator; use gcsFaultTolerance" .name) -}}
-{{- end -}}
+{{- $refused := list "REDIS_USERNAME" "RAY_REDIS_ADDRESS" -}}
+{{- if .enabled -}}{{- $refused = concat $refused (list "REDIS_PASSWORD" "RAY_external_storage_namespace") -}}{{- end -}}
+{{- range concat $.Values.pods.env (default (list) $.Values.head.env) -}}
+{{- if has .name $refused -}}{{- fail (printf "%s in env is refused by the operator; use gcsFaultTolerance" .name) -}}{{- end -}}
+{{- if eq .name "RAY_enable_autoscaler_v2" -}}
+{{- fail "RAY_enable_autoscaler_v2 in env is refused by the operator; use autoscaler.enabled" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
