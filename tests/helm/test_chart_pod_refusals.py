@@ -46,6 +46,17 @@ def test_what_selects_pods_cannot_be_switched_off_by_a_label(label: str) -> None
         assert label in message
 
 
+@pytest.mark.parametrize("name", ["my team", "/team", "Example.org/team", "a/b/c", "-team", "t" * 64])
+def test_what_is_no_name_of_a_label_is_refused(name: str) -> None:
+    for values in (
+        {"pods": {"labels": {name: "a"}}},
+        {"pods": {"annotations": {name: "a"}}},
+        {"commonLabels": {name: "a"}},
+        group(rayLabels={name: "a"}),
+    ):
+        assert name in refusal(values)
+
+
 @pytest.mark.parametrize("label", LABELS_OF_OBJECTS)
 def test_labels_that_the_chart_sets_are_refused(label: str) -> None:
     labels = {label: "platform"}
