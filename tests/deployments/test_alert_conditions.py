@@ -107,6 +107,19 @@ def test_a_request_that_all_cells_refuse_counts_once(tmp_path: Path) -> None:
     check(tmp_path, series, expect(firing(), 50, 0), recorded)
 
 
+def test_a_refusal_now_and_then_wakes_nobody(tmp_path: Path) -> None:
+    """One of ten requests in five minutes, as long as it may last."""
+    series = {looked_at("a", "accepted"): counter([(60, 1.8)]), told("queue_full"): counter([(60, 0.2)])}
+    check(tmp_path, series, expect(firing(), 50, 0))
+
+
+def test_a_few_requests_that_were_predicted_badly_raise_nothing(tmp_path: Path) -> None:
+    """All of one request in five minutes."""
+    ratio = 'flotilla_admission_prediction_ratio_{part}{{job="f", cell="a", objective="ttft"{le}}}'
+    within, every = ratio.format(part="bucket", le=', le="2.0"'), ratio.format(part="count", le="")
+    check(tmp_path, {within: counter([(60, 0)]), every: counter([(60, 0.2)])}, expect(firing(), 50, 0))
+
+
 # -- cells that load, and cells that are lost ---------------------------------------------------------
 
 
