@@ -72,6 +72,7 @@ def test_labels_that_the_chart_sets_are_refused(label: str) -> None:
         assert label in message
 
 
+ON_VOLUME = {"kind": "model", "name": "small", "placement": {"collocate": "target"}}
 VOLUME = [{"name": "own", "emptyDir": {}}]
 DOWNLOAD = {
     "source": "download",
@@ -163,6 +164,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a mount over the models": (
         merged(MODELS, group(volumes=VOLUME, volumeMounts=[{"name": "own", "mountPath": "/models"}])),
         ("workerGroups[0] (cpu)", "two volumeMounts", "/models"),
+    ),
+    "a drafter on a volume that is not mounted": (
+        {"config": {"drafters": [{**ON_VOLUME, "path": "/models/small"}]}},
+        ("config.drafters[0].path", "/models/small", "models.source"),
     ),
     "a mount of no volume": (
         group(volumeMounts=[{"name": "own", "mountPath": "/data"}]),
@@ -260,6 +265,14 @@ def test_what_is_refused_of_probes_and_tolerations_is_refused_for_that_alone() -
 def test_a_limit_of_room_for_downloads_that_holds_the_volume_is_taken() -> None:
     limits = {"limits": {"ephemeral-storage": "200Gi"}}
     assert files({"models": {**DOWNLOAD, "downloadResources": limits}})
+
+
+def test_models_may_be_on_a_volume_of_ones_own() -> None:
+    """Such as one of a CSI driver, which is no claim."""
+    config = {"target": {"path": "/models/large"}, "drafters": [{**ON_VOLUME, "path": "/models/small"}]}
+    mounted = {"volumes": VOLUME, "volumeMounts": [{"name": "own", "mountPath": "/models"}]}
+    assert files({"config": config, "pods": mounted})
+    assert files(merged(group(**mounted), {"config": config}))
 
 
 def test_what_is_refused_of_mounts_is_refused_for_that_alone() -> None:

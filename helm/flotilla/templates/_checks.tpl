@@ -114,8 +114,18 @@
 {{- if and (eq .source "pvc") (not .pvc.claimName) -}}{{- fail "models.pvc.claimName is required with models.source pvc" -}}{{- end -}}
 {{- if and (eq .source "download") (not .download) -}}{{- fail "models.download is empty, and models.source says download" -}}{{- end -}}
 {{- if and .download (ne .source "download") -}}{{- fail (printf "models.download is set, and models.source is %s" .source) -}}{{- end -}}
-{{- if and (eq .source "none") (hasPrefix (printf "%s/" .mountPath) $target.path) -}}
-{{- fail (printf "config.target.path %s lies below models.mountPath, and models.source is none: set it to pvc or download" $target.path) -}}
+{{- $paths := dict "config.target.path" $target.path -}}
+{{- range $index, $drafter := $.Values.config.drafters -}}
+{{- $_ := set $paths (printf "config.drafters[%d].path" $index) (default "" .path) -}}
+{{- end -}}
+{{- $isMounted := false -}}
+{{- range append $.Values.workerGroups $.Values.pods -}}
+{{- range .volumeMounts -}}{{- if hasPrefix $.Values.models.mountPath .mountPath -}}{{- $isMounted = true -}}{{- end -}}{{- end -}}
+{{- end -}}
+{{- range $where, $path := $paths -}}
+{{- if and (eq $.Values.models.source "none") (not $isMounted) (hasPrefix (printf "%s/" $.Values.models.mountPath) $path) -}}
+{{- fail (printf "%s %s lies below models.mountPath, and models.source is none: set it to pvc or download, or mount a volume there" $where $path) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
