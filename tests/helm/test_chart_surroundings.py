@@ -20,6 +20,7 @@ from tests.helm.rendered_chart import (
     objects,
     of_kind,
     ray_service,
+    refusal,
     scenario,
     templates,
 )
@@ -116,6 +117,22 @@ def test_the_controller_of_the_air_gapped_ingress_reaches_the_api() -> None:
         if "namespaceSelector" in source
     ]
     assert f"ingress-{ingress['spec']['ingressClassName']}" in allowed
+
+
+def labels_of_expressions() -> set[str]:
+    """What alerts and the series that they look at are told apart by."""
+    texts = "".join(rule_files(SloTargets()).values())
+    return {
+        label.strip() for found in re.findall(r"\b(?:by|on) \(([^)]+)\)", texts) for label in found.split(",")
+    }
+
+
+@pytest.mark.parametrize("label", sorted(labels_of_expressions()))
+def test_no_label_of_all_alerts_is_one_that_tells_them_apart(label: str) -> None:
+    """Of two tiers that burn at once Prometheus would evaluate neither: the same labels would come twice."""
+    message = refusal({"monitoring": {"rules": {"enabled": True, "alertLabels": {label: "a"}}}})
+    assert "/monitoring/rules/alertLabels" in message
+    assert label in message
 
 
 def test_notes_give_the_test_as_long_as_it_waits() -> None:
