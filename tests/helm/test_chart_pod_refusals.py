@@ -144,6 +144,8 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         group(topologySpreadConstraints=[{"topologyKey": "zone", "minDomains": 2}]),
         ("/topologySpreadConstraints/0", "whenUnsatisfiable"),
     ),
+    # The API server takes it only of pods that name their operating system; Ray drains at SIGTERM.
+    "another signal to stop": ({"pods": {"lifecycle": {"stopSignal": "SIGINT"}}}, ("stopSignal",)),
     "a hook of nothing": ({"pods": {"lifecycle": {"preStop": {}}}}, ("/pods/lifecycle/preStop",)),
     "a hook that there is not": ({"pods": {"lifecycle": {"preStart": {}}}}, ("/pods/lifecycle", "preStart")),
     "an environment of no source": (
