@@ -59,6 +59,30 @@ def test_pods_have_as_many_gpus_as_the_largest_bundle(name: str) -> None:
     assert "gpu.count" in message
 
 
+@pytest.mark.parametrize(
+    ("share", "gpus"),
+    [(0.8, 5), (0.6, 5), (1, 5), (0.5, 3), (0.3, 2)],  # the last two share a GPU
+)
+def test_shares_above_a_half_take_a_gpu_each(share: float, gpus: int) -> None:
+    """Of five cells' targets."""
+    config = {
+        "target": {**TWO_RANKS, "tensor_parallel": 1, "placement": {"num_gpus": share}},
+        "drafters": [],
+        "scaling": {"cells": {"max": 5}},
+    }
+    enough = merged(group(gpu={"count": 1}, maxReplicas=gpus), {"config": config})
+    assert files(enough)
+    enough["workerGroups"][0]["maxReplicas"] = gpus - 1
+    assert "at most 5 cells" in refusal(enough)
+
+
+def test_ranks_and_drafters_of_more_than_half_a_gpu_take_one_each() -> None:
+    ranks = {**TWO_RANKS, "placement": {"num_gpus": 0.6}}
+    config = {"target": ranks, "drafters": [drafter(num_gpus=0.6, replicas=2)]}
+    assert files(merged(group(gpu={"count": 4}, maxReplicas=1), {"config": config}))
+    assert "4 GPUs" in refusal(merged(group(gpu={"count": 3}, maxReplicas=1), {"config": config}))
+
+
 def test_what_is_packed_strictly_is_in_one_pod() -> None:
     config = {"target": TWO_RANKS, "drafters": [], "pool": {"strategy": "STRICT_PACK"}}
     assert files(in_pods_of(2, config))

@@ -43,6 +43,8 @@
 {{- $ranks := default 1 $target.tensor_parallel | int -}}
 {{- $first := $perRank -}}
 {{- $needed := mulf (sub $ranks 1) $perRank -}}
+{{- /* Two shares above a half are never of one GPU. */ -}}
+{{- $whole := ternary (mulf (sub $ranks 1) (ceil $perRank)) 0.0 (gt $perRank 0.5) -}}
 {{- $onOneNode := $perRank -}}{{- $shared := mulf $ranks $perRank -}}{{- $isSpread := false -}}
 {{- range $index, $drafter := .Values.config.drafters -}}
 {{- $placement := default (dict) .placement -}}
@@ -56,7 +58,14 @@
 {{- fail (printf "config.drafters[%d] (%s) has collocate: target and no share of the target's GPU, so it would run on the CPU: set placement.num_gpus of both, shares that sum to at most 1 such as 0.8 and 0.2, or device: cpu" $index .name) -}}
 {{- end -}}
 {{- $gpusOfDrafter := mulf (default 1 .replicas) (default 0 $placement.num_gpus) -}}
-{{- if $besideTarget -}}{{- $first = addf $first $gpusOfDrafter -}}{{- else -}}{{- $needed = addf $needed $gpusOfDrafter -}}{{- end -}}
+{{- if $besideTarget -}}
+{{- $first = addf $first $gpusOfDrafter -}}
+{{- else -}}
+{{- $needed = addf $needed $gpusOfDrafter -}}
+{{- if gt (default 0 $placement.num_gpus | float64) 0.5 -}}
+{{- $whole = addf $whole (mulf (default 1 .replicas) (ceil $placement.num_gpus)) -}}
+{{- end -}}
+{{- end -}}
 {{- $onOneNode = maxf $onOneNode (default 0 $placement.num_gpus) -}}
 {{- if eq (default "anywhere" $placement.collocate) "own-node" -}}
 {{- $isSpread = true -}}
@@ -67,6 +76,7 @@
 {{- /* As cluster/placement.py: who is beside the first rank is in its bundle, and one of more than a GPU has whole ones. */ -}}
 {{- $first = round $first 4 -}}
 {{- $needed = addf $needed (ternary (ceil $first) $first (gt $first 1.0)) -}}
+{{- $needed = maxf $needed $whole (ternary (addf $whole (ceil $first)) 0.0 (gt $first 0.5)) -}}
 {{- $cells := dig "scaling" "cells" "max" 1 .Values.config -}}
 {{- if gt (mulf $needed $cells) (float64 $gpus) -}}
 {{- fail (printf "config asks for %v GPUs (%v for each of at most %v cells), and workerGroups have at most %d (maxReplicas times gpu.count)" (mulf $needed $cells) $needed $cells $gpus) -}}
