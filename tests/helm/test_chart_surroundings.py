@@ -151,6 +151,12 @@ def test_notes_tell_that_a_policy_may_cut_off_the_ingress() -> None:
     routed = merged(KEYS, {"ingress": {"enabled": True}})
     assert "Ingress controller" in notes(merged(routed, {"networkPolicy": {"enabled": True}}))
     assert "Ingress controller" not in notes(routed)
+    incremental = {
+        "upgrade": {"type": "NewClusterWithIncrementalUpgrade", "incremental": {"gatewayClassName": "a"}},
+        "tests": {"enabled": False},
+    }
+    assert "Gateway's pods" in notes(merged(KEYS, incremental, {"networkPolicy": {"enabled": True}}))
+    assert "Gateway's pods" not in notes(merged(KEYS, incremental))
 
 
 def test_the_network_policy_and_the_budgets_are_about_the_pods() -> None:
