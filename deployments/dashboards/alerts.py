@@ -169,9 +169,16 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "FlotillaRestartsFlapping",
         "ticket",
-        (Condition("sum by (job, worker) (increase(flotilla_worker_restarts_total[15m]))", "> 3"),),
+        # Workers are called alike in all cells: a target of each made again once is none that keeps failing.
+        (
+            Condition(
+                "sum by (job, cell, worker) (increase(flotilla_worker_restarts_total[15m]))",
+                "> 3",
+            ),
+        ),
         summary="Worker {{ $labels.worker }} of {{ $labels.job }} keeps failing.",
-        description='It was made again {{ printf "%.0f" $value }} times in 15 minutes.',
+        description='In cell {{ $labels.cell }} it was made again {{ printf "%.0f" $value }} times in 15 '
+        "minutes.",
     ),
     Alert(
         "FlotillaWorkersStalling",

@@ -140,6 +140,13 @@ def test_the_first_installation_pages_nobody(tmp_path: Path) -> None:
     check(tmp_path, series, *(expect(firing(), minute, 0) for minute in (4, 10, 24, 40)))
 
 
+def test_a_target_made_again_in_each_of_four_cells_is_no_worker_that_keeps_failing(tmp_path: Path) -> None:
+    """As when their nodes are drained one after the other: workers of all cells have the same names."""
+    name = 'flotilla_worker_restarts_total{{job="f", cell="{}", worker="verifier"}}'
+    series = {name.format(cell): counter([(20 + at, 0), (1, 1), (60, 0)]) for at, cell in enumerate("abcd")}
+    check(tmp_path, series, *(expect(firing(), minute, 0) for minute in (25, 27, 30)))
+
+
 def test_a_cell_that_was_ready_is_missed_at_once(tmp_path: Path) -> None:
     """Its target and its drafters, and as it was the only one, the system."""
     series = {**OPEN, **ready("a", [(10, 0), (20, 1), (60, 0)])}
