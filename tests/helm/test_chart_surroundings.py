@@ -147,6 +147,13 @@ def test_notes_tell_that_the_test_needs_a_key() -> None:
     assert "apiKeys.client.secretName" not in notes()
 
 
+def test_notes_tell_that_rules_are_about_what_nobody_scrapes() -> None:
+    rules = {"enabled": True}
+    assert "monitoring.rules.job" in notes({"monitoring": {"rules": rules}})
+    assert "monitoring.rules.job" not in notes({"monitoring": {"rules": {**rules, "job": "flotilla"}}})
+    assert "monitoring.rules.job" not in notes({"monitoring": {"rules": rules, "podMonitor": rules}})
+
+
 def test_notes_tell_that_a_policy_may_cut_off_the_ingress() -> None:
     routed = merged(KEYS, {"ingress": {"enabled": True}})
     assert "Ingress controller" in notes(merged(routed, {"networkPolicy": {"enabled": True}}))
