@@ -180,7 +180,7 @@ _SPECULATION = (
 _DRAFTERS = (
     _gauge("flotilla_drafters_ready", "Drafter instances alive, by kind.", "drafter"),
     _gauge("flotilla_drafter_capacity", "Requests they may serve at once.", "drafter"),
-    _gauge("flotilla_drafter_requests", "Requests served now, by drafter instance.", "drafter", "instance"),
+    _gauge("flotilla_drafter_requests", "Requests served now, by drafter instance.", "drafter", "worker"),
     _gauge(
         "flotilla_drafter_capacity_price",
         "Tokens per second that one more place on drafters of the kind would have brought.",

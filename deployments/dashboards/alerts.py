@@ -9,9 +9,9 @@ from deployments.dashboards import recording as rec
 
 Severity = Literal["page", "ticket"]
 
-#: Fewer requests with objectives than this in the long window burn nothing worth waking anybody for.
+#: Of fewer requests than this, with objectives in the long window or predicted, no share is worth an alert.
 LEAST_REQUESTS = 10
-#: Fewer failed requests than this in a quarter of an hour wake nobody, whatever their share.
+#: Fewer that failed or were refused in a quarter of an hour wake nobody, whatever their share.
 LEAST_FAILURES = 5
 
 
@@ -169,9 +169,16 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "FlotillaRestartsFlapping",
         "ticket",
-        (Condition("sum by (job, worker) (increase(flotilla_worker_restarts_total[15m]))", "> 3"),),
+        # Workers are called alike in all cells: a target of each made again once is none that keeps failing.
+        (
+            Condition(
+                "sum by (job, cell, worker) (increase(flotilla_worker_restarts_total[15m]))",
+                "> 3",
+            ),
+        ),
         summary="Worker {{ $labels.worker }} of {{ $labels.job }} keeps failing.",
-        description='It was made again {{ printf "%.0f" $value }} times in 15 minutes.',
+        description='In cell {{ $labels.cell }} it was made again {{ printf "%.0f" $value }} times in 15 '
+        "minutes.",
     ),
     Alert(
         "FlotillaWorkersStalling",
@@ -183,10 +190,18 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "FlotillaQueueSaturated",
         "page",
-        (Condition(rec.QUEUE_REFUSALS, "> 0.05"),),
+        (
+            Condition(rec.QUEUE_REFUSALS, "> 0.05"),
+            Condition(
+                "sum by (job, tier) "
+                '(increase(flotilla_front_end_requests_rejected_total{code="queue_full"}[15m]))',
+                f">= {LEAST_FAILURES}",
+            ),
+        ),
         summary="Tier {{ $labels.tier }} of {{ $labels.job }} is refused for a full queue.",
         description="{{ $value | humanizePercentage }} of its requests were refused with `queue_full`, by "
         "all cells, over the last 5 minutes.",
+        on=("job", "tier"),
         lasting="5m",
     ),
     Alert(
@@ -226,10 +241,17 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "FlotillaAdmissionMispredicts",
         "ticket",
-        (Condition(rec.ADMISSION_MISPREDICTED, "> 0.25"),),
+        (
+            Condition(rec.ADMISSION_MISPREDICTED, "> 0.25"),
+            Condition(
+                "sum by (job, objective) (increase(flotilla_admission_prediction_ratio_count[15m]))",
+                f">= {LEAST_REQUESTS}",
+            ),
+        ),
         summary="Admission of {{ $labels.job }} predicts {{ $labels.objective }} badly.",
         description="{{ $value | humanizePercentage }} of requests took more than twice the "
         "{{ $labels.objective }} predicted at their admission, over the last 15 minutes.",
+        on=("job", "objective"),
         lasting="15m",
     ),
     Alert(

@@ -57,7 +57,7 @@ CLUSTER = Board(
                     "Workers made again",
                     "In 15 minutes it is a ticket from 4 on (FlotillaRestartsFlapping).",
                     "ops",
-                    (rate("flotilla_worker_restarts_total", "worker"), "{{worker}}"),
+                    (rate("flotilla_worker_restarts_total", "cell, worker"), "{{cell}} {{worker}}"),
                 ),
                 series(
                     "Workers that did not answer",

@@ -29,6 +29,12 @@ def test_names_follow_the_rules() -> None:
         assert not {"cell", "front_end", "le"} & set(metric.labels), f"{name}: added to every sample"
 
 
+def test_no_label_is_one_that_prometheus_gives_to_what_it_scrapes() -> None:
+    """It would keep its own, of targets as its operator finds them, and call ours `exported_...`."""
+    taken = {"job", "instance", "namespace", "pod", "container", "endpoint", "service", "node"}
+    assert {name: found for name, metric in CATALOG.items() if (found := taken & {*metric.labels})} == {}
+
+
 def test_what_is_not_declared_cannot_be_counted() -> None:
     metrics = MetricSet("cell")
     with pytest.raises(UndeclaredMetric, match="metric_catalog"):

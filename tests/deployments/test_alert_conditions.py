@@ -107,6 +107,19 @@ def test_a_request_that_all_cells_refuse_counts_once(tmp_path: Path) -> None:
     check(tmp_path, series, expect(firing(), 50, 0), recorded)
 
 
+def test_a_refusal_now_and_then_wakes_nobody(tmp_path: Path) -> None:
+    """One of ten requests in five minutes, as long as it may last."""
+    series = {looked_at("a", "accepted"): counter([(60, 1.8)]), told("queue_full"): counter([(60, 0.2)])}
+    check(tmp_path, series, expect(firing(), 50, 0))
+
+
+def test_a_few_requests_that_were_predicted_badly_raise_nothing(tmp_path: Path) -> None:
+    """All of one request in five minutes."""
+    ratio = 'flotilla_admission_prediction_ratio_{part}{{job="f", cell="a", objective="ttft"{le}}}'
+    within, every = ratio.format(part="bucket", le=', le="2.0"'), ratio.format(part="count", le="")
+    check(tmp_path, {within: counter([(60, 0)]), every: counter([(60, 0.2)])}, expect(firing(), 50, 0))
+
+
 # -- cells that load, and cells that are lost ---------------------------------------------------------
 
 
@@ -125,6 +138,13 @@ def test_the_first_installation_pages_nobody(tmp_path: Path) -> None:
     """Front ends are there before the first cell is, and that before its models."""
     series = {**OPEN, **ready("a", [(5, None), (20, 0), (65, 1)])}
     check(tmp_path, series, *(expect(firing(), minute, 0) for minute in (4, 10, 24, 40)))
+
+
+def test_a_target_made_again_in_each_of_four_cells_is_no_worker_that_keeps_failing(tmp_path: Path) -> None:
+    """As when their nodes are drained one after the other: workers of all cells have the same names."""
+    name = 'flotilla_worker_restarts_total{{job="f", cell="{}", worker="verifier"}}'
+    series = {name.format(cell): counter([(20 + at, 0), (1, 1), (60, 0)]) for at, cell in enumerate("abcd")}
+    check(tmp_path, series, *(expect(firing(), minute, 0) for minute in (25, 27, 30)))
 
 
 def test_a_cell_that_was_ready_is_missed_at_once(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ flotilla_front_end_requests_rejected_total{code="queue_full",front_end="f",tier=
 # TYPE flotilla_requests_running gauge
 flotilla_requests_running{cell="a",tier="fast"} 9.0
 # TYPE flotilla_drafter_requests gauge
-flotilla_drafter_requests{cell="a",drafter="small",instance="small/0"} 2.0
-flotilla_drafter_requests{cell="a",drafter="small",instance="small/1"} 1.0
+flotilla_drafter_requests{cell="a",drafter="small",worker="small/0"} 2.0
+flotilla_drafter_requests{cell="a",drafter="small",worker="small/1"} 1.0
 # TYPE flotilla_drafter_capacity_price gauge
 flotilla_drafter_capacity_price{cell="b",drafter="small"} 1.5
 # TYPE flotilla_drafter_tokens_total counter

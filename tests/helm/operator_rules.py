@@ -17,6 +17,9 @@ DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 MAX_NAME = 47
 _QUOTES = "'\"` "
 _OF_REDIS = {"REDIS_PASSWORD", "RAY_REDIS_ADDRESS"}
+#: What the head may not have in its environment, whatever else is configured.
+_NEVER_IN_ENV = {"REDIS_USERNAME", "RAY_enable_autoscaler_v2"}
+_OLDEST_WITH_TOKENS = (2, 52)
 
 Object = dict[str, Any]
 
@@ -27,6 +30,7 @@ def violations(service: Object) -> list[str]:
     ray = spec["rayClusterConfig"]
     return [
         *_of_name("metadata.name", service["metadata"]["name"]),
+        *_of_head(ray["headGroupSpec"], ray),
         *_of_group("head", ray["headGroupSpec"], ray),
         *(found for group in ray.get("workerGroupSpecs", []) for found in _of_worker(group, ray)),
         *_of_upgrade(spec, ray),
@@ -38,6 +42,16 @@ def _of_name(where: str, name: str) -> Iterator[str]:
         yield f"{where} {name} is longer than {MAX_NAME}"
     if not DNS_1035.fullmatch(name):
         yield f"{where} {name} is no DNS-1035 label"
+
+
+def _of_head(head: Object, ray: Object) -> Iterator[str]:
+    env = {variable["name"] for variable in head["template"]["spec"]["containers"][0].get("env", [])}
+    refused = _NEVER_IN_ENV | (set() if "gcsFaultToleranceOptions" in ray else {"RAY_REDIS_ADDRESS"})
+    if env & refused or "redis-username" in head.get("rayStartParams", {}):
+        yield f"head: {env & refused or 'redis-username'} is the operator's"
+    version = tuple(int(part) for part in ray["rayVersion"].split(".")[:2])
+    if ray.get("authOptions", {}).get("mode") == "token" and version < _OLDEST_WITH_TOKENS:
+        yield f"authOptions.mode token with Ray {ray['rayVersion']}"
 
 
 def _of_group(name: str, group: Object, ray: Object) -> Iterator[str]:
@@ -94,6 +108,8 @@ def _of_resources(name: str, params: Object) -> Iterator[str]:
 def _of_worker(group: Object, ray: Object) -> Iterator[str]:
     name = group["groupName"]
     yield from _of_group(name, group, ray)
+    if "idleTimeoutSeconds" in group and ray.get("autoscalerOptions", {}).get("version") != "v2":
+        yield f"{name}: idleTimeoutSeconds without autoscaler v2"
     low, high = group.get("minReplicas"), group.get("maxReplicas")
     if low is None or high is None:
         yield f"{name}: minReplicas and maxReplicas must be set"

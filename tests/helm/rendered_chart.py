@@ -29,16 +29,18 @@ def scenario(name: str) -> Object:
 
 
 def files(
-    values: Mapping[str, Any] | None = None, *, name: str = "demo", loaded: Any = None
+    values: Mapping[str, Any] | None = None,
+    *,
+    name: str = "demo",
+    namespace: str = "serving",
+    loaded: Any = None,
 ) -> dict[str, str]:
     """Rendered text by template."""
-    return dict((loaded or chart()).render(dict(values or {}), name=name, namespace="serving"))
+    return dict((loaded or chart()).render(dict(values or {}), name=name, namespace=namespace))
 
 
-def objects(
-    values: Mapping[str, Any] | None = None, *, name: str = "demo", loaded: Any = None
-) -> list[Object]:
-    rendered = files(values, name=name, loaded=loaded)
+def objects(values: Mapping[str, Any] | None = None, **options: Any) -> list[Object]:
+    rendered = files(values, **options)
     return [
         found
         for path, text in rendered.items()

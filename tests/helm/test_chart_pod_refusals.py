@@ -46,6 +46,17 @@ def test_what_selects_pods_cannot_be_switched_off_by_a_label(label: str) -> None
         assert label in message
 
 
+@pytest.mark.parametrize("name", ["my team", "/team", "Example.org/team", "a/b/c", "-team", "t" * 64])
+def test_what_is_no_name_of_a_label_is_refused(name: str) -> None:
+    for values in (
+        {"pods": {"labels": {name: "a"}}},
+        {"pods": {"annotations": {name: "a"}}},
+        {"commonLabels": {name: "a"}},
+        group(rayLabels={name: "a"}),
+    ):
+        assert name in refusal(values)
+
+
 @pytest.mark.parametrize("label", LABELS_OF_OBJECTS)
 def test_labels_that_the_chart_sets_are_refused(label: str) -> None:
     labels = {label: "platform"}
@@ -61,7 +72,12 @@ def test_labels_that_the_chart_sets_are_refused(label: str) -> None:
         assert label in message
 
 
+ON_VOLUME = {"kind": "model", "name": "small", "placement": {"collocate": "target"}}
 VOLUME = [{"name": "own", "emptyDir": {}}]
+DOWNLOAD = {
+    "source": "download",
+    "download": [{"repository": "a/b", "directory": "a", "revision": "0" * 40}],
+}
 MODELS = {"models": {"source": "pvc", "pvc": {"claimName": "weights"}}}
 
 #: By name: values, and what the message must say.
@@ -90,6 +106,47 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"pods": {"extraContainers": [{"name": "a"}]}},
         ("/extraContainers/0", "image"),
     ),
+    "a probe of nothing, only how often": (
+        group(probes={"readinessProbe": {"periodSeconds": 3}}),
+        ("/workerGroups/0/probes/readinessProbe", "httpGet"),
+    ),
+    "a probe of two things": (
+        {"head": {"probes": {"livenessProbe": {"tcpSocket": {"port": 1}, "exec": {"command": ["a"]}}}}},
+        ("/head/probes/livenessProbe",),
+    ),
+    "a pod that is alive only after two answers": (
+        group(probes={"livenessProbe": {"tcpSocket": {"port": 1}, "successThreshold": 2}}),
+        ("/probes/livenessProbe/successThreshold",),
+    ),
+    "time to end for a pod that is only not ready": (
+        group(probes={"readinessProbe": {"tcpSocket": {"port": 1}, "terminationGracePeriodSeconds": 5}}),
+        ("/probes/readinessProbe",),
+    ),
+    "a variable of two sources": (
+        {"pods": {"env": [{"name": "A", "value": "1", "valueFrom": {"secretKeyRef": {}}}]}},
+        ("/pods/env/0",),
+    ),
+    "a toleration of every value that names one": (
+        group(tolerations=[{"key": "a", "operator": "Exists", "value": "b"}]),
+        ("/workerGroups/0/tolerations/0/value",),
+    ),
+    "a toleration of a value of no key": (
+        {"head": {"tolerations": [{"value": "b", "effect": "NoSchedule"}]}},
+        ("/head/tolerations/0", "key"),
+    ),
+    "a toleration for a while of what evicts nobody": (
+        group(
+            tolerations=[{"key": "a", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 9}]
+        ),
+        ("/workerGroups/0/tolerations/0/effect",),
+    ),
+    "domains that there must be of a spread that need not be": (
+        group(topologySpreadConstraints=[{"topologyKey": "zone", "minDomains": 2}]),
+        ("/topologySpreadConstraints/0", "whenUnsatisfiable"),
+    ),
+    # The API server takes it only of pods that name their operating system; Ray drains at SIGTERM.
+    "another signal to stop": ({"pods": {"lifecycle": {"stopSignal": "SIGINT"}}}, ("stopSignal",)),
+    "a hook of nothing": ({"pods": {"lifecycle": {"preStop": {}}}}, ("/pods/lifecycle/preStop",)),
     "a hook that there is not": ({"pods": {"lifecycle": {"preStart": {}}}}, ("/pods/lifecycle", "preStart")),
     "an environment of no source": (
         {"pods": {"envFrom": [{"configMap": {"name": "a"}}]}},
@@ -109,6 +166,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a mount over the models": (
         merged(MODELS, group(volumes=VOLUME, volumeMounts=[{"name": "own", "mountPath": "/models"}])),
         ("workerGroups[0] (cpu)", "two volumeMounts", "/models"),
+    ),
+    "a drafter on a volume that is not mounted": (
+        {"config": {"drafters": [{**ON_VOLUME, "path": "/models/small"}]}},
+        ("config.drafters[0].path", "/models/small", "models.source"),
     ),
     "a mount of no volume": (
         group(volumeMounts=[{"name": "own", "mountPath": "/data"}]),
@@ -148,6 +209,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"models": {"downloadResources": {"requests": {"memory": "5Gi"}}}},
         ("models: downloadResources.requests.memory 5Gi", "limit 4Gi"),
     ),
+    "more room for downloads asked for, by the volume's size, than allowed": (
+        {"models": {**DOWNLOAD, "downloadResources": {"limits": {"ephemeral-storage": "50Gi"}}}},
+        ("workerGroups[0] (cpu), models: downloadResources.requests.ephemeral-storage 100Gi", "limit 50Gi"),
+    ),
     "more asked for beside the head than allowed": (
         {"autoscaler": {"resources": {"requests": {"cpu": "2"}}}},
         ("autoscaler", "resources.requests.cpu 2", "limit 1"),
@@ -181,6 +246,35 @@ def test_labels_of_ones_own_are_taken() -> None:
 )
 def test_a_request_of_the_limit_is_taken_in_whatever_unit(request_: object, limit: object) -> None:
     assert files(group(resources={"requests": {"memory": request_}, "limits": {"memory": limit}}))
+
+
+def test_what_is_refused_of_probes_and_tolerations_is_refused_for_that_alone() -> None:
+    probe = {"httpGet": {"path": "/", "port": 8000}, "periodSeconds": 3}
+    probes = {
+        "readinessProbe": {**probe, "successThreshold": 2},
+        "startupProbe": probe,
+        "livenessProbe": probe,
+    }
+    tolerations = [
+        {"operator": "Exists"},
+        {"key": "a", "value": "b", "effect": "NoSchedule"},
+        {"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 9},
+    ]
+    spread = [{"topologyKey": "zone", "minDomains": 2, "whenUnsatisfiable": "DoNotSchedule"}]
+    assert files(group(probes=probes, tolerations=tolerations, topologySpreadConstraints=spread))
+
+
+def test_a_limit_of_room_for_downloads_that_holds_the_volume_is_taken() -> None:
+    limits = {"limits": {"ephemeral-storage": "200Gi"}}
+    assert files({"models": {**DOWNLOAD, "downloadResources": limits}})
+
+
+def test_models_may_be_on_a_volume_of_ones_own() -> None:
+    """Such as one of a CSI driver, which is no claim."""
+    config = {"target": {"path": "/models/large"}, "drafters": [{**ON_VOLUME, "path": "/models/small"}]}
+    mounted = {"volumes": VOLUME, "volumeMounts": [{"name": "own", "mountPath": "/models"}]}
+    assert files({"config": config, "pods": mounted})
+    assert files(merged(group(**mounted), {"config": config}))
 
 
 def test_what_is_refused_of_mounts_is_refused_for_that_alone() -> None:

@@ -12,11 +12,6 @@ GPU_GROUP = group(gpu={"count": 1})
 ZEROES = "0" * 40
 HASH = f"hmac-sha256:{'0' * 32}:{'0' * 64}"
 
-CLOSED = {"enabled": True, "egress": {"enabled": True}}
-DOWNLOAD = {
-    "source": "download",
-    "download": [{"repository": "a/b", "directory": "a", "revision": ZEROES}],
-}
 INCREMENTAL = {
     "upgrade": {"type": "NewClusterWithIncrementalUpgrade", "incremental": {"gatewayClassName": "a"}},
     "tests": {"enabled": False},
@@ -39,6 +34,13 @@ def shared_gpu(of_target: float, of_drafter: float, **drafter: Any) -> dict[str,
 REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "an unknown value": ({"replicaCount": 2}, ("replicaCount",)),
     "an unknown value within a section": ({"service": {"prot": 80}}, ("/service", "prot")),
+    # With null Helm takes a default away.
+    "no authentication, by taking the default away": ({"rayAuthentication": None}, ("rayAuthentication",)),
+    "no section, by taking its defaults away": ({"pods": None}, ("missing property 'pods'",)),
+    "a name of the chart that is no label": (
+        {"nameOverride": "my flotilla!", "fullnameOverride": "a"},
+        ("/nameOverride",),
+    ),
     "a name above 47 characters": ({"fullnameOverride": "a" * 48}, ("/fullnameOverride", "47")),
     "a name that begins with a digit": ({"fullnameOverride": "1a"}, ("/fullnameOverride",)),
     # -- configuration
@@ -122,6 +124,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a digest that is none": ({"image": {"digest": "sha256:abc"}}, ("/image/digest",)),
     "a pull policy that there is not": ({"image": {"pullPolicy": "Sometimes"}}, ("/image/pullPolicy",)),
     "a Ray that is too old": ({"rayVersion": "1.13.0"}, ("/rayVersion",)),
+    "a Ray that has no tokens, and that Flotilla does not run on": (
+        {"rayVersion": "2.51.0"},
+        ("/rayVersion",),
+    ),
     "an authentication that there is not": ({"rayAuthentication": "none"}, ("/rayAuthentication",)),
     # -- worker groups
     "no worker group": ({"workerGroups": []}, ("/workerGroups",)),
@@ -237,28 +243,19 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"monitoring": {"podMonitor": {"authorization": {"secretName": "a"}}}},
         ("monitoring.podMonitor.authorization", "apiKeys.enabled"),
     ),
-    # -- what a network policy would cut off
-    "an autoscaler that does not reach the API server": (
-        {"networkPolicy": CLOSED},
-        ("networkPolicy.egress.rules", "autoscaler.enabled", "API server"),
-    ),
-    "a head that does not reach Redis": (
-        {
-            "networkPolicy": CLOSED,
-            "autoscaler": {"enabled": False},
-            "gcsFaultTolerance": {"enabled": True, "redisAddress": "redis:6379"},
-        },
-        ("networkPolicy.egress.rules", "gcsFaultTolerance", "Redis"),
-    ),
-    "a download that does not reach the Hub": (
-        {"networkPolicy": CLOSED, "autoscaler": {"enabled": False}, "models": DOWNLOAD},
-        ("networkPolicy.egress.rules", "models.source", "Hub"),
-    ),
     # -- the rest
     "a service of no type": ({"service": {"type": "External"}}, ("/service/type",)),
     "a port of the Service, which the operator would ignore": (
         {"service": {"port": 80}},
         ("/service", "port"),
+    ),
+    "the autoscaler's version in the environment": (
+        {"head": {"env": [{"name": "RAY_enable_autoscaler_v2", "value": "1"}]}},
+        ("RAY_enable_autoscaler_v2", "autoscaler.enabled"),
+    ),
+    "a time until idle pods are removed, by nobody": (
+        merged(group(idleTimeoutSeconds=60), {"autoscaler": {"enabled": False}}),
+        ("workerGroups[0]", "idleTimeoutSeconds", "autoscaler.enabled"),
     ),
     "an autoscaler of no speed": ({"autoscaler": {"upscalingMode": "Fast"}}, ("/autoscaler/upscalingMode",)),
     "Redis without address": ({"gcsFaultTolerance": {"enabled": True}}, ("gcsFaultTolerance.redisAddress",)),
@@ -272,6 +269,14 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
             "pods": {"env": [{"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}]},
         },
         ("RAY_REDIS_ADDRESS", "gcsFaultTolerance"),
+    ),
+    "Redis in the environment alone": (
+        {"pods": {"env": [{"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}]}},
+        ("RAY_REDIS_ADDRESS", "gcsFaultTolerance"),
+    ),
+    "a name for Redis among the start parameters alone": (
+        {"head": {"rayStartParams": {"redis-username": "a"}}},
+        ("head.rayStartParams.redis-username", "gcsFaultTolerance.redisUsername"),
     ),
     "a name for Redis without password": (
         {"gcsFaultTolerance": {"enabled": True, "redisAddress": "redis:6379", "redisUsername": "a"}},
@@ -339,6 +344,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"monitoring": {"podMonitor": {"interval": "1m", "scrapeTimeout": "61s"}}},
         ("monitoring.podMonitor.scrapeTimeout 61s", "interval 1m"),
     ),
+    "scrapes so rare that rates over 5 minutes have gaps": (
+        {"monitoring": {"podMonitor": {"enabled": True, "interval": "3m"}, "rules": {"enabled": True}}},
+        ("monitoring.podMonitor.interval 3m", "monitoring.rules.enabled", "2m"),
+    ),
     "a label that alerts have": (
         {"monitoring": {"rules": {"enabled": True, "alertLabels": {"severity": "info"}}}},
         ("monitoring.rules.alertLabels", "severity"),
@@ -385,7 +394,6 @@ def test_what_is_refused_is_refused_for_that_alone() -> None:
         assert files(merged(one_gpu, {"config": shared_gpu(*shares)}))
     assert files(merged(one_gpu, {"config": shared_gpu(1, 0, device="cpu")}))
     assert files(INCREMENTAL)
-    open_to = {"networkPolicy": {"enabled": True, "egress": {"enabled": True, "rules": [{"to": []}]}}}
-    assert files(open_to)
-    assert files({"networkPolicy": CLOSED, "autoscaler": {"enabled": False}})
+    rare = {"enabled": True, "interval": "2m"}
+    assert files({"monitoring": {"podMonitor": rare, "rules": {"enabled": True}}})
     assert files(merged(group(), {"fullnameOverride": "a" * 47}))

@@ -20,6 +20,7 @@ from tests.helm.rendered_chart import (
     objects,
     of_kind,
     ray_service,
+    refusal,
     scenario,
     templates,
 )
@@ -118,10 +119,51 @@ def test_the_controller_of_the_air_gapped_ingress_reaches_the_api() -> None:
     assert f"ingress-{ingress['spec']['ingressClassName']}" in allowed
 
 
+def labels_of_expressions() -> set[str]:
+    """What alerts and the series that they look at are told apart by."""
+    texts = "".join(rule_files(SloTargets()).values())
+    return {
+        label.strip() for found in re.findall(r"\b(?:by|on) \(([^)]+)\)", texts) for label in found.split(",")
+    }
+
+
+@pytest.mark.parametrize("label", sorted(labels_of_expressions()))
+def test_no_label_of_all_alerts_is_one_that_tells_them_apart(label: str) -> None:
+    """Of two tiers that burn at once Prometheus would evaluate neither: the same labels would come twice."""
+    message = refusal({"monitoring": {"rules": {"enabled": True, "alertLabels": {label: "a"}}}})
+    assert "/monitoring/rules/alertLabels" in message
+    assert label in message
+
+
+def test_notes_give_the_test_as_long_as_it_waits() -> None:
+    """And a pod some time to start: Helm's own limit is 5 minutes."""
+    assert "helm test demo --namespace serving --timeout 1500s" in notes({"tests": {"timeoutSeconds": 1200}})
+
+
+def test_notes_tell_that_the_test_needs_a_key() -> None:
+    without = merged(KEYS, {"apiKeys": {"client": {"secretName": ""}}})
+    assert "apiKeys.client.secretName" in notes(without)
+    assert "apiKeys.client.secretName" not in notes(KEYS)
+    assert "apiKeys.client.secretName" not in notes()
+
+
+def test_notes_tell_that_rules_are_about_what_nobody_scrapes() -> None:
+    rules = {"enabled": True}
+    assert "monitoring.rules.job" in notes({"monitoring": {"rules": rules}})
+    assert "monitoring.rules.job" not in notes({"monitoring": {"rules": {**rules, "job": "flotilla"}}})
+    assert "monitoring.rules.job" not in notes({"monitoring": {"rules": rules, "podMonitor": rules}})
+
+
 def test_notes_tell_that_a_policy_may_cut_off_the_ingress() -> None:
     routed = merged(KEYS, {"ingress": {"enabled": True}})
     assert "Ingress controller" in notes(merged(routed, {"networkPolicy": {"enabled": True}}))
     assert "Ingress controller" not in notes(routed)
+    incremental = {
+        "upgrade": {"type": "NewClusterWithIncrementalUpgrade", "incremental": {"gatewayClassName": "a"}},
+        "tests": {"enabled": False},
+    }
+    assert "Gateway's pods" in notes(merged(KEYS, incremental, {"networkPolicy": {"enabled": True}}))
+    assert "Gateway's pods" not in notes(merged(KEYS, incremental))
 
 
 def test_the_network_policy_and_the_budgets_are_about_the_pods() -> None:

@@ -103,6 +103,18 @@ def test_grpc_has_a_service_of_its_own() -> None:
     assert service["spec"]["selector"]["ray.io/serve"] == "true"
 
 
+def test_a_load_balancer_for_grpc_is_as_internal_as_the_other() -> None:
+    internal = {"service.beta.kubernetes.io/aws-load-balancer-internal": "true"}
+    values = {
+        "service": {"type": "LoadBalancer", "annotations": internal},
+        "config": {"grpc": {"enabled": True}},
+    }
+    (grpc,) = of_kind("Service", values)
+    http = ray_service(values)["spec"]["serveService"]
+    assert grpc["spec"]["type"] == http["spec"]["type"] == "LoadBalancer"
+    assert grpc["metadata"]["annotations"] == http["metadata"]["annotations"] == internal
+
+
 # -- image and models ----------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@
 {{- fail (printf "the name %q must begin with a letter and hold lower-case letters, digits and `-`: choose another release name, or set fullnameOverride" $name) -}}
 {{- end -}}
 
-{{- $gpus := 0 -}}{{- $names := dict -}}{{- $running := list -}}
+{{- $gpus := 0 -}}{{- $gpusOfPod := 0 -}}{{- $names := dict -}}{{- $running := list -}}
 {{- range $index, $group := .Values.workerGroups -}}
 {{- $where := printf "workerGroups[%d] (%s)" $index $group.name -}}
 {{- if hasKey $names $group.name -}}{{- fail (printf "%s: another group has that name" $where) -}}{{- end -}}
@@ -15,6 +15,9 @@
 {{- if gt $min $max -}}{{- fail (printf "%s: minReplicas %d is above maxReplicas %d" $where $min $max) -}}{{- end -}}
 {{- if or (lt $replicas $min) (gt $replicas $max) -}}
 {{- fail (printf "%s: replicas %d is not between minReplicas %d and maxReplicas %d" $where $replicas $min $max) -}}
+{{- end -}}
+{{- if and (hasKey $group "idleTimeoutSeconds") (not $.Values.autoscaler.enabled) -}}
+{{- fail (printf "%s: idleTimeoutSeconds without autoscaler.enabled, which the operator refuses" $where) -}}
 {{- end -}}
 {{- range $key := list "num-cpus" "num-gpus" "memory" "resources" "labels" -}}
 {{- if hasKey (default (dict) $group.rayStartParams) $key -}}
@@ -28,6 +31,7 @@
 {{- fail (printf "%s: podDisruptionBudget.minAvailable %d is above minReplicas %d: with so few pods no node could be drained" $where $available $min) -}}
 {{- end -}}
 {{- $gpus = add $gpus (mul $max (int (dig "gpu" "count" 0 $group))) -}}
+{{- $gpusOfPod = max $gpusOfPod (int (dig "gpu" "count" 0 $group)) -}}
 {{- end -}}
 
 {{- range list "cells" "front-ends" -}}
@@ -36,8 +40,12 @@
 
 {{- $target := .Values.config.target -}}
 {{- $perRank := dig "placement" "num_gpus" 0 $target | float64 -}}
+{{- $ranks := default 1 $target.tensor_parallel | int -}}
 {{- $first := $perRank -}}
-{{- $needed := mulf (sub (default 1 $target.tensor_parallel | int) 1) $perRank -}}
+{{- $needed := mulf (sub $ranks 1) $perRank -}}
+{{- /* Two shares above a half are never of one GPU. */ -}}
+{{- $whole := ternary (mulf (sub $ranks 1) (ceil $perRank)) 0.0 (gt $perRank 0.5) -}}
+{{- $onOneNode := $perRank -}}{{- $shared := mulf $ranks $perRank -}}{{- $isSpread := false -}}
 {{- range $index, $drafter := .Values.config.drafters -}}
 {{- $placement := default (dict) .placement -}}
 {{- $besideTarget := eq (default "anywhere" $placement.collocate) "target" -}}
@@ -50,14 +58,34 @@
 {{- fail (printf "config.drafters[%d] (%s) has collocate: target and no share of the target's GPU, so it would run on the CPU: set placement.num_gpus of both, shares that sum to at most 1 such as 0.8 and 0.2, or device: cpu" $index .name) -}}
 {{- end -}}
 {{- $gpusOfDrafter := mulf (default 1 .replicas) (default 0 $placement.num_gpus) -}}
-{{- if $besideTarget -}}{{- $first = addf $first $gpusOfDrafter -}}{{- else -}}{{- $needed = addf $needed $gpusOfDrafter -}}{{- end -}}
+{{- if $besideTarget -}}
+{{- $first = addf $first $gpusOfDrafter -}}
+{{- else -}}
+{{- $needed = addf $needed $gpusOfDrafter -}}
+{{- if gt (default 0 $placement.num_gpus | float64) 0.5 -}}
+{{- $whole = addf $whole (mulf (default 1 .replicas) (ceil $placement.num_gpus)) -}}
+{{- end -}}
+{{- end -}}
+{{- $onOneNode = maxf $onOneNode (default 0 $placement.num_gpus) -}}
+{{- if eq (default "anywhere" $placement.collocate) "own-node" -}}
+{{- $isSpread = true -}}
+{{- else if or $besideTarget (not $placement.labels) -}}
+{{- $shared = addf $shared $gpusOfDrafter -}}
+{{- end -}}
 {{- end -}}
 {{- /* As cluster/placement.py: who is beside the first rank is in its bundle, and one of more than a GPU has whole ones. */ -}}
 {{- $first = round $first 4 -}}
 {{- $needed = addf $needed (ternary (ceil $first) $first (gt $first 1.0)) -}}
+{{- $needed = maxf $needed $whole (ternary (addf $whole (ceil $first)) 0.0 (gt $first 0.5)) -}}
 {{- $cells := dig "scaling" "cells" "max" 1 .Values.config -}}
 {{- if gt (mulf $needed $cells) (float64 $gpus) -}}
 {{- fail (printf "config asks for %v GPUs (%v for each of at most %v cells), and workerGroups have at most %d (maxReplicas times gpu.count)" (mulf $needed $cells) $needed $cells $gpus) -}}
+{{- end -}}
+{{- /* A bundle is on one node; with a drafter on a node of its own, all ranks are in one. */ -}}
+{{- $onOneNode = maxf $onOneNode $first (ternary $shared 0.0 $isSpread) -}}
+{{- if eq (dig "pool" "strategy" "PACK" .Values.config) "STRICT_PACK" -}}{{- $onOneNode = maxf $onOneNode $needed -}}{{- end -}}
+{{- if gt (round $onOneNode 4) (float64 $gpusOfPod) -}}
+{{- fail (printf "config asks for %v GPUs on one node, for the target's first rank and who is beside it, or for all that must be together, and no pods of workerGroups have more than %d (gpu.count)" (ceil (round $onOneNode 4)) $gpusOfPod) -}}
 {{- end -}}
 
 {{- $tiers := default (dict) .Values.config.tiers -}}
@@ -96,8 +124,18 @@
 {{- if and (eq .source "pvc") (not .pvc.claimName) -}}{{- fail "models.pvc.claimName is required with models.source pvc" -}}{{- end -}}
 {{- if and (eq .source "download") (not .download) -}}{{- fail "models.download is empty, and models.source says download" -}}{{- end -}}
 {{- if and .download (ne .source "download") -}}{{- fail (printf "models.download is set, and models.source is %s" .source) -}}{{- end -}}
-{{- if and (eq .source "none") (hasPrefix (printf "%s/" .mountPath) $target.path) -}}
-{{- fail (printf "config.target.path %s lies below models.mountPath, and models.source is none: set it to pvc or download" $target.path) -}}
+{{- $paths := dict "config.target.path" $target.path -}}
+{{- range $index, $drafter := $.Values.config.drafters -}}
+{{- $_ := set $paths (printf "config.drafters[%d].path" $index) (default "" .path) -}}
+{{- end -}}
+{{- $isMounted := false -}}
+{{- range append $.Values.workerGroups $.Values.pods -}}
+{{- range .volumeMounts -}}{{- if hasPrefix $.Values.models.mountPath .mountPath -}}{{- $isMounted = true -}}{{- end -}}{{- end -}}
+{{- end -}}
+{{- range $where, $path := $paths -}}
+{{- if and (eq $.Values.models.source "none") (not $isMounted) (hasPrefix (printf "%s/" $.Values.models.mountPath) $path) -}}
+{{- fail (printf "%s %s lies below models.mountPath, and models.source is none: set it to pvc or download, or mount a volume there" $where $path) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -113,6 +151,10 @@
 {{- if and .authorization.secretName (not $.Values.apiKeys.enabled) -}}
 {{- fail "monitoring.podMonitor.authorization is set, and apiKeys.enabled is false: /metrics asks for no key" -}}
 {{- end -}}
+{{- /* A rate over 5 minutes needs two samples in them: with fewer it has gaps, in which what alerts wait for begins anew. */ -}}
+{{- if and .enabled $.Values.monitoring.rules.enabled (gt (include "flotilla.milliseconds" .interval | int64) 120000) -}}
+{{- fail (printf "monitoring.podMonitor.interval %s with monitoring.rules.enabled: rules look at 5 minutes, and need at most 2m" .interval) -}}
+{{- end -}}
 {{- if and .scrapeTimeout (gt (include "flotilla.milliseconds" .scrapeTimeout | int64) (include "flotilla.milliseconds" .interval | int64)) -}}
 {{- fail (printf "monitoring.podMonitor.scrapeTimeout %s is above interval %s, which Prometheus' operator refuses" .scrapeTimeout .interval) -}}
 {{- end -}}
@@ -121,29 +163,35 @@
 
 {{- with .Values.gcsFaultTolerance -}}
 {{- if and .enabled (not .redisAddress) -}}{{- fail "gcsFaultTolerance.redisAddress is required with gcsFaultTolerance.enabled" -}}{{- end -}}
+{{- /* Redis' name and address are refused without fault tolerance, too: they would switch it on by the back door. */ -}}
 {{- range $param, $field := dict "redis-password" "redisPassword" "redis-username" "redisUsername" -}}
-{{- if and $.Values.gcsFaultTolerance.enabled (hasKey $.Values.head.rayStartParams $param) -}}
+{{- if and (or $.Values.gcsFaultTolerance.enabled (eq $param "redis-username")) (hasKey $.Values.head.rayStartParams $param) -}}
 {{- fail (printf "head.rayStartParams.%s is set by the operator; use gcsFaultTolerance.%s" $param $field) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .redisUsername (not .redisPassword.secretName) -}}
 {{- fail "gcsFaultTolerance.redisUsername is set without redisPassword.secretName: Redis takes no name alone" -}}
 {{- end -}}
-{{- if .enabled -}}
-{{- range concat $.Values.pods.env $.Values.head.env -}}
-{{- if has .name (list "REDIS_PASSWORD" "REDIS_USERNAME" "RAY_REDIS_ADDRESS" "RAY_external_storage_namespace") -}}
-{{- fail (printf "%s in env is refused by the operator; use gcsFaultTolerance" .name) -}}
-{{- end -}}
+{{- $refused := list "REDIS_USERNAME" "RAY_REDIS_ADDRESS" -}}
+{{- if .enabled -}}{{- $refused = concat $refused (list "REDIS_PASSWORD" "RAY_external_storage_namespace") -}}{{- end -}}
+{{- range concat $.Values.pods.env (default (list) $.Values.head.env) -}}
+{{- if has .name $refused -}}{{- fail (printf "%s in env is refused by the operator; use gcsFaultTolerance" .name) -}}{{- end -}}
+{{- if eq .name "RAY_enable_autoscaler_v2" -}}
+{{- fail "RAY_enable_autoscaler_v2 in env is refused by the operator; use autoscaler.enabled" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if hasKey .Values.head.rayStartParams "labels" -}}{{- fail "head.rayStartParams.labels is refused by the operator" -}}{{- end -}}
 
 {{- with .Values.networkPolicy -}}
+{{- if and .enabled $.Values.monitoring.podMonitor.enabled (not .monitoring) -}}
+{{- fail "networkPolicy.monitoring is empty with monitoring.podMonitor.enabled: Prometheus must reach the pods" -}}
+{{- end -}}
 {{- if and .enabled .egress.enabled (not .egress.rules) -}}
 {{- $reasons := dict "autoscaler.enabled: the autoscaler must reach the API server" $.Values.autoscaler.enabled -}}
 {{- $_ := set $reasons "gcsFaultTolerance.enabled: the head must reach Redis" $.Values.gcsFaultTolerance.enabled -}}
 {{- $_ := set $reasons "models.source download: pods must reach the Hub" (eq $.Values.models.source "download") -}}
+{{- $_ := set $reasons "config.telemetry.otlp_endpoint: pods must reach the collector" (dig "telemetry" "otlp_endpoint" nil $.Values.config) -}}
 {{- range $reason, $applies := $reasons -}}
 {{- if $applies -}}{{- fail (printf "networkPolicy.egress.rules is empty with %s" $reason) -}}{{- end -}}
 {{- end -}}

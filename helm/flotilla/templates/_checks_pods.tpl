@@ -45,6 +45,10 @@ there are not, and requests above limits. The API server refuses these, of pods 
 {{- end -}}
 {{- include "flotilla.checkOnce" (dict "where" $where "what" "containers (of pods.initContainers, pods.extraContainers, the chart and the operator)" "names" $containers) -}}
 {{- include "flotilla.checkQuantities" (dict "where" $where "resources" .group.resources) -}}
+{{- if and (eq .root.Values.models.source "download") (include "flotilla.modelsHeld" .) -}}
+{{- $resources := include "flotilla.downloadResources" . | fromYaml -}}
+{{- include "flotilla.checkQuantities" (dict "where" (printf "%s, models" $where) "field" "downloadResources" "resources" $resources) -}}
+{{- end -}}
 {{- end }}
 
 {{/* Takes `where`, `what` and `names`. */}}

@@ -15,6 +15,13 @@ with models is mounted everywhere, so that whoever looks finds them.
 {{- ternary .root.Values.models.downloadSizeLimit "1Gi" (eq (include "flotilla.modelsHeld" .) "all") -}}
 {{- end }}
 
+{{/* Resources of the containers that download. A node without room for the volume would evict the pod when it is full. Takes the same. */}}
+{{- define "flotilla.downloadResources" -}}
+{{- $given := .root.Values.models.downloadResources -}}
+{{- $requests := mergeOverwrite (dict "ephemeral-storage" (include "flotilla.downloadSize" .)) $given.requests -}}
+{{- dict "requests" $requests "limits" $given.limits | toYaml -}}
+{{- end }}
+
 {{/* Fetches models before Ray starts; what is there already is not fetched again. Takes `root`, `group` and `isHead`. */}}
 {{- define "flotilla.downloads" -}}
 {{- $root := .root -}}{{- $values := $root.Values -}}
@@ -28,8 +35,7 @@ with models is mounted everywhere, so that whoever looks finds them.
 {{- $env = append $env (dict "name" "HF_TOKEN" "valueFrom" (dict "secretKeyRef" (dict "name" .secretName "key" .key))) -}}
 {{- end -}}
 {{- end -}}
-{{- /* A node without room for the volume would evict the pod when it is full. */ -}}
-{{- $requests := mergeOverwrite (dict "ephemeral-storage" (include "flotilla.downloadSize" .)) $values.models.downloadResources.requests -}}
+{{- $resources := include "flotilla.downloadResources" . -}}
 {{- $mounts := list (dict "name" "models" "mountPath" $values.models.mountPath) (dict "name" "tmp" "mountPath" "/tmp") -}}
 {{- $mounts = concat $mounts $values.pods.volumeMounts (default (list) .group.volumeMounts) -}}
 {{- range $index, $model := $values.models.download }}
@@ -52,7 +58,7 @@ with models is mounted everywhere, so that whoever looks finds them.
     {{- toYaml . | nindent 4 }}
   {{- end }}
   resources:
-    {{- dict "requests" $requests "limits" $values.models.downloadResources.limits | toYaml | nindent 4 }}
+    {{- $resources | nindent 4 }}
   securityContext:
     {{- toYaml $values.pods.containerSecurityContext | nindent 4 }}
   volumeMounts:

@@ -7,7 +7,7 @@
   mountPath: {{ $values.models.mountPath }}
   readOnly: true
   {{- if and (eq $values.models.source "pvc") $values.models.pvc.subPath }}
-  subPath: {{ $values.models.pvc.subPath }}
+  subPath: {{ $values.models.pvc.subPath | quote }}
   {{- end }}
 {{- end }}
 {{- if $values.apiKeys.enabled }}
@@ -29,14 +29,14 @@
 {{- end }}
 {{- if eq $values.models.source "pvc" }}
 - name: models
-  persistentVolumeClaim: {claimName: {{ $values.models.pvc.claimName }}, readOnly: true}
+  persistentVolumeClaim: {claimName: {{ $values.models.pvc.claimName | quote }}, readOnly: true}
 {{- else if include "flotilla.modelsHeld" . }}
 - name: models
   emptyDir: {sizeLimit: {{ include "flotilla.downloadSize" . }}}
 {{- end }}
 {{- if $values.apiKeys.enabled }}
 - name: api-keys
-  secret: {secretName: {{ include "flotilla.keysSecret" .root }}, defaultMode: 288}
+  secret: {secretName: {{ include "flotilla.keysSecret" .root | quote }}, defaultMode: 288}
 {{- end }}
 {{- with concat $values.pods.volumes (default (list) .group.volumes) }}
 {{ toYaml . }}
