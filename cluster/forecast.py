@@ -136,7 +136,8 @@ class Forecast:
         if reason not in ("stop", "length") or not request.output:
             return
         self._output_share.follow(len(request.output) / request.submit.sampling.max_tokens)
-        if request.num_preemptions == 0:
+        # Who was begun before finds what it left, which newcomers will not.
+        if request.num_preemptions == request.num_resubmitted == 0:
             self._cached_share.follow(request.num_cached / request.num_prompt)
 
     def idle(self) -> None:
