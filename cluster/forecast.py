@@ -96,7 +96,9 @@ class Forecast:
             else:
                 progress = computed.get(request.request_id)
                 if progress is None:
-                    num_left += 1
+                    # Who was not begun by the answer before may have come when this call was on its way.
+                    first_at = request.first_chunk_at
+                    num_left += since is not None and first_at is not None and first_at < since
                 else:
                     num_prefilled += progress.num_computed - max(request.num_computed, progress.num_cached)
                     num_left += progress.verdict is None
