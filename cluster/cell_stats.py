@@ -10,6 +10,7 @@ from cluster.chunk_size import chunk_tokens
 from cluster.core import SchedulerCore
 from cluster.requests import Request, State
 from cluster.stream_messages import Objective, TokenEvent
+from cluster.totals import Totals
 
 #: Output tokens that requests are taken to have on average until some have ended.
 _FIRST_MEAN_OUTPUT = 64.0
@@ -39,6 +40,7 @@ class CellStats:
     def __init__(self) -> None:
         self._mean_output = _FIRST_MEAN_OUTPUT
         self._committed: deque[tuple[float, int]] = deque()
+        self._counted: Totals | None = None
 
     def ended(self, num_output: int) -> None:
         """A request ended by itself with so many output tokens: what others may be expected to have."""
@@ -82,7 +84,7 @@ class CellStats:
             "attainment": attained / len(judged) if judged else 1.0,
             "objectives": float(len(judged)),
             "objective_tpot_s": sum(tpots) / len(tpots) / 1e3 if tpots else 0.0,
-            "tokens_per_s": self._rate(core.totals.committed_tokens, now),
+            "tokens_per_s": self._rate(core.totals, now),
         }
 
     def _predicted_tpot(self, core: SchedulerCore, num_running: int) -> float:
@@ -158,7 +160,11 @@ class CellStats:
         done, left = max(1, len(request.output) - 1 - request.num_resubmitted), self._remaining(request)
         return (so_far * done + tpot_s * left) / (done + left)
 
-    def _rate(self, committed: int, now: float) -> float:
+    def _rate(self, totals: Totals, now: float) -> float:
+        if totals is not self._counted:  # those of another scheduler, as after a change of the policy
+            self._counted = totals
+            self._committed.clear()
+        committed = totals.committed_tokens
         self._committed.append((now, committed))
         while now - self._committed[0][0] > _RATE_WINDOW_S and len(self._committed) > 2:
             self._committed.popleft()

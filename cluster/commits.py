@@ -57,8 +57,9 @@ def take_progress(request: Request, progress: PrefillProgress, ahead: Outstandin
     request.prompt_logprobs += progress.prompt_logprobs
     if not progress.num_cached or request.num_preemptions:
         return 0
-    request.num_cached = progress.num_cached
-    return progress.num_cached
+    # Of one that was resubmitted output may be there, too.
+    request.num_cached = min(progress.num_cached, request.num_prompt)
+    return request.num_cached
 
 
 def step_trace(request: Request, verdict: Verdict, now: float) -> StepTrace:

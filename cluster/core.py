@@ -244,7 +244,7 @@ class SchedulerCore:
                 request.drafted(TokenTree.root_only(request.last_token))
 
     def _verify_done(self, result: VerifyResult, now: float) -> None:
-        sent = self.verify_calls.answered(result.call_id)
+        sent = self.verify_calls.answered(result)
         if sent is None:
             return
         self._longest = self.max_model_tokens

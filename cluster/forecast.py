@@ -96,7 +96,9 @@ class Forecast:
             else:
                 progress = computed.get(request.request_id)
                 if progress is None:
-                    num_left += 1
+                    # Who was not begun by the answer before may have come when this call was on its way.
+                    first_at = request.first_chunk_at
+                    num_left += since is not None and first_at is not None and first_at < since
                 else:
                     num_prefilled += progress.num_computed - max(request.num_computed, progress.num_cached)
                     num_left += progress.verdict is None
@@ -136,7 +138,8 @@ class Forecast:
         if reason not in ("stop", "length") or not request.output:
             return
         self._output_share.follow(len(request.output) / request.submit.sampling.max_tokens)
-        if request.num_preemptions == 0:
+        # Who was begun before finds what it left, which newcomers will not.
+        if request.num_preemptions == request.num_resubmitted == 0:
             self._cached_share.follow(request.num_cached / request.num_prompt)
 
     def idle(self) -> None:

@@ -12,7 +12,7 @@ from cluster.head_proposals import NOTHING_WANTED, HeadProposals, Wanted
 from cluster.requests import Request, State, Trigger, advance_all
 from engine.stop_rules import StopRule
 from engine.tree import TokenTree
-from verifier.messages import PrefillItem, VerifyCall, VerifyItem
+from verifier.messages import PrefillItem, PrefillProgress, VerifyCall, VerifyItem, VerifyResult
 
 # What stands for the tree of a request whose last token a call at the target decides: some root, alone.
 UNDECIDED = TokenTree.root_only(0)
@@ -25,7 +25,8 @@ class OutstandingVerify:
     Attributes:
         call_id: its id.
         drafted: whether anything was drafted for its requests, though none of it may be verified.
-        parts: what the cost model expects of its forward.
+        decoding: rows of its trees.
+        parts: what the cost model expects of its forward; once answered, of the rows that were computed.
         trees: draft trees being verified, by request id.
         prefilling: requests with a chunk in it, and the chunk's tokens, at most.
         ending: those of them whose prompt ends with it, unless slots are fewer than they seemed.
@@ -40,6 +41,7 @@ class OutstandingVerify:
 
     call_id: int
     drafted: bool
+    decoding: Rows
     parts: CallParts
     trees: dict[str, TokenTree]
     prefilling: dict[str, int]
@@ -210,6 +212,7 @@ class VerifyCalls:
         self._sent[self._last_id] = OutstandingVerify(
             call_id=self._last_id,
             drafted=drafted,
+            decoding=decoding,
             parts=self.cost.call_parts(decoding, reading, drafted=drafted),
             trees={request.request_id: trees[request.request_id] for request in requests},
             prefilling={item.request_id: item.num_tokens for item in prefill},
@@ -255,6 +258,7 @@ class VerifyCalls:
         self._sent[self._last_id] = OutstandingVerify(
             call_id=self._last_id,
             drafted=False,
+            decoding=decoding,
             parts=self.cost.call_parts(decoding, reading, drafted=False),
             trees=dict.fromkeys(ids, UNDECIDED),
             prefilling={item.request_id: item.num_tokens for item in prefill},
@@ -289,9 +293,15 @@ class VerifyCalls:
             return None
         return lambda request: heads.wanted(request, num_requests, num_outstanding)
 
-    def answered(self, call_id: int) -> OutstandingVerify | None:
-        """What was asked, if this is the answer waited for."""
-        return self._sent.pop(call_id, None)
+    def answered(self, result: VerifyResult) -> OutstandingVerify | None:
+        """What was asked, if this is the answer waited for; before any request is changed by it."""
+        sent = self._sent.pop(result.call_id, None)
+        if sent is not None and sent.prefilling:
+            reading = _computed(sent, result.prefills)
+            # What was found cached took no time: counted as rows, prompts would seem to cost hardly any.
+            if reading.num_tokens != sum(sent.prefilling.values()):
+                sent.parts = self.cost.call_parts(sent.decoding, reading, drafted=sent.drafted)
+        return sent
 
     def take_over(self, before: VerifyCalls) -> None:
         """Go on where other calls to the same target ended; none of them is outstanding."""
@@ -309,6 +319,19 @@ def _reading(chunks: Sequence[tuple[Request, int]]) -> Rows:
     reading = NO_ROWS
     for request, most in chunks:
         reading = reading.with_rows(chunk_rows(request.num_computed, most))
+    return reading
+
+
+def _computed(sent: OutstandingVerify, prefills: Sequence[PrefillProgress]) -> Rows:
+    """The rows of prompts that a call turned out to have."""
+    reading = NO_ROWS
+    for progress in prefills:
+        most = sent.prefilling.get(progress.request_id)
+        if most is not None:
+            request, _ = sent.members[progress.request_id]
+            before = max(request.num_computed, progress.num_cached)
+            num_rows = min(max(0, progress.num_computed - before), most)
+            reading = reading.with_rows(chunk_rows(before, num_rows))
     return reading
 
 

@@ -84,7 +84,7 @@ def mask_tree(matcher: Matcher, tree: TokenTree, bounds: Bounds) -> MaskedTree:
             below = []
         if place and token in matcher.end_tokens:
             # An answer ends here. If the request goes on regardless, then with end tokens only.
-            masks[place] = matcher.ends()
+            masks[place] = _with_min_tokens(matcher.ends(), bounds, depth)
             continue
         try:
             if place:

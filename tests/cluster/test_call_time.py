@@ -17,7 +17,7 @@ from simulator.acceptance import AcceptanceModel
 from simulator.scripts import Scripts
 from simulator.workers import SimulatedTarget
 from tests.cluster.batch_states import NOW, context, request
-from verifier.messages import PrefillItem, VerifyCall
+from verifier.messages import PrefillItem, PrefillProgress, VerifyCall, VerifyResult
 
 TARGET = LinearCost(alpha=1e-6, beta=2e-8, gamma=5e-4, rho=3e-4, delta=8e-3, gamma_knee=1e-3, knee_tokens=40)
 
@@ -78,3 +78,19 @@ def test_the_simulated_target_takes_what_is_predicted(num_prompt: int, data: st.
         result = target.step(VerifyCall(call_id=1, prefill=[item]))
         assert result.forward_seconds == pytest.approx(TARGET.seconds(*chunk_rows(num_computed, size)))
         num_computed, spec = num_computed + size, None
+
+
+def test_a_prompt_that_was_found_cached_does_not_make_others_seem_cheap() -> None:
+    """Where most of each prompt was, one that was not was expected to take a twentieth of its time."""
+    cost = CostModel(CostProfile(target=TARGET))
+    calls, expected_s = VerifyCalls(cost), cost.call_parts(NO_ROWS, chunk_rows(0, 500), drafted=False).seconds
+    for order in range(60):
+        newcomer = request(order, State.PREFILLING, prompt=500, computed=0)
+        call = calls.build([], {}, [(newcomer, 500)], NOW)
+        assert call is not None
+        found = PrefillProgress(request_id=newcomer.request_id, num_computed=500, num_cached=480)
+        sent = calls.answered(VerifyResult(call_id=call.call_id, prefills=[found]))
+        assert sent is not None
+        cost.observe_call(sent.parts, TARGET.seconds(*chunk_rows(480, 20)))
+    found_s = cost.call_parts(NO_ROWS, chunk_rows(0, 500), drafted=False).seconds
+    assert found_s == pytest.approx(expected_s, rel=0.01)

@@ -36,3 +36,16 @@ def test_a_time_for_the_whole_answer_is_an_objective(
     assert stats["objectives"] == num_counted
     assert least <= stats["attainment"] <= most
     assert stats["objective_tpot_s"] == pytest.approx(e2e_ms / 40 / 1e3 if num_counted else 0.0)
+
+
+def test_tokens_per_second_are_those_of_the_scheduler_that_serves() -> None:
+    """After a change of the policy another one does, which has counted others, or none."""
+    before, after = World(1, "autoregressive"), World(1, "fixed")
+    stats, rates = CellStats(), []
+    for number in range(4):
+        before.send(submit(number, before.rng))
+    for now, core in ((0.0, before.core), (10.0, before.core), (11.0, after.core), (11.5, before.core)):
+        rates.append(stats.measure(core, now)["tokens_per_s"])
+        before.drain()
+    assert rates == [0.0, before.core.totals.committed_tokens / 10.0, 0.0, 0.0]
+    assert rates[1] > 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cluster.cost_model import DEFAULT_PROFILE, CostModel
 from cluster.forecast import Forecast
 from cluster.requests import Request, State
@@ -50,3 +52,34 @@ def test_so_are_prompts_beside_it() -> None:
     assert steps.forecast.prefill_s(3, 2) > 0.15
     steps.take(1, 0.011, 800, prompts=1)
     assert steps.forecast.prefill_s(3, 2) < 0.03
+
+
+@pytest.mark.parametrize("is_sent", [False, True], ids=["waits for the next call", "in the call sent ahead"])
+def test_who_comes_while_a_short_prompt_is_computed_does_not_say_that_steps_have_no_room(
+    is_sent: bool,
+) -> None:
+    """Where one came in each step, long prompts were expected to take as many steps as they have tokens."""
+    steps = Steps()
+    expected_s = steps.forecast.prefill_s(3000, 0)
+    for _ in range(60):
+        computed, newcomer = (Request(submitted(number), "client", 0.0, number) for number in (0, 1))
+        computed.state, computed.first_chunk_at = State.PREFILL_SENT, steps.now
+        newcomer.state = State.PREFILLING
+        if is_sent:
+            newcomer.state, newcomer.first_chunk_at = State.PREFILL_SENT, steps.now
+        steps.now += 0.012
+        steps.forecast.verified(answer(computed=[computed]), [computed, newcomer], steps.now)
+    assert steps.forecast.prefill_s(3000, 0) < 2 * expected_s
+
+
+def test_who_is_begun_and_left_out_says_it() -> None:
+    steps = Steps()
+    expected_s = steps.forecast.prefill_s(3000, 0)
+    left = Request(submitted(1), "client", 0.0, 1)
+    left.state, left.first_chunk_at = State.PREFILLING, steps.now
+    for _ in range(60):
+        computed = Request(submitted(0), "client", 0.0, 0)
+        computed.state, computed.first_chunk_at = State.PREFILL_SENT, steps.now
+        steps.now += 0.012
+        steps.forecast.verified(answer(computed=[computed]), [computed, left], steps.now)
+    assert steps.forecast.prefill_s(3000, 0) > 4 * expected_s

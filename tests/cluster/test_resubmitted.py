@@ -7,16 +7,19 @@ import pytest
 
 from cluster.admission import slack_s, victim
 from cluster.batching.slack import ahead_s
+from cluster.commits import take_progress
 from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
 from cluster.cost_model import DEFAULT_PROFILE, CostModel
 from cluster.events import Reject, RequestArrived, VerifierReady
+from cluster.forecast import Forecast, Schedule
 from cluster.policies.registry import make_policy
-from cluster.requests import Request
+from cluster.requests import Request, State
 from cluster.stream_messages import Objective, Submit
 from engine.sampling_params import SamplingParams
 from tests.cluster.simulated import VOCAB, expected_output, submit
 from tests.cluster.test_cell_metrics import MeasuredWorld
+from verifier.messages import PrefillProgress
 
 
 def decoding(name: str, order: int, before: int, since: int) -> Request:
@@ -118,3 +121,19 @@ def test_what_was_waited_elsewhere_counts_for_times_and_objectives() -> None:
     for name, waited_s in (("r3", 0.0), ("r4", 2.0), ("r5", 0.0)):
         world.send(msgspec.structs.replace(asked, request_id=name, waited_s=waited_s, on_miss="reject"))
     assert world.rejected == {"r4": "saturated"}
+
+
+def test_what_another_life_left_in_the_cache_says_nothing_of_newcomers() -> None:
+    """Output found there counted as 100 times the prompt: no prompt was expected to take any time."""
+    forecast, newcomer = Forecast(CostModel(DEFAULT_PROFILE), 512, 8), decoding("newcomer", 0, 0, 0).submit
+    newcomer = msgspec.structs.replace(newcomer, prompt=[1] * 3000)
+    alone = Schedule(0.0, (), (), 1)
+    expected = forecast.predict(newcomer, (), alone, drafts=False)
+    for number in range(4):
+        request = decoding(f"r{number}", number, 400, 0)
+        request.state = State.PREFILL_SENT
+        found = PrefillProgress(request_id=request.request_id, num_computed=402, num_cached=400)
+        assert take_progress(request, found, None) == request.num_cached == request.num_prompt == 3
+        request.extend([5])
+        forecast.ended(request, "stop")
+    assert forecast.predict(newcomer, (), alone, drafts=False).ttft_ms == expected.ttft_ms

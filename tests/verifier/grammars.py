@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -65,8 +66,8 @@ class _Pieces:
         return found
 
 
-def tokenizer() -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(_Pieces()), n_vocab=VOCAB)
+def tokenizer(ends: Sequence[int] = (END,)) -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_Pieces()), n_vocab=VOCAB, eos_token=list(ends))
 
 
 def make_grammars() -> Grammars:

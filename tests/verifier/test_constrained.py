@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
 from engine.constraint import Constraint
+from engine.grammar import Grammars
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
 from tests.masked_reference import answer_in
-from tests.verifier.grammars import END, PIECES, Oracle, constraints, make_grammars, text_of
+from tests.verifier.grammars import END, PIECES, Oracle, constraints, make_grammars, text_of, tokenizer
 from tests.verifier.target import NEAR_TIE, VOCAB, Client, Target, drive, spec_of
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem, VerifyResult
 from verifier.verifier import Verifier
@@ -238,3 +239,23 @@ def test_after_its_end_an_answer_that_goes_on_has_end_tokens_only(stop: tuple[in
         )
     assert text_of(output) == "z"
     assert output[1:] == [END] * (1 if stop else 5)
+
+
+def test_after_its_end_an_answer_goes_on_to_its_minimum_length_whatever_is_drafted() -> None:
+    # Of the two tokens that end answers, one ends this request.
+    other = 0
+    sampling = SamplingParams(
+        temperature=0.0,
+        max_tokens=9,
+        min_tokens=6,
+        stop_token_ids=(END,),
+        logit_bias={END: 100.0},
+        constraint=Constraint(kind="choice", text='["z"]'),
+    )
+    verifier = Verifier(TARGET.runner(), grammars=Grammars(lambda: tokenizer([other, END])))
+    output = open_request(verifier, sampling)
+    while output[-1] != END:
+        tree = TokenTree.chain(output[-1], [other] * 3, [-0.1] * 3)
+        item = VerifyItem(request_id="r", tree=tree)
+        output += verifier.step(VerifyCall(call_id=1, verify=[item])).verdicts[0].tokens
+    assert output[1:] == [other] * 5 + [END]
