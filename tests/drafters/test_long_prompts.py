@@ -58,7 +58,7 @@ def test_drafts_and_scores_are_those_of_reading_at_once(kind: str, seed: int) ->
         patched.setattr(modelless, "MOST_READ", 7)
         patched.setattr(modelless, "PIECE", 3)
         drafter, at_once = make(kind), make(kind)
-        at_once.reads_in_pieces = False  # type: ignore[misc]
+        patched.setattr(at_once, "reads_in_pieces", False)
         tokens = text(seed, int(rng.integers(1, 60)))
         prompt_len, heard = int(rng.integers(1, len(tokens) + 1)), 0
         scores, expected_scores = np.zeros(2, dtype=int), np.zeros(2, dtype=int)
