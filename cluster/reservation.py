@@ -185,6 +185,10 @@ class Reservations:
         seat = self._seats.get(name)
         return "" if seat is None else await asyncio.to_thread(_node_of, seat)
 
+    def has_seat(self, name: str) -> bool:
+        """Whether the worker has a bundle."""
+        return name in self._seats
+
     async def has_place(self, name: str) -> bool:
         """Whether the worker's bundle is on a living node, or it needs none."""
         seat = self._seats.get(name)
