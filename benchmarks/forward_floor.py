@@ -257,9 +257,8 @@ def run(
     for requests, rows in cases:
         segments = [*batch(requests, rows, context, sizes.vocab, slots - prompt), *_prompt(prompt, slots)]
         # Of a prompt only the last row is wanted.
-        keep = np.array(
-            [*range(requests * rows), *([requests * rows + prompt - 1] if prompt else [])], np.int32
-        )
+        keep = np.arange(requests * rows + bool(prompt), dtype=np.int32)
+        keep[requests * rows :] += prompt - 1
         for one in dict.fromkeys((captured, lean)):
             one.capture(segments)
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in runners}
@@ -339,7 +338,7 @@ def table(record: dict[str, Any]) -> str:
     """The record for people."""
     lines = [
         f"{record['shape']}{_by(record['runner'])}, {record['dtype']}{_with(record['quantization'])}, "
-        f"{record['attention']}, context {record['context']}{_beside(record.get('prompt', 0))}, "
+        f"{record['attention']}, context {record['context']}{_beside(record['prompt'])}, "
         f"on {record['device']}: "
         f"{record['weight_bytes'] / 1e9:.2f} GB of weights, "
         f"{record['bytes_per_second'] / 1e9:.0f} GB/s, {record['operations_per_second'] / 1e12:.2f} TFLOP/s",

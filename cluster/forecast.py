@@ -97,8 +97,8 @@ class Forecast:
                 progress = computed.get(request.request_id)
                 if progress is None:
                     # Who was not begun by the answer before may have come when this call was on its way.
-                    first_at = request.first_chunk_at
-                    num_left += since is not None and first_at is not None and first_at < since
+                    begun_at = request.first_chunk_at
+                    num_left += since is not None and begun_at is not None and begun_at < since
                 else:
                     num_prefilled += progress.num_computed - max(request.num_computed, progress.num_cached)
                     num_left += progress.verdict is None

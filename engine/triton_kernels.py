@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 # Compiled once for every model, whatever the batch: of what differs between batches nothing is assumed.
-_OF_THE_BATCH = ("num_rows", "num_splits", "num_segments", "num_lines")
+_OF_THE_BATCH = ("num_rows", "num_splits", "num_segments")
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def _tile_at(number, segments, num_segments, SHARED: tl.constexpr, QUERIES: tl.c
     return low, number - first
 
 
-@triton.jit(do_not_specialize=_OF_THE_BATCH[:3], do_not_specialize_on_alignment=("slots", "seen"))
+@triton.jit(do_not_specialize=_OF_THE_BATCH, do_not_specialize_on_alignment=("slots", "seen"))
 def attend(
     q,
     rotation,
