@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -29,9 +30,17 @@ class Arrivals(StrEnum):
 
 
 def read_text(path: Path) -> str:
-    """A text file, unpacked when it ends in `.gz`."""
+    """A text file, unpacked when it ends in `.gz`.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is cut off, or no text.
+    """
     data = path.read_bytes()
-    return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    try:
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    except (EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise ValueError(f"{path} cannot be unpacked or is no text: {error}") from None
 
 
 def gaps_to_times(gaps: np.ndarray) -> list[float]:
@@ -67,27 +76,49 @@ def trace_times(path: Path) -> list[float]:
 
 
 def row_times(path: Path) -> np.ndarray:
-    """As `trace_times`, float64 [rows] in the order of the file."""
+    """As `trace_times`, float64 [rows] in the order of the file.
+
+    Raises:
+        ValueError: if the file is no such trace, saying what is wrong with it.
+    """
     text = read_text(path)
-    if ".jsonl" in path.suffixes:
-        seconds = np.array([json.loads(line)["timestamp"] for line in text.splitlines() if line]) / 1000.0
-    else:
-        rows = csv.DictReader(io.StringIO(text))
-        column = next((name for name in rows.fieldnames or () if name.lower() == "timestamp"), None)
-        if column is None:
-            raise ValueError(f"{path}: no column TIMESTAMP among {rows.fieldnames}")
-        stamps = [row[column] for row in rows]
-        try:
-            seconds = np.array([float(stamp) for stamp in stamps])
-        except ValueError:
-            # Azure writes seven decimals, which datetime.fromisoformat refuses and numpy takes. A zone
-            # (the 2024 traces have one) is the same in every row, and only differences matter.
-            moments = np.array([stamp.partition("+")[0].rstrip("Z") for stamp in stamps], "datetime64[ns]")
-            seconds = (moments - moments[0]).astype(np.int64) / 1e9
+    try:
+        seconds = _line_times(text) if ".jsonl" in path.suffixes else _column_times(text)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: no arrivals can be read: {what_is_wrong(error)}") from None
     if len(seconds) == 0:
         raise ValueError(f"{path}: no arrivals")
+    if not np.isfinite(seconds).all():
+        raise ValueError(f"{path}: row {int(np.flatnonzero(~np.isfinite(seconds))[0]) + 1} has no time")
     since_first: np.ndarray = seconds - seconds.min()
     return since_first
+
+
+def what_is_wrong(error: Exception) -> str:
+    """What is wrong with a row; a `KeyError` by itself says only which name it misses."""
+    return f"no {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _line_times(text: str) -> np.ndarray:
+    """Seconds of JSON lines with a `timestamp` in milliseconds."""
+    return np.array([float(json.loads(line)["timestamp"]) for line in text.splitlines() if line]) / 1000.0
+
+
+def _column_times(text: str) -> np.ndarray:
+    """Seconds of a CSV file, from any moment on."""
+    rows = csv.DictReader(io.StringIO(text))
+    column = next((name for name in rows.fieldnames or () if name.lower() == "timestamp"), None)
+    if column is None:
+        raise ValueError(f"no column TIMESTAMP among {rows.fieldnames}")
+    stamps = [row[column] or "" for row in rows]
+    try:
+        return np.array([float(stamp) for stamp in stamps])
+    except ValueError:
+        # Azure writes seven decimals, which datetime.fromisoformat refuses and numpy takes. A zone
+        # (the 2024 traces have one) is the same in every row, and only differences matter.
+        moments = np.array([stamp.partition("+")[0].rstrip("Z") for stamp in stamps], "datetime64[ns]")
+        since_one: np.ndarray = (moments - moments[0]) / np.timedelta64(1, "s")
+        return since_one
 
 
 def rescale(times: list[float], rate: float | None) -> list[float]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.arrivals import category_peaks, read_text, renewal_times, rescale, row_times
+from benchmarks.arrivals import category_peaks, read_text, renewal_times, rescale, row_times, what_is_wrong
 from benchmarks.objectives import NO_SLO_SPEC, Limit, Slo, SloSpec
 from benchmarks.prompts import adaserve_category
 from cluster.stream_messages import NOBODY, Objective, Tenant, Terms
@@ -204,7 +204,7 @@ def adaserve_file(path: Path) -> list[Shape]:
             )
             for row in rows
         ]
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no AdaServe workload: {error!r}") from None
 
 
@@ -220,16 +220,24 @@ def trace_file(path: Path, slo: SloSpec = NO_SLO_SPEC, most_tokens: int = 1 << 1
         path: the file, may be gzipped.
         slo: of every request.
         most_tokens: longer requests are left out.
+
+    Raises:
+        ValueError: if it is none, saying what is wrong with it.
     """
     times = row_times(path)
     text = read_text(path)
     kind = path.name.split(".")[0]
+    names = ("ContextTokens", "GeneratedTokens")
+    rows: Iterable[Mapping[str, str]] = csv.DictReader(io.StringIO(text))
     if ".jsonl" in path.suffixes:
+        names = ("input_length", "output_length")
         rows = (json.loads(line) for line in text.splitlines() if line)
-        lengths = [(int(row["input_length"]), int(row["output_length"])) for row in rows]
-    else:
-        table = csv.DictReader(io.StringIO(text))
-        lengths = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in table]
+    try:
+        lengths = [(int(row[names[0]]), int(row[names[1]])) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: no lengths {' and '.join(names)} can be read: {what_is_wrong(error)}"
+        ) from None
     shapes = [
         Shape(kind, max(1, prompt), max(1, output), slo, at)
         for at, (prompt, output) in zip(times.tolist(), lengths, strict=True)

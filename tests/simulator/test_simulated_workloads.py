@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -66,6 +67,38 @@ def test_traces_keep_their_lengths(tmp_path: Path) -> None:
     ]
     assert workloads.trace_file(mooncake)[0].num_output == 6
     assert workloads.cut(shapes, 1.0, 5.0)[0].arrival_s == 1.0
+
+
+HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+CUT_OFF = gzip.compress((HEAD + "1,2,3\n" * 100).encode())[:-12]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "wrong"),
+    [
+        ("arrivals.csv", b"TIMESTAMP\n2023-11-16 18:15:46.0\n", "no 'ContextTokens'"),
+        ("short.csv", HEAD.encode() + b"2023-11-16 18:15:46.0,10\n", "no lengths ContextTokens"),
+        ("words.csv", HEAD.encode() + b"2023-11-16 18:15:46.0,ten,2\n", "no lengths ContextTokens"),
+        ("timeless.csv", HEAD.encode() + b"2023-11-16 18:15:46.0,1,2\n,1,2\n", "row 2 has no time"),
+        ("timeless.jsonl", b'{"input_length": 3, "output_length": 4}\n', "no 'timestamp'"),
+        ("short.jsonl", b'{"timestamp": 3, "output_length": 4}\n', "no 'input_length'"),
+        ("list.jsonl", b"[1, 2]\n", "no arrivals can be read"),
+        ("half.csv.gz", CUT_OFF, "cannot be unpacked"),
+        (
+            "words.json",
+            b'[{"emission_time_ms": "x", "slo_ratio": 1.2, "input_length": 1, "output_length": 1}]',
+            "is no AdaServe workload",
+        ),
+    ],
+)
+def test_a_file_that_is_no_trace_is_named_with_what_is_wrong_with_it(
+    tmp_path: Path, name: str, content: bytes, wrong: str
+) -> None:
+    """Most of them ended in a traceback, and a row without a time moved all others by 292 years."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    ran = CliRunner().invoke(simulate_app, ["--workload", str(path)])
+    assert (ran.exit_code, name in ran.output, wrong in ran.output) == (2, True, True), ran.output
 
 
 def test_the_mix_has_its_shares_and_the_same_requests_at_every_rate() -> None:
