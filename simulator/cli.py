@@ -42,7 +42,12 @@ def run(
             "vllm-spec-4, ..., or POLICY/BATCHING as in specserve/sarathi; `oracle` drafts what is accepted."
         ),
     ] = "flotilla",
-    rate: Annotated[float | None, typer.Option(min=1e-6, help="Requests per second; 4 if unset.")] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-6, help="Requests per second; 4 if unset. A file is stretched to it, as a whole."
+        ),
+    ] = None,
     at_once: Annotated[
         int | None,
         typer.Option(
@@ -121,7 +126,11 @@ def run(
         if at_once is not None:
             bounds = replace(bounds, max_running=at_once)
         served_by = [oracle.parse(name.strip(), bounds) for name in policy.split(",") if name.strip()]
+        if not served_by:
+            raise ValueError("--policy names no system")
         slos = parse_slos(slo or [])
+        if peaks and at_once is not None:
+            raise ValueError("--peaks or --at-once: requests that are all there at the start have no peaks")
         if burstiness is not None and (workload is not None or peaks or at_once is not None):
             raise ValueError(
                 "--burstiness is of arrivals that are drawn: not of a file's, peaks or --at-once"
@@ -130,17 +139,22 @@ def run(
         # Of the built-in mix all classes count: few requests need not be of each.
         built_in = workloads.MIX if workload is None and lengths is None else ()
         workloads.check_classes(slos, [*built_in, *(shape.kind for shape in shapes)])
+        kinds = {shape.kind for shape in shapes}
         if said is not None:
-            said.check(chosen.drafters, {shape.kind for shape in shapes}, max_width)
+            said.check(chosen.drafters, kinds, max_width)
+        else:
+            chosen.check(kinds)
         if at_once is not None:
             shapes = [replace(shape, arrival_s=0.0) for shape in shapes]
+        own_times = at_once is not None or (workload is not None and not peaks)
         requests = workloads.arrive(
             shapes,
             chosen.baseline_s(),
-            rate=None if at_once is not None else rate if workload is not None else rate or 4.0,
+            # A file's times are at the rate asked for already.
+            rate=None if own_times else rate if workload is not None else rate or 4.0,
             burstiness=burstiness or 1.0,
             peaks=peaks,
-            own_times=at_once is not None or (workload is not None and not peaks),
+            own_times=own_times,
             slos=slos,
             seed=seed,
         )

@@ -7,6 +7,7 @@ others or from a roofline, and by `scripts/fit_measured.py`, from forwards of th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -92,6 +93,16 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
         """What the scheduler is told, if it is told the truth."""
         costs = {name: drafter.cost for name, drafter in self.drafters.items()}
         return CostProfile(target=self.cost, drafters=costs, overhead_s=self.overhead_s)
+
+    def check(self, kinds: Iterable[str]) -> None:
+        """See that it is known how good the drafters are on classes of requests.
+
+        Raises:
+            ValueError: if it is not.
+        """
+        for drafter in self.drafters.values():
+            for kind in sorted(set(kinds)):
+                drafter.quality.rate_of(kind)
 
     def baseline_s(self, context: int = 512) -> float:
         """Seconds per token of one request alone, without speculation, at so much context."""

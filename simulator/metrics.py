@@ -165,7 +165,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
         simulated_s: from the start to the last answer.
         classes: by class of request, and under `all`.
         steps: where the time went.
-        num_preemptions, num_rejected, num_unfinished: counts.
+        num_preemptions, num_rejected, num_unfinished: counts. Who was refused, as for a prompt that is too
+            long for the cell, or is not served by the end counts as missed, also without objectives.
     """
 
     system: str

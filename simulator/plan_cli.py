@@ -62,6 +62,8 @@ def plan(
     """Size an installation in the simulator: find what one cell carries, and count cells and GPUs."""
     console = Console(stderr=True)
     try:
+        if peaks and burstiness != 1.0:
+            raise ValueError("--burstiness is of arrivals that are drawn: not of --peaks")
         chosen = hardware.load(profile)
         load = Load(
             mix=None if mix is None else parse_mix(mix),

@@ -101,6 +101,8 @@ def test_the_command_says_why_there_is_no_plan_and_names_an_unknown_class() -> N
     told = runner.invoke(app, ["--rate", "1", "--mix", "poems=1"])
     assert told.exit_code == 2
     assert "poems" in told.output
+    told = runner.invoke(app, ["--rate", "1", "--peaks", "--burstiness", "0.5"])
+    assert (told.exit_code, "not of --peaks" in told.output) == (2, True)
 
 
 def test_pods_are_not_planned_for_a_machine_without_accelerators() -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from cluster.batching.registry import BATCHING_RULES
 from cluster.events import Emit
 from cluster.policies.registry import POLICIES
-from simulator import hardware, systems, workloads
+from simulator import hardware, report, systems, workloads
 from simulator.cli import app
 from simulator.clock import EventClock
 from simulator.machine import Machine
@@ -240,5 +240,33 @@ def test_seconds_of_a_workload_are_those_of_the_run_however_its_arrivals_are_str
     for rate, count in (([], 11), (["--rate", "2"], 21)):
         ran = CliRunner().invoke(app, [*arguments, *rate])
         assert json.loads(ran.stdout)["num_requests"] == count
+    # Slow at first: at the file's own mean rate, which is named, as without it, and not in half the time.
+    uneven = [*range(100), *(100 + second / 10 for second in range(100))]
+    path.write_text(json.dumps([{**row, "emission_time_ms": 1000.0 * second} for second in uneven]))
+    for rate in ([], ["--rate", str(199 / uneven[-1])]):
+        ran = CliRunner().invoke(app, [*arguments, *rate])
+        assert json.loads(ran.stdout)["runs"][0]["simulated_s"] == pytest.approx(10.1, abs=0.2)
     told = CliRunner().invoke(app, [*arguments, "--burstiness", "0.5"])
     assert (told.exit_code, "--burstiness is of arrivals that are drawn" in told.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        (["--policy", ","], "--policy names no system"),
+        (["--at-once", "4", "--peaks"], "have no peaks"),
+        (["--profile", "demo-2-cores", "--lengths", "verse=10:10"], "no acceptance rate for class 'verse'"),
+    ],
+)
+def test_what_would_be_ignored_or_cannot_be_simulated_is_said(arguments: list[str], wrong: str) -> None:
+    ran = CliRunner().invoke(app, ["--seconds", "2", *arguments])
+    assert (ran.exit_code, wrong in ran.output) == (2, True), ran.output
+
+
+def test_the_tables_say_who_was_refused() -> None:
+    """A prompt too long for the cell counts as missed; nothing said why."""
+    requests = [one_request(0), replace(one_request(1), num_prompt=1 << 16)]
+    done = simulate(small_profile(), systems.parse("vllm"), requests)
+    assert (done.num_rejected, done.num_unfinished, done.all.attainment) == (1, 0, 0.5)
+    columns = {str(column.header): list(column.cells) for column in report.of_steps([done]).columns}
+    assert (columns["refused"], columns["unfinished"]) == (["1"], ["0"])
