@@ -92,6 +92,8 @@ class Arrivals:
         unknown = set(self.shares) | set(self.config.ttft_ms)
         if unknown - MIX.keys():
             raise ValueError(f"no class {sorted(unknown - MIX.keys())} in the built-in mix: {', '.join(MIX)}")
+        if min(self.shares.values()) < 0.0 or sum(self.shares.values()) <= 0.0:
+            raise ValueError("arrivals.mix: shares are 0 or more, and one is above 0")
 
     @cached_property
     def shares(self) -> Mapping[str, float]:

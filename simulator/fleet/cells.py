@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cluster.cell_stats import CellStats
 from cluster.events import Action, CellDraining, Reject, Tick
+from cluster.requests import Request
 from simulator.fleet.arrivals import Requests
 from simulator.fleet.reports import row
 from simulator.hardware import HardwareProfile
@@ -131,8 +132,8 @@ class FleetCell(Cell):
             told.empty.append(place)
 
     def drain(self) -> Taken:
-        """Take no more; what waited."""
-        waiting: Taken = [(request.request_id, 0, None) for request in self.core.waiting]
+        """Take no more; what waited, also who had begun and was preempted."""
+        waiting = _taken(self.core.waiting)
         for action in self.core.handle(CellDraining(), self.clock.now):
             # Those that wait are given back.
             if not isinstance(action, Reject):
@@ -141,13 +142,16 @@ class FleetCell(Cell):
 
     def give_up(self) -> Taken:
         """All that it has."""
-        held = self.core.requests.values()
-        return [(request.request_id, len(request.output), request.first_token_at) for request in held]
+        return _taken(self.core.requests.values())
 
     def _act(self, action: Action) -> None:
         if isinstance(action, Reject):
             self._refused.append(action.rejection.request_id)
         super()._act(action)
+
+
+def _taken(requests: Iterable[Request]) -> Taken:
+    return [(request.request_id, len(request.output), request.first_token_at) for request in requests]
 
 
 class Group:

@@ -16,7 +16,7 @@ from benchmarks.cli_common import JsonFile, to_write
 from cluster.config_errors import wrong_fields
 from deployments.command_failure import fail
 from simulator.fleet import report, scenario
-from simulator.fleet.run import FleetResult, run_detailed, run_large
+from simulator.fleet.run import FleetResult, check, run_detailed, run_large
 from simulator.fleet.scenario import Scenario
 from simulator.fleet.surface import Surface, measure
 
@@ -71,7 +71,8 @@ def fleet(
                 )
             return
         runs = _runs(scenario.load(name), scaling, router, seconds, seed)
-    except ValueError as error:
+        check(runs[0])
+    except (ValueError, OSError) as error:
         fail(str(error))
     began = perf_counter()
     if detailed:

@@ -46,7 +46,8 @@ class Roster:
     """The cells of a scenario, by place.
 
     A cell is paid for from when it is asked for until it has drained or is lost. Removed first are those that
-    start, then those that came last. For one lost, another is asked for at once.
+    start, then those that came last. For one lost, another is asked for at once. Cells that drain keep their
+    places: where none is left, a cell that is wanted is asked for as soon as one is.
 
     Args:
         scenario: start-up times, losses, limits.
@@ -85,9 +86,8 @@ class Roster:
     def want(self, number: int, now: float, changes: Changes) -> None:
         """So many cells are wanted, starting ones included."""
         self.target = number
-        there = np.flatnonzero((self.stage == Stage.STARTING) | (self.stage == Stage.READY))
-        for _ in range(number - len(there)):
-            self._ask(now, self._start_up_s())
+        self._ask_for_missing(now)
+        there = self._there()
         if number < len(there):
             last_first = np.lexsort((-self._order[there], self.stage[there]))
             for place in there[last_first[: len(there) - number]].tolist():
@@ -122,7 +122,16 @@ class Roster:
                 self._leave(place, now)
                 self._ask(now, self._start_up_s())
             self.num_lost += len(changes.lost)
+        self._ask_for_missing(now)
         return changes
+
+    def _there(self) -> Ints:
+        """Places of the cells that start or serve."""
+        return np.flatnonzero((self.stage == Stage.STARTING) | (self.stage == Stage.READY))
+
+    def _ask_for_missing(self, now: float) -> None:
+        for _ in range(min(self.target - len(self._there()), len(self._free))):
+            self._ask(now, self._start_up_s())
 
     def _start_up_s(self) -> float:
         spread = self._scenario.start_up_spread

@@ -93,6 +93,19 @@ class FleetResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.classes[ALL]
 
 
+def check(scenario: Scenario) -> None:
+    """See that what a scenario names is there, before a cell is measured for minutes.
+
+    Raises:
+        ValueError: for a profile, a system or a class of requests that is not there, or a trace that is none.
+        OSError: if the trace cannot be read.
+    """
+    arrivals = scenario_arrivals(scenario)
+    hardware.load(scenario.profile).check(arrivals.kinds)
+    cell_system(scenario.system, scenario.max_running, scenario.max_waiting)
+    arrivals.rate(0.0)
+
+
 def run_detailed(
     scenario: Scenario, processes: int = 1, progress: Callable[[float], None] | None = None
 ) -> FleetResult:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.admission import SLOT_MARGIN
 from cluster.chunk_size import chunk_tokens
 from cluster.events import Action
 from simulator import hardware
-from simulator.fleet.arrivals import Arrivals
+from simulator.fleet.arrivals import Arrivals, Requests
 from simulator.fleet.cells import FleetCell, Told, cell_system
 from simulator.fleet.reports import COLUMN, NAMES
 from simulator.fleet.scenario import Scenario
@@ -101,6 +102,26 @@ class _ClosedLoop(FleetCell):
             self._next(self.clock.now)
 
 
+def requests_that_fit(scenario: Scenario, count: int, seed: int) -> Requests:
+    """So many requests of a scenario's mix with prompts that its cells take; all at time 0.
+
+    A cell refuses longer ones, and nothing would come after them where the next comes as one ends.
+
+    Raises:
+        ValueError: where hardly one fits.
+    """
+    arrivals, profile = scenario_arrivals(scenario), hardware.load(scenario.profile)
+    longest = min(profile.max_tokens, profile.num_slots - SLOT_MARGIN)
+    drawn = count
+    while drawn <= 100 * count:
+        requests = arrivals.sample(drawn, seed)
+        fitting = np.flatnonzero(requests.prompt < longest)
+        if len(fitting) >= count:
+            return requests.take(fitting[:count])
+        drawn *= 2
+    raise ValueError(f"a cell of {profile.name} takes prompts of less than {longest} tokens: too few fit")
+
+
 def _at(one: SimRequest, at: float) -> SimRequest:
     return SimRequest(
         request_id=one.request_id,
@@ -164,9 +185,8 @@ def scenario_arrivals(scenario: Scenario) -> Arrivals:
 def _measure_at(call: tuple[Scenario, int, int | None]) -> _Held:
     scenario, number, num_requests = call
     count = num_requests or max(_LEAST_REQUESTS, _PER_PLACE * number)
-    arrivals = scenario_arrivals(scenario)
-    requests = arrivals.sample(count + 3 * number, _MEASURED + number)
-    listed = arrivals.singly(requests, requests.arrived)
+    requests = requests_that_fit(scenario, count + 3 * number, _MEASURED + number)
+    listed = scenario_arrivals(scenario).singly(requests, requests.arrived)
     system = cell_system(scenario.system, scenario.max_running, scenario.max_waiting)
     cell = _ClosedLoop(hardware.load(scenario.profile), system, Options(seed=scenario.seed), 0.0)
     cell.advance(0.0)

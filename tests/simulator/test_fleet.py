@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,16 +17,19 @@ from typer.testing import CliRunner
 from cluster.stream_messages import Objective, Submit
 from deployments.cell_router import CellRouter, _draw
 from engine.sampling_params import SamplingParams
+from simulator import hardware
 from simulator.fleet import scenario as scenarios
 from simulator.fleet.arrivals import Requests
+from simulator.fleet.cells import Group, cell_system
 from simulator.fleet.cli import app
 from simulator.fleet.reports import COLUMN, NAMES, as_load
 from simulator.fleet.roster import Changes, Roster, Stage
 from simulator.fleet.routing import alike_cells
 from simulator.fleet.run import FleetResult, run_detailed, run_large
 from simulator.fleet.scenario import Scenario
-from simulator.fleet.surface import Surface, measure
+from simulator.fleet.surface import Surface, measure, requests_that_fit
 from simulator.fleet.surface_cells import SurfaceCells
+from tests.simulator.sim_requests import one_request
 
 SMALL = Scenario.model_validate(
     {
@@ -153,6 +158,45 @@ def test_a_roster_pays_from_the_asking_to_the_end() -> None:
     assert roster.cell_hours(40.0) * 3600 == pytest.approx(3 * 40 + 30 + 20)
 
 
+def test_a_cell_waits_for_a_place_while_many_drain() -> None:
+    """Cells that drained for longer than others took to come left none, and the run ended in a traceback."""
+    changed = {"mean_hours_between_losses": None, "start_up_s": 0.0}
+    cells = SMALL.cells.model_copy(update={"drain_timeout_s": 600.0})
+    roster = Roster(SMALL.model_copy(update={**changed, "cells": cells}))
+    empty = np.zeros(roster.num_places, np.bool_)
+    for second in range(0, 40, 4):
+        for after, number in ((0, 6), (2, 2)):
+            roster.want(number, float(second + after), Changes())
+            roster.advance(second + after + 1.0, 1.0, empty)
+    assert (roster.count(Stage.DRAINING), roster.count(Stage.READY)) == (10, 2)
+    roster.want(6, 50.0, Changes())
+    assert roster.count(Stage.STARTING) == 0
+    roster.advance(51.0, 1.0, np.ones(roster.num_places, np.bool_))
+    assert (roster.count(Stage.DRAINING), roster.count(Stage.STARTING)) == (0, 4)
+
+
+def test_a_request_that_waits_again_keeps_its_tokens_when_its_cell_is_removed() -> None:
+    """Who had begun and was preempted was given back without tokens, as if nothing had come yet."""
+    profile = msgspec.structs.replace(hardware.load("llama-8b-h100"), num_slots=900)
+    group = Group(profile, cell_system("sarathi", 8, 64), seed=0)
+    group.open([0], 0.0)
+    group.advance([(0, replace(one_request(n, 200), num_prompt=100, arrival_s=0.0)) for n in range(8)], 0.25)
+    taken = {name: (tokens, first) for name, tokens, first in group.drain([0])}
+    tokens, first_at = taken["r0"]
+    assert tokens > 0
+    assert first_at is not None
+    assert taken["r7"] == (0, None)
+
+
+def test_cells_are_measured_whose_context_is_shorter_than_some_prompts() -> None:
+    """They refuse those; the next request came only where one ended, so that the measurement never did."""
+    short = SMALL.model_copy(update={"profile": "demo-2-cores"})
+    measured = measure(short.model_copy(update={"max_running": 2}), num_requests=60)
+    assert measured.max_running == 2
+    profile = hardware.load("demo-2-cores")
+    assert requests_that_fit(short, 500, 0).prompt.max() < profile.max_tokens
+
+
 def test_a_cell_reads_prompts_one_after_the_other() -> None:
     held = surface()
     cells = SurfaceCells(held, [Objective()] * 3, 2, max_waiting=1)
@@ -205,6 +249,18 @@ def test_the_command_reports_and_says_what_is_wrong(tmp_path: Path, monkeypatch:
     assert written["plot"].read_bytes().startswith(b"\x89PNG")
     assert CliRunner().invoke(app, [str(file), "--scaling", "fixed=9"]).exit_code == 2
     assert "thousand-cells" in CliRunner().invoke(app, ["no-such-scenario"]).output
+    arrivals = {"rate": 1.0, "seconds": 2.0}
+    for changed, wrong in (
+        ({"profile": "abacus"}, "unknown profile 'abacus'"),
+        ({"system": "nobody"}, "unknown policy 'nobody'"),
+        ({"arrivals": {**arrivals, "mix": {"poems": 1.0}}}, "no class ['poems']"),
+        ({"arrivals": {**arrivals, "mix": {"code": 0.0}}}, "one is above 0"),
+        ({"arrivals": {**arrivals, "trace": str(tmp_path / "no.csv")}}, "no.csv"),
+    ):
+        other = tmp_path / "other.yaml"
+        other.write_text(json.dumps(json.loads(SMALL.model_dump_json()) | changed))
+        told = CliRunner().invoke(app, [str(other), "--processes", "1"])
+        assert (told.exit_code, wrong in told.output) == (2, True), told.output
     for wrong, field in ((["--router", "nearest"], "router: "), (["--scaling", "fixed=many"], "initial: ")):
         told = CliRunner().invoke(app, [str(file), *wrong])
         assert (told.exit_code, field in told.output, "pydantic" in told.output) == (2, True, False)
