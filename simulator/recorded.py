@@ -38,19 +38,25 @@ class RecordedAcceptance:
         self._drafters = {name: index for index, name in enumerate(table.drafters)}
         # (drafter, answer) -> its first row and how many there are.
         self._rows: dict[tuple[int, int], tuple[int, int]] = {}
-        lengths: dict[str, dict[int, int]] = defaultdict(dict)
-        for index in range(len(table.drafters)):
-            for domain in sorted(set(table.domains)):
+        lengths: dict[str, dict[int, list[int]]] = {}
+        for domain in sorted(set(table.domains)):
+            of_answers = lengths[domain] = defaultdict(list)
+            for index in range(len(table.drafters)):
                 for part in table.answers(index, domain):
                     answer = int(table.answer[part[0]])
                     self._rows[index, answer] = (int(part[0]), len(part))
-                    lengths[domain][answer] = len(part)
+                    of_answers[answer].append(len(part))
         if not lengths:
             raise ValueError("the log of drafters' choices is empty")
         self._by_length = {
-            domain: sorted((length, answer) for answer, length in held.items())
-            for domain, held in lengths.items()
+            domain: sorted(
+                (held[-1], answer) for answer, held in of.items() if len(held) == len(table.drafters)
+            )
+            for domain, of in lengths.items()
         }
+        for domain, found in self._by_length.items():
+            if not found:
+                raise ValueError(f"the log has no answer of class {domain!r} that all drafters read")
 
     def check(self, drafters: Iterable[str], kinds: Iterable[str], width: int) -> None:
         """See that drafters, classes and so wide a beam are in the log.

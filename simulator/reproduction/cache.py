@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.code_version import version_of
-from simulator.reproduction.setting import Setting
+from simulator.reproduction.setting import Setting, recorded_file
 
 _ROOT = Path(__file__).resolve().parents[2]
 _ENTRY = "simulator.reproduction.setting"
@@ -20,12 +20,14 @@ class Store:
     """A folder with a file per point."""
 
     def __init__(self, folder: Path, data: Path | None = None) -> None:
-        self._folder = folder
-        self._data = "" if data is None else "recorded"
+        self._folder, self._data = folder, data
 
     def key(self, setting: Setting, seed: int) -> str:
-        """Of a point, for this code."""
-        held = msgspec.json.encode([setting, seed, self._data if setting.traced else ""], order="sorted")
+        """Of a point, for this code and what its file of recorded data holds."""
+        recorded = ""
+        if setting.traced and self._data is not None:
+            recorded = _content(recorded_file(setting, self._data))
+        held = msgspec.json.encode([setting, seed, recorded], order="sorted")
         return hashlib.sha256(held + code_version().encode()).hexdigest()[:32]
 
     def get(self, key: str) -> dict[str, float] | None:
@@ -45,6 +47,12 @@ class Store:
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.json"
+
+
+@cache
+def _content(path: Path) -> str:
+    """Hash of a file; of one that is not there, which no run gets past, its name."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else path.name
 
 
 @cache

@@ -59,7 +59,11 @@ def run(
         return
     try:
         chosen = choose(figures)
-        wanted = tuple(_value(text) for text in values.split(",") if text)
+        wanted = tuple(_value(text.strip()) for text in values.split(",") if text)
+        for value in wanted:
+            if not any(value in figure.points for figure in chosen):
+                axes = "; ".join(f"{figure.name}: {', '.join(map(str, figure.points))}" for figure in chosen)
+                raise ValueError(f"--values: {value} is on no axis of these figures ({axes})")
         scope = Scope(_seeds(seeds), quick, wanted, data, stored)
     except ValueError as error:
         fail(str(error))
@@ -86,6 +90,8 @@ def run(
         except KeyboardInterrupt:
             typer.secho(f"Interrupted; the same command goes on from {cache}.", err=True)
             raise typer.Exit(130) from None
+        except OSError as error:
+            fail(str(error))
     if out is None:
         for held in results.values():
             console.rule(held.figure.title)
@@ -120,7 +126,10 @@ def choose(names: list[str]) -> list[Figure]:
 def _seeds(text: str) -> tuple[int, ...]:
     if not text:
         return (1, 2)
-    return tuple(int(seed) for seed in text.split(","))
+    seeds = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in seeds) or len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seeds {text}: different whole numbers parted by commas, as in 1,2,3")
+    return tuple(map(int, seeds))
 
 
 def _value(text: str) -> Value:

@@ -200,13 +200,21 @@ def figures_of(result: RunResult) -> dict[str, float]:
     return {name: float(value) for name, value in figures.items() if value is not None}
 
 
+def recorded_file(setting: Setting, data: Path) -> Path:
+    """Which of AdaServe's files a traced setting takes; a rate without one takes that for 4.8."""
+    return data / TRACE.format(rate=f"{_recorded_rate(setting):.1f}")
+
+
+def _recorded_rate(setting: Setting) -> float:
+    return setting.rate if setting.rate in _TRACE_RATES else TRACE_RATE
+
+
 def _traced(setting: Setting, seed: int, data: Path) -> list[Shape]:
     """A window of one of AdaServe's files, another for each seed, at the mean rate of the whole file.
 
-    A rate without a file takes the file for 4.8, compressed or stretched.
+    A rate without a file takes another's, compressed or stretched.
     """
-    own = setting.rate if setting.rate in _TRACE_RATES else TRACE_RATE
-    shapes = workloads.adaserve_file(data / TRACE.format(rate=f"{own:.1f}"))
+    own, shapes = _recorded_rate(setting), workloads.adaserve_file(recorded_file(setting, data))
     times = np.array([shape.arrival_s or 0.0 for shape in shapes]) * (own / setting.rate)
     whole, mean = times.max() + 1e-9, (len(shapes) - 1) / times.max()
     if whole > setting.seconds:

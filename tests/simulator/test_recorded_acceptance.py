@@ -127,6 +127,17 @@ def test_what_the_log_does_not_have_is_named(table: AcceptanceTable) -> None:
         RecordedAcceptance(table).choices("three", "chat", 0, num_positions=4, num_astray=1, width=4)
 
 
+def test_answers_that_not_all_drafters_read_are_left_out() -> None:
+    """A request that got such an answer ended the run with a traceback."""
+    table = made(num_answers=20, num_positions=40)
+    by_two, code = table.drafter == 1, table.answer % 2 == 1
+    recorded = RecordedAcceptance(table.where(~(by_two & np.isin(table.answer, [3, 5]))))
+    for seed in range(60):
+        recorded.choices("two", "code", seed, num_positions=30, num_astray=1, width=4)
+    with pytest.raises(ValueError, match="no answer of class 'code' that all drafters read"):
+        RecordedAcceptance(table.where(~(by_two & code)))
+
+
 def test_a_log_is_read_as_it_was_written(table: AcceptanceTable, tmp_path: Path) -> None:
     table.save(tmp_path / "log.npz")
     again = AcceptanceTable.load(tmp_path / "log.npz")

@@ -7,13 +7,22 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from simulator.reproduction import report
 from simulator.reproduction.cache import Store
 from simulator.reproduction.claims import CHECKS, Results, verdict
-from simulator.reproduction.cli import FIGURES, choose
+from simulator.reproduction.cli import FIGURES, app, choose
 from simulator.reproduction.runner import Point, Scope, points, reproduce
-from simulator.reproduction.setting import Setting, figures_of, profile_of, requests_of, run, system_of
+from simulator.reproduction.setting import (
+    Setting,
+    figures_of,
+    profile_of,
+    recorded_file,
+    requests_of,
+    run,
+    system_of,
+)
 from simulator.reproduction.spec import SPEEDUP, Claim, Figure
 
 SMALL = Setting(profile="llama-8b-a100", num_output=24, seconds=3.0)
@@ -102,6 +111,17 @@ def test_what_the_result_depends_on_is_in_the_key(tmp_path: Path) -> None:
     }
     assert len(keys) == 5
     assert recorded.key(SMALL, 1) == store.key(SMALL, 1)
+
+
+def test_other_recorded_data_are_run_again(tmp_path: Path) -> None:
+    """Results of one folder were reported for any other."""
+    traced, keys = msgspec.structs.replace(SMALL, traced=True), set()
+    for number, text in enumerate(("[]", "[1]", "[1]")):
+        file = recorded_file(traced, tmp_path / str(number))
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+        keys.add(Store(tmp_path, tmp_path / str(number)).key(traced, 1))
+    assert len(keys) == 2, "the same data elsewhere are the same"
 
 
 def test_a_broken_file_is_run_again(tmp_path: Path) -> None:
@@ -194,3 +214,21 @@ def test_figures_are_chosen_by_the_beginning_of_their_names() -> None:
     assert choose(["all"]) == list(FIGURES.values())
     with pytest.raises(ValueError, match=r"no figure 'fig7'.*adaserve-8-9"):
         choose(["fig7"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        (["spin", "--seeds", "one"], "--seeds one: different whole numbers"),
+        (["spin", "--seeds", "1,1"], "--seeds 1,1: different whole numbers"),
+        (["spin", "--seeds", "-1"], "--seeds -1: different whole numbers"),
+        (["spin-10", "--values", "8b"], "8b is on no axis"),
+        (["adaserve-8", "--values", "2.6", "--quick"], "fig8_9_emission_rps2.6_ol256.json.gz"),
+    ],
+)
+def test_what_cannot_be_run_is_said(tmp_path: Path, arguments: list[str], wrong: str) -> None:
+    """A value on no axis gave a report in which nothing was run, and a file that is not there a traceback."""
+    (tmp_path / "workloads" / "adaserve").mkdir(parents=True)
+    options = ["--data", str(tmp_path), "--cache", str(tmp_path / "cache"), "--jobs", "1"]
+    told = CliRunner().invoke(app, [*arguments, *options])
+    assert (told.exit_code, wrong in told.output) == (2, True), told.output
