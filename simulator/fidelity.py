@@ -214,13 +214,14 @@ def simulate_run(
         start += one.duration_s + PAUSE_S
     cell.run()
     before_test = _newest_step(cell)
-    asked = requests_of(run, "test", cell.clock.now + PAUSE_S, seed)
+    begun_s = cell.clock.now + PAUSE_S
+    asked = requests_of(run, "test", begun_s, seed)
     for request in asked:
         cell.submit(request)
     cell.run()
     outcomes = [Outcome.of(request, cell.receipts.get(request.request_id)) for request in asked]
     ended = max((outcome.ended_s or 0.0 for outcome in outcomes), default=0.0)
-    figures = figures_of(outcomes, max(1e-9, ended - asked[0].arrival_s + run.requests[0].arrival_s))
+    figures = figures_of(outcomes, max(1e-9, ended - begun_s))
     return figures | step_figures(_steps_after(cell, before_test))
 
 

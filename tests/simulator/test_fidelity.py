@@ -243,6 +243,19 @@ def test_several_simulations_are_averaged_whichever_process_they_ran_in(record: 
     assert first["simulated"]["latency_ms"] == pytest.approx(both["simulated"]["latency_ms"], rel=0.1)
 
 
+def test_a_run_whose_first_requests_failed_is_as_long_as_it_was(record: FidelityRecord) -> None:
+    """It was taken to begin with the first that was answered, and where none was that was an IndexError."""
+    run, before = record.runs[2], record.runs[:2]
+    failed = [msgspec.structs.replace(one, receipt=None) for one in run.requests[:FEW]]
+    for requests in ([*failed, *run.requests[FEW : 2 * FEW]], failed):
+        ends = [one.arrival_s + one.receipt.e2e_ms / 1e3 for one in requests if one.receipt is not None]
+        test = msgspec.structs.replace(run, requests=requests, duration_s=max(ends, default=1.0))
+        compared = compare(msgspec.structs.replace(record, runs=[*before, test]))
+        goodput = compared["points"][0]["figures"]["goodput_tokens_s"]
+        assert goodput["own costs"] == pytest.approx(goodput["served"], rel=0.25)
+        assert bool(goodput["served"]) == bool(ends)
+
+
 def test_a_wrong_machine_is_told_from_the_right_one(record: FidelityRecord) -> None:
     slow = [
         served(
