@@ -28,12 +28,14 @@ class DrafterProfile(msgspec.Struct, frozen=True, kw_only=True):
         cost: of one of its forwards.
         quality: of its drafts, by class of request.
         call_s: seconds that a call takes besides its forwards.
+        stream: tells its noise from that of others; its place in the profile if None.
     """
 
     model: str
     cost: LinearCost
     quality: DraftQuality
     call_s: float = 0.0
+    stream: int | None = None
 
 
 class Trips(msgspec.Struct, frozen=True, kw_only=True):

@@ -122,7 +122,7 @@ class Cell:
                 vocab_size=VOCAB_SIZE + 1,
                 max_tokens=profile.max_tokens,
             )
-            table = self.scripts.table(name, drafter.quality, options.max_width)
+            table = self.scripts.table(name, drafter.quality, options.max_width, drafter.stream)
             self.drafters[name] = SimulatedDrafter(
                 table, self.scripts, drafter.cost, capabilities, drafter.call_s
             )

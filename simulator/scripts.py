@@ -175,9 +175,10 @@ class Scripts:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._held
 
-    def table(self, name: str, quality: DraftQuality, width: int) -> DrafterTable:
-        """A new drafter's table."""
-        table = self._tables[name] = DrafterTable(name, len(self._tables), quality, width)
+    def table(self, name: str, quality: DraftQuality, width: int, stream: int | None = None) -> DrafterTable:
+        """A new drafter's table; `stream` tells its noise from that of others, its number if None."""
+        index = len(self._tables) if stream is None else stream
+        table = self._tables[name] = DrafterTable(name, index, quality, width)
         return table
 
     @property

@@ -105,9 +105,11 @@ def profile_of(setting: Setting) -> HardwareProfile:
     if unknown:
         raise ValueError(f"{setting.profile} has no drafter {', '.join(sorted(unknown))}")
     drafters = {}
-    for name, drafter in held.drafters.items():
+    for place, (name, drafter) in enumerate(held.drafters.items()):
         if setting.drafters and name not in setting.drafters:
             continue
+        # By itself it says of a request what it says of it beside the others.
+        drafter = msgspec.structs.replace(drafter, stream=place)
         if setting.acceptance:
             quality = DraftQuality(rate={"*": setting.acceptance}, fixed=True)
             drafter = msgspec.structs.replace(drafter, quality=quality)
@@ -225,11 +227,12 @@ def _traced(setting: Setting, seed: int, data: Path) -> list[Shape]:
     return [replace(shape, arrival_s=time) for shape, time in zip(shapes, times.tolist(), strict=True)]
 
 
-def _slos(setting: Setting) -> Mapping[str, SloSpec] | None:
+def _slos(setting: Setting) -> Mapping[str, SloSpec]:
     ttft = Limit(setting.ttft_ms) if setting.ttft_ms else None
-    if not setting.objectives:
-        return None if ttft is None else {"*": SloSpec(ttft=ttft)}
     specs: dict[str, SloSpec] = {}
+    if ttft is not None and "*" not in setting.objectives:
+        specs = {kind: replace(held.slo, ttft=ttft) for kind, held in workloads.MIX.items()}
+        specs["*"] = SloSpec(ttft=ttft)
     for kind, text in setting.objectives.items():
         if text == "none":
             specs[kind] = SloSpec(ttft=ttft)

@@ -24,6 +24,7 @@ from simulator.reproduction.setting import (
     system_of,
 )
 from simulator.reproduction.spec import SPEEDUP, Claim, Figure
+from simulator.run import Cell, Options
 
 SMALL = Setting(profile="llama-8b-a100", num_output=24, seconds=3.0)
 TINY = Figure(
@@ -78,6 +79,32 @@ def test_systems_get_the_same_requests() -> None:
         for setting in (SMALL, msgspec.structs.replace(SMALL, system="vllm"))
     ]
     assert held[0] == held[1]
+
+
+def test_a_drafter_says_by_itself_what_it_says_beside_others() -> None:
+    """Alone each drew what the first of all draws, so that one and many were not compared on the same."""
+    spin, said = msgspec.structs.replace(SMALL, profile="llama-7b-v100"), []
+    for drafters in ((), ("616m",)):
+        setting = msgspec.structs.replace(spin, drafters=drafters)
+        cell = Cell(profile_of(setting), system_of(setting), Options())
+        script = cell.scripts.add("r", "chat", 5, 8, 40)
+        table = cell.drafters["616m"].table
+        start = cell.scripts.row(script, table)
+        said.append(table.token[start : start + 40].tolist())
+    assert said[0] == said[1]
+
+
+def test_an_objective_for_the_first_token_leaves_the_others() -> None:
+    """It took the place of the classes' own for the time per token."""
+    setting = msgspec.structs.replace(SMALL, ttft_ms=300.0)
+    for changed, tpot_ms in (
+        (setting, 50.0),
+        (msgspec.structs.replace(setting, objectives={"chat": "9"}), 9.0),
+    ):
+        asked = requests_of(changed, profile_of(changed), 1)
+        assert {request.objective.ttft_ms for request in asked} == {300.0}
+        assert {request.objective.tpot_ms for request in asked if request.kind == "chat"} == {tpot_ms}
+        assert all(request.objective.tpot_ms for request in asked)
 
 
 def test_what_was_interrupted_goes_on(tmp_path: Path) -> None:
