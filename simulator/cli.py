@@ -235,7 +235,7 @@ def _show(
         typer.echo(msgspec.json.format(msgspec.json.encode(body), indent=2).decode())
         return
     console = make_console()
-    title = f"{profile.target} on {profile.hardware}, {1e3 * profile.baseline_s():.1f} ms per token alone"
+    title = f"{profile.target} on {profile.hardware}, baseline {1e3 * profile.baseline_s():.1f} ms per token"
     console.print(report.by_class(results, title))
     console.print(report.of_steps(results))
     console.print(

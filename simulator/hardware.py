@@ -107,7 +107,11 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
                 drafter.quality.rate_of(kind)
 
     def baseline_s(self, context: int = 512) -> float:
-        """Seconds per token of one request alone, without speculation, at so much context."""
+        """What relative objectives are multiples of: seconds per token without drafts, at so much context.
+
+        Of a profile without `trips` all of `overhead_s` is counted, of which a plain step takes half: by
+        itself a request is quicker by the other half.
+        """
         trips = self.trips
         beside_s = self.overhead_s if trips is None else trips.verify_s + trips.verify_request_s
         return self.cost.seconds(1, 1, context) + beside_s

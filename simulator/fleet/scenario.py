@@ -29,7 +29,9 @@ class Burst(StrictModel):
 class ArrivalConfig(StrictModel):
     """How often requests come."""
 
-    rate: float = Field(gt=0, description="Requests per second, mean over the run without bursts.")
+    rate: float = Field(
+        gt=0, description="Requests per second, mean over a whole wave or trace, without bursts."
+    )
     seconds: float = Field(gt=0, description="Of arrivals.")
     swing: float = Field(
         default=0.0,

@@ -270,3 +270,12 @@ def test_the_tables_say_who_was_refused() -> None:
     assert (done.num_rejected, done.num_unfinished, done.all.attainment) == (1, 0, 0.5)
     columns = {str(column.header): list(column.cells) for column in report.of_steps([done]).columns}
     assert (columns["refused"], columns["unfinished"]) == (["1"], ["0"])
+
+
+@pytest.mark.parametrize("name", sorted({*hardware.names()} - {"demo-2-cores"}))
+def test_a_request_by_itself_is_as_quick_as_the_page_says_of_baselines(name: str) -> None:
+    profile, context = hardware.load(name), 512
+    alone = replace(one_request(0, num_output=201), num_prompt=context - 100)
+    done = simulate(profile, systems.parse("autoregressive"), [alone], Options(jitter=0.0))
+    counted_s = 0.0 if profile.trips else profile.overhead_s / 2
+    assert done.all.tpot_ms.mean == pytest.approx(1e3 * (profile.baseline_s(context) - counted_s), rel=1e-3)
