@@ -279,9 +279,10 @@ class SurfaceCells:
                 reports[cells, COLUMN["tpot_s"]] <= self._tpot_objective_s[kinds]
             )
             judged = self._feasible[kinds]
-            objectives += np.bincount(cells, weights=judged, minlength=places)
-            attained += np.bincount(cells, weights=judged & meets, minlength=places)
-            wanted += np.bincount(cells, weights=judged * tpots[kinds], minlength=places)
+            # Not in place: where nobody runs, what is counted above are whole numbers.
+            objectives = objectives + np.bincount(cells, weights=judged, minlength=places)
+            attained = attained + np.bincount(cells, weights=judged & meets, minlength=places)
+            wanted = wanted + np.bincount(cells, weights=judged * tpots[kinds], minlength=places)
         some = np.maximum(1.0, objectives)
         reports[:, COLUMN["objectives"]] = objectives
         reports[:, COLUMN["attainment"]] = np.where(objectives > 0, attained / some, 1.0)

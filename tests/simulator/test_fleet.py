@@ -221,6 +221,8 @@ def test_a_cell_reads_prompts_one_after_the_other() -> None:
     assert reports[0, COLUMN["waiting"]] == 1
     ended, refused = cells.advance(100.0)
     assert len(refused) == 1, "one waits, one finds the queue full"
+    # A TypeError, where all that ran had ended at once and somebody waited.
+    assert cells.reports(with_objectives=True)[0, [COLUMN["running"], COLUMN["waiting"]]].tolist() == [0, 1]
     takes_s = 1000 * held.chunk_s[1 : held.max_running + 1]
     firsts = np.sort(ended.first_at)
     assert len(firsts) == held.max_running
