@@ -122,10 +122,11 @@ def _column_times(text: str) -> np.ndarray:
 
 
 def rescale(times: list[float], rate: float | None) -> list[float]:
-    """The same arrivals stretched to a mean of `rate` requests per second (unchanged for None)."""
-    if rate is None or len(times) < 2 or times[-1] <= 0:
+    """The same arrivals, in any order, stretched to a mean of `rate` per second (unchanged for None)."""
+    last = max(times, default=0.0)
+    if rate is None or len(times) < 2 or last <= 0:
         return times
-    factor = (len(times) - 1) / rate / times[-1]
+    factor = (len(times) - 1) / rate / last
     return [time * factor for time in times]
 
 

@@ -76,6 +76,12 @@ def test_constant_gaps() -> None:
     assert [request.arrival_s for request in requests] == [0.0, 0.5, 1.0, 1.5]
 
 
+def test_arrivals_are_stretched_by_the_last_of_them_wherever_it_stands() -> None:
+    """By the one that stands last, a file out of order came at another rate than asked for."""
+    assert arrivals.rescale([3.0, 0.0, 1.0], 2.0) == pytest.approx([1.0, 0.0, 1.0 / 3.0])
+    assert arrivals.rescale([], 2.0) == []
+
+
 def test_azure_trace(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv.gz"
     rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(
