@@ -96,7 +96,8 @@ def tokens_per_step(group: Iterable[npt.NDArray[np.bool_]]) -> float:
     """
     answers = list(group)
     steps = sum(len(accepted_by_layers(right)) for right in answers)
-    return round(sum(right.shape[1] - 1 for right in answers) / max(steps, 1), 3)
+    tokens = sum(int(right.shape[1]) - 1 for right in answers)
+    return round(tokens / max(steps, 1), 3)
 
 
 def measure(reading: Reading, weights: Path) -> dict[str, Any]:
