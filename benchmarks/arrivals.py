@@ -92,9 +92,13 @@ def row_times(path: Path) -> np.ndarray:
 
 def rescale(times: list[float], rate: float | None) -> list[float]:
     """The same arrivals stretched to a mean of `rate` requests per second (unchanged for None)."""
-    if rate is None or len(times) < 2 or times[-1] <= 0:
+    if rate is None or len(times) < 2:
         return times
-    factor = (len(times) - 1) / rate / times[-1]
+    # A part of a workload need not begin at once, and files need not be in the order of time.
+    span = max(times) - min(times)
+    if span <= 0:
+        return times
+    factor = (len(times) - 1) / rate / span
     return [time * factor for time in times]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -149,3 +150,22 @@ def test_default_class_and_own_objectives() -> None:
     requests = workload.build(own, slos={"chat": SloSpec(ttft=Limit(1.0))}, seed=1)
     specs = {request.domain: request.spec for request in requests}
     assert specs == {"code": SloSpec(tpot=Limit(9.0)), "chat": SloSpec(ttft=Limit(1.0))}
+
+
+@pytest.mark.parametrize("process", [Arrivals.closed, Arrivals.workload, Arrivals.poisson])
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_a_rate_that_is_none_is_told(process: Arrivals, rate: float) -> None:
+    """A trace stretched to a negative one would be sent all at once."""
+    timed = [replace(prompt, arrival_s=float(n)) for n, prompt in enumerate(POOL)]
+    with pytest.raises(ValueError, match="rate must be positive"):
+        workload.build(timed, arrivals=process, rate=rate)
+
+
+def test_part_of_a_workload_is_stretched_to_its_own_rate() -> None:
+    """It begins later, and its file need not be in the order of time."""
+    timed = [Prompt("code", text="x", arrival_s=at) for at in (62.0, 60.0, 61.0)]
+    times = [
+        request.arrival_s or 0.0 for request in workload.build(timed, arrivals=Arrivals.workload, rate=4.0)
+    ]
+    assert max(times) - min(times) == pytest.approx(2 / 4.0)
+    assert times == pytest.approx([15.5, 15.0, 15.25])
