@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from benchmarks import environment
 from benchmarks.regret_bandit import Float64, draw, shifted
 from benchmarks.regret_run import Losses, Simulation
 from benchmarks.tables import console, plain_table
@@ -52,6 +53,7 @@ def run(options: RegretOptions, report: Callable[[str], None] = console.print) -
     grid = _grid(options.num_slots)
     ends = _epoch_ends(options)
     record: dict[str, Any] = {
+        "environment": environment.describe(),
         "settings": asdict(options),
         "unit": "tokens that the best matching brings more, summed over requests and slots",
         "slots": grid,
