@@ -70,19 +70,23 @@ def row_times(path: Path) -> np.ndarray:
     """As `trace_times`, float64 [rows] in the order of the file."""
     text = read_text(path)
     if ".jsonl" in path.suffixes:
-        seconds = np.array([json.loads(line)["timestamp"] for line in text.splitlines() if line]) / 1000.0
+        try:
+            stamps = [float(json.loads(line)["timestamp"]) for line in text.splitlines() if line]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: a line has no `timestamp` in milliseconds: {error}") from None
+        seconds = np.array(stamps) / 1000.0
     else:
         rows = csv.DictReader(io.StringIO(text))
         column = next((name for name in rows.fieldnames or () if name.lower() == "timestamp"), None)
         if column is None:
             raise ValueError(f"{path}: no column TIMESTAMP among {rows.fieldnames}")
-        stamps = [row[column] for row in rows]
+        texts = [row[column] for row in rows]
         try:
-            seconds = np.array([float(stamp) for stamp in stamps])
+            seconds = np.array([float(stamp) for stamp in texts])
         except ValueError:
             # Azure writes seven decimals, which datetime.fromisoformat refuses and numpy takes. A zone
             # (the 2024 traces have one) is the same in every row, and only differences matter.
-            moments = np.array([stamp.partition("+")[0].rstrip("Z") for stamp in stamps], "datetime64[ns]")
+            moments = np.array([stamp.partition("+")[0].rstrip("Z") for stamp in texts], "datetime64[ns]")
             seconds = (moments - moments[0]).astype(np.int64) / 1e9
     if len(seconds) == 0:
         raise ValueError(f"{path}: no arrivals")

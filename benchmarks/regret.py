@@ -137,7 +137,7 @@ def _exponent(slots: Sequence[int] | Float64, regret: Float64) -> float | None:
 
 def _growth(runs: Sequence[tuple[Losses, float]], ends: Sequence[int]) -> dict[str, Any]:
     """How LBSS's regret grows from the end of one epoch to the next, and in theory's terms, O(log2 T)."""
-    at = np.array(ends)
+    at = np.array(ends, dtype=np.int64)  # of so few slots that no epoch ends there are none
     growth: dict[str, Any] = {"epoch_ends": list(ends)}
     for label, parts in (("regret", ("goodput",)), ("regret_with_switching", ("goodput", "switching"))):
         curves = [[np.cumsum(getattr(losses, part))[at - 1] for part in parts] for losses, _ in runs]

@@ -122,6 +122,7 @@ def test_wrong_options_of_a_comparison_end_it_before_anything_starts(
     [
         ["decomposition", "--plot"],
         ["pipeline", "--plot"],
+        ["dashboards", "--scrape"],
         ["fidelity", "folder", "--plot"],
         ["fidelity", "folder", "--write-profile"],
     ],
@@ -129,8 +130,8 @@ def test_wrong_options_of_a_comparison_end_it_before_anything_starts(
 def test_a_plot_that_cannot_be_written_is_told_before_anything_is_measured(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name in (("decomposition", "run"), ("pipeline", "run"), ("fidelity", "measured")):
-        monkeypatch.setattr(f"benchmarks.{module}.{name}", lambda *given: pytest.fail("it was measured"))
+    for name in ("decomposition.run", "pipeline.run", "dashboards.run", "fidelity.measured"):
+        monkeypatch.setattr(f"benchmarks.{name}", lambda *given: pytest.fail("it was measured"))
     monkeypatch.chdir(tmp_path)
     result = runner.invoke(app, [*arguments, str(tmp_path / "nowhere" / "x.png")], env={"COLUMNS": "300"})
     assert (result.exit_code, "no directory" in result.output) == (2, True), result.output
@@ -172,6 +173,20 @@ def test_a_few_requests_of_a_small_budget_have_one(tmp_path: Path) -> None:
         app, ["selection", "--policy", "flotilla", *sizes, "--candidates", "4", "--repeats", "2"]
     )
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["regret", "--slots", "64", "--shift-slots", "1024", "--seeds", "1"],
+        ["forward", "--repeats", "1", "--context", "8", "--device", "cpu"],
+    ],
+)
+def test_a_record_says_where_it_is_from(arguments: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    result = runner.invoke(app, [*arguments, "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    assert json.loads(path.read_text())["environment"]["versions"]["flotilla"]
 
 
 def test_selection_is_measured_for_policies_and_parts(tmp_path: Path) -> None:

@@ -127,6 +127,40 @@ def test_jsonl_fields(tmp_path: Path) -> None:
     assert instruction.messages == ({"role": "user", "content": "Add.\n\n1 1"},)
 
 
+def test_an_objective_of_null_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "x", "slo": {"tpot_ms": 20, "ttft_ms": None}}))
+    (prompt,) = prompts.load(str(path))
+    assert prompt.slo == SloSpec(tpot=Limit(20.0))
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "x", "slo": {"speed_ms": 3}}, "slo has speed_ms"),
+        ({"prompt": "x", "slo": 5}, "entry 2"),
+        ({"slo_ratio": 1.2, "emission_time_ms": 3}, "there is no 'prompt'"),
+        ({"prompt": "x", "max_tokens": "many"}, "entry 2"),
+        ({"text": "x"}, "none of messages"),
+    ],
+)
+def test_which_entry_of_a_prompt_file_is_wrong_is_told(
+    row: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(map(json.dumps, [{"prompt": "right"}, row])))
+    with pytest.raises(ValueError, match=f"prompts.jsonl entry 2: .*{reason.removeprefix('entry 2')}"):
+        prompts.load(str(path))
+
+
+@pytest.mark.parametrize("line", ['{"time": 1}', "hello", "[1]"])
+def test_a_trace_without_times_is_told(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(line)
+    with pytest.raises(ValueError, match=r"trace\.jsonl: a line has no `timestamp`"):
+        arrivals.trace_times(path)
+
+
 def test_slo_options() -> None:
     specs = parse_slos(["code:tpot=30,ttft=200", "chat:2x,summary:e2e=4x", "*:50"])
     assert specs["code"] == SloSpec(tpot=Limit(30.0), ttft=Limit(200.0))
