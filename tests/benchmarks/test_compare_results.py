@@ -235,6 +235,18 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
         Record.resume(path, settings, {})
 
 
+def test_only_failures_keep_the_curve_of_times_per_token_below_all_requests() -> None:
+    run = run_of("flotilla", 0, [5.0, 6.0, 7.0, 8.0])
+    run["requests"]["domain"] = ["code"] * 4
+    run["requests"]["tpot_ms"][0] = None  # an answer of one token
+    record = record_of([run])
+    for error, highest in (("", 100.0), ("lost", 75.0)):
+        run["requests"]["error"][0] = error
+        (point,) = compare_summary.summarise(record, ["flotilla"], [POINT], [])
+        (axes,) = plots.tpot_distributions(record, point).axes
+        assert max(axes.lines[0].get_ydata()) == pytest.approx(highest)
+
+
 def test_tables_and_plots_of_a_sweep_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policies = ("autoregressive", "adaserve", "flotilla")
     runs = [

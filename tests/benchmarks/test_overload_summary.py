@@ -64,6 +64,12 @@ def test_recovery_ends_with_the_last_that_was_refused_or_late() -> None:
     assert recovery_s([attempt(5.0, 0, attained=False), *attempts[2:]], PHASES) == 0.0
 
 
+def test_who_is_late_to_the_end_has_not_recovered() -> None:
+    attempts = [attempt(22.0, 1), attempt(29.0, 2, attained=False)]
+    assert recovery_s(attempts, PHASES) is None
+    assert recovery_s([attempt(5.0, 0)], PHASES) is None
+
+
 def test_the_refused_count_as_missed_of_those_sent() -> None:
     attempts = [
         attempt(11.0, 1),
