@@ -85,7 +85,7 @@ def row_times(path: Path) -> np.ndarray:
     try:
         seconds = _line_times(text) if ".jsonl" in path.suffixes else _column_times(text)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: no arrivals can be read: {what_is_wrong(error)}") from None
+        raise ValueError(f"{path}: {what_is_wrong(error)}") from None
     if len(seconds) == 0:
         raise ValueError(f"{path}: no arrivals")
     if not np.isfinite(seconds).all():
@@ -101,7 +101,11 @@ def what_is_wrong(error: Exception) -> str:
 
 def _line_times(text: str) -> np.ndarray:
     """Seconds of JSON lines with a `timestamp` in milliseconds."""
-    return np.array([float(json.loads(line)["timestamp"]) for line in text.splitlines() if line]) / 1000.0
+    try:
+        stamps = [float(json.loads(line)["timestamp"]) for line in text.splitlines() if line]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"a line has no `timestamp` in milliseconds: {error}") from None
+    return np.array(stamps) / 1000.0
 
 
 def _column_times(text: str) -> np.ndarray:
@@ -122,11 +126,14 @@ def _column_times(text: str) -> np.ndarray:
 
 
 def rescale(times: list[float], rate: float | None) -> list[float]:
-    """The same arrivals, in any order, stretched to a mean of `rate` per second (unchanged for None)."""
-    last = max(times, default=0.0)
-    if rate is None or len(times) < 2 or last <= 0:
+    """The same arrivals stretched to a mean of `rate` requests per second (unchanged for None)."""
+    if rate is None or len(times) < 2:
         return times
-    factor = (len(times) - 1) / rate / last
+    # A part of a workload need not begin at once, and files need not be in the order of time.
+    span = max(times) - min(times)
+    if span <= 0:
+        return times
+    factor = (len(times) - 1) / rate / span
     return [time * factor for time in times]
 
 

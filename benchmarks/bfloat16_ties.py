@@ -30,7 +30,7 @@ from engine.runner import ModelRunner, Segment
 from engine.sampling import Row, decide
 from engine.sampling_params import SamplingParams
 from zoo.agreement import prompt_ids
-from zoo.registry import load_prompts
+from zoo.registry import Prompt, load_prompts
 from zoo.tokenizer import load as load_tokenizer
 
 Int64 = NDArray[np.int64]
@@ -106,6 +106,12 @@ class Ties:
     ties: int
     near_ties: int
     batches: list[Batched]
+
+
+def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """So many prompts at equal distances, all domains alike: their file has one after another."""
+    count = min(count, len(prompts))
+    return [prompts[place * len(prompts) // count] for place in range(count)]
 
 
 def last_place(values: Float64) -> Float64:
@@ -276,10 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     device, directory = resolve_device(options.device), model_directory(options.path)
     tokenizer = load_tokenizer(directory)
-    every = load_prompts()
-    # All domains alike: the file has one after another.
-    chosen = every[:: max(1, len(every) // options.prompts)][: options.prompts]
-    prompts = [prompt_ids(tokenizer, prompt) for prompt in chosen]
+    prompts = [prompt_ids(tokenizer, prompt) for prompt in spread(load_prompts(), options.prompts)]
     width = max(map(len, prompts)) + options.tokens
     # Kept to the end: see docs/gpu.md of what torch does where captured forwards are dropped.
     runners = {

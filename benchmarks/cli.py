@@ -280,7 +280,9 @@ def lossless(
 
     variants = {}
     for text in variant or ():
-        name, _, body = text.partition("=")
+        name, equals, body = text.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{text!r} is not NAME=JSON", param_hint="--variant")
         variants[name] = _json_object(body, "--variant")
     options = suite.LosslessOptions(
         url=url,
@@ -317,6 +319,8 @@ def lossless_matrix(
     json_file: JsonFile = None,
 ) -> None:
     """Serve trees, chains, tensor parallel 2, forced preemption ... in turn, and check each."""
+    from aiohttp import ClientError
+
     from benchmarks import lossless_matrix as matrix
     from benchmarks import tables
 
@@ -325,7 +329,10 @@ def lossless_matrix(
     if unknown:
         known = ", ".join(f"`{name}`" for name in matrix.CONFIGURATIONS)
         raise typer.BadParameter(f"unknown: {', '.join(unknown)}; known: {known}")
-    record = matrix.run(names, num_prompts, max_tokens, seed)
+    try:
+        record = matrix.run(names, num_prompts, max_tokens, seed)
+    except (ValueError, RuntimeError, OSError, ClientError) as error:
+        raise failed("lossless-matrix", error) from None
     tables.write_json(json_file, record)
     if record["num_unproven"]:
         raise typer.Exit(1)

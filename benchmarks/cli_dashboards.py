@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli_common import JsonFile, failed
+from benchmarks.cli_common import JsonFile, failed, to_write
 
 
 def dashboards(
     seconds: Annotated[float, typer.Option(min=15, help="Seconds of load.")] = 60.0,
     streams: Annotated[int, typer.Option(min=1, help="Requests open at once.")] = 14,
-    scrape: Annotated[Path | None, typer.Option(help="Write the exposition after the load to it.")] = None,
+    scrape: Annotated[
+        Path | None, typer.Option(callback=to_write, help="Write the exposition after the load to it.")
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Ask a real Prometheus every query of dashboards, rules and alerts; exits 1 if one returns nothing."""

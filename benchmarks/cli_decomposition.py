@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli_common import JsonFile, Seed, failed
+from benchmarks.cli_common import JsonFile, Plot, Seed, failed
 
 
 def decomposition(
@@ -24,7 +24,7 @@ def decomposition(
     ] = None,
     draws: Annotated[int, typer.Option(min=1, help="Batches drawn of each size.")] = 3,
     repeats: Annotated[int, typer.Option(min=1, help="Repetitions of each, interleaved.")] = 7,
-    plot: Annotated[Path | None, typer.Option(help="Draw the figures to this file.")] = None,
+    plot: Plot = None,
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
@@ -42,8 +42,8 @@ def decomposition(
     )
     try:
         record = bench.run(options)
-        if plot is not None:
-            decomposition_plot.draw([bench.Measured(**row) for row in record["steps"]], plot)
     except (ValueError, OSError) as error:
         raise failed("decomposition", error) from None
     tables.write_json(json_file, record)
+    if plot is not None:
+        decomposition_plot.draw([bench.Measured(**row) for row in record["steps"]], plot)

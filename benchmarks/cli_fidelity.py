@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from benchmarks.cli_common import JsonFile, MaxTokens, failed
+from benchmarks.cli_common import JsonFile, MaxTokens, failed, to_write
 
 # The simulator stands above the benchmarks; it is known here by name only.
 _COMPARE, _FIT, _SPEED = "simulator.fidelity", "simulator.acceptance_fit", "simulator.speed"
@@ -46,11 +46,13 @@ def fidelity(
         int, typer.Option(min=1, help="Of every test, with other noise; means are compared.")
     ] = 4,
     plot: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Plot, like SmartSpec's figure 13.")
+        Path | None, typer.Option(callback=to_write, help="Plot, like SmartSpec's figure 13.")
     ] = None,
     write_profile: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, help="Write the cell as it served, for `flotilla simulate --profile`."),
+        typer.Option(
+            callback=to_write, help="Write the cell as it served, for `flotilla simulate --profile`."
+        ),
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -112,8 +114,8 @@ def acceptance(
     json_file: JsonFile = None,
 ) -> None:
     """Fit the simulator's acceptance model to half of the demo family's prompts, check it on the others."""
+    from benchmarks import environment, tables
     from benchmarks import fidelity as study
-    from benchmarks import tables
 
     try:
         table = study.acceptance_log(log, prompts)
@@ -121,7 +123,7 @@ def acceptance(
     except (ValueError, RuntimeError, OSError) as error:
         raise failed("acceptance", error) from None
     study.show_acceptance(result)
-    tables.write_json(json_file, result)
+    tables.write_json(json_file, {"environment": environment.describe(), **result})
 
 
 def simulator(
@@ -139,8 +141,8 @@ def simulator(
     json_file: JsonFile = None,
 ) -> None:
     """Measure how much faster than real time the simulator is, and which part of it takes the time."""
+    from benchmarks import environment, tables
     from benchmarks import fidelity as study
-    from benchmarks import tables
 
     try:
         result: dict[str, Any] = importlib.import_module(_SPEED).measure(
@@ -154,4 +156,4 @@ def simulator(
     except ValueError as error:
         raise failed("simulator", error) from None
     study.show_speed(result)
-    tables.write_json(json_file, result)
+    tables.write_json(json_file, {"environment": environment.describe(), **result})

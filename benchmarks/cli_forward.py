@@ -32,7 +32,7 @@ def forward(
     json_file: JsonFile = None,
 ) -> None:
     """Time forwards of a model's shape, with random weights, beside what the device's memory allows."""
-    from benchmarks import forward_floor, tables
+    from benchmarks import environment, forward_floor, tables
     from engine.attention_kinds import AttentionKind
     from engine.devices import DeviceUnavailable
 
@@ -62,4 +62,4 @@ def forward(
     except (ValueError, RuntimeError, DeviceUnavailable) as error:
         raise failed("forward", error) from None
     print(forward_floor.table(record))
-    tables.write_json(json_file, record)
+    tables.write_json(json_file, {"environment": environment.describe(), **record})

@@ -94,9 +94,12 @@ def _print(record: dict[str, Any]) -> None:
     heads = ["tier", "refusals", "taken when they came back", "told s", "most s", "next taken s"]
     tables.console.print(tables.plain_table("Refusals", heads, rows))
     tables.console.print(f"Saturated at {record['saturated_rate']:.2f} requests/s.")
+    everybody, others = (
+        "never" if seconds is None else f"from {seconds:.1f} s on"
+        for seconds in (record["recovery_s"], record["recovery_of_others_s"])
+    )
     tables.console.print(
-        f"All on time {record['recovery_s']:.1f} s after the overload, other keys "
-        f"{record['recovery_of_others_s']:.1f} s; {record['num_errors']} failed."
+        f"All on time after the overload: {everybody}, of other keys {others}; {record['num_errors']} failed."
     )
     late = record["client_late_s"]
     tables.console.print(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli_common import JsonFile, Seed, failed, write_plot
+from benchmarks.cli_common import JsonFile, Plot, Seed, failed, write_plot
 
 
 def pipeline(
@@ -23,7 +23,7 @@ def pipeline(
     waves: Annotated[int, typer.Option(min=1, help="Requests of a run, as a multiple of the batch.")] = 2,
     max_tokens: Annotated[int, typer.Option(min=1, help="Bound on every answer's tokens.")] = 64,
     policy: Annotated[str, typer.Option(help="Speculation policy.")] = "flotilla",
-    plot: Annotated[Path | None, typer.Option(help="Plot into this file, a .png or .svg.")] = None,
+    plot: Plot = None,
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks import compare_calibration as calibration
 from benchmarks import compare_outputs, compare_summary, demo, environment, tables, workload
 from benchmarks import prompts as prompt_sources
 from benchmarks.code_version import version_of
 from benchmarks.compare_cell import WarmCell
-from benchmarks.compare_outputs import Differing
 from benchmarks.compare_plan import (
     DEFAULT_RATES,
     PLAIN,
@@ -89,6 +89,22 @@ class CompareOptions:
     plots: Path | None = None
 
 
+def default_objectives(domains: Sequence[str]) -> Mapping[str, SloSpec]:
+    """AdaServe's, of those of its classes that there are.
+
+    Raises:
+        ValueError: if there are others.
+    """
+    found = {}
+    for name, slo in parse_slos(DEFAULT_SLOS).items():
+        with contextlib.suppress(ValueError):  # a class that these prompts lack
+            found[workload.match_domain(name, domains)] = slo
+    missing = sorted(set(domains) - found.keys())
+    if missing:
+        raise ValueError(f"the prompts bring no objectives for {', '.join(missing)}; --slo names some")
+    return found
+
+
 def traffic_of(options: CompareOptions, prompts: Sequence[Prompt]) -> Traffic:
     """What the requests are made from, with AdaServe's mix and objectives where nothing else is said."""
     domains = list(own_shares(prompts))
@@ -102,10 +118,12 @@ def traffic_of(options: CompareOptions, prompts: Sequence[Prompt]) -> Traffic:
         shares = {named(name): share for name, share in workload.parse_mix(mix).items()}
     slos: Mapping[str, SloSpec] = parse_slos(options.slos)
     if not slos and not has_objectives(prompts):
-        slos = parse_slos(DEFAULT_SLOS)
+        slos = default_objectives(domains)
     urgent = named(options.urgent or ("code" if "code" in domains else next(iter(shares or domains))))
     if shares is not None and urgent not in shares:
         raise ValueError(f"the urgent class `{urgent}` has no share in the mix {mix}")
+    if min(options.urgent_shares, default=1.0) < 1.0 and set(shares or domains) == {urgent}:
+        raise ValueError(f"the urgent class `{urgent}` is the only one: no other can have the rest")
     traffic = Traffic(
         prompts=prompts,
         shares=shares,
@@ -154,16 +172,20 @@ class Comparison:
         settings = {name: value for name, value in asdict(options).items() if name not in EXTENSIBLE}
         settings["cell"] = self.config.model_dump(mode="json")
         settings["code version"] = version_of(__name__)
+        # A file's path does not tell what is in it.
+        settings["prompts"] = hashlib.sha256(repr(loaded).encode()).hexdigest()[:12]
         self.record = Record.resume(options.json_file, settings, environment.describe())
         runs = schedule(list(self.entrants), list(self.points), options.seeds)
         self.pending = [run for run in runs if not self.record.has(run)]
         self._num_done = len(runs) - len(self.pending)
-        self._differing: list[tuple[dict[str, Any], list[Differing]]] = []
 
     def measure(self) -> None:
         """Take all runs that are missing, then account for outputs that differ."""
-        if not self.pending:
-            return
+        if self.pending:
+            self._take_pending()
+        self._explain_differences()
+
+    def _take_pending(self) -> None:
         with tables.console.status("Starting the cell..."):
             cell = WarmCell(
                 self.config,
@@ -185,7 +207,6 @@ class Comparison:
                     self._take(cell, run, bar)
         finally:
             cell.close()
-        self._explain_differences()
 
     def requests(self, run: Run) -> list[workload.BenchRequest]:
         """The requests of a run."""
@@ -241,8 +262,6 @@ class Comparison:
             result = cell.load(requests, on_done=advance)
         differing = compare_outputs.check(self.record.outputs, result.outcomes)
         held = run_record(run, result, before, cell.totals(), compare_outputs.unexplained(differing))
-        if differing:
-            self._differing.append((held, differing))
         self.record.points[run.point] = asdict(self.points[run.point]) | {
             "requests_per_s": self._requests_per_s(run),
             "objectives": describe_objectives(requests),
@@ -251,10 +270,13 @@ class Comparison:
         self.record.save()
 
     def _explain_differences(self) -> None:
-        if not self._differing:
-            return
-        with tables.console.status("Recomputing the target's scores where outputs differ..."):
-            for held, differing in self._differing:
+        """Also of runs that were taken earlier, before the command was interrupted."""
+        record = self.record
+        for held in record.runs:
+            differing = compare_outputs.unseen(held["differences"], record.outputs)
+            if not differing:
+                continue
+            with tables.console.status("Recomputing the target's scores where outputs differ..."):
                 held["differences"] = compare_outputs.explain_all(
                     differing,
                     self._directory,
@@ -262,7 +284,7 @@ class Comparison:
                     self._texts.end_tokens,
                     self.config.target.quantization,
                 )
-        self.record.save()
+            record.save()
 
 
 def run(options: CompareOptions) -> Record:

@@ -17,7 +17,7 @@ SATURATION_ROUNDS = 2
 
 
 def baseline_requests(traffic: Traffic, each: int) -> list[BenchRequest]:
-    """So many requests of each class, one of each more in front for warming up."""
+    """So many requests of each class."""
     sample = warmup_requests(traffic, 24 * (each + 1), seed=0)
     return by_domain(sample, each)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from benchmarks.compare_load import sampling_seed
 from benchmarks.load_client import Outcome
+from benchmarks.prompts import Prompt
 from benchmarks.workload import BenchRequest
 from engine.quantization import Quantization
 from engine.sampling_params import SamplingParams
@@ -44,8 +45,36 @@ def check(outputs: MutableMapping[str, str], outcomes: Sequence[Outcome]) -> lis
 
 
 def unexplained(differing: Sequence[Differing]) -> list[dict[str, Any]]:
-    """Differences before anybody has looked at the target's scores: not shown to be near ties."""
-    return [{"prompt": one.outcome.request.index, "proven": False} for one in differing]
+    """Differences before anybody has looked at the target's scores: not shown to be near ties.
+
+    With what it takes to look at them later, for the command may be interrupted before (`unseen`).
+    """
+    return [
+        {
+            "prompt": one.outcome.request.index,
+            "proven": False,
+            "unseen": {
+                "domain": one.outcome.request.domain,
+                "prompt": list(one.outcome.request.prompt.token_ids or ()),
+                "max_tokens": one.outcome.request.max_tokens,
+                "tokens": list(one.outcome.token_ids),
+            },
+        }
+        for one in differing
+    ]
+
+
+def unseen(differences: Sequence[Mapping[str, Any]], outputs: Mapping[str, str]) -> list[Differing]:
+    """Those of a run's differences that nobody has looked at."""
+    found = []
+    for difference in differences:
+        if "unseen" in difference:
+            said = difference["unseen"]
+            prompt = Prompt(said["domain"], token_ids=tuple(said["prompt"]))
+            request = BenchRequest(difference["prompt"], prompt, said["max_tokens"])
+            expected = [int(token) for token in outputs[key_of(request)].split()]
+            found.append(Differing(Outcome(request, token_ids=said["tokens"]), expected))
+    return found
 
 
 def explain_all(

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import typer
 
+from benchmarks.environment import describe
 from cluster.drafter_config import (
     DrafterConfig,
     ModelDrafterConfig,
@@ -115,7 +116,13 @@ def main(
     }
     vocab_size, max_tokens = len(tokenizer), int(target.config.max_position_embeddings)
     del target
-    report: dict[str, Any] = {"prompts": prompts, "depth": depth, "width": width, "drafters": {}}
+    report: dict[str, Any] = {
+        "environment": describe(),
+        "prompts": prompts,
+        "depth": depth,
+        "width": width,
+        "drafters": {},
+    }
     for name in drafter or CONFIGS:
         built = build_pool_drafter(CONFIGS[name], vocab_size, max_tokens, f"zoo:{TARGET}")
         rows: dict[str, dict[str, float]] = {}

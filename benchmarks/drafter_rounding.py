@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import tables
+from benchmarks.bfloat16_ties import spread
 from benchmarks.environment import describe
 from cluster.config import FlotillaConfig
 from cluster.local import LocalEngine
@@ -34,7 +35,7 @@ def measure(drafter: str, domain: str | None, *, prompts: int, tokens: int, roun
     raw["policy"]["name"] = "fixed"
     raw["drafters"] = [one for one in raw["drafters"] if one["name"] == drafter]
     tokenizer = load_tokenizer(model_directory(raw["target"]["path"]))
-    asked = [prompt_ids(tokenizer, prompt) for prompt in load_prompts(domain)[:prompts]]
+    asked = [prompt_ids(tokenizer, prompt) for prompt in spread(load_prompts(domain), prompts)]
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
     requests = [Submit(request_id=str(i), prompt=prompt, sampling=sampling) for i, prompt in enumerate(asked)]
     found: dict[str, list[float]] = {"float": [], "fp8": []}

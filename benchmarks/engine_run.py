@@ -81,6 +81,8 @@ def build_engines(
 
     def add(engine: EngineUnderTest) -> None:
         stack.callback(engine.close)
+        if any(engine.name == other.name for other in engines):
+            raise ValueError(f"{engine.name} is measured already: two of one name could not be told apart")
         engines.append(engine)
 
     if options.url is not None:
@@ -108,8 +110,14 @@ def build_engines(
 
 
 def run(options: EngineOptions) -> dict[str, Any]:
-    """Run the comparison, print its tables and return its JSON record, which is written after each round."""
+    """Run the comparison, print its tables and return its JSON record, which is written after each round.
+
+    Raises:
+        ValueError: for options that do not go together, before anything is started.
+    """
     config = demo.load_config(options.config)
+    if options.url is not None and options.policies:
+        raise ValueError("--policy: a server that runs has the policy it was started with; leave out --url")
     if options.profile is not None:
         config = config.model_copy(update={"profile": str(options.profile)})
     reference = Reference(demo.directory(config.target.path), config.target.dtype, config.target.quantization)
@@ -118,8 +126,9 @@ def run(options: EngineOptions) -> dict[str, Any]:
         for prompt in prompt_sources.load(options.source)
         if not options.domains or prompt.domain in options.domains
     ]
-    if not loaded:
-        raise ValueError(f"no prompts of {', '.join(options.domains)} in {options.source}")
+    missing = sorted(set(options.domains) - {prompt.domain for prompt in loaded})
+    if missing:
+        raise ValueError(f"no prompts of {', '.join(missing)} in {options.source}")
     encoded = [reference.encode(prompt) for prompt in loaded]
     deck = Deck(loaded, encoded, bound=options.max_tokens, seed=options.seed)
     threads = options.peer_threads or best_threads(reference, encoded[0])

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.environment import describe
 from engine.loading import load_runner
 from engine.runner import ModelRunner, Segment
 
@@ -97,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{result['requests']:8}{result['rows']:6}{line}")
     if arguments.json is not None:
         report = {
+            "environment": describe(),
             "model": str(arguments.model),
             "dtype": arguments.dtype,
             "context": arguments.context,

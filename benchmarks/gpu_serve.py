@@ -28,6 +28,7 @@ import aiohttp
 
 from benchmarks import tables
 from benchmarks.demo import keeping_nothing
+from benchmarks.environment import describe
 from benchmarks.live_system import LiveSystem
 from benchmarks.served_load import differences, load, show
 from cluster.config import FlotillaConfig
@@ -260,20 +261,21 @@ def _is_alive(pid: int) -> bool:
 
 async def _load(asked: argparse.Namespace) -> None:
     names = [name for name in asked.drafters.split(",") if name]
-    loops = []
+    loops, where = [], describe()
     figures = load(
         asked.url, asked.way, names, asked.seconds, asked.concurrency, asked.max_tokens, asked.learn
     )
     async for one in figures:
         show(one)
         loops.append(asdict(one))
-        tables.write_json(asked.json, {"benchmark": "gpu-serve", "loops": loops})
+        tables.write_json(asked.json, {"benchmark": "gpu-serve", "environment": where, "loops": loops})
 
 
 async def _differ(asked: argparse.Namespace) -> None:
     found = await differences(asked.url, asked.count, asked.concurrency, asked.max_tokens)
     print(f"answers that differ from plain ones, one at a time: {found}")
-    tables.write_json(asked.json, {"benchmark": "gpu-serve-differences", **found})
+    record = {"benchmark": "gpu-serve-differences", "environment": describe(), **found}
+    tables.write_json(asked.json, record)
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import grpc
 
-from benchmarks import tables
+from benchmarks import environment, tables
 from cluster.config import FlotillaConfig
 from cluster.grpc_config import GrpcConfig
 from deployments.names import APP_NAME
@@ -197,7 +197,14 @@ def run(config: FlotillaConfig, modes: Sequence[Mode], num_trials: int, seed: in
         rows = summarise(trials)
         results[mode] = {"ways": rows, "trials": [asdict(trial) for trial in trials]}
         tables.console.print(table(mode, rows))
-    return {"grace_s": GRACE_S, "seed": seed, "modes": results}
+    return {
+        "benchmark": "grpc-cancel",
+        "environment": environment.describe(),
+        **environment.of_cell(config, __name__),
+        "grace_s": GRACE_S,
+        "seed": seed,
+        "modes": results,
+    }
 
 
 def table(mode: str, rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -294,6 +294,7 @@ async def _measure(options: KillOptions, system: LiveSystem) -> dict[str, Any]:
     return {
         "benchmark": "kills",
         "environment": environment.describe(),
+        **environment.of_cell(system.config, __name__),
         "options": {**asdict(options), "logs": str(options.logs), "system": options.system.record()},
         "slos": baseline.slos,
         "saturated_requests_per_s": rate.saturated_per_s,

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from benchmarks import environment
@@ -15,7 +16,7 @@ from benchmarks.live_system import SystemOptions, serving
 from benchmarks.load_client import LoadClient
 from benchmarks.overload_load import Phases, play, saturate
 from benchmarks.overload_summary import lateness, series, summary
-from benchmarks.prompts import zoo_prompts
+from benchmarks.prompts import Prompt, zoo_prompts
 from deployments.api_keys import hash_key, new_key
 
 KEYS = ("greedy", "one", "two", "three")
@@ -93,11 +94,22 @@ def run(options: OverloadOptions) -> dict[str, Any]:
     system = SystemOptions(config=configured(options, keys))
     with serving(system, options.logs) as live:
         record = asyncio.run(_measured(options, live.url, keys))
-    return {"environment": environment.describe(), **record}
+    return {
+        "environment": environment.describe(),
+        **environment.of_cell(live.config, __name__),
+        **record,
+    }
+
+
+def asked(seed: int) -> list[Prompt]:
+    """The held-out prompts in random order: in their file's, one class comes after another, and as many as
+    saturation is measured with could be of the one with the longest answers."""
+    held = zoo_prompts()
+    return [held[place] for place in np.random.default_rng((seed, 1)).permutation(len(held))]
 
 
 async def _measured(options: OverloadOptions, url: str, keys: dict[str, str]) -> dict[str, Any]:
-    prompts = zoo_prompts()
+    prompts = asked(options.seed)
     async with LoadClient(url, "", send_slo=False, api_key=keys[KEYS[0]]) as client:
         client.model = (await client.models())[0]["id"]
         streams, every = options.max_running, list(keys.values())
@@ -105,6 +117,8 @@ async def _measured(options: OverloadOptions, url: str, keys: dict[str, str]) ->
         rate, answers = await saturate(
             client, prompts, options.max_tokens, every, options.saturation_s, streams
         )
+        if not answers:
+            raise RuntimeError("no request ended while saturation was measured; make --saturation-s longer")
         tpot_ms = statistics.median(one.tpot_ms for one in answers if one.tpot_ms is not None)
         ttft_ms = statistics.median(one.ttft_ms for one in answers if one.ttft_ms is not None)
         objectives = {

@@ -84,14 +84,16 @@ def refusals(attempts: Sequence[Attempt]) -> dict[str, Any]:
     }
 
 
-def recovery_s(first: Sequence[Attempt], phases: Phases) -> float:
-    """Seconds after the overload until every request sent from then on was taken and on time."""
-    late = [
-        one.sent_s - phases.ends_s
-        for one in first
-        if one.sent_s >= phases.ends_s and one.tier in SERVED and not one.attained
-    ]
-    return max(late, default=0.0)
+def recovery_s(first: Sequence[Attempt], phases: Phases) -> float | None:
+    """Seconds after the overload until every request sent from then on was taken and on time.
+
+    None if none was from then on: the last was refused or late, or there were none.
+    """
+    after = [one for one in first if one.sent_s >= phases.ends_s and one.tier in SERVED]
+    last = max(after, key=lambda one: one.sent_s, default=None)
+    if last is None or not last.attained:
+        return None
+    return max((one.sent_s - phases.ends_s for one in after if not one.attained), default=0.0)
 
 
 def lateness(attempts: Sequence[Attempt], arrivals: Sequence[Arrival]) -> dict[str, float | None]:

@@ -204,8 +204,10 @@ def tpot_distributions(record: Record, point: PointSummary) -> Figure:
         for policy, rows in mine.items():
             values = np.sort([row["tpot_ms"] for row in rows if row["tpot_ms"] is not None])
             if len(values):
-                # A failed request never arrives, so the curve of a policy with failures ends below 100 %.
-                share = 100 * np.arange(len(values) + 1) / len(rows)
+                # A failed request never arrives, so the curve of a policy with failures ends below 100 %; an
+                # answer of one token has no time per token, and is no failure.
+                failed = sum(bool(row["error"]) for row in rows if row["tpot_ms"] is None)
+                share = 100 * np.arange(len(values) + 1) / (len(values) + failed)
                 values = np.concatenate([values[:1], values])
                 style = _style(list(mine), policy)
                 style = {key: value for key, value in style.items() if "marker" not in key}

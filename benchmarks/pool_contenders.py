@@ -41,8 +41,9 @@ def contenders(drafters: Sequence[str], selectors: Sequence[str]) -> list[Conten
     """
     if not drafters or not selectors:
         raise ValueError("a pool is compared with at least one drafter and one selector")
-    alone = [Contender(f"{ALONE}{name}", drafters=(name,)) for name in drafters]
-    pool = [Contender(f"{POOL}{name}", selector={"name": name}) for name in selectors]
+    # Named twice, one takes part once.
+    alone = [Contender(f"{ALONE}{name}", drafters=(name,)) for name in dict.fromkeys(drafters)]
+    pool = [Contender(f"{POOL}{name}", selector={"name": name}) for name in dict.fromkeys(selectors)]
     return [
         Contender(PLAIN, speculates=False),
         *alone,

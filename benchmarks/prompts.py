@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arrivals import read_text
-from benchmarks.objectives import NO_SLO_SPEC, Limit, SloSpec
+from benchmarks.objectives import METRICS, NO_SLO_SPEC, Limit, SloSpec
 
 Message = dict[str, str]
 
@@ -63,11 +63,19 @@ def _adaserve_prompt(row: Mapping[str, Any]) -> Prompt:
     )
 
 
-def _objectives(slo: Mapping[str, float]) -> SloSpec:
-    return SloSpec(**{name.removesuffix("_ms"): Limit(float(value)) for name, value in slo.items()})
+def _objectives(slo: Mapping[str, float | None]) -> SloSpec:
+    """In milliseconds, by field of `slo`; one that is null is none."""
+    limits = {}
+    for name, value in slo.items():
+        metric = name.removesuffix("_ms")
+        if metric not in METRICS:
+            raise ValueError(f"slo has {name}, and not {', '.join(f'{known}_ms' for known in METRICS)} alone")
+        if value is not None:
+            limits[metric] = Limit(float(value))
+    return SloSpec(**limits)
 
 
-def _prompt(row: Mapping[str, Any], where: str) -> Prompt:
+def _prompt(row: Mapping[str, Any]) -> Prompt:
     """A prompt from the fields that zoo files, vLLM's custom data sets and Spec-Bench use."""
     text = messages = None
     if row.get("messages") is not None:
@@ -80,7 +88,7 @@ def _prompt(row: Mapping[str, Any], where: str) -> Prompt:
         content = "\n\n".join(part for part in (row["instruction"], row.get("input")) if part)
         messages = ({"role": "user", "content": content},)
     else:
-        raise ValueError(f"{where}: none of messages, turns, prompt, instruction among {sorted(row)}")
+        raise ValueError(f"none of messages, turns, prompt, instruction among {sorted(row)}")
     max_tokens = row.get("max_tokens", row.get("output_length", row.get("output_tokens")))
     return Prompt(
         domain=str(row.get("domain") or row.get("category") or "all"),
@@ -110,7 +118,12 @@ def read_prompts(path: Path) -> list[Prompt]:
         if not isinstance(row, dict):
             raise ValueError(f"{where}: expected an object")
         is_adaserve = "slo_ratio" in row and "emission_time_ms" in row
-        prompts.append(_adaserve_prompt(row) if is_adaserve else _prompt(row, where))
+        try:
+            prompts.append(_adaserve_prompt(row) if is_adaserve else _prompt(row))
+        except KeyError as error:
+            raise ValueError(f"{where}: there is no {error}") from None
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{where}: {error}") from None
     if not prompts:
         raise ValueError(f"{path}: no prompts")
     return prompts

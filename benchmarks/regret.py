@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from benchmarks import environment
 from benchmarks.regret_bandit import Float64, draw, shifted
 from benchmarks.regret_run import Losses, Simulation
 from benchmarks.tables import console, plain_table
@@ -52,6 +53,7 @@ def run(options: RegretOptions, report: Callable[[str], None] = console.print) -
     grid = _grid(options.num_slots)
     ends = _epoch_ends(options)
     record: dict[str, Any] = {
+        "environment": environment.describe(),
         "settings": asdict(options),
         "unit": "tokens that the best matching brings more, summed over requests and slots",
         "slots": grid,
@@ -135,7 +137,7 @@ def _exponent(slots: Sequence[int] | Float64, regret: Float64) -> float | None:
 
 def _growth(runs: Sequence[tuple[Losses, float]], ends: Sequence[int]) -> dict[str, Any]:
     """How LBSS's regret grows from the end of one epoch to the next, and in theory's terms, O(log2 T)."""
-    at = np.array(ends)
+    at = np.array(ends, dtype=np.int64)  # of so few slots that no epoch ends there are none
     growth: dict[str, Any] = {"epoch_ends": list(ends)}
     for label, parts in (("regret", ("goodput",)), ("regret_with_switching", ("goodput", "switching"))):
         curves = [[np.cumsum(getattr(losses, part))[at - 1] for part in parts] for losses, _ in runs]

@@ -210,6 +210,7 @@ def _record(options: ScalingOptions, seen: _Run, reference: dict[int, Outcome]) 
     ready = [int(sample["ready"]) for sample in seen.samples]
     return {
         "environment": environment.describe(),
+        **environment.of_cell(system(options), __name__),
         "options": asdict(options),
         "num_requests": len(seen.outcomes),
         "num_failed": len(failed),

@@ -224,7 +224,7 @@ def run(
     found: list[SelectionTime] = []
     with tables.console.status("Measuring selection..."):
         for count in requests:
-            setting = Setting(count, candidates, budget * count // requests[0])
+            setting = Setting(count, candidates, max(1, budget * count // requests[0]))
             found += measure(setting, policies or sorted(POLICIES), repeats, seed)
     print_times(found)
     return {

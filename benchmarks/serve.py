@@ -118,6 +118,17 @@ def by_domain(
     return chosen
 
 
+def in_turns(requests: Sequence[workload.BenchRequest], count: int) -> list[workload.BenchRequest]:
+    """The first `count` requests, the classes in turn, without arrival times."""
+    seen: Counter[str] = Counter()
+    places = []
+    for request in requests:
+        places.append(seen[request.domain])
+        seen[request.domain] += 1
+    order = sorted(range(len(requests)), key=lambda index: places[index])
+    return [replace(requests[index], arrival_s=None) for index in order[:count]]
+
+
 def baseline_latency(outcomes: Sequence[Outcome]) -> dict[str, Slo]:
     """Median latencies by class; the time per output token is one figure for all classes.
 
@@ -190,7 +201,7 @@ async def run(options: ServeOptions) -> dict[str, Any]:
     async with client:
         client.model = await find_model(client, options.model)
         with tables.progress() as bar:
-            warmups = by_domain(load.beforehand, 1)[: options.num_warmups]
+            warmups = in_turns(load.beforehand, options.num_warmups)
             task = bar.add_task("Warming up", total=len(warmups))
             warm = await run_load(client, warmups, max_concurrency=1, extra=extra, on_done=_ticker(bar, task))
             if warmups and not any(outcome.is_ok for outcome in warm.outcomes):
@@ -198,7 +209,9 @@ async def run(options: ServeOptions) -> dict[str, Any]:
             baselines: dict[str, Slo] = {}
             if needs_baseline:
                 # Not those of the warm-up, whose prompts the server need not read any more.
-                sample = by_domain(load.beforehand, options.baseline_requests, skip=1)
+                warmed = Counter(request.domain for request in warmups)
+                most = max(warmed.values(), default=0)
+                sample = by_domain(load.beforehand, options.baseline_requests, skip=most)
                 task = bar.add_task("Baseline without speculation, concurrency 1", total=len(sample))
                 base = await run_load(
                     client,

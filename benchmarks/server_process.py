@@ -115,6 +115,9 @@ class ServerProcess:
     def stop(self) -> None:
         """End the server and everything it started."""
         if self._process.poll() is not None:
+            # Ended by itself; what it started may live on in its group.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             return
         # Children first taken down: they may have left the group, and orphans would be hard to find.
         children = psutil.Process(self._process.pid).children(recursive=True)

@@ -151,6 +151,7 @@ async def _measure(options: SoakOptions, system: LiveSystem) -> dict[str, Any]:
     return {
         "benchmark": "soak",
         "environment": environment.describe(),
+        **environment.of_cell(system.config, __name__),
         "options": {
             **{k: v for k, v in asdict(options).items() if k not in ("system", "logs")},
             "system": options.system.record(),

@@ -130,6 +130,8 @@ def arrival_times(
     rng: np.random.Generator,
 ) -> list[float] | None:
     """When each request is due, or None in a closed loop."""
+    if rate is not None and not rate > 0:
+        raise ValueError(f"the request rate must be positive, not {rate}")
     count = len(prompts)
     if process is Arrivals.closed:
         return None

@@ -10,7 +10,13 @@ raise SystemExit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 PY
 }
 
-for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.14}; do
+# Whole, for its path may have spaces.
+if [ -n "${PYTHON:-}" ]; then
+    set -- "$PYTHON"
+else
+    set -- python3 python3.13 python3.12 python3.11 python3.14
+fi
+for candidate in "$@"; do
     if usable "$candidate"; then
         command -v "$candidate"
         exit 0

@@ -106,3 +106,18 @@ def test_elsewhere_than_linux_the_plain_wheel_is_the_cpu_build(machine: Machine)
 def test_a_named_build_wins_over_an_installed_one(machine: Machine) -> None:
     calls, _ = machine.install(finds="torch==2.12.0", is_installed=True, torch="torch==2.12.0")
     assert len(calls) == 1
+
+
+def test_an_interpreter_in_a_folder_with_spaces_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    python = folder / "python3"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    found = subprocess.run(
+        [SCRIPT.with_name("find_python.sh")],
+        env={**os.environ, "PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+    )
+    assert (found.returncode, found.stdout.strip()) == (0, str(python)), found.stderr

@@ -37,18 +37,30 @@ EVALUATION = WEIGHTS / "evaluation.json"
 #: Where the checkout keeps the replay of drafters that `evaluate` cannot measure.
 REPLAY = Path(__file__).parents[1] / "docs" / "results" / "draft-replay.json"
 
+#: Of training, whose learning rate follows the share of them that is over.
+LEAST_MINUTES = 0.001
+
 OutOption = Annotated[Path, typer.Option("--out", help="Folder of the run: data, checkpoints, logs.")]
-WeightsOption = Annotated[Path, typer.Option("--weights", help="Folder the finished models are written to.")]
-FiguresOption = Annotated[Path, typer.Option("--json", help="Figures to which its own are added.")]
-DEFAULT_WEIGHTS = BUILD / "weights"
+WeightsOption = Annotated[
+    Path | None,
+    typer.Option("--weights", help="Folder the finished models are written to; `weights` in --out if unset."),
+]
+FiguresOption = Annotated[
+    Path,
+    typer.Option("--json", exists=True, dir_okay=False, help="Figures to which its own are added."),
+]
 
 
 @app.command()
 def train(
-    minutes: Annotated[float, typer.Option(help="Wall-clock minutes for the target.")] = 65.0,
-    drafter_minutes: Annotated[float, typer.Option(help="Wall-clock minutes for each drafter.")] = 6.5,
+    minutes: Annotated[
+        float, typer.Option(min=LEAST_MINUTES, help="Wall-clock minutes for the target.")
+    ] = 65.0,
+    drafter_minutes: Annotated[
+        float, typer.Option(min=LEAST_MINUTES, help="Wall-clock minutes for each drafter.")
+    ] = 6.5,
     out: OutOption = BUILD,
-    weights: WeightsOption = DEFAULT_WEIGHTS,
+    weights: WeightsOption = None,
     processes: Annotated[int, typer.Option(help="Data-parallel processes, one thread each (CPU only).")] = 2,
     target_only: Annotated[
         bool, typer.Option("--target-only", help="Leave the drafters to `distill`.")
@@ -59,6 +71,12 @@ def train(
     from zoo import train as training
     from zoo.progress import watching
 
+    weights = weights or out / "weights"
+    if _has_shipped_target(out):
+        raise typer.BadParameter(
+            f"{out} has the shipped target, which is not trained again; name another folder",
+            param_hint="--out",
+        )
     with console.status("reading the corpus"):
         counted = prepare.prepare(out)
     if counted:
@@ -74,13 +92,15 @@ def train(
 
 @app.command()
 def distill(
-    minutes: Annotated[float, typer.Option(help="Wall-clock minutes for each drafter.")] = 6.5,
+    minutes: Annotated[
+        float, typer.Option(min=LEAST_MINUTES, help="Wall-clock minutes for each drafter.")
+    ] = 6.5,
     teach_minutes: Annotated[float, typer.Option(help="Minutes in which the target writes answers.")] = 6.5,
     score_minutes: Annotated[
         float, typer.Option(help="Minutes in which the target reads corpus text.")
     ] = 1.5,
     out: OutOption = BUILD,
-    weights: WeightsOption = DEFAULT_WEIGHTS,
+    weights: WeightsOption = None,
     processes: Annotated[int, typer.Option(help="Processes, one drafter each at a time (CPU only).")] = 2,
     shipped: Annotated[
         bool,
@@ -97,6 +117,7 @@ def distill(
     from zoo import publish
     from zoo.progress import watching
 
+    weights = weights or out / "weights"
     _find_target(out, shipped=shipped)
     every = (*DRAFTERS, *OTHER_VOCABULARY)
     names = tuple(drafter) if drafter else every
@@ -115,12 +136,12 @@ def distill(
 
 @app.command()
 def heads(
-    minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 7.5,
+    minutes: Annotated[float, typer.Option(min=LEAST_MINUTES, help="Minutes of training.")] = 7.5,
     read_minutes: Annotated[
         float, typer.Option(help="Minutes in which the target reads its answers, for each file of them.")
     ] = 2.0,
     out: OutOption = BUILD,
-    weights: WeightsOption = DEFAULT_WEIGHTS,
+    weights: WeightsOption = None,
     json_file: FiguresOption = EVALUATION,
     evaluate_only: Annotated[
         bool, typer.Option("--evaluate-only", help="Measure the heads there are.")
@@ -130,23 +151,24 @@ def heads(
     from zoo import card, heads_evaluate
     from zoo import heads as training
 
+    weights = weights or out / "weights"
     if not evaluate_only:
         with console.status("training the heads"):
             trained = training.run(out, out / TARGET / "model", out, minutes, read_minutes)
-        shutil.copytree(trained, weights / HEADS, dirs_exist_ok=True)
+        _publish_beside_target(trained, HEADS, out, weights)
     found = _measured("heads", heads_evaluate.measure, weights, json_file)
     console.print(card.heads_tables(found), markup=False, highlight=False)
 
 
 @app.command()
 def eagle(
-    minutes: Annotated[float, typer.Option(help="Minutes of training.")] = 25.0,
+    minutes: Annotated[float, typer.Option(min=LEAST_MINUTES, help="Minutes of training.")] = 25.0,
     write_minutes: Annotated[
         float,
         typer.Option(help="Minutes in which the target writes answers, in each process, if there are none."),
     ] = 7.0,
     out: OutOption = BUILD,
-    weights: WeightsOption = DEFAULT_WEIGHTS,
+    weights: WeightsOption = None,
     json_file: FiguresOption = EVALUATION,
     shipped: Annotated[bool, typer.Option("--shipped", help="For the shipped target.")] = False,
     evaluate_only: Annotated[bool, typer.Option("--evaluate-only", help="Measure the one there is.")] = False,
@@ -156,11 +178,12 @@ def eagle(
     from zoo import eagle as training
     from zoo.progress import watching
 
+    weights = weights or out / "weights"
     if not evaluate_only:
         _find_target(out, shipped=shipped)
         with watching(out, {EAGLE: minutes}):
             trained = training.run(out, out / TARGET / "model", out, minutes, write_minutes)
-        shutil.copytree(trained, weights / EAGLE, dirs_exist_ok=True)
+        _publish_beside_target(trained, EAGLE, out, weights)
     found = _measured("eagle", eagle_evaluate.measure, weights, json_file)
     console.print(card.eagle_table(found), markup=False, highlight=False)
 
@@ -182,12 +205,16 @@ def pair(
     out: Annotated[Path, typer.Option(help="Folder for models, logs and `pair.json`.")] = BUILD / "pair",
     target: Annotated[str, typer.Option(help="Shape of the target.")] = LARGER_TARGET,
     drafter: Annotated[str, typer.Option(help="Shape of the drafter.")] = LARGER_DRAFTER,
-    minutes: Annotated[float, typer.Option(help="Minutes of the target's training.")] = 3.0,
+    minutes: Annotated[
+        float, typer.Option(min=LEAST_MINUTES, help="Minutes of the target's training.")
+    ] = 3.0,
     teach_minutes: Annotated[float, typer.Option(help="Minutes in which the target writes answers.")] = 0.9,
     score_minutes: Annotated[
         float, typer.Option(help="Minutes in which the target reads corpus text.")
     ] = 0.25,
-    drafter_minutes: Annotated[float, typer.Option(help="Minutes of the drafter's training.")] = 0.75,
+    drafter_minutes: Annotated[
+        float, typer.Option(min=LEAST_MINUTES, help="Minutes of the drafter's training.")
+    ] = 0.75,
 ) -> None:
     """Train a target and its drafter on a GPU in minutes (of wall-clock time; on a CPU of processor time)."""
     from zoo import distill as distillation
@@ -211,7 +238,7 @@ def pair(
 @app.command()
 def evaluate(
     weights: Annotated[Path, typer.Option(help="Folder of the models.")] = WEIGHTS,
-    limit: Annotated[int | None, typer.Option(help="Prompts per domain (default: all).")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Prompts per domain (default: all).")] = None,
     json_file: Annotated[Path, typer.Option("--json", help="Where the figures go.")] = EVALUATION,
 ) -> None:
     """Measure acceptance, goodput and best choices on the shipped held-out prompts."""
@@ -249,16 +276,44 @@ def write_card(
 def _find_target(out: Path, *, shipped: bool) -> None:
     """Make sure that the run in ``out`` has a trained target; if asked to, the shipped one and the corpus."""
     if shipped:
-        from zoo import prepare
+        from zoo import prepare, tokenizer
 
+        if (out / TARGET / "model").exists() and not _has_shipped_target(out):
+            # It would be written over, and its answers, which are kept, would be taken for the other's.
+            raise typer.BadParameter(
+                f"{out} has a target of its own; name another folder for the shipped one", param_hint="--out"
+            )
         with console.status("reading the corpus"):
             prepare.prepare(out, WEIGHTS / TARGET)
+        own, taught = (tokenizer.load(folder) for folder in (out / "tokenizer", WEIGHTS / TARGET))
+        if own.get_vocab() != taught.get_vocab():
+            raise typer.BadParameter(
+                f"the data in {out} are in another tokenizer than the shipped target's; name another folder",
+                param_hint="--out",
+            )
         shutil.copytree(WEIGHTS / TARGET, out / TARGET / "model", dirs_exist_ok=True)
     if not (out / TARGET / "model").exists():
         raise typer.BadParameter(
             f"no trained target in {out}; run `flotilla zoo train` first, or say --shipped",
             param_hint="--out",
         )
+
+
+def _has_shipped_target(out: Path) -> bool:
+    from engine.heads_config import weights_digest
+
+    return weights_digest(out / TARGET / "model") == weights_digest(WEIGHTS / TARGET)
+
+
+def _publish_beside_target(trained: Path, name: str, out: Path, weights: Path) -> None:
+    """Copy what was trained for the target of the run in ``out``, and that target where there is none: the
+    one is measured on the other.
+    """
+    from zoo import publish
+
+    if not (weights / TARGET).exists():
+        publish.copy(TARGET, out, weights)
+    shutil.copytree(trained, weights / name, dirs_exist_ok=True)
 
 
 def _measured(

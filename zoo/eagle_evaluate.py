@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from zoo import eagle_save, models
 from zoo.eagle_data import features
 from zoo.eagle_model import EagleModel
 from zoo.evaluate import ALL, CHAIN, Reading
-from zoo.heads_evaluate import accepted_by_layers
+from zoo.heads_evaluate import tokens_per_step
 from zoo.registry import DOMAINS, EAGLE, TARGET
 
 Right = npt.NDArray[np.bool_]
@@ -55,7 +55,7 @@ def measure(reading: Reading, weights: Path) -> dict[str, Any]:
     return {
         "name": EAGLE,
         "accuracy": {name: _accuracy(group) for name, group in named.items()},
-        "tokens_per_step": {name: _tokens_per_step(group) for name, group in named.items()},
+        "tokens_per_step": {name: tokens_per_step(group) for name, group in named.items()},
     }
 
 
@@ -66,8 +66,3 @@ def _accuracy(group: Sequence[Right]) -> list[float]:
         known = [right[layer, : max(0, right.shape[1] - 1 - layer)] for right in group]
         shares.append(round(float(np.concatenate(known).mean()), 4))
     return shares
-
-
-def _tokens_per_step(group: Iterable[Right]) -> float:
-    steps = [step for right in group for step in accepted_by_layers(right)]
-    return round(float(np.mean(steps)) + 1.0, 3)

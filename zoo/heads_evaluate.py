@@ -65,7 +65,13 @@ def follow(target: LlamaForCausalLM, heads: Heads, prompt: Sequence[int], answer
 
 def accepted_by_tree(ranks: Ranks, widths: Sequence[int]) -> list[int]:
     """Accepted tokens in each verify step with the full tree of ``widths``; the first token comes alone."""
-    return accepted_by_layers(ranks < np.asarray(widths)[:, None])
+    return accepted_by_layers(_held(ranks, widths))
+
+
+def _held(ranks: Ranks, widths: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Whether the tree of ``widths`` has what ``ranks`` are of, bool [heads, tokens]."""
+    held: npt.NDArray[np.bool_] = ranks < np.asarray(widths)[:, None]
+    return held
 
 
 def accepted_by_layers(right: npt.NDArray[np.bool_]) -> list[int]:
@@ -80,6 +86,18 @@ def accepted_by_layers(right: npt.NDArray[np.bool_]) -> list[int]:
         accepted.append(run)
         at += run + 1
     return accepted
+
+
+def tokens_per_step(group: Iterable[npt.NDArray[np.bool_]]) -> float:
+    """Tokens of answers after their first, for each of their verify steps.
+
+    After the last token of an answer the target adds none: a step that accepts it brings what it accepts.
+    Each of ``group`` is of an answer, as of ``accepted_by_layers``.
+    """
+    answers = list(group)
+    steps = sum(len(accepted_by_layers(right)) for right in answers)
+    tokens = sum(int(right.shape[1]) - 1 for right in answers)
+    return round(tokens / max(steps, 1), 3)
 
 
 def measure(reading: Reading, weights: Path) -> dict[str, Any]:
@@ -97,7 +115,7 @@ def measure(reading: Reading, weights: Path) -> dict[str, Any]:
         "accuracy": {name: _accuracy(ranks) for name, ranks in _with_all(groups).items()},
         "tokens_per_step": {
             name: {
-                "x".join(map(str, widths)): round(_tokens_per_step(ranks, widths), 3)
+                "x".join(map(str, widths)): tokens_per_step(_held(one, widths) for one in ranks)
                 for widths in ((1,) * len(heads.blocks), *TREES)
             }
             for name, ranks in _with_all(groups).items()
@@ -117,9 +135,3 @@ def _accuracy(group: Iterable[Ranks]) -> list[dict[str, float]]:
         {f"top{k}": round(float((row[there] < k).mean()), 4) for k in (1, 3)}
         for row, there in zip(ranks, known, strict=True)
     ]
-
-
-def _tokens_per_step(group: Iterable[Ranks], widths: Sequence[int]) -> float:
-    """Tokens of verify steps after the first token, which no head has seen coming."""
-    accepted = [step for ranks in group for step in accepted_by_tree(ranks, widths)]
-    return float(np.mean(accepted)) + 1.0

@@ -98,13 +98,7 @@ def _worker(rank: int, plan: Plan) -> None:
     tokenizer = load_tokenizer(plan.data / "tokenizer")
     model = models.build(plan.name, tokenizer).to(device)
     optimizer = SharedOptimizer(model, MATRIX_LR, OTHER_LR)
-    saved = folder / f"checkpoint-{rank}.pt"
-    done, step = 0.0, 0
-    if saved.exists():
-        state = torch.load(saved, map_location=device, weights_only=False)
-        model.load_state_dict(state["model"])
-        optimizer.restore(state["optimizer"])
-        done, step = state["seconds"], state["step"]
+    done, step = _resume(folder, rank, model, optimizer)
     optimizer.synchronise()
     packer = Packer(Tokens.load(plan.data / "train.npz"), SHARES, seed=1000 * step + rank)
     held_out = Tokens.load(plan.data / "held_out.npz")
@@ -121,8 +115,10 @@ def _worker(rank: int, plan: Plan) -> None:
         )
         loss.backward()
         elapsed = done + time.monotonic() - begun
-        # The ranks agree on the time by averaging it along with the gradients, so they stop at the same step.
-        shared = optimizer.average(torch.tensor([elapsed / budget, float(response)]))
+        is_due = time.monotonic() - last_save > plan.checkpoint_seconds
+        # The ranks agree on the time by averaging it along with the gradients, so they stop at the same step,
+        # and save at the same one, as soon as it is due for any of them.
+        shared = optimizer.average(torch.tensor([elapsed / budget, float(response), float(is_due)]))
         progress = min(float(shared[0]), 1.0)
         optimizer.step(schedule(progress))
         step += 1
@@ -134,8 +130,8 @@ def _worker(rank: int, plan: Plan) -> None:
                 folder,
                 {"step": step, "seconds": round(elapsed), "loss": round(smooth, 4), "tokens_s": round(rate)},
             )
-        if time.monotonic() - last_save > plan.checkpoint_seconds or progress >= 1.0:
-            _save(saved, model, optimizer, elapsed, step)
+        if float(shared[2]) > 0.0 or progress >= 1.0:
+            _save(_checkpoint(folder, rank), model, optimizer, elapsed, step)
             if rank == 0:
                 losses = held_out_loss(model, held_out)
                 _log(folder, {"step": step, "seconds": round(elapsed), "held_out": losses})
@@ -144,6 +140,31 @@ def _worker(rank: int, plan: Plan) -> None:
         models.export(model, tokenizer, folder / "model")
     if plan.ranks > 1:
         dist.destroy_process_group()
+
+
+def _checkpoint(folder: Path, rank: int) -> Path:
+    return folder / f"checkpoint-{rank}.pt"
+
+
+def _resume(
+    folder: Path, rank: int, model: LlamaForCausalLM, optimizer: SharedOptimizer
+) -> tuple[float, int]:
+    """Take up what a killed run saved; the seconds and steps it had, 0 if it saved nothing.
+
+    Weights and time are the first rank's for all ranks: a run may be killed between two ranks' files, and
+    weights of two steps would be those of no model. Momenta that are a little older do no harm.
+    """
+    if not _checkpoint(folder, 0).exists():
+        return 0.0, 0
+    device = next(model.parameters()).device
+    state = torch.load(_checkpoint(folder, 0), map_location=device, weights_only=False)
+    model.load_state_dict(state["model"])
+    own = _checkpoint(folder, rank)
+    if own.exists():
+        optimizer.restore(torch.load(own, map_location=device, weights_only=False)["optimizer"])
+    seconds: float = state["seconds"]
+    step: int = state["step"]
+    return seconds, step
 
 
 def _save(path: Path, model: LlamaForCausalLM, optimizer: SharedOptimizer, seconds: float, step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.bfloat16_ties import compared, decided_again, decoded, last_place, main, measure
+from benchmarks.bfloat16_ties import compared, decided_again, decoded, last_place, main, measure, spread
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights
 from engine.runner import KeyTokens, ModelShape, Segment
 from tests.random_llama import random_llama
+from zoo.registry import load_prompts
 
 #: Of bfloat16, between 8 and 16.
 UNIT = 2.0**-4
@@ -160,3 +162,11 @@ def test_the_command_measures_the_demo_target(tmp_path: Path, capsys: pytest.Cap
     exact = record["results"][1]["batches"]
     assert [(one["requests"], one["rows"], one["same_answers"]) for one in exact] == [(8, 1, 2), (8, 8, 2)]
     assert "of 2 answers are the same in bfloat16 and float32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("count", [60, 100, 240, 300, 1000])
+def test_prompts_are_of_all_domains_alike(count: int) -> None:
+    chosen = spread(load_prompts(), count)
+    assert len({(one.prompt, str(one.messages)) for one in chosen}) == len(chosen) == min(count, 480)
+    counts = Counter(prompt.domain for prompt in chosen)
+    assert max(counts.values()) - min(counts.values()) <= 1

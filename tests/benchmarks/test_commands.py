@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +14,18 @@ from benchmarks.cli import app
 from benchmarks.vllm_peer import VllmOptions, speculation, vllm_command
 
 runner = CliRunner()
+
+
+class Idle:
+    """An engine that is only named."""
+
+    max_concurrency = None
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def close(self) -> None:
+        """Nothing runs."""
 
 
 @pytest.mark.parametrize(
@@ -93,6 +106,7 @@ def test_wrong_options(arguments: list[str], reason: str, tmp_path: Path) -> Non
         (["--mix", "chat=1", "--urgent-share", "0.5"], "urgent class `code` has no share"),
         (["--slo", "30"], "name a class first"),
         (["--workload", "/nowhere.json"], "nowhere.json"),
+        (["--mix", "code=1", "--urgent-share", "0.3"], "the only one"),
     ],
 )
 def test_wrong_options_of_a_comparison_end_it_before_anything_starts(
@@ -101,6 +115,78 @@ def test_wrong_options_of_a_comparison_end_it_before_anything_starts(
     result = runner.invoke(app, ["compare", *arguments])
     assert result.exit_code == 2
     assert reason in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["decomposition", "--plot"],
+        ["pipeline", "--plot"],
+        ["dashboards", "--scrape"],
+        ["fidelity", "folder", "--plot"],
+        ["fidelity", "folder", "--write-profile"],
+    ],
+)
+def test_a_plot_that_cannot_be_written_is_told_before_anything_is_measured(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("decomposition.run", "pipeline.run", "dashboards.run", "fidelity.measured"):
+        monkeypatch.setattr(f"benchmarks.{name}", lambda *given: pytest.fail("it was measured"))
+    monkeypatch.chdir(tmp_path)
+    result = runner.invoke(app, [*arguments, str(tmp_path / "nowhere" / "x.png")], env={"COLUMNS": "300"})
+    assert (result.exit_code, "no directory" in result.output) == (2, True), result.output
+
+
+def test_a_variant_without_a_name_is_told() -> None:
+    result = runner.invoke(app, ["lossless", "--variant", '{"top_k": 3}'], env={"COLUMNS": "300"})
+    assert (result.exit_code, "is not NAME=JSON" in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--url", "http://127.0.0.1:9", "--policy", "fixed"], "leave out --url"),
+        (["--domain", "code", "--domain", "poetry"], "no prompts of poetry"),
+        (["--no-processes", "--policy", "fixed", "--policy", "fixed"], "measured already"),
+    ],
+)
+def test_what_engines_cannot_be_told_apart_by_is_refused(
+    arguments: list[str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.engine_run.own_engine", lambda name, *given: Idle(name))
+    result = runner.invoke(app, ["engine", "--rounds", "1", "--peer-threads", "1", *arguments])
+    assert (result.exit_code, reason in result.output) == (2, True), result.output
+
+
+def test_a_server_that_does_not_start_ends_the_matrix_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: Any) -> None:
+        raise RuntimeError("the cell did not start")
+
+    monkeypatch.setattr("benchmarks.lossless_matrix.run", fails)
+    result = runner.invoke(app, ["lossless-matrix"])
+    assert (result.exit_code, "the cell did not start" in result.output) == (2, True), result.output
+
+
+def test_a_few_requests_of_a_small_budget_have_one(tmp_path: Path) -> None:
+    sizes = ["--requests", "16", "--requests", "1", "--budget", "8"]
+    result = runner.invoke(
+        app, ["selection", "--policy", "flotilla", *sizes, "--candidates", "4", "--repeats", "2"]
+    )
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["regret", "--slots", "64", "--shift-slots", "1024", "--seeds", "1"],
+        ["forward", "--repeats", "1", "--context", "8", "--device", "cpu"],
+    ],
+)
+def test_a_record_says_where_it_is_from(arguments: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    result = runner.invoke(app, [*arguments, "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    assert json.loads(path.read_text())["environment"]["versions"]["flotilla"]
 
 
 def test_selection_is_measured_for_policies_and_parts(tmp_path: Path) -> None:

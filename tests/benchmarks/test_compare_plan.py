@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.arrivals import category_peaks
+from benchmarks.compare import CompareOptions, traffic_of
 from benchmarks.compare_plan import Point, Rate, Run, parse_entrant, parse_rate, points_of, schedule
 from benchmarks.compare_workload import (
     Traffic,
@@ -172,6 +173,14 @@ def test_a_workload_with_arrivals_is_sent_as_it_is_up_to_the_duration() -> None:
     later = requests_for(replace(whole, start_s=5.0, duration_s=2.0), Point(), None, 0, {})
     assert [request.prompt for request in later] == prompts[10:15]
     assert [request.arrival_s for request in later] == [0.0, 0.5, 1.0, 1.5, 2.0]
+
+
+def test_prompts_of_fewer_classes_have_the_objectives_of_those_and_others_must_be_given_some() -> None:
+    options = CompareOptions(("flotilla",), source="prompts.jsonl")
+    found = traffic_of(options, [Prompt("code", token_ids=(1,)), Prompt("summaries", token_ids=(2,))])
+    assert found.slos == parse_slos(["code:1.2x", "summaries:4.5x"])
+    with pytest.raises(ValueError, match="no objectives for math; --slo names some"):
+        traffic_of(options, [Prompt("code", token_ids=(1,)), Prompt("math", token_ids=(2,))])
 
 
 def test_classes_peak_one_after_the_other() -> None:

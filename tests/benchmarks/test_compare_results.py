@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import compare_outputs, compare_summary, demo, plots
+from benchmarks import compare, compare_outputs, compare_summary, demo, plots
 from benchmarks.compare_cell import StepTotals
-from benchmarks.compare_plan import Run
+from benchmarks.compare_plan import Rate, Run
 from benchmarks.compare_record import Record, run_record
 from benchmarks.compare_statistics import Interval, against_best, by_policy, figures, mean_of, ratio_of
 from benchmarks.load_client import LoadResult, Outcome
@@ -156,6 +156,52 @@ def test_differences_count_as_unproven_until_they_are_explained() -> None:
     assert compare_outputs.count([run], outputs) == (3, 1, 0)
 
 
+def test_differences_of_an_interrupted_comparison_are_explained_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left to run, and nothing is started for it."""
+    options = compare.CompareOptions(
+        ("flotilla",), rates=(Rate(2.0),), seeds=(0,), json_file=tmp_path / "c.json"
+    )
+    comparison = compare.Comparison(options)
+    record = comparison.record
+    run = run_of("flotilla", 0, [5.0] * 4)
+    compare_outputs.check(record.outputs, [outcome([2, 3], 5.0, 7)])
+    run["differences"] = compare_outputs.unexplained(
+        compare_outputs.check(record.outputs, [outcome([2, 4], 5.0, 7)])
+    )
+    record.runs.append(run)
+    record.save()
+
+    def explained(differing: list[compare_outputs.Differing], *rest: Any) -> list[dict[str, Any]]:
+        (one,) = differing
+        assert (one.expected, one.outcome.token_ids) == ([2, 3], [2, 4])
+        assert one.outcome.request == replace(outcome([], 5.0, 7).request, slo=Slo())
+        return [{"prompt": 7, "proven": True}]
+
+    monkeypatch.setattr(compare_outputs, "explain_all", explained)
+    again = compare.Comparison(options)
+    assert again.pending == []
+    again.measure()
+    held = json.loads((tmp_path / "c.json").read_text())
+    assert compare_outputs.count(held["runs"], held["outputs"]) == (3, 1, 0)
+    monkeypatch.setattr(compare_outputs, "explain_all", lambda *given: pytest.fail("they were explained"))
+    compare.Comparison(options).measure()
+
+
+def test_a_workload_file_whose_contents_changed_is_another_workload(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    options = compare.CompareOptions(
+        ("flotilla",), source=str(prompts), rates=(Rate(2.0),), seeds=(0,), json_file=tmp_path / "c.json"
+    )
+    prompts.write_text(json.dumps({"domain": "code", "prompt": "def first():"}))
+    compare.Comparison(options).record.save()
+    compare.Comparison(options)
+    prompts.write_text(json.dumps({"domain": "code", "prompt": "def other():"}))
+    with pytest.raises(ValueError, match="runs with another prompts"):
+        compare.Comparison(options)
+
+
 def test_a_difference_is_judged_by_the_target_as_it_is_rounded() -> None:
     """Which is another model, with other scores at the place where outputs part."""
     differing = [compare_outputs.Differing(outcome([11, 12], 5.0), [10, 12])]
@@ -187,6 +233,18 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
     path.write_text(json.dumps({"benchmark": "serve"}))
     with pytest.raises(ValueError, match="holds no runs"):
         Record.resume(path, settings, {})
+
+
+def test_only_failures_keep_the_curve_of_times_per_token_below_all_requests() -> None:
+    run = run_of("flotilla", 0, [5.0, 6.0, 7.0, 8.0])
+    run["requests"]["domain"] = ["code"] * 4
+    run["requests"]["tpot_ms"][0] = None  # an answer of one token
+    record = record_of([run])
+    for error, highest in (("", 100.0), ("lost", 75.0)):
+        run["requests"]["error"][0] = error
+        (point,) = compare_summary.summarise(record, ["flotilla"], [POINT], [])
+        (axes,) = plots.tpot_distributions(record, point).axes
+        assert max(axes.lines[0].get_ydata()) == pytest.approx(highest)
 
 
 def test_tables_and_plots_of_a_sweep_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,6 +151,24 @@ async def test_what_is_asked_before_the_load_is_not_asked_again_in_it(tmp_path: 
     assert {body["max_tokens"] for body in server.bodies} == {5}
 
 
+async def test_as_many_warm_ups_as_asked_for_are_sent_the_classes_in_turn(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        "\n".join(
+            json.dumps({"domain": d, "prompt": f"{d} {n}"}) for d in ("code", "chat") for n in range(20)
+        )
+    )
+    server = FakeServer(lambda body: ["a ", "b "])
+    async with serving(server) as url:
+        slos = parse_slos(["code:ttft=2x", "chat:1000x"])
+        options = serve.ServeOptions(url=url, source=str(path), num_requests=10, slos=slos, num_warmups=7)
+        await serve.run(replace(options, baseline_requests=3))
+    asked = [body["prompt"] for body in server.bodies]
+    assert len(asked) == len(set(asked)) == 7 + 6 + 10
+    assert sorted(prompt.split()[0] for prompt in asked[:7]) == ["chat"] * 3 + ["code"] * 4
+    assert all("speculation" not in body for body in server.bodies[:7])
+
+
 def test_two_engines_of_one_server_both_find_their_prompts_read() -> None:
     """Else whoever is asked second finds them in the prefix cache, and mostly that is ours."""
     server = FakeServer(lambda body: ["a "] * body["max_tokens"])

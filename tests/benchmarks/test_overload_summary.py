@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from benchmarks.overload import OverloadOptions
+from benchmarks import overload
+from benchmarks.load_client import Outcome
+from benchmarks.overload import OverloadOptions, asked
 from benchmarks.overload_load import Arrival, Attempt, Phases
 from benchmarks.overload_summary import lateness, recovery_s, refusals, summary
+from tests.benchmarks.fake_server import FakeServer, serving
 
 PHASES = Phases({"greedy": 2.0, "other": 2.0}, "greedy", 20.0, 10.0, 10.0, 10.0)
 
@@ -60,6 +64,12 @@ def test_recovery_ends_with_the_last_that_was_refused_or_late() -> None:
     assert recovery_s([attempt(5.0, 0, attained=False), *attempts[2:]], PHASES) == 0.0
 
 
+def test_who_is_late_to_the_end_has_not_recovered() -> None:
+    attempts = [attempt(22.0, 1), attempt(29.0, 2, attained=False)]
+    assert recovery_s(attempts, PHASES) is None
+    assert recovery_s([attempt(5.0, 0)], PHASES) is None
+
+
 def test_the_refused_count_as_missed_of_those_sent() -> None:
     attempts = [
         attempt(11.0, 1),
@@ -91,3 +101,21 @@ def test_load_is_what_was_asked_for() -> None:
     assert len(others) == pytest.approx(2.0 * 320, rel=0.2)
     with pytest.raises(ValueError, match="no more than the usual load"):
         OverloadOptions(times=0.5)
+
+
+def test_a_few_prompts_are_of_all_classes() -> None:
+    """Saturation is measured with those that come first, and answers of one class are five times as long."""
+    counts = Counter(prompt.domain for prompt in asked(0)[:60])
+    assert len(counts) == 3
+    assert min(counts.values()) >= 10
+    assert asked(0) == asked(0) != asked(1)
+
+
+async def test_a_system_too_slow_to_measure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing_ends(*given: Any) -> tuple[float, list[Outcome]]:
+        return 0.0, []
+
+    monkeypatch.setattr(overload, "saturate", nothing_ends)
+    async with serving(FakeServer(lambda body: ["a"])) as url:
+        with pytest.raises(RuntimeError, match="make --saturation-s longer"):
+            await overload._measured(OverloadOptions(), url, dict.fromkeys(overload.KEYS, "key"))

@@ -51,6 +51,11 @@ def test_everybody_takes_part_and_the_oracle_is_last() -> None:
         contenders([], ["lbss"])
 
 
+def test_who_is_named_twice_takes_part_once() -> None:
+    """Its rounds would be twice those of the others, and nobody could be compared in the end."""
+    assert contenders(["a", "a"], ["x", "y", "x"]) == contenders(["a"], ["x", "y"])
+
+
 def test_contenders_find_nothing_of_what_the_one_before_was_answered() -> None:
     """Each is asked the same prompts: a suffix automaton would draft the answers that it saw before."""
     config = demo.keeping_nothing(demo.every_kind())

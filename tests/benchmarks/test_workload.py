@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,40 @@ def test_jsonl_fields(tmp_path: Path) -> None:
     assert instruction.messages == ({"role": "user", "content": "Add.\n\n1 1"},)
 
 
+def test_an_objective_of_null_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "x", "slo": {"tpot_ms": 20, "ttft_ms": None}}))
+    (prompt,) = prompts.load(str(path))
+    assert prompt.slo == SloSpec(tpot=Limit(20.0))
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "x", "slo": {"speed_ms": 3}}, "slo has speed_ms"),
+        ({"prompt": "x", "slo": 5}, "entry 2"),
+        ({"slo_ratio": 1.2, "emission_time_ms": 3}, "there is no 'prompt'"),
+        ({"prompt": "x", "max_tokens": "many"}, "entry 2"),
+        ({"text": "x"}, "none of messages"),
+    ],
+)
+def test_which_entry_of_a_prompt_file_is_wrong_is_told(
+    row: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(map(json.dumps, [{"prompt": "right"}, row])))
+    with pytest.raises(ValueError, match=f"prompts.jsonl entry 2: .*{reason.removeprefix('entry 2')}"):
+        prompts.load(str(path))
+
+
+@pytest.mark.parametrize("line", ['{"time": 1}', "hello", "[1]"])
+def test_a_trace_without_times_is_told(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(line)
+    with pytest.raises(ValueError, match=r"trace\.jsonl: a line has no `timestamp`"):
+        arrivals.trace_times(path)
+
+
 def test_slo_options() -> None:
     specs = parse_slos(["code:tpot=30,ttft=200", "chat:2x,summary:e2e=4x", "*:50"])
     assert specs["code"] == SloSpec(tpot=Limit(30.0), ttft=Limit(200.0))
@@ -155,3 +190,22 @@ def test_default_class_and_own_objectives() -> None:
     requests = workload.build(own, slos={"chat": SloSpec(ttft=Limit(1.0))}, seed=1)
     specs = {request.domain: request.spec for request in requests}
     assert specs == {"code": SloSpec(tpot=Limit(9.0)), "chat": SloSpec(ttft=Limit(1.0))}
+
+
+@pytest.mark.parametrize("process", [Arrivals.closed, Arrivals.workload, Arrivals.poisson])
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_a_rate_that_is_none_is_told(process: Arrivals, rate: float) -> None:
+    """A trace stretched to a negative one would be sent all at once."""
+    timed = [replace(prompt, arrival_s=float(n)) for n, prompt in enumerate(POOL)]
+    with pytest.raises(ValueError, match="rate must be positive"):
+        workload.build(timed, arrivals=process, rate=rate)
+
+
+def test_part_of_a_workload_is_stretched_to_its_own_rate() -> None:
+    """It begins later, and its file need not be in the order of time."""
+    timed = [Prompt("code", text="x", arrival_s=at) for at in (62.0, 60.0, 61.0)]
+    times = [
+        request.arrival_s or 0.0 for request in workload.build(timed, arrivals=Arrivals.workload, rate=4.0)
+    ]
+    assert max(times) - min(times) == pytest.approx(2 / 4.0)
+    assert times == pytest.approx([15.5, 15.0, 15.25])

@@ -80,9 +80,9 @@ CUT_OFF = gzip.compress((HEAD + "1,2,3\n" * 100).encode())[:-12]
         ("short.csv", HEAD.encode() + b"2023-11-16 18:15:46.0,10\n", "no lengths ContextTokens"),
         ("words.csv", HEAD.encode() + b"2023-11-16 18:15:46.0,ten,2\n", "no lengths ContextTokens"),
         ("timeless.csv", HEAD.encode() + b"2023-11-16 18:15:46.0,1,2\n,1,2\n", "row 2 has no time"),
-        ("timeless.jsonl", b'{"input_length": 3, "output_length": 4}\n', "no 'timestamp'"),
+        ("timeless.jsonl", b'{"input_length": 3, "output_length": 4}\n', "a line has no `timestamp`"),
         ("short.jsonl", b'{"timestamp": 3, "output_length": 4}\n', "no 'input_length'"),
-        ("list.jsonl", b"[1, 2]\n", "no arrivals can be read"),
+        ("list.jsonl", b"[1, 2]\n", "a line has no `timestamp`"),
         ("half.csv.gz", CUT_OFF, "cannot be unpacked"),
         (
             "words.json",

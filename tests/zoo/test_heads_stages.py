@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from engine.heads_config import check_target, read_description
 from tests.zoo import written_answers
 from zoo import heads, heads_data, heads_evaluate
@@ -29,3 +32,11 @@ def test_heads_are_trained_on_what_the_target_wrote_and_read(tmp_path: Path) -> 
     ranks = heads_evaluate.follow(target, found, ids, answer)
     assert ranks.shape == (heads.NUM_HEADS, len(answer))
     assert heads_evaluate.accepted_by_tree(ranks, (1, 1, 1))
+
+
+def test_after_the_last_token_of_an_answer_a_step_brings_none() -> None:
+    """Six tokens, the first of which comes alone: a step of three, with the target's, and one of two."""
+    right = np.array([[1, 0, 0, 1, 1, 0], [1, 0, 0, 1, 0, 0]], dtype=np.bool_)
+    assert heads_evaluate.accepted_by_layers(right) == [2, 2]
+    assert heads_evaluate.tokens_per_step([right]) == pytest.approx(5 / 2)
+    assert heads_evaluate.tokens_per_step([np.zeros((2, 1), dtype=np.bool_)]) == 0.0
