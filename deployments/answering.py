@@ -152,6 +152,8 @@ def _events(call: Call, update: Update) -> bytes:
         elif call.is_finished:
             call.add_metrics(chunk)
         events += _event(chunk)
+    elif state.reasoning is not None:
+        state.reasoning.feed("", update.tokens)  # those of a thought count, whether they show text or not
     return events
 
 
