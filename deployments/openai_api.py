@@ -204,7 +204,7 @@ def create_app(
             raise renamed(error) from None
 
     add_messages_routes(app, service, read, respond)
-    add_tokenize_routes(app, service, body_of)
+    add_tokenize_routes(app, service, read)
 
     async def model_card() -> dict[str, Any]:
         info = await service.info()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import aiohttp
@@ -111,6 +113,39 @@ def test_an_address_that_is_none_is_told(command: list[str], url: str) -> None:
     result = CliRunner().invoke(cli.app, [*command, "--url", url])
     assert isinstance(result.exception, SystemExit), result.exception
     assert (result.exit_code, url in result.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\x00\x00\x12\x04\x00\x00\x00\x00\x00",  # as of a port for gRPC
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n<p/>",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
+        b'HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"data":',
+    ],
+    ids=["another protocol", "a page", "a list", "broken off"],
+)
+@pytest.mark.parametrize("command", [["drafters", "list"], ["timeline", "-o"]])
+def test_a_server_of_another_kind_is_told(tmp_path: Path, command: list[str], answer: bytes) -> None:
+    output = tmp_path / "timeline.json"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        arguments = [*command, str(output)] if command[-1] == "-o" else command
+        result = CliRunner().invoke(cli.app, [*arguments, "--url", url])
+        serving.join()
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert (result.exit_code, url in result.output) == (2, True)
+    assert "\x00" not in result.output
+    assert not output.exists()
 
 
 async def test_chat_in_the_terminal(url: str, cell: CellStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
