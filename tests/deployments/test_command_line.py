@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -162,6 +165,26 @@ async def test_chat_in_the_terminal(url: str, cell: CellStandIn, monkeypatch: py
     lengths = [len(submit.prompt) for submit in cell.submissions]
     assert lengths[0] < lengths[1]
     assert lengths[2] < lengths[1]
+
+
+def test_one_interrupt_ends_a_chat_that_waits_for_a_line() -> None:
+    command = [sys.executable, "-m", "deployments.cli", "chat", "--url", "http://127.0.0.1:9"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as chat:
+        assert chat.stdout is not None
+        assert chat.stderr is not None
+        shown = b""
+        while not shown.endswith(b"> "):
+            more = chat.stdout.read(1)
+            assert more, shown
+            shown += more
+        time.sleep(0.2)  # it is shown before the line is awaited
+        chat.send_signal(signal.SIGINT)
+        try:
+            assert chat.wait(5.0) == 0
+            assert chat.stderr.read() == b""
+        finally:
+            chat.kill()
 
 
 async def test_chat_shows_a_server_s_error_as_it_is(
