@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,10 +16,15 @@ from deployments.cell_client import CellLost, RequestRejected
 from deployments.errors import ApiError, from_rejection, internal, not_ready
 from deployments.generation import Update
 from deployments.openai_responses import ChatFormat, ChoiceState, CompletionFormat
+from deployments.prompt_preparation import in_thread_if
 from deployments.receipts import ChoiceOutcome, metrics, usage
 from deployments.request_log import observed
 
 _log = logging.getLogger(__name__)
+
+#: More log-probabilities than this are written in a thread: those of a long prompt, with their alternatives,
+#: take seconds, in which all other streams would stand still.
+_INLINE_LOGPROBS = 512
 
 
 @dataclass
@@ -59,6 +65,11 @@ class Call:
     def is_finished(self) -> bool:
         """Whether every choice has."""
         return len(self.outcomes) == len(self.states)
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether writing the whole answer does."""
+        return sum(len(one.prompt_logprobs) + len(one.logprobs) for one in self.states) > _INLINE_LOGPROBS
 
     def kept(self) -> list[ChoiceState]:
         """The choices returned: of each prompt, those with the most probable tokens on average."""
@@ -106,6 +117,10 @@ async def answer(call: Call) -> bytes:
     async with aclosing(translated(call)) as updates:
         async for update in updates:
             call.states[update.choice].add(update)
+    return await in_thread_if(call.takes_long, partial(_whole, call))
+
+
+def _whole(call: Call) -> bytes:
     body = call.shape.whole(call.kept())
     call.add_usage(body)
     call.add_metrics(body)
@@ -119,7 +134,8 @@ async def stream(call: Call) -> AsyncGenerator[bytes, None]:
     """
     async with aclosing(translated(call)) as updates:
         async for update in updates:
-            events = _events(call, update)
+            is_long = len(update.prompt_logprobs) > _INLINE_LOGPROBS
+            events = await in_thread_if(is_long, partial(_events, call, update))
             if events:
                 yield events
     if call.includes_usage:
@@ -152,6 +168,8 @@ def _events(call: Call, update: Update) -> bytes:
         elif call.is_finished:
             call.add_metrics(chunk)
         events += _event(chunk)
+    elif state.reasoning is not None:
+        state.reasoning.feed("", update.tokens)  # those of a thought count, whether they show text or not
     return events
 
 

@@ -162,7 +162,13 @@ class CallObjects:
         return True
 
     def _read_head(self, parsed: Parsed) -> bool:
-        head = (_FORCED_HEAD if self._is_forced else _HEAD).match(self._text, self._object_at)
+        was_nested = self._extent.is_nested
+        self._num_seen += self._extent.feed(self._text[self._num_seen :])
+        head = None
+        # Members before the arguments are strings, so that the first bracket within is theirs, or nobody's.
+        # Looked for with every token they would take ever longer, where an object is no call.
+        if self._is_forced or (self._extent.is_nested and not was_nested):
+            head = (_FORCED_HEAD if self._is_forced else _HEAD).match(self._text, self._object_at)
         if head is not None:
             name = self._name(head["name"])
             if not name:
@@ -172,7 +178,6 @@ class CallObjects:
             self._arguments = Arguments(self._teller, self._stop)
             self._text, self._object_at = self._text[head.end() :], -1
             return True
-        self._num_seen += self._extent.feed(self._text[self._num_seen :])
         if self._extent.is_complete:
             call = self._call(self._text[self._object_at : self._num_seen])
             if call is not None:

@@ -45,40 +45,51 @@ def run_chat(options: ChatOptions, console: Console | None = None) -> int:
     """Chat until the user leaves; returns the exit status."""
     console = console or Console(highlight=False)
     try:
-        return asyncio.run(_chat(options, console))
+        # A line is awaited outside of the event loop: there Ctrl-C would wait for the end of the line.
+        with asyncio.Runner() as runner:
+            session = runner.run(_session())
+            try:
+                return _chat(options, console, session, runner)
+            finally:
+                runner.run(session.close())
     except KeyboardInterrupt:
         return 0
 
 
-async def _chat(options: ChatOptions, console: Console) -> int:
+async def _session() -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+    return aiohttp.ClientSession(timeout=timeout, headers=client_headers())
+
+
+def _chat(
+    options: ChatOptions, console: Console, session: aiohttp.ClientSession, runner: asyncio.Runner
+) -> int:
     start = [{"role": "system", "content": sendable(options.system)}] if options.system else []
     messages = list(start)
     console.print(_HELP)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-    async with aiohttp.ClientSession(timeout=timeout, headers=client_headers()) as session:
-        if options.model is None:
-            # Other servers insist on a model; ours would not.
-            options = ChatOptions(**{**vars(options), "model": await _first_model(session, options.url)})
-        while True:
-            try:
-                line = sendable(await asyncio.to_thread(console.input, "[bold]> [/]")).strip()
-            except EOFError:
-                return 0
-            if line == "/quit":
-                return 0
-            if line == "/new":
-                messages = list(start)
-                continue
-            if not line:
-                continue
-            messages.append({"role": "user", "content": line})
-            try:
-                answer = await _turn(session, options, messages, console)
-            except (ServerError, aiohttp.ClientError) as error:
-                console.print(Text(str(error), style="red"))
-                messages.pop()
-                continue
-            messages.append({"role": "assistant", "content": answer})
+    if options.model is None:
+        # Other servers insist on a model; ours would not.
+        options = ChatOptions(**{**vars(options), "model": runner.run(_first_model(session, options.url))})
+    while True:
+        try:
+            line = sendable(console.input("[bold]> [/]")).strip()
+        except EOFError:
+            return 0
+        if line == "/quit":
+            return 0
+        if line == "/new":
+            messages = list(start)
+            continue
+        if not line:
+            continue
+        messages.append({"role": "user", "content": line})
+        try:
+            answer = runner.run(_turn(session, options, messages, console))
+        except (ServerError, aiohttp.ClientError) as error:
+            console.print(Text(str(error), style="red"))
+            messages.pop()
+            continue
+        messages.append({"role": "assistant", "content": answer})
 
 
 def sendable(text: str) -> str:

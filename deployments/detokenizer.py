@@ -6,6 +6,11 @@ import codecs
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+#: Tokens that may wait for the end of a character before the first of them are given up.
+_MOST_WAITING = 16
+#: Of those, the last that may have its first bytes: it has no more than four.
+_MOST_BEGUN = 3
+
 
 class Detokenizer(Protocol):
     """Turns the tokens of one request into text."""
@@ -79,9 +84,14 @@ class WindowDetokenizer:
         before = self._decode(self._tokens[self._start : self._shown])
         after = self._decode(self._tokens[self._start :])
         # A replacement character at the end may be half a character: wait for the rest.
-        if len(after) <= len(before) or (after.endswith("�") and not final):
+        end = len(self._tokens)
+        if after.endswith("�") and not final and end - self._shown > _MOST_WAITING:
+            # Of a model that writes nothing else the window would grow, and take ever longer to decode.
+            end -= _MOST_BEGUN
+            after = self._decode(self._tokens[self._start : end])
+        elif len(after) <= len(before) or (after.endswith("�") and not final):
             return after[len(before) :] if final else ""
-        self._start, self._shown = self._shown, len(self._tokens)
+        self._start, self._shown = self._shown, end
         return after[len(before) :]
 
 

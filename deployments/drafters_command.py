@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,8 +121,7 @@ def _call(url: str, method: str, path: str, body: dict[str, Any] | None = None) 
             f"{server_root(url)}/admin/drafters{path}", data=data, headers=headers, method=method
         )
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
-            answer: dict[str, Any] = json.load(response)
-            return answer
+            answer: Any = json.load(response)
     except urllib.error.HTTPError as error:
         try:
             fail(str(json.load(error)["error"]["message"]))
@@ -129,6 +129,11 @@ def _call(url: str, method: str, path: str, body: dict[str, Any] | None = None) 
             fail(f"{url} answers {error.code} {error.reason}")
     except (OSError, ValueError) as error:
         fail(f"{url} does not answer: {getattr(error, 'reason', error)}")
+    except HTTPException as error:  # another protocol, or an answer that breaks off
+        fail(f"{url} does not answer: {error!r}")
+    if not isinstance(answer, dict) or "object" not in answer:
+        fail(f"{url} answers as no Flotilla server does; is it another one's?")
+    return answer
 
 
 def _show(answer: dict[str, Any], *, as_json: bool = False) -> None:

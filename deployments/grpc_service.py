@@ -25,6 +25,7 @@ from deployments.grpc_retries import KEY, KeyedCalls, refuse_keys
 from deployments.idempotency import Key, seeded
 from deployments.objectives import ObjectiveError, asked_by_headers
 from deployments.openai_api import flotilla_version
+from deployments.prompt_preparation import in_thread_if
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.refusals import code_of, log_refusal
 from deployments.sampling_mapping import num_logprobs
@@ -108,12 +109,16 @@ class GenerationService:
         async with aclosing(translated(call)) as updates:
             async for update in updates:
                 call.states[update.choice].add(update)
+        write = answer.writer.whole
+        choices = await in_thread_if(
+            call.takes_long, lambda: [write(index, state) for index, state in enumerate(call.kept())]
+        )
         return pb.GenerateResponse(
             id=answer.call_id,
             request_id=call.request_id,
             model=answer.model,
             created=answer.created,
-            choices=[answer.writer.whole(index, state) for index, state in enumerate(call.kept())],
+            choices=choices,
             usage=mapping.usage(_usage(call)),
             metrics=mapping.metrics(call.receipt()),
         )

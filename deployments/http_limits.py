@@ -30,6 +30,9 @@ _LAST_WORDS = b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TIMED_OUT = b"HTTP/1.1 408 Request Timeout" + _LAST_WORDS
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large" + _LAST_WORDS
 
+_CONTINUE = b"HTTP/1.1 100 "
+_CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
+
 #: A server that ends waits so long for a connection's request, as that of Go's `net/http` does for the first.
 FIRST_REQUEST_S = 5.0
 
@@ -144,6 +147,37 @@ class _LingeringTransport(asyncio.Transport):
         self._close()
 
 
+class _UnframedTransport(_LingeringTransport):
+    """The same to a client of HTTP/1.0, which knows no chunks: a body ends with the connection.
+
+    uvicorn sends it chunks all the same; each write is a head or some of them, whole.
+    """
+
+    _is_head = True
+    _has_chunks = False
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """To the client."""
+        rest = bytes(data)
+        if self._is_head:
+            self._is_head, self._has_chunks = rest.startswith(_CONTINUE), _CHUNKED in rest
+            rest = rest.replace(_CHUNKED, b"\r\n")
+        elif self._has_chunks:
+            rest = _without_frames(rest)
+        self._transport.write(rest)
+
+
+def _without_frames(chunks: bytes) -> bytes:
+    """What whole chunks hold."""
+    found = []
+    while chunks:
+        size, _, rest = chunks.partition(b"\r\n")
+        end = int(size, 16)
+        found.append(rest[:end])
+        chunks = rest[end + 2 :]
+    return b"".join(found)
+
+
 async def _headers_too_large(scope: Scope, receive: Receive, send: Send) -> None:
     """What answers a request whose headers are complete, and too long."""
     headers = [(b"content-length", b"0"), (b"connection", b"close")]
@@ -228,7 +262,9 @@ def timed_protocol(http: HttpConfig) -> type[asyncio.Protocol]:
             self._part = _Part.BODY
             self._num_header_bytes = self._num_drained_bytes = self._num_bodiless_bytes = 0
             self._stop_reading()
-            self.cycle.transport = _LingeringTransport(self.transport, self._close_after_body)
+            is_old = self.parser.get_http_version() == "1.0"
+            kind = _UnframedTransport if is_old else _LingeringTransport
+            self.cycle.transport = kind(self.transport, self._close_after_body)
             announced = dict(self.headers).get(b"content-length", b"")
             if announced.isdigit() and int(announced) > most_drained:
                 self.cycle.keep_alive = False

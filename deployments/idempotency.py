@@ -166,6 +166,9 @@ class Follower:
         try:
             async for part in self.log.read(first):
                 yield part
+            # It failed for everybody who was told so, and not just for whom it was begun.
+            if self.log.failure is not None and (request := current_request()) is not None:
+                request.error = self.log.failure
         finally:
             self.close()
 
@@ -318,6 +321,7 @@ class Answers:
         """Its readers are told; who tries again begins anew."""
         if len(answer.log) and self._error_part is not None:
             answer.log.add(self._error_part(error))
+            answer.log.failure = error
             answer.log.complete()
         else:
             answer.log.complete(error)

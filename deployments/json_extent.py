@@ -20,11 +20,12 @@ class JsonExtent:
     Attributes:
         is_complete: whether the value has ended; a number only does with what comes after it.
         is_broken: whether what came is no beginning of a value.
+        is_nested: whether an object or a list within the value has begun.
     """
 
     def __init__(self, *, in_object: bool = False) -> None:
         """Of a value, or of what is left of an object behind one of its values (`in_object`)."""
-        self.is_complete = self.is_broken = False
+        self.is_complete = self.is_broken = self.is_nested = False
         self._closers = ["}"] if in_object else []
         # What may come: "value" or "key", "colon", "comma"; and behind them a bracket that may close at once.
         self._expected = "comma" if in_object else "value"
@@ -82,6 +83,7 @@ class JsonExtent:
             self._in_string = True
             self._expected = "colon" if expected.startswith("key") else "comma"
         elif char in "{[" and expected.startswith("value"):
+            self.is_nested |= bool(self._closers)
             self._closers.append(_CLOSED_BY[char])
             self._expected = "key}" if char == "{" else "value]"
         elif char in "-0123456789tfn" and expected.startswith("value"):

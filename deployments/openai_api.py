@@ -204,7 +204,7 @@ def create_app(
             raise renamed(error) from None
 
     add_messages_routes(app, service, read, respond)
-    add_tokenize_routes(app, service, body_of)
+    add_tokenize_routes(app, service, read)
 
     async def model_card() -> dict[str, Any]:
         info = await service.info()
@@ -259,7 +259,7 @@ def create_app(
     add_console_routes(app, console or ConsoleState(service))
     add_debug_routes(app, service.decisions, service.timeline, service.workers)
     add_admin_routes(app, pool, body_of)
-    _install_error_handlers(app)
+    _install_error_handlers(app, sends_request_id)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequestTimeout, limit_s=request_timeout_s)
     if authenticator is not None:
@@ -337,20 +337,26 @@ class RequestIds:
         state = scope.setdefault("state", {})
         state["request_id"] = clean_request_id(sent.decode("latin-1"))
 
-        names = [b"x-request-id"] if self._sends else []
-        if speaks_messages(scope["path"].removeprefix(scope.get("root_path", ""))):
-            names.append(b"request-id")  # Anthropic's client reads this one
-
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                ids = [(name, state["request_id"].encode()) for name in names]
+                ids = [
+                    (name.encode(), value.encode()) for name, value in _id_headers(scope, self._sends).items()
+                ]
                 message["headers"] = [*message.get("headers", ()), *ids]
             await send(message)
 
-        await self._app(scope, receive, send_with_id if names else send)
+        await self._app(scope, receive, send_with_id if _id_headers(scope, self._sends) else send)
 
 
-def _install_error_handlers(app: FastAPI) -> None:
+def _id_headers(scope: Scope, sends: bool) -> dict[str, str]:
+    """The request's id as its response tells it."""
+    names = ["x-request-id"] if sends else []
+    if speaks_messages(scope["path"].removeprefix(scope.get("root_path", ""))):
+        names.append("request-id")  # Anthropic's client reads this one
+    return dict.fromkeys(names, str(scope["state"]["request_id"]))
+
+
+def _install_error_handlers(app: FastAPI, sends_request_id: bool) -> None:
     @app.exception_handler(ApiError)
     async def on_api_error(_: Request, error: ApiError) -> Response:
         return error_response(error)
@@ -374,8 +380,9 @@ def _install_error_handlers(app: FastAPI) -> None:
         request_id = str(request.state.request_id)
         _log.error("request %s failed", request_id, exc_info=error)
         bug = internal(request_id)
-        # Here, outside of everything, there is no request at hand.
-        return bug.response(body=error_body(bug, RequestContext.of_http(request.scope)))
+        # Here, outside of everything, there is no request at hand, and nobody adds its id.
+        headers = _id_headers(request.scope, sends_request_id)
+        return bug.response(headers, error_body(bug, RequestContext.of_http(request.scope)))
 
 
 def _json(body: dict[str, Any]) -> Response:

@@ -23,10 +23,11 @@ class ReplayLog:
         num_bytes: memory that is held, of all parts and of the log itself.
         is_complete: whether nothing more comes.
         error: what readers are told at its end; None if nothing is amiss, or a part says it.
+        failure: what the last part tells readers; None if it is part of the answer.
         headers: of the response.
     """
 
-    __slots__ = ("_changed", "_parts", "error", "headers", "is_complete", "num_bytes")
+    __slots__ = ("_changed", "_parts", "error", "failure", "headers", "is_complete", "num_bytes")
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -35,6 +36,7 @@ class ReplayLog:
         self.num_bytes = _LOG_BYTES
         self.is_complete = False
         self.error: ApiError | None = None
+        self.failure: ApiError | None = None
         self.headers: dict[str, str] = {}
 
     def __len__(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 
 import typer
@@ -33,11 +34,16 @@ def fetch_timeline(url: str, output: Path) -> None:
         raise TimelineFailed(_message(error)) from None
     except (OSError, ValueError) as error:
         raise TimelineFailed(f"cannot reach {url}: {getattr(error, 'reason', error)}") from None
+    except HTTPException as error:  # another protocol, or an answer that breaks off
+        raise TimelineFailed(f"cannot reach {url}: {error!r}") from None
+    try:
+        num_slices = sum(event["ph"] == "X" for event in json.loads(trace)["traceEvents"])
+    except (ValueError, KeyError, TypeError):
+        raise TimelineFailed(f"{url} answers as no Flotilla server does; is it another one's?") from None
     try:
         output.write_bytes(trace)
     except OSError as error:
         raise TimelineFailed(f"cannot write {output}: {error.strerror}") from None
-    num_slices = sum(event["ph"] == "X" for event in json.loads(trace)["traceEvents"])
     typer.echo(f"Wrote {num_slices} slices to {output}; open it in https://ui.perfetto.dev")
 
 

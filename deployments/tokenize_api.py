@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Container
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,8 @@ from starlette.responses import Response
 from deployments.api_service import ApiService
 from deployments.chat_messages import ChatMessage, check_messages
 from deployments.errors import bad_request, model_not_found
-from deployments.openai_schema import NEUTRAL_VALUES, json_object, validated
+from deployments.messages_routes import ReadBody
+from deployments.openai_schema import NEUTRAL_VALUES, validated
 from deployments.openapi import body_schema
 from deployments.prompt_preparation import INLINE_CHARS, chat_tokens, in_thread_if, opens_turn, text_tokens
 from deployments.request_model import RequestModel
@@ -49,15 +50,14 @@ class DetokenizeRequest(RequestModel):
 _CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 
 
-def add_tokenize_routes(
-    app: FastAPI, service: ApiService, body: Callable[[Request], Awaitable[bytes]]
-) -> None:
-    """Install the routes; `body` reads a request's within the server's limit."""
+def add_tokenize_routes(app: FastAPI, service: ApiService, read: ReadBody) -> None:
+    """Install the routes; `read` reads a request's body within the server's limit."""
 
     @app.post("/tokenize", openapi_extra=body_schema(TokenizeRequest, NEUTRAL_VALUES))
     async def tokenize(request: Request) -> Response:
         """The tokens of a prompt or conversation."""
-        asked = validated(json_object(await body(request)), TokenizeRequest)
+        _, data = await read(request, _known(TokenizeRequest))
+        asked = validated(data, TokenizeRequest)
         info = await _info(service, asked.model)
         tokens = await _tokens(service, asked)
         strings = None
@@ -75,10 +75,15 @@ def add_tokenize_routes(
     @app.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest, NEUTRAL_VALUES))
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
-        asked = validated(json_object(await body(request)), DetokenizeRequest)
+        _, data = await read(request, _known(DetokenizeRequest))
+        asked = validated(data, DetokenizeRequest)
         check_token_ids("tokens", asked.tokens, await _info(service, asked.model))
         decode = partial(service.codec.decode, asked.tokens, skip_special_tokens=False)
         return _json({"prompt": await in_thread_if(len(asked.tokens) > INLINE_CHARS, decode)})
+
+
+def _known(kind: type[RequestModel]) -> Container[str]:
+    return kind.model_fields.keys() | NEUTRAL_VALUES.keys()
 
 
 async def _info(service: ApiService, model: str | None) -> CellInfo:

@@ -57,6 +57,7 @@ export class AnswerView {
     this.box = byId("answer");
     this.tip = byId("tip");
     this.current = null;
+    this.follows = null; // whether the end was in view before what came since the last frame
     this.onSelect = onSelect;
     this.told = new WeakMap();
     this.box.addEventListener("pointerover", (event) => this.#point(event.target));
@@ -76,13 +77,19 @@ export class AnswerView {
   }
 
   append(tokens) {
-    const atEnd = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 24;
+    // Asked once per frame: each time all that came is laid out anew, which of thousands of tokens takes long.
+    this.follows ??= this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 24;
     for (const token of tokens) {
       const span = el("span", { class: `token ${colour(token.drafter)}`, "data-step": token.index }, token.text);
       this.told.set(span, token);
       this.box.append(span);
     }
-    if (atEnd) this.box.scrollTop = this.box.scrollHeight;
+  }
+
+  /** Once per frame: keep the end in view, if it was. */
+  follow() {
+    if (this.follows) this.box.scrollTop = this.box.scrollHeight;
+    this.follows = null;
   }
 
   /** Text that no step tells of: what was held back at the end. */

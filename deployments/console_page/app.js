@@ -12,6 +12,7 @@ const form = byId("form");
 const dialog = byId("key-dialog");
 let answer = new Answer({ tpot_ms: null, ttft_ms: null });
 let running = null; // AbortController of the answer that comes
+let ahead = 0; // characters that steps told of and no text yet: a thought, or what might have begun one
 let drafters = [];
 let wantsKey = false;
 
@@ -46,6 +47,7 @@ async function send() {
   if (running || !form.reportValidity()) return;
   const [path, body, objective] = request(new FormData(form));
   answer = new Answer(objective);
+  ahead = 0;
   running = new AbortController();
   text.clear();
   tree.clear(answer.steps);
@@ -85,7 +87,9 @@ function take(chunk) {
     tree.grown();
     if (answer.steps.length === 1) byId("answer-status").textContent = "answering"; // announced once
   }
-  if (said.length > told.length) text.appendText(said.slice(told.length));
+  const untold = said.length - told.length - ahead;
+  if (untold > 0) text.appendText(said.slice(-untold));
+  ahead = said ? 0 : ahead + told.length;
   if (chunk.metrics) {
     answer.receipt = chunk.metrics;
     const { tpot_ms, ttft_ms } = chunk.metrics.slo; // a tier may have objectives of its own
@@ -106,6 +110,7 @@ function later() {
 }
 
 function redraw() {
+  text.follow();
   showLegend(answer, drafters);
   showFigures(answer);
   showPace(answer);

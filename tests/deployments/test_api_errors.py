@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from cluster.stream_messages import Rejected
+from deployments.api_service import ApiService
 from tests.deployments.bad_requests import BASES
 from tests.fakes.cell_stand_in import CellStandIn
 
@@ -310,6 +311,24 @@ async def test_cell_error_before_the_answer_and_in_its_middle(
     assert response.status_code == 200
     assert "event: error\ndata: " in response.text
     assert "[DONE]" not in response.text
+
+
+async def test_the_answer_to_a_bug_names_the_request(
+    http: httpx.AsyncClient, service: ApiService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tool_use(request: object) -> None:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(service, "tool_use", tool_use)
+    named = {"X-Request-Id": "mine"}
+    response = await http.post(COMPLETIONS, json={"prompt": "a"}, headers=named)
+    assert check_error(response, 500)["code"] == "internal_error"
+    assert response.headers["x-request-id"] == "mine"
+    body = {"messages": MESSAGES, "max_tokens": 9}
+    response = await http.post("/v1/messages", json=body, headers=named)
+    assert (response.status_code, response.headers["request-id"]) == (500, "mine")
+    response = await http.post(COMPLETIONS, json={"prompt": "a", "request_id": "of-the-body"})
+    assert response.headers["x-request-id"] == "of-the-body"
 
 
 async def test_a_constraint_that_cannot_be_followed_any_further_is_the_clients(

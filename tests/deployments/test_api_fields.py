@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -16,6 +18,7 @@ from deployments.sampling_mapping import (
     CellInfo,
     reserved_tokens,
 )
+from deployments.text_codec import TextCodec
 from tests.fakes.cell_stand_in import CellStandIn
 from tests.fakes.tiny_tokenizer import ANSWER, codec, ids
 
@@ -60,6 +63,35 @@ async def test_nothing_left_to_choose_is_refused(http: httpx.AsyncClient) -> Non
         response = await http.post(COMPLETIONS, json={"prompt": "a", **fields})
         assert response.status_code == 400, fields
         assert response.json()["error"]["param"] == "allowed_token_ids"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"prompt_logprobs": 2},
+        {"echo": True, "logprobs": 2},
+        {"echo": True, "logprobs": 2, "stream": True},
+    ],
+)
+async def test_those_of_a_long_prompt_keep_no_other_stream_waiting(
+    http: httpx.AsyncClient, cell: CellStandIn, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    """Written on the event loop, those of 32,000 tokens stopped all others for seconds."""
+    named_by: Counter[int] = Counter()
+    token_text = TextCodec.token_text
+
+    def noted(self: TextCodec, token: int) -> str:
+        named_by[threading.get_ident()] += 1
+        return token_text(self, token)
+
+    monkeypatch.setattr(TextCodec, "token_text", noted)
+    cell.max_tokens = 4096
+    response = await http.post("/v1/completions", json={"prompt": [50] * 2000, "max_tokens": 4, **asked})
+    assert response.status_code == 200, response.text
+    assert response.text.count("logprob") > 0
+    elsewhere = sum(number for thread, number in named_by.items() if thread != threading.get_ident())
+    assert elsewhere >= 2000
+    assert named_by[threading.get_ident()] < 100
 
 
 @pytest.mark.api("completions", "prompt_logprobs")

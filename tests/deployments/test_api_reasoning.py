@@ -80,6 +80,29 @@ async def test_chats(client: AsyncOpenAI, cell: CellStandIn, per_step: int) -> N
     assert await streamed(client, messages=[HELLO], extra_body=silent) == ("", "Hi.", [])
 
 
+@pytest.mark.parametrize("per_step", [1, 2, 100])
+async def test_tokens_of_a_thought_are_counted_also_where_they_show_nothing(
+    cell: CellStandIn, per_step: int
+) -> None:
+    """As the first bytes of a character do, and what may yet become a stop string."""
+    marked, end = with_marks("{{ messages[0].content }}{# </think> #}")
+    cell.vocab_size = end + 1
+    thought = marked.encode("<think>日本語🙂🚀 en</think>", add_special_tokens=False)
+    cell.script = lambda submit: [*thought, *ids("Hi."), *codec().eos_ids]
+    cell.per_step = per_step
+    service = ApiService(cell, marked)
+    async with served(create_app(service)) as url, AsyncOpenAI(base_url=f"{url}/v1", api_key="-") as client:
+        asked: Any = {"model": "demo", "messages": [HELLO], "stop": "end"}
+        whole = await client.chat.completions.create(**asked)
+        options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = [chunk async for chunk in await client.chat.completions.create(**asked, **options)]
+    for usage in (whole.usage, chunks[-1].usage):
+        assert usage is not None
+        assert usage.completion_tokens_details is not None
+        assert usage.completion_tokens_details.reasoning_tokens == len(thought)
+    await service.close()
+
+
 async def test_an_answer_without_a_thought(client: AsyncOpenAI, cell: CellStandIn) -> None:
     says(cell, "Hi. <think>no</think>")
     whole = await client.chat.completions.create(model="demo", messages=[HELLO])
@@ -136,12 +159,8 @@ async def test_a_form_begins_behind_the_thought(
     cell: CellStandIn, template: str, is_open: bool | None
 ) -> None:
     """Where the marks are tokens; where the prompt has closed it, there is none."""
-    changed = copy.deepcopy(tokenizer())
-    changed.add_tokens(["<think>", "</think>"])
-    changed.chat_template = template
-    marked = TextCodec(changed)
-    begin, end = (marked.encode(mark, add_special_tokens=False)[0] for mark in ("<think>", "</think>"))
-    cell.vocab_size = end + 1
+    marked, end = with_marks(template)
+    begin, cell.vocab_size = end - 1, end + 1
     text = {False: "<think>hm</think>", True: "hm</think>", None: ""}[is_open] + '{"a": 1}'
     cell.script = lambda submit: [*marked.encode(text, add_special_tokens=False), *marked.eos_ids]
     service = ApiService(cell, marked, tool_parser="hermes")
@@ -294,6 +313,17 @@ async def test_nothing_is_parted_of_completions(url: str, cell: CellStandIn) -> 
 async def http_post(url: str, body: dict[str, Any], path: str = CHAT) -> httpx.Response:
     async with httpx.AsyncClient() as client:
         return await client.post(url + path, json=body)
+
+
+def with_marks(template: str) -> tuple[TextCodec, int]:
+    """The tiny tokenizer with the marks as its last two tokens, and the later of them."""
+    changed = copy.deepcopy(tokenizer())
+    changed.add_tokens(["<think>", "</think>"])
+    changed.chat_template = template
+    marked = TextCodec(changed)
+    begin, end = (marked.encode(mark, add_special_tokens=False)[0] for mark in ("<think>", "</think>"))
+    assert begin == end - 1
+    return marked, end
 
 
 def templated(template: str) -> TextCodec:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -113,6 +118,39 @@ def test_an_address_that_is_none_is_told(command: list[str], url: str) -> None:
     assert (result.exit_code, url in result.output) == (2, True)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\x00\x00\x12\x04\x00\x00\x00\x00\x00",  # as of a port for gRPC
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n<p/>",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
+        b'HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"data":',
+    ],
+    ids=["another protocol", "a page", "a list", "broken off"],
+)
+@pytest.mark.parametrize("command", [["drafters", "list"], ["timeline", "-o"]])
+def test_a_server_of_another_kind_is_told(tmp_path: Path, command: list[str], answer: bytes) -> None:
+    output = tmp_path / "timeline.json"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        arguments = [*command, str(output)] if command[-1] == "-o" else command
+        result = CliRunner().invoke(cli.app, [*arguments, "--url", url])
+        serving.join()
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert (result.exit_code, url in result.output) == (2, True)
+    assert "\x00" not in result.output
+    assert not output.exists()
+
+
 async def test_chat_in_the_terminal(url: str, cell: CellStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = iter(["hello", "", "again", "/new", "once more", "x" * 3000, "/quit"])
     console = Console(record=True, width=200, highlight=False)
@@ -127,6 +165,26 @@ async def test_chat_in_the_terminal(url: str, cell: CellStandIn, monkeypatch: py
     lengths = [len(submit.prompt) for submit in cell.submissions]
     assert lengths[0] < lengths[1]
     assert lengths[2] < lengths[1]
+
+
+def test_one_interrupt_ends_a_chat_that_waits_for_a_line() -> None:
+    command = [sys.executable, "-m", "deployments.cli", "chat", "--url", "http://127.0.0.1:9"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as chat:
+        assert chat.stdout is not None
+        assert chat.stderr is not None
+        shown = b""
+        while not shown.endswith(b"> "):
+            more = chat.stdout.read(1)
+            assert more, shown
+            shown += more
+        time.sleep(0.2)  # it is shown before the line is awaited
+        chat.send_signal(signal.SIGINT)
+        try:
+            assert chat.wait(5.0) == 0
+            assert chat.stderr.read() == b""
+        finally:
+            chat.kill()
 
 
 async def test_chat_shows_a_server_s_error_as_it_is(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 
 import httpx
 import pytest
@@ -11,14 +12,16 @@ from fastapi import FastAPI
 
 from cluster.members import Member
 from cluster.security_config import SecurityConfig
+from cluster.stream_messages import Submit
 from deployments.api_keys import hash_key, new_key
 from deployments.api_service import ApiService
 from deployments.authentication import Authenticator
 from deployments.console import PAGE, ConsoleState, counted
 from deployments.openai_api import create_app
 from tests.browser import LAUNCH, needs_chromium
+from tests.deployments.socket_server import served
 from tests.fakes.cell_stand_in import CellStandIn, eventually
-from tests.fakes.tiny_tokenizer import ANSWER
+from tests.fakes.tiny_tokenizer import ANSWER, codec, ids
 
 KEY = new_key()
 MEMBERS = (
@@ -50,6 +53,10 @@ flotilla_slo_requests_total{attained="true",cell="b",objective="all",tier="fast"
 flotilla_slo_requests_total{attained="false",cell="b",objective="all",tier="fast"} 1.0
 flotilla_slo_requests_total{attained="false",cell="b",objective="tpot",tier="fast"} 5.0
 """
+
+
+def _said(tokens: list[int], submit: Submit) -> list[int]:
+    return tokens
 
 
 class Asked:
@@ -195,5 +202,75 @@ async def test_the_page_asks_for_the_key_and_keeps_it_nowhere(url: str, cell: Ce
             assert stored == [0, 0, ""]
             assert KEY not in json.dumps(await context.storage_state())
             assert await page.locator("#key").input_value() == ""
+        finally:
+            await browser.close()
+
+
+@needs_chromium
+async def test_the_page_shows_each_text_once(cell: CellStandIn) -> None:
+    from playwright.async_api import async_playwright, expect
+
+    service = ApiService(cell, codec(), reasoning_parser="think")
+    async with served(create_app(service)) as url, async_playwright() as playwright:
+        browser = await playwright.chromium.launch(**LAUNCH)
+        try:
+            page = await browser.new_page()
+            await page.goto(f"{url}/console")
+            await expect(page.locator("#connection")).to_contain_text("live")
+            await page.get_by_text("More sampling").click()
+            for answer, per_step, max_tokens, stop in (
+                # What an answer begins with is held back as long as it might begin a thought.
+                ("\n\nHello.", 1, 64, ""),
+                ("<th>is", 1, 64, ""),
+                ("<th>is", 3, 64, ""),
+                ("<think>hm</think>\n\nHello.", 3, 64, ""),
+                ("<think>hm", 1, 3, ""),
+                # What might have become a stop string is told of by no step.
+                ("<th>is and that", 3, 64, "that one"),
+            ):
+                tokens = [*ids(answer), *codec().eos_ids]
+                cell.script, cell.per_step = partial(_said, tokens), per_step
+                await page.locator("[name=max_tokens]").fill(str(max_tokens))
+                await page.locator("[name=stop]").fill(stop)
+                await page.locator("#send").click()
+                await expect(page.locator("#answer-status")).to_contain_text("done: ")
+                shown = codec().decode(ids(answer)[:max_tokens])
+                assert await page.locator("#answer").text_content() == shown
+        finally:
+            await browser.close()
+
+
+@needs_chromium
+async def test_steps_that_come_at_once_are_laid_out_once(url: str) -> None:
+    """Each of thousands of tokens by itself took seconds for every second of the answer."""
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(**LAUNCH)
+        try:
+            page = await browser.new_page()
+            await page.goto(f"{url}/console")
+            session = await page.context.new_cdp_session(page)
+            await session.send("Performance.enable")
+
+            async def num_layouts() -> float:
+                told = (await session.send("Performance.getMetrics"))["metrics"]
+                return float(next(one["value"] for one in told if one["name"] == "LayoutCount"))
+
+            before = await num_layouts()
+            from_the_end = await page.evaluate(
+                """async () => {
+                  const { AnswerView } = await import("/console/answer.js");
+                  const view = new AnswerView(() => {});
+                  view.clear();
+                  for (let index = 0; index < 400; index++) {
+                    view.append([{ text: `token ${index}, `, index, drafter: null }]);
+                  }
+                  view.follow();
+                  return view.box.scrollHeight - view.box.scrollTop - view.box.clientHeight;
+                }"""
+            )
+            assert await num_layouts() - before < 100
+            assert from_the_end < 2
         finally:
             await browser.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import Counter
 
@@ -13,7 +14,8 @@ from cluster.metric_catalog import REFUSALS
 from deployments.api_service import ApiService
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.openai_api import create_app
-from tests.fakes.cell_stand_in import CellStandIn
+from tests.deployments.socket_server import served
+from tests.fakes.cell_stand_in import CellStandIn, eventually
 
 
 async def test_clients_make_no_series_of_their_own(service: ApiService) -> None:
@@ -64,6 +66,30 @@ async def test_a_stream_that_fails_is_told_by_the_status_it_could_not_have(
     ]
     assert f'flotilla_request_errors_total{{api="http",code="{code}",front_end="one"}} 1.0' in text
     assert 'status="200"} 2.0' in text
+
+
+async def test_a_stream_fails_for_everybody_who_follows_it(service: ApiService, cell: CellStandIn) -> None:
+    """Also where the one that it was begun for is gone, and another has come back for it."""
+    cell.pause_s, cell.finish_reason = 0.2, "error"
+    metrics = FrontEndMetrics("one")
+    app = create_app(service, metrics=metrics)
+    body, key = {"prompt": "hi", "max_tokens": 9, "stream": True}, {"Idempotency-Key": "once"}
+    async with served(app) as url, httpx.AsyncClient() as http:
+
+        async def ask() -> str:
+            return (await http.post(f"{url}/v1/completions", json=body, headers=key)).text
+
+        first = asyncio.create_task(ask())
+        await eventually(lambda: len(cell.submissions) == 1)
+        others = [asyncio.create_task(ask()) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        first.cancel()
+        for answer in await asyncio.gather(*others):
+            assert "event: error" in answer
+    assert len(cell.submissions) == 1
+    text = metrics.render()
+    assert 'route="/v1/completions",status="500"} 2.0' in text
+    assert 'flotilla_request_errors_total{api="http",code="cell_error",front_end="one"} 2.0' in text
 
 
 async def test_a_stream_that_takes_too_long_has_failed(service: ApiService, cell: CellStandIn) -> None:

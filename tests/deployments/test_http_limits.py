@@ -192,6 +192,28 @@ async def test_a_request_ends_at_its_time(service: ApiService, cell: CellStandIn
     assert "http.request_timeout_s" in answer.text
 
 
+@pytest.mark.parametrize("expect", [b"", b"Expect: 100-continue\r\n"])
+async def test_a_client_of_http_1_0_gets_no_chunks(
+    service: ApiService, cell: CellStandIn, expect: bytes
+) -> None:
+    """It does not know them, and took their sizes for parts of the answer (RFC 9112, 6.1)."""
+    cell.pause_s = 0.01
+    body = b'{"prompt": "hi", "max_tokens": 100, "stream": true}'
+    request = post(len(body)).replace(b"HTTP/1.1\r\n", b"HTTP/1.0\r\n" + expect) + body
+    async with serving(service, LIMITS) as port:
+        said = (await told(port, request)).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+        newer = await told(port, request.replace(b"HTTP/1.0\r\n", b"HTTP/1.1\r\nConnection: close\r\n"))
+    head, _, events = said.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"connection: close" in head
+    assert b"transfer-encoding" not in head
+    parts = events.split(b"\n\n")
+    assert len(parts) > 5
+    assert all(part.startswith(b"data: ") for part in parts[:-1])
+    assert parts[-2:] == [b"data: [DONE]", b""]
+    assert b"transfer-encoding: chunked" in newer
+
+
 NESTED: list[tuple[str, Callable[[str], str]]] = [
     ("the body", lambda deep: '{"prompt": "x", "logit_bias": ' + deep + "}"),
     ("unclosed", lambda deep: '{"prompt": ' + deep[: len(deep) // 2]),

@@ -174,6 +174,17 @@ async def test_unknown_fields_are_left_out_where_that_is_set(
             assert (await lenient.post(path, json=body | wrong)).status_code == 400
 
 
+async def test_so_are_those_of_requests_for_tokens(service: ApiService) -> None:
+    for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
+        async with client_of(service) as strict:
+            assert (await strict.post(path, json=body | {"colour": "red"})).status_code == 400
+        async with client_of(service, ignores_unknown_fields=True) as lenient:
+            response = await lenient.post(path, json=body | {"colour": "red"})
+            assert response.status_code == 200, response.text
+            assert response.headers["x-ignored-fields"] == "colour"
+            assert (await lenient.post(path, json=body | {"model": 5})).status_code == 400
+
+
 async def test_pages_of_allowed_origins_may_ask_for_text(service: ApiService) -> None:
     there, elsewhere = {"Origin": "https://chat.example"}, {"Origin": "https://other.example"}
     asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}

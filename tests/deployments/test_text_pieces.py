@@ -40,6 +40,29 @@ def test_other_tokenizers_are_decoded_in_a_window(text: str) -> None:
     assert "".join(pieces) == text
 
 
+@given(st.text("�日a🙂", max_size=40))
+def test_characters_after_many_that_are_none_are_whole(text: str) -> None:
+    detokenizer = WindowDetokenizer(lambda window: bytes(window).decode(errors="replace"))
+    pieces = [detokenizer.feed(byte) for byte in text.encode()] + [detokenizer.finish()]
+    assert "".join(pieces) == text
+
+
+def test_the_window_stays_short_whatever_a_model_writes() -> None:
+    """With bytes that begin no character it grew with each, and an answer of them took minutes to decode."""
+    windows: list[int] = []
+
+    def decode(window: list[int]) -> str:
+        windows.append(len(window))
+        return bytes(window).decode(errors="replace")
+
+    detokenizer = WindowDetokenizer(decode)
+    pieces = [detokenizer.feed(0x80) for _ in range(1000)]
+    assert len("".join(pieces)) > 980, "and a stream tells them as they come"
+    assert max(windows) < 50
+    last = [detokenizer.feed(byte) for byte in "日".encode()]
+    assert "".join([*pieces, *last, detokenizer.finish()]) == "�" * 1000 + "日"
+
+
 def test_window_keeps_the_space_a_decoder_drops_at_the_beginning() -> None:
     words = {0: "▁the", 1: "▁dog", 2: "s", 3: "▁run"}
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.call_objects import _HEAD
 from deployments.tagged_values import Schemas
 from deployments.tool_calls import LONGEST_NAME, CallDelta, ToolParser
 from deployments.tool_parsers import CallText, JsonCalls, NamedCall, kind_for_template, make_parser, new_id_of
@@ -356,3 +357,25 @@ def test_kind_of_known_templates() -> None:
     assert kind_for_template('{% if tools %}{"name": ..., "parameters": ...}{% endif %}') == "json"
     assert kind_for_template('{{ "[TOOL_CALLS] [" }}{{ tools }}{{ "parameters" }}') == "mistral"
     assert kind_for_template("{{ messages[0].content }}") == "none"
+
+
+@pytest.mark.parametrize(
+    ("kind", "before"), [("hermes", "<tool_call>"), ("json", ""), ("mistral", "[TOOL_CALLS] [")]
+)
+def test_objects_that_are_no_calls_are_read_once(
+    monkeypatch: pytest.MonkeyPatch, kind: str, before: str
+) -> None:
+    """Looked at from its beginning with each token, an answer of 8,000 tokens took half a minute."""
+
+    class Counted:
+        number = 0
+
+        def match(self, text: str, place: int) -> re.Match[str] | None:
+            Counted.number += 1
+            return _HEAD.match(text, place)
+
+    monkeypatch.setattr("deployments.call_objects._HEAD", Counted())
+    text = before + '{"answer": "' + "word { " * 500 + '", "more": {"name": ["add"]}, "last": [1]}'
+    content, calls = told(make_parser(kind, NAMES), text, list(range(0, len(text), 4)))
+    assert (content, calls) == (text, [])
+    assert Counted.number <= 1
