@@ -78,11 +78,14 @@ def has_read(drafter: DrafterState) -> Callable[[Request], bool]:
     if any(call.depth == 0 for call in drafter.outstanding.values()):
         return lambda _: False
     name, known, reading = drafter.name, drafter.known, drafter.reading
+    # Its own draft, all of it accepted, and the target's token are never too many, or it would draft for
+    # nobody in the step after.
+    most = max(READ_WITH_DRAFT, drafter.capabilities.max_depth + 1)
 
     def has_read_it(request: Request) -> bool:
         request_id = request.request_id
         if request_id not in known or request_id in reading:
             return False
-        return request.num_tokens - request.heard.get(name, 0) <= READ_WITH_DRAFT
+        return request.num_tokens - request.heard.get(name, 0) <= most
 
     return has_read_it

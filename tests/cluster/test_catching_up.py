@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,6 +91,20 @@ def test_only_what_is_new_is_counted_and_sent() -> None:
         request.extend(range(READ_WITH_DRAFT + 1))
     [(_, call)] = catch_up(pool, requests, 0.0, most_s=60 * TOKEN_S)
     assert [len(item.tokens) for item in call.items] == [READ_WITH_DRAFT + 1] * 3
+
+
+@pytest.mark.parametrize("max_depth", [4, 16, 32])
+def test_who_was_accepted_whole_drafts_on_however_deep(max_depth: int) -> None:
+    """The target's token comes on top: a chain of 16 was one too many, and every second step was plain."""
+    pool = pool_of()
+    pool.add("a", msgspec.structs.replace(capabilities("model"), max_depth=max_depth), 8)
+    request = request_of(pool, "r", "a", num_prompt=20)
+    [(_, call)] = catch_up(pool, [request], 0.0, most_s=1.0)
+    read(pool, "a", call)
+    request.extend(range(max_depth + 1))
+    assert pool.can_draft_now(request)
+    request.extend(range(max(max_depth + 1, READ_WITH_DRAFT)))
+    assert not pool.can_draft_now(request)
 
 
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=8), st.floats(0.0, 0.3))
