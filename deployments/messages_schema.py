@@ -40,6 +40,12 @@ class OutputConfig(DescribedModel):
     format: OutputFormat | None = None
 
 
+class Thinking(DescribedModel):
+    """Whether to think; for how many tokens is not used."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+
+
 class MessagesToolChoice(RequestModel):
     """Which tools may or must be called."""
 
@@ -65,8 +71,10 @@ class MessagesRequest(CommonFields):
     output_format: OutputFormat | None = Field(None, description="The same, under its earlier name.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
     metadata: dict[str, Any] | None = Field(None, description="Accepted and not used.")
-    thinking: dict[str, Any] | None = Field(
-        None, description="Accepted and not used; `chat_template_kwargs` has what a model's template knows."
+    thinking: Thinking | None = Field(
+        None,
+        description="Its type tells the chat template whether to think (`enable_thinking`), unless "
+        "`chat_template_kwargs` does.",
     )
     cache_control: dict[str, Any] | None = Field(
         None, description="Accepted and not used: prefixes are shared anyway."
@@ -111,6 +119,9 @@ def parse_messages(data: dict[str, Any]) -> ChatRequest:
     common = CommonFields.model_fields.keys() - {"metadata"}
     chat: dict[str, Any] = {name: data[name] for name in common | set(_SAME) if name in data}
     chat["messages"] = _conversation(request)
+    if request.thinking is not None:
+        thinks = {"enable_thinking": request.thinking.type != "disabled"}
+        chat["chat_template_kwargs"] = thinks | (request.chat_template_kwargs or {})
     if request.stop_sequences:
         chat["stop"] = list(request.stop_sequences)
     last = chat["messages"][-1]

@@ -211,11 +211,22 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     verbosity: str | None = Field(None, description="Accepted and not used.")
     reasoning_effort: str | None = Field(
-        None, description="Accepted and not used; `chat_template_kwargs` has what a model's template knows."
+        None,
+        max_length=64,
+        description="A variable of the chat template, as is `enable_thinking`, which is false for `none` and "
+        "else true; `chat_template_kwargs` wins.",
     )
     include_reasoning: bool | None = Field(
         None, description="Whether what the model thinks is told, where that is known (`reasoning_content`)."
     )
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Variables of the chat template; how to reason under the names that vLLM gives them."""
+        said = {}
+        if (effort := self.reasoning_effort) is not None:
+            said = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        return said | (self.chat_template_kwargs or {})
 
 
 RequestType = TypeVar("RequestType", bound=BaseModel)

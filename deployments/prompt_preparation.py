@@ -51,7 +51,7 @@ async def prompts_of(
             ),
             continue_final_message=bool(request.continue_final_message),
             add_special_tokens=bool(request.add_special_tokens),
-            variables=request.chat_template_kwargs,
+            variables=request.template_variables,
         )
         return [Prompt(_truncated(tokens, request, info))], "messages"
     assert isinstance(request, CompletionRequest)

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from deployments.errors import ApiError, bad_request, in_names, no_trace, without_form
 from deployments.openai_schema import NEUTRAL_VALUES, ChatRequest, CommonFields, validated
-from deployments.request_model import RequestModel
+from deployments.request_model import DescribedModel, RequestModel
 from deployments.responses_items import (
     FORM,
     InputCall,
@@ -121,6 +121,12 @@ _TOOL_CHOICE = WithJsonSchema(
 )
 
 
+class Reasoning(DescribedModel):
+    """How to reason; a summary is not made."""
+
+    effort: str | None = Field(None, max_length=64)
+
+
 class ResponsesRequest(CommonFields):
     """Body of `/v1/responses`."""
 
@@ -147,8 +153,8 @@ class ResponsesRequest(CommonFields):
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="`auto` drops the beginning of a prompt that does not fit."
     )
-    reasoning: dict[str, Any] | None = Field(
-        None, description="Accepted and not used; `chat_template_kwargs` has what a model's template knows."
+    reasoning: Reasoning | None = Field(
+        None, description="`effort` goes to the chat template, as `reasoning_effort` of a chat does."
     )
     client_metadata: dict[str, Any] | None = Field(None, description="Accepted and not used.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
@@ -193,6 +199,8 @@ def parse_responses(data: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest
     for ours, theirs in _SAME.items():
         if data.get(ours) is not None:
             chat[theirs] = data[ours]
+    if request.reasoning is not None and request.reasoning.effort is not None:
+        chat["reasoning_effort"] = request.reasoning.effort
     if request.wants_logprobs:
         chat |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
     if request.functions:

@@ -331,3 +331,65 @@ def templated(template: str) -> TextCodec:
     changed = copy.deepcopy(tokenizer())
     changed.chat_template = template
     return TextCodec(changed)
+
+
+#: A template of Qwen3's kind, and of gpt-oss'.
+EFFORTS = "{{ enable_thinking }} {{ reasoning_effort }} {{ messages[0].content }}{# <think> </think> #}"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "told"),
+    [
+        ("chat/completions", {}, " "),
+        ("chat/completions", {"reasoning_effort": "none"}, "False none"),
+        ("chat/completions", {"reasoning_effort": "low"}, "True low"),
+        (
+            "chat/completions",
+            {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
+            "False low",
+        ),
+        ("responses", {"reasoning": {"effort": None, "summary": "auto"}}, " "),
+        ("responses", {"reasoning": {"effort": "none"}}, "False none"),
+        ("responses", {"reasoning": {"effort": "high"}}, "True high"),
+        ("messages", {}, " "),
+        ("messages", {"thinking": {"type": "disabled"}}, "False "),
+        ("messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "True "),
+        (
+            "messages",
+            {"thinking": {"type": "adaptive"}, "chat_template_kwargs": {"enable_thinking": False}},
+            "False ",
+        ),
+    ],
+)
+@pytest.mark.api("chat.completions", "reasoning_effort")
+@pytest.mark.api("responses", "reasoning")
+@pytest.mark.api("messages", "thinking")
+async def test_how_to_reason_is_told_to_the_template(
+    cell: CellStandIn, path: str, fields: dict[str, Any], told: str
+) -> None:
+    """A model that thinks unless told otherwise went on thinking for clients that had said not to."""
+    service = ApiService(cell, templated(EFFORTS))
+    body = {"input": [HELLO]} if path == "responses" else {"messages": [HELLO], "max_tokens": 9}
+    async with served(create_app(service)) as url:
+        response = await http_post(url, body | fields, f"/v1/{path}")
+        assert response.status_code == 200, response.text
+        assert codec().decode(cell.submissions[-1].prompt) == f"{told} hello"
+    await service.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("chat/completions", {"reasoning_effort": 3}, "reasoning_effort"),
+        ("responses", {"reasoning": {"effort": 3}}, "reasoning.effort"),
+        ("responses", {"reasoning": "high"}, "reasoning"),
+        ("messages", {"thinking": {"type": "much"}}, "thinking.type"),
+    ],
+)
+async def test_how_to_reason_is_refused_where_it_says_nothing(
+    http: httpx.AsyncClient, path: str, fields: dict[str, Any], param: str
+) -> None:
+    body = {"input": [HELLO]} if path == "responses" else {"messages": [HELLO], "max_tokens": 9}
+    response = await http.post(f"/v1/{path}", json=body | fields)
+    assert response.status_code == 400, response.text
+    assert param in response.json()["error"]["message"]
