@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +78,12 @@ def test_every_top_level_package_is_under_import_contracts_and_types() -> None:
 def test_a_file_fits_in_one_head(path: Path) -> None:
     num_lines = len(path.read_text().splitlines())
     assert num_lines <= MAX_FILE_LINES, f"{num_lines} lines: split it by concept"
+
+
+def test_no_two_modules_of_tests_have_one_name() -> None:
+    """Tests are in no packages: of two, pytest collects one."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 # -- imports -----------------------------------------------------------------------------------------
