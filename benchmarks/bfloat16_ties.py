@@ -30,7 +30,7 @@ from engine.runner import ModelRunner, Segment
 from engine.sampling import Row, decide
 from engine.sampling_params import SamplingParams
 from zoo.agreement import prompt_ids
-from zoo.registry import Prompt, load_prompts
+from zoo.registry import load_prompts, spread
 from zoo.tokenizer import load as load_tokenizer
 
 Int64 = NDArray[np.int64]
@@ -106,12 +106,6 @@ class Ties:
     ties: int
     near_ties: int
     batches: list[Batched]
-
-
-def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """So many prompts at equal distances, all domains alike: their file has one after another."""
-    count = min(count, len(prompts))
-    return [prompts[place * len(prompts) // count] for place in range(count)]
 
 
 def last_place(values: Float64) -> Float64:

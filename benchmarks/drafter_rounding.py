@@ -13,7 +13,6 @@ from statistics import median
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.bfloat16_ties import spread
 from benchmarks.environment import describe
 from cluster.config import FlotillaConfig
 from cluster.local import LocalEngine
@@ -22,7 +21,7 @@ from cluster.stream_messages import Submit
 from deployments.demo import demo_config
 from engine.sampling_params import SamplingParams
 from zoo.agreement import prompt_ids
-from zoo.registry import load_prompts
+from zoo.registry import load_prompts, spread
 from zoo.tokenizer import load as load_tokenizer
 
 #: The demo's model drafters, and the domain of the held-out prompts that each is asked; None for all.

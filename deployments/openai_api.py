@@ -339,6 +339,7 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
+                # Only now: a body may name another.
                 ids = [
                     (name.encode(), value.encode()) for name, value in _id_headers(scope, self._sends).items()
                 ]

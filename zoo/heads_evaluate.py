@@ -63,13 +63,8 @@ def follow(target: LlamaForCausalLM, heads: Heads, prompt: Sequence[int], answer
     return ranks
 
 
-def accepted_by_tree(ranks: Ranks, widths: Sequence[int]) -> list[int]:
-    """Accepted tokens in each verify step with the full tree of ``widths``; the first token comes alone."""
-    return accepted_by_layers(_held(ranks, widths))
-
-
-def _held(ranks: Ranks, widths: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """Whether the tree of ``widths`` has what ``ranks`` are of, bool [heads, tokens]."""
+def held_by_tree(ranks: Ranks, widths: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Whether the full tree of ``widths`` has what ``ranks`` are of, bool [heads, tokens]."""
     held: npt.NDArray[np.bool_] = ranks < np.asarray(widths)[:, None]
     return held
 
@@ -115,7 +110,7 @@ def measure(reading: Reading, weights: Path) -> dict[str, Any]:
         "accuracy": {name: _accuracy(ranks) for name, ranks in _with_all(groups).items()},
         "tokens_per_step": {
             name: {
-                "x".join(map(str, widths)): tokens_per_step(_held(one, widths) for one in ranks)
+                "x".join(map(str, widths)): tokens_per_step(held_by_tree(one, widths) for one in ranks)
                 for widths in ((1,) * len(heads.blocks), *TREES)
             }
             for name, ranks in _with_all(groups).items()

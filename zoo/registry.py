@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -64,3 +65,9 @@ def load_prompts(domain: str | None = None, path: Path = PROMPTS) -> list[Prompt
             if domain is None or record["domain"] == domain:
                 found.append(Prompt(**record))
     return found
+
+
+def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """So many prompts at equal distances, all domains alike: their file has one after another."""
+    count = min(count, len(prompts))
+    return [prompts[place * len(prompts) // count] for place in range(count)]

@@ -12,12 +12,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.bfloat16_ties import compared, decided_again, decoded, last_place, main, measure, spread
+from benchmarks.bfloat16_ties import compared, decided_again, decoded, last_place, main, measure
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights
 from engine.runner import KeyTokens, ModelShape, Segment
 from tests.random_llama import random_llama
-from zoo.registry import load_prompts
+from zoo.registry import load_prompts, spread
 
 #: Of bfloat16, between 8 and 16.
 UNIT = 2.0**-4

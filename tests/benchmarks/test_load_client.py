@@ -135,12 +135,17 @@ async def test_serve_measures_the_baseline_without_speculation(tmp_path: Path) -
     json.dumps(record, default=str)
 
 
+def of_two_classes(folder: Path, each: int) -> Path:
+    """A file with so many prompts of each."""
+    path = folder / "prompts.jsonl"
+    rows = [{"domain": kind, "prompt": f"{kind} {n}"} for kind in ("code", "chat") for n in range(each)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
 async def test_what_is_asked_before_the_load_is_not_asked_again_in_it(tmp_path: Path) -> None:
     """It would be in the server's prefix cache; and so would warm-ups in the baseline."""
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(
-        "\n".join(json.dumps({"domain": d, "prompt": f"{d} {n}"}) for d in ("code", "chat") for n in range(9))
-    )
+    path = of_two_classes(tmp_path, 9)
     server = FakeServer(lambda body: ["a ", "b "])
     async with serving(server) as url:
         slos = parse_slos(["code:ttft=2x", "chat:1000x"])
@@ -152,12 +157,7 @@ async def test_what_is_asked_before_the_load_is_not_asked_again_in_it(tmp_path: 
 
 
 async def test_as_many_warm_ups_as_asked_for_are_sent_the_classes_in_turn(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(
-        "\n".join(
-            json.dumps({"domain": d, "prompt": f"{d} {n}"}) for d in ("code", "chat") for n in range(20)
-        )
-    )
+    path = of_two_classes(tmp_path, 20)
     server = FakeServer(lambda body: ["a ", "b "])
     async with serving(server) as url:
         slos = parse_slos(["code:ttft=2x", "chat:1000x"])

@@ -31,7 +31,7 @@ def test_heads_are_trained_on_what_the_target_wrote_and_read(tmp_path: Path) -> 
     ids, answer = answers[0]
     ranks = heads_evaluate.follow(target, found, ids, answer)
     assert ranks.shape == (heads.NUM_HEADS, len(answer))
-    assert heads_evaluate.accepted_by_tree(ranks, (1, 1, 1))
+    assert heads_evaluate.accepted_by_layers(heads_evaluate.held_by_tree(ranks, (1, 1, 1)))
 
 
 def test_after_the_last_token_of_an_answer_a_step_brings_none() -> None:
