@@ -11,7 +11,7 @@ RUNTIME := $(VENV)/.flotilla-runtime
 DEV     := $(VENV)/.flotilla-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check format format-check lint types imports bench docs proto clean distclean
+.PHONY: help install serve test test-thorough check format format-check lint types imports bench docs proto clean distclean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -24,6 +24,9 @@ serve: $(RUNTIME) ## serve the embedded demo models over HTTP; ARGS="--config my
 
 test: check ## what CI runs: the checks, then every test; ARGS="-k name"
 	@$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
+
+test-thorough: check ## the same with long tests, and all examples of properties
+	@$(BIN)/python -m pytest --numprocesses 2 --thorough $(ARGS)
 
 check: $(DEV) ## formatting, linter, strict types, import contracts
 	@$(MAKE) --no-print-directory --keep-going format-check lint types imports

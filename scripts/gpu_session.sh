@@ -86,7 +86,7 @@ together() {
     keep
 }
 # Tests are named before they run, and of one that waits for the device for good the log has the stack.
-pytest="python3 -m pytest -v -rfEs --tb=short --maxfail=20 --no-header -p no:cacheprovider -o timeout=120"
+pytest="python3 -m pytest -v -rfEs --tb=short --maxfail=20 --no-header --thorough -p no:cacheprovider -o timeout=120"
 pytest="$pytest -o faulthandler_timeout=50"
 cli='from deployments.cli import app; app()' benches='from benchmarks.cli import app; app()'
 bench() {

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from tests.quick_interpreter import make_quick
 
 ROOT = Path(__file__).resolve().parents[1]
 SYSTEM = "tests/system"
-# Long, and two tests. pytest-xdist gives out modules with few tests last, when nothing runs beside.
+# Of thorough runs. Long, and two tests: pytest-xdist gives out modules with few tests last, when nothing runs
+# beside.
 LONG = "tests/simulator/test_fair_overload.py"
 
 os.environ.update(
@@ -42,6 +44,29 @@ if shutil.which("nvidia-smi") is None:
 
 # Modules are imported to collect the tests, and stay: the collector would walk them again and again.
 gc.disable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--thorough", action="store_true", help="run the long tests too, and properties with all examples"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if find_spec("hypothesis"):  # Where tests of a GPU run it may lack.
+        from tests import examples
+
+        examples.begin(thorough=config.getoption("thorough"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves long tests out, unless they are named or a thorough run is asked for."""
+    if config.getoption("thorough") or any("::" in named for named in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("thorough")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
 def pytest_collection_finish() -> None:

@@ -32,7 +32,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @only_without_gpu
-@pytest.mark.parametrize(("device", "cases"), [("cpu", ((1, 1), (2, 3))), ("cuda", ((1, 1),))])
+@pytest.mark.parametrize(
+    ("device", "cases"),
+    [("cpu", ((1, 1), (2, 3))), pytest.param("cuda", ((1, 1),), marks=pytest.mark.thorough)],
+)
 def test_ways_are_measured_and_none_differs(
     small: None, device: str, cases: tuple[tuple[int, int], ...]
 ) -> None:
@@ -67,6 +70,7 @@ def test_ways_are_measured_and_none_differs(
     assert "all in" in shown[-1]
 
 
+@pytest.mark.thorough
 @only_without_gpu
 def test_kernels_are_compiled_by_other_processes_and_those_that_cannot_be_say_why() -> None:
     kernels = [Kernel(16, Tile(16, 32, 3), True), Kernel(16, Tile(16, 24, 3), False)]

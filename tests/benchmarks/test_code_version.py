@@ -57,6 +57,7 @@ def test_a_comparison_depends_on_what_its_cell_runs() -> None:
     } <= names
 
 
+@pytest.mark.thorough
 def test_a_record_holds_the_configuration_itself_and_not_where_it_lay() -> None:
     config = demo_config()
     record = json.loads(json.dumps(environment.of_cell(config, "benchmarks.pool")))

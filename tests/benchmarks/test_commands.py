@@ -167,6 +167,7 @@ def test_a_server_that_does_not_start_ends_the_matrix_with_a_reason(monkeypatch:
     assert (result.exit_code, "the cell did not start" in result.output) == (2, True), result.output
 
 
+@pytest.mark.thorough
 def test_a_few_requests_of_a_small_budget_have_one(tmp_path: Path) -> None:
     sizes = ["--requests", "16", "--requests", "1", "--budget", "8"]
     result = runner.invoke(

@@ -156,6 +156,7 @@ def test_differences_count_as_unproven_until_they_are_explained() -> None:
     assert compare_outputs.count([run], outputs) == (3, 1, 0)
 
 
+@pytest.mark.thorough
 def test_differences_of_an_interrupted_comparison_are_explained_when_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +190,7 @@ def test_differences_of_an_interrupted_comparison_are_explained_when_it_goes_on(
     compare.Comparison(options).measure()
 
 
+@pytest.mark.thorough
 def test_a_workload_file_whose_contents_changed_is_another_workload(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     options = compare.CompareOptions(
@@ -247,6 +249,7 @@ def test_only_failures_keep_the_curve_of_times_per_token_below_all_requests() ->
         assert max(axes.lines[0].get_ydata()) == pytest.approx(highest)
 
 
+@pytest.mark.thorough
 def test_tables_and_plots_of_a_sweep_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policies = ("autoregressive", "adaserve", "flotilla")
     runs = [

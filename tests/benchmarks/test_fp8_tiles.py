@@ -41,7 +41,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @only_without_gpu
 @pytest.mark.parametrize(
-    ("device", "dtype", "all_rows"), [("cpu", torch.float16, (5,)), ("cuda", torch.float32, (1,))]
+    ("device", "dtype", "all_rows"),
+    [("cpu", torch.float16, (5,)), pytest.param("cuda", torch.float32, (1,), marks=pytest.mark.thorough)],
 )
 def test_ways_are_measured_and_none_is_wrong(
     small: None, device: str, dtype: torch.dtype, all_rows: tuple[int, ...]

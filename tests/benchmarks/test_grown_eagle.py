@@ -35,6 +35,7 @@ def served(target: Path, eagle: Path) -> tuple[list[list[int]], int, int]:
     return [done[name].tokens for name in sorted(done)], totals.drafted_tokens, totals.accepted_tokens
 
 
+@pytest.mark.thorough
 def test_it_drafts_what_it_drafted_and_is_right_as_often(tmp_path: Path) -> None:
     target, eagle = tmp_path / "target", tmp_path / "eagle"
     grown_checkpoint.write(target, SMALL[0], LARGE, dtype="float32", device="cpu")

@@ -145,6 +145,7 @@ def test_an_idle_cell_does_not_call_itself_saturated() -> None:
     world.check_ends()
 
 
+@pytest.mark.thorough
 def test_an_overload_does_not_fill_the_memory_with_those_who_were_refused() -> None:
     """Each refusal kept its prompt until the time that the client was told to come back at."""
     world = World(1, "autoregressive")

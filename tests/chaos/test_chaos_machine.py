@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import random
-from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from benchmarks.chaos_schedule import COMMON, FAULTS, Settings
 from benchmarks.chaos_world import ChaosWorld
 from cluster.core import SchedulerCore
+from tests.examples import examples
 
 DRAWS = st.integers(0, (1 << 20) - 1)
 
@@ -50,13 +50,6 @@ class ChaosMachine(RuleBasedStateMachine):
             self.world.finish()
 
 
-OPTIONS: dict[str, Any] = {
-    "max_examples": 25,
-    "stateful_step_count": 30,
-    "deadline": None,
-    "suppress_health_check": [HealthCheck.too_slow],
-}
-
-
 def test_no_order_of_faults_loses_anything() -> None:
-    run_state_machine_as_test(ChaosMachine, settings=settings(**OPTIONS))
+    common = examples(25, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow])
+    run_state_machine_as_test(ChaosMachine, settings=common)

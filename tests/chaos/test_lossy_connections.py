@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.members import Member
@@ -29,6 +29,7 @@ from deployments.cell_clients import CellClients
 from deployments.cell_router import CellLoad
 from deployments.pending_requests import Pending, RequestRejected
 from engine.sampling_params import SamplingParams
+from tests.examples import examples
 
 
 class _NoWaiting(selectors.DefaultSelector):
@@ -336,7 +337,7 @@ def run(main: Coroutine[None, None, int]) -> int:
         return runner.run(main)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 10_000)), min_size=5, max_size=60),
     seed=st.integers(0, 10_000),

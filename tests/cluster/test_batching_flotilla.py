@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.admission import Room, victim
@@ -14,6 +14,7 @@ from cluster.batching.registry import make_rule
 from cluster.batching.slack import MARGIN
 from cluster.requests import Request, State
 from tests.cluster.batch_states import NOW, cells, context, cost, ids, of_state, request, requests_in
+from tests.examples import examples
 
 FLOTILLA = make_rule("flotilla")
 
@@ -49,7 +50,7 @@ def calls(draw: st.DrawFn) -> tuple[list[Request], Request, BatchContext]:
     return verifying, prompt, limits
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(call=calls())
 def test_the_chunk_keeps_every_objective_that_some_chunk_keeps(
     call: tuple[list[Request], Request, BatchContext],
@@ -112,7 +113,7 @@ def test_prompts_join_the_trees_rather_than_have_a_forward_before_them(rule: str
     assert prefill([prompt], [drafting], 2, [drafting, prompt], context()) == [(prompt, 40)]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(cell=cells(), data=st.data())
 def test_without_objectives_it_is_sarathi(
     cell: tuple[list[Request], list[Request], BatchContext], data: st.DataObject
@@ -133,7 +134,7 @@ def test_without_objectives_it_is_sarathi(
         assert ours == sarathi.prefill(prefilling, verifying, len(verifying), members, limits)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(cell=cells())
 def test_nobody_waits_for_the_sake_of_those_who_run(
     cell: tuple[list[Request], list[Request], BatchContext],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.admission import GROWTH_RESERVE, slack_s
@@ -17,6 +17,7 @@ from cluster.batching.sep_pipe import pipeline
 from cluster.cost_model import VERIFY_DRAFTED, CostModel, CostProfile, LinearCost
 from cluster.requests import Request, State
 from tests.cluster.batch_states import cells, context, ids, of_state, request, requests_in
+from tests.examples import examples
 
 Cell = tuple[list[Request], list[Request], BatchContext]
 CHUNKED = ("flotilla", "priority", "sarathi")
@@ -36,7 +37,7 @@ def answers(rule: BatchingRule, cell: Cell) -> tuple[list[list[str]], list[tuple
 
 
 @each_rule
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cell=cells())
 def test_answers_depend_on_the_arguments_alone_and_change_nothing(name: str, cell: Cell) -> None:
     before = [copy.deepcopy(r).submit for r in (*cell[0], *cell[1])]
@@ -50,7 +51,7 @@ def test_answers_depend_on_the_arguments_alone_and_change_nothing(name: str, cel
 
 
 @each_rule
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cell=cells((*IN_CALL, State.READY, State.PREFILLING)))
 def test_admission_stays_within_places_and_slots(name: str, cell: Cell) -> None:
     waiting, running, limits = cell
@@ -74,7 +75,7 @@ def test_admission_stays_within_places_and_slots(name: str, cell: Cell) -> None:
 
 
 @each_rule
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cell=cells())
 def test_nobody_idles_with_work_at_hand(name: str, cell: Cell) -> None:
     waiting, running, limits = cell
@@ -96,7 +97,7 @@ def test_nobody_idles_with_work_at_hand(name: str, cell: Cell) -> None:
 
 
 @each_rule
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cell=cells())
 def test_prefill_stays_within_its_budget(name: str, cell: Cell) -> None:
     _, running, limits = cell
@@ -114,7 +115,7 @@ def test_prefill_stays_within_its_budget(name: str, cell: Cell) -> None:
         assert total <= limits.whole_tokens or len(chunks) == 1
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cell=cells())
 def test_sarathi_never_delays_a_decode(cell: Cell) -> None:
     _, running, limits = cell
@@ -124,7 +125,7 @@ def test_sarathi_never_delays_a_decode(cell: Cell) -> None:
     assert rule.verify(drafted, of_state(running, State.PREFILLING), running) == drafted
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cell=cells())
 def test_fcfs_takes_the_first_to_come_and_prompts_before_decodes(cell: Cell) -> None:
     waiting, running, limits = cell
@@ -138,7 +139,7 @@ def test_fcfs_takes_the_first_to_come_and_prompts_before_decodes(cell: Cell) -> 
         assert rule.prefill(prefilling, [], 0, running, limits)[0][0] is first
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cell=cells((State.READY, State.DRAFTED)))
 def test_who_is_held_back_is_less_pressed_than_who_decodes(cell: Cell) -> None:
     _, running, limits = cell
@@ -157,7 +158,7 @@ def test_who_is_held_back_is_less_pressed_than_who_decodes(cell: Cell) -> None:
             assert len(decoding) + len(of_state(running, State.DRAFTED)) >= batch_limit(running, limits)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cell=cells((State.READY, *IN_CALL)))
 def test_priority_preempts_for_more_urgent_requests_only(cell: Cell) -> None:
     waiting, running, limits = cell
@@ -166,7 +167,7 @@ def test_priority_preempts_for_more_urgent_requests_only(cell: Cell) -> None:
         assert min(map(urgency, admission.preempted)) > min(map(urgency, admission.admitted))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cell=cells())
 def test_separate_pipelines_share_no_call(cell: Cell) -> None:
     _, running, limits = cell
@@ -188,7 +189,7 @@ def test_separate_pipelines_take_turns() -> None:
     assert ids(make_rule("sep-pipe").verify(running, [], running)) == ["r0", "r1"]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data(), num_rows=st.sampled_from([1.0, 3.5]), tokens=st.sampled_from([1.0, 2.0]))
 def test_the_batch_limit_is_the_largest_batch_that_keeps_the_strictest_objective(
     data: st.DataObject, num_rows: float, tokens: float

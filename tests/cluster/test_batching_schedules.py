@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.batching.registry import BATCHING_RULES
@@ -17,6 +17,7 @@ from cluster.stream_messages import Objective, Submit
 from tests.cluster.clocked import ClockedWorld, poisson
 from tests.cluster.simulated import submit
 from tests.cluster.test_core import World
+from tests.examples import examples
 
 OBJECTIVES = (
     Objective(),
@@ -58,7 +59,7 @@ def varied(number: int, rng: random.Random) -> Submit:
 
 
 @pytest.mark.parametrize("rule", sorted(BATCHING_RULES))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_every_rule_serves_everybody_under_random_schedules(
     rule: str, seed: int, data: st.DataObject
@@ -123,7 +124,7 @@ def violations(rule: str, requests: list[tuple[float, Submit]]) -> int:
     return sum(not request.attained() for request in ended)
 
 
-@pytest.mark.parametrize("rate", [1.0, 4.0])
+@pytest.mark.parametrize("rate", [1.0, pytest.param(4.0, marks=pytest.mark.thorough)])
 def test_at_low_load_flotilla_keeps_as_many_objectives_as_sarathi(rate: float) -> None:
     # Many: of twelve seeds one rule may miss a quarter more than the other by chance.
     workloads = [arrivals(rate, 3.0, seed) for seed in range(5, 29)]

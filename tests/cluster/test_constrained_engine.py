@@ -131,6 +131,7 @@ def test_every_policy_gives_the_masked_forwards_tokens(
     assert [one.tokens for one in run(engine, codec, policy)] == expected
 
 
+@pytest.mark.thorough
 def test_every_drafter_alone_and_none_give_the_same(
     engine: LocalEngine, codec: TextCodec, expected: list[list[int]]
 ) -> None:

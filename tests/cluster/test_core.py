@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import FlotillaConfig
@@ -40,6 +40,7 @@ from tests.cluster.simulated import (
     expected_output,
     submit,
 )
+from tests.examples import examples
 from verifier.messages import TokenLogprobs
 
 
@@ -309,7 +310,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     world.check_ends()
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_random_schedules_with_losses_lose_nothing(seed: int, data: st.DataObject) -> None:
     world = World(

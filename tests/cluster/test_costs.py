@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.calibration import (
@@ -30,6 +30,7 @@ from cluster.cost_model import (
 from cluster.drift import DRIFT_STEPS, Drift
 from cluster.policies.registry import make_policy
 from cluster.profile_fit import fit_cost
+from tests.examples import examples
 
 
 def test_the_fit_recovers_a_linear_machine() -> None:
@@ -240,7 +241,7 @@ def test_without_observations_a_probability_is_what_it_says() -> None:
     assert np.abs(DrafterCalibration().apply(grid) - grid).max() <= 0.025 + 1e-9
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.floats(0.4, 1.5), st.integers(0, 2**32 - 1))
 def test_the_exponent_is_that_of_chances_that_are_a_power_of_what_is_said(power: float, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.cost_model import CostProfile, LinearCost
@@ -36,6 +36,7 @@ from cluster.recorded_context import restored_context
 from drafters.messages import DraftPlan
 from engine.stop_rules import EstimateRule, ForwardRule
 from engine.tree import TokenTree
+from tests.examples import examples
 
 NAMES = st.text(max_size=6)
 COUNTS = st.integers(0, 10**6)
@@ -166,7 +167,7 @@ def plain(value: object) -> object:
     return value
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(STEPS | TABLES)
 def test_a_line_is_read_back_as_it_was_written(entry: Entry) -> None:
     line = encode_entry(entry)
@@ -176,7 +177,7 @@ def test_a_line_is_read_back_as_it_was_written(entry: Entry) -> None:
     json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.floats(width=32, max_value=0.0, allow_nan=False), min_size=1, max_size=5))
 def test_log_probabilities_keep_every_bit(logp: list[float]) -> None:
     tree = TokenTree.chain(1, [2] * len(logp), [0.0] * len(logp))

@@ -38,6 +38,7 @@ def texts(engine: LocalEngine) -> list[list[int]]:
     return [completions[request.request_id].tokens for request in requests()]
 
 
+@pytest.mark.thorough
 def test_no_text_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     padded = LocalEngine(configured("padded", "autoregressive"))
     expected = texts(padded)

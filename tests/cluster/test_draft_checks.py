@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster import draft_checks
@@ -13,6 +13,7 @@ from engine.tree import TokenTree
 from engine.tree_batch import TreeBatch
 from tests.cluster.both_ways import both_ways
 from tests.cluster.policies.batches import candidate_trees
+from tests.examples import examples
 
 few_nodes = both_ways(draft_checks, "FEW_NODES", draft_checks.FEW_NODES)
 
@@ -52,7 +53,7 @@ def is_sound(tree: TokenTree) -> bool:
     return not np.isnan(steps).any() and all(0 <= token < VOCAB_SIZE for token in tree.token.tolist())
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(answers(), min_size=1, max_size=4))
 def test_a_batch_is_taken_if_all_of_it_are_trees_of_the_vocabulary(batch: list[TokenTree]) -> None:
     with np.errstate(invalid="ignore"):

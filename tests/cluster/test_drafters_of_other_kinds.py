@@ -89,6 +89,7 @@ def padded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.thorough
 def test_a_drafter_that_lacks_the_targets_padding_drafts_as_if_it_had_it(
     requests: list[Submit], expected: dict[str, list[int]], padded: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_drafter_that_lacks_the_targets_padding_drafts_as_if_it_had_it(
     assert sum(accepted for _, accepted in lacking) > 0
 
 
+@pytest.mark.thorough
 def test_requests_that_name_a_token_the_drafter_lacks_are_not_drafted_for(
     requests: list[Submit], padded: Path
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.batching.fair_queue import FairQueue
@@ -16,6 +16,7 @@ from cluster.requests import Request, State, Trigger
 from cluster.stream_messages import NOBODY, Submit, Tenant
 from engine.sampling_params import SamplingParams
 from tests.cluster.batch_states import context
+from tests.examples import examples
 
 PLACES = 4
 MOST_PROMPT, MOST_OUTPUT = 60, 24
@@ -112,7 +113,7 @@ def backlogged(machine: Machine, competing: list[Tenant], draws: list[tuple[int,
     return worst
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(st.sampled_from(RULES), tenants, st.lists(sizes, min_size=1, max_size=8))
 def test_service_of_backlogged_keys_differs_by_a_constant(
     rule: str, competing: list[Tenant], draws: list[tuple[int, int]]
@@ -129,7 +130,7 @@ def test_without_fair_queueing_the_greedy_key_takes_all() -> None:
     assert fair <= bound(competing) < unfair
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(st.sampled_from(RULES), st.lists(sizes, min_size=1, max_size=12), st.integers(1, 10))
 def test_a_light_key_is_admitted_next(rule: str, draws: list[tuple[int, int]], after: int) -> None:
     """Who comes back now and then waits for one place, whatever the others have waiting."""
@@ -149,7 +150,7 @@ def test_a_light_key_is_admitted_next(rule: str, draws: list[tuple[int, int]], a
             machine.step()
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     st.sampled_from(sorted(BATCHING_RULES)),
     st.sampled_from([NOBODY, Tenant("only", 2.0)]),
@@ -170,7 +171,7 @@ def test_one_key_is_served_as_by_the_rule_alone(
     assert orders[0] == orders[1]
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(st.sampled_from(RULES), tenants, st.lists(sizes, min_size=1, max_size=8))
 def test_everybody_ends_and_nothing_is_kept(
     rule: str, competing: list[Tenant], draws: list[tuple[int, int]]

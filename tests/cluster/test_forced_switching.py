@@ -59,6 +59,7 @@ def test_moving_every_three_steps_changes_no_token(
     assert set(engine.core.totals.verified_by_drafter) == set(engine.drafters)
 
 
+@pytest.mark.thorough
 def test_exploring_in_chunks_of_three_steps_changes_no_token(
     engine: LocalEngine, expected: list[list[int]]
 ) -> None:

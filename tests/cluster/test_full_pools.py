@@ -6,7 +6,7 @@ import random
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.events import Cancelled
@@ -17,6 +17,7 @@ from engine.constraint import Constraint
 from engine.sampling_params import SamplingParams
 from tests.cluster.simulated import SimulatedTarget
 from tests.cluster.test_core import World
+from tests.examples import examples
 from tests.verifier import target as tiny
 from tests.verifier.grammars import make_grammars
 from tests.verifier.target import VOCAB, Target, spec_of
@@ -71,7 +72,8 @@ class FullPool(World):
         assert target.verifier.free_slots == target.num_slots
 
 
-@settings(max_examples=4, deadline=None)
+@pytest.mark.thorough
+@examples(4)
 @given(
     seed=st.integers(0, 2**32),
     num_slots=st.integers(260, 340),

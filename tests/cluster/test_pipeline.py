@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.cost_model import CostModel, CostProfile, LinearCost
@@ -17,6 +17,7 @@ from cluster.pipeline import (
     spin_count,
 )
 from tests.cluster.pipelined import TWO_CORES, PipelineWorld
+from tests.examples import examples
 
 # A device where a forward costs the same whatever it holds: splitting never pays there.
 FIXED_ONLY = CostProfile(
@@ -37,7 +38,7 @@ def load(num_requests: int, rate: float = 0.7, drafter: str = "general") -> Load
 # The prediction
 
 
-@settings(deadline=None)
+@examples()
 @given(
     num_requests=st.integers(1, 64),
     count=st.integers(1, 8),
@@ -77,7 +78,7 @@ def test_spins_heuristic_splits_where_it_costs_nothing_and_not_where_it_costs_al
     assert spin_count(Machine(CostModel(ROWS_ONLY)), load(16)) >= 2
 
 
-@settings(deadline=None)
+@examples()
 @given(num_requests=st.integers(5, 64), rate=st.floats(0.1, 0.95))
 def test_spins_heuristic_is_near_the_best_count_it_may_choose(num_requests: int, rate: float) -> None:
     machine = Machine(CostModel(TWO_CORES))
@@ -227,7 +228,7 @@ def test_the_count_follows_the_load(setting: str) -> None:
     assert all(at > 0.15 for at, count in world.counts if count > 1)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     seed=st.integers(0, 2**16),
     setting=st.sampled_from([1, 2, 3, 5, "spin", "auto"]),

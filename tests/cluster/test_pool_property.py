@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.events import Action, Cancelled, Draft, DraftDone, DrafterDraining, DrafterReady, Drained, Tick
@@ -13,6 +13,7 @@ from selector.registry import SELECTORS
 from tests.cluster.rotating import Rotate
 from tests.cluster.simulated import SimulatedDrafter, submit
 from tests.cluster.test_core import World
+from tests.examples import examples
 
 ACCURACY = {"good": 0.9, "fair": 0.6, "poor": 0.2}
 IN_STEP = (State.DRAFTING, State.DRAFTED, State.VERIFYING)
@@ -77,7 +78,7 @@ class PoolWorld(World):
             assert request.num_steps <= left[request.request_id] + 1, "still there after the step"
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(
     seed=st.integers(0, 2**32),
     selector=st.sampled_from([*SELECTORS, "rotate"]),

@@ -6,11 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.cost_model import LinearCost, StepPoint
 from cluster.profile_fit import fit_cost, fit_held_out, quality_of
+from tests.examples import examples
 
 TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 GRID = [(r, t, r * c) for r in (1, 4, 16) for t in TOKENS if t >= r for c in (32, 160, 480)]
@@ -32,7 +33,7 @@ def machines(draw: st.DrawFn) -> LinearCost:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(machines())
 def test_coefficients_of_a_machine_without_a_knee_are_recovered(machine: LinearCost) -> None:
     fitted = fit_cost(measure(machine))
@@ -42,7 +43,7 @@ def test_coefficients_of_a_machine_without_a_knee_are_recovered(machine: LinearC
         assert getattr(fitted, name) == pytest.approx(getattr(machine, name), rel=1e-5, abs=1e-11), name
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(machines(), st.floats(3.0, 60.0), st.floats(2.0, 50.0))
 def test_a_knee_is_recovered(machine: LinearCost, knee: float, steepness: float) -> None:
     bent = LinearCost(
@@ -63,7 +64,7 @@ def test_a_knee_is_recovered(machine: LinearCost, knee: float, steepness: float)
     assert fitted.knee(1) == pytest.approx(bent.knee(1), rel=0.1, abs=1)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(machines(), st.floats(0.005, 0.08))
 def test_held_out_errors_are_those_of_the_noise(machine: LinearCost, noise: float) -> None:
     fit = fit_held_out(measure(machine, noise))
@@ -108,7 +109,7 @@ def test_too_few_points_to_hold_some_out_are_refused() -> None:
         fit_held_out([StepPoint(1, 1, 1, 0.1)] * 3)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(machines(), st.floats(0.0, 40.0), st.floats(0.0, 1e-3), st.integers(0, 60), st.integers(0, 60))
 def test_added_seconds_are_differences_of_predictions(
     machine: LinearCost, knee: float, past: float, num_tokens: int, most: int
@@ -122,7 +123,7 @@ def test_added_seconds_are_differences_of_predictions(
         assert added[0] == pytest.approx(bent.token_seconds(), abs=1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(machines(), st.floats(0.0, 40.0), st.floats(1e-6, 1e-3), st.integers(1, 32))
 def test_the_budget_is_the_last_token_within_the_slack(
     machine: LinearCost, knee: float, past: float, num_requests: int

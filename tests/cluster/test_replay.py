@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cluster.config import FlotillaConfig
@@ -36,6 +36,7 @@ from deployments.demo import demo_config
 from engine.sampling_params import SamplingParams
 from tests.cluster.simulated import submit
 from tests.cluster.test_core import World
+from tests.examples import examples
 
 VARIANTS = [
     *({"name": name} for name in sorted(POLICIES)),
@@ -232,7 +233,7 @@ def live(world: World, events: int) -> None:
 # The target is lost with a step whose requests are cancelled; a first step is written after later ones.
 @example(seed=89538, policy="specserve", sizes=(1, 220, 120))
 @example(seed=9536, policy="specserve", sizes=(1, 220, 120))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     seed=st.integers(0, 10**6),
     policy=st.sampled_from(["adaserve", "flotilla", "specserve", "smartspec", "fixed", "equal-greedy"]),
@@ -245,8 +246,7 @@ def test_losses_cancellations_and_micro_batches_replay_the_same(
     file = tmp_path_factory.mktemp("record") / "decisions.jsonl"
     world = recorded_world(seed, policy, file, *sizes[:2])
     live(world, sizes[2])
-    core = world.core
-    assert isinstance(core, RecordedCore)
+    assert isinstance(world.core, RecordedCore)
     if not file.exists():
         return
     lines = file.read_bytes().splitlines(keepends=True)

@@ -6,7 +6,7 @@ from itertools import chain, combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster import selection
@@ -14,6 +14,7 @@ from cluster.forest import Forest
 from cluster.selection import ROUNDING, marginal_goodput, slo_customized, throughput_optimized
 from engine.tree import TokenTree
 from tests.cluster.both_ways import both_ways
+from tests.examples import examples
 
 # Coarse steps make ties likely; probability 1 makes parent and child equal.
 LOGPS = tuple(np.log([1.0, 0.9, 0.5, 0.25]).tolist())
@@ -51,7 +52,7 @@ def assert_connected(forest: Forest, chosen: np.ndarray) -> None:
     assert chosen[forest.parent[drafted]].all()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(trees(), min_size=1, max_size=3), st.data())
 def test_both_phases_are_optimal_connected_and_within_budget(
     batch: list[TokenTree], data: st.DataObject
@@ -86,7 +87,7 @@ def test_both_phases_are_optimal_connected_and_within_budget(
         assert first.sum() == fewest
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(trees(), min_size=1, max_size=3), st.floats(0.5, 20.0), st.floats(0.01, 2.0))
 def test_marginal_goodput_equals_enumeration(batch: list[TokenTree], base_s: float, token_s: float) -> None:
     forest = Forest.of(batch)
@@ -103,7 +104,7 @@ def test_marginal_goodput_equals_enumeration(batch: list[TokenTree], base_s: flo
     assert goodput(chosen) == pytest.approx(max(goodput(subset) for subset in connected_subsets(forest)))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.lists(trees(), min_size=1, max_size=3),
     st.floats(0.5, 20.0),
@@ -148,7 +149,7 @@ def in_turn(
     return chosen
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(trees(9), min_size=1, max_size=6), st.integers(0, 12), st.integers(0, 40), st.data())
 def test_both_phases_choose_the_very_nodes_that_going_one_by_one_chooses(
     batch: list[TokenTree], max_nodes: int, budget: int, data: st.DataObject
@@ -167,7 +168,7 @@ def test_both_phases_choose_the_very_nodes_that_going_one_by_one_chooses(
     assert np.flatnonzero(both & ~first).tolist() == sorted(added)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(trees(9), min_size=1, max_size=6), st.integers(0, 12), st.integers(0, 40), st.data())
 def test_urgency_beyond_what_a_tree_can_yield_counts_for_the_order_alone(
     batch: list[TokenTree], max_nodes: int, budget: int, data: st.DataObject

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.calibration import Calibration
@@ -19,6 +19,7 @@ from cluster.policies.flotilla import Flotilla
 from cluster.selection_of_few import by_tree
 from engine.tree import TokenTree
 from tests.cluster.policies.batches import candidate_trees, contexts, requests
+from tests.examples import examples
 
 NAMES = ("small", "large", "")
 
@@ -41,7 +42,7 @@ def learnt(seed: int) -> Calibration:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(candidate_trees(), min_size=1, max_size=5), st.data())
 def test_chances_are_those_of_arrays(trees: list[TokenTree], data: st.DataObject) -> None:
     drafters = [data.draw(st.sampled_from(NAMES)) for _ in trees]
@@ -50,7 +51,7 @@ def test_chances_are_those_of_arrays(trees: list[TokenTree], data: st.DataObject
     assert found == pytest.approx(calibration.path_probabilities(Forest.of(trees), drafters), rel=1e-12)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(steps(), contexts(), st.sampled_from([1, 3, 8]), st.sampled_from([None, 3, 6, 40]))
 def test_the_same_nodes_are_selected_and_the_same_learnt(
     step: tuple[list[DecodeRequest], list[TokenTree]],

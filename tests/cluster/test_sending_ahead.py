@@ -6,7 +6,7 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.events import Cancelled
@@ -16,6 +16,7 @@ from cluster.stream_messages import Speculation, Submit
 from engine.constraint import Constraint
 from tests.cluster.ahead_world import LONG, AheadWorld, ends, ids, is_ahead
 from tests.cluster.simulated import STOP, expected_output, submit
+from tests.examples import examples
 from verifier.messages import VerifyCall, VerifyResult
 
 GRAMMAR = msgspec.structs.replace(LONG, constraint=Constraint(kind="regex", text="[a-z]*"))
@@ -350,7 +351,7 @@ def test_a_rule_that_lets_somebody_wait_is_heeded(verb: str, monkeypatch: pytest
     assert (is_ahead(after), len(after.verify)) == (False, 1)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_random_interruptions_change_no_text(seed: int, data: st.DataObject) -> None:
     world = AheadWorld(seed, data.draw(st.sampled_from(["autoregressive", "flotilla", "smartspec"])))

@@ -7,10 +7,11 @@ import json
 from typing import Any
 
 import httpx
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from deployments.openai_schema import ChatRequest, CompletionRequest
+from tests.examples import examples
 from tests.fakes.cell_stand_in import CellStandIn
 
 JSON = st.recursive(
@@ -29,9 +30,7 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
 }
 _count = itertools.count()
-HTTP_SETTINGS = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+HTTP_SETTINGS = examples(300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 async def post(http: httpx.AsyncClient, path: str, body: bytes) -> httpx.Response:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.scaling_config import CellScalingConfig, FrontEndScalingConfig
 from deployments.autoscaling import CellPolicy
 from deployments.scaling_rules import Memory, desired_cells, desired_front_ends, overload, overload_with
+from tests.examples import examples
 
 CONFIG = CellScalingConfig(min=1, max=4, upscale_delay_s=2.0, downscale_delay_s=10.0)
 STEP_S = 0.5
@@ -102,7 +103,7 @@ def test_they_are_removed_one_by_one_with_a_pause_between() -> None:
     assert all(b - a >= CONFIG.downscale_delay_s / STEP_S for a, b in pairwise(changes))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.floats(0, 3500), st.integers(1, 4))
 def test_a_steady_load_finds_a_number_that_stays(tokens_per_s: float, number: int) -> None:
     cells = Cells()
@@ -112,7 +113,7 @@ def test_a_steady_load_finds_a_number_that_stays(tokens_per_s: float, number: in
     assert len(set(settled)) == 1, "it oscillates"
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.floats(0, 5000), min_size=10, max_size=120), st.integers(1, 3))
 def test_bounds_hold_and_steps_are_small_whatever_comes(loads: list[float], step: int) -> None:
     config = CONFIG.model_copy(update={"max_step": step})
@@ -124,7 +125,7 @@ def test_bounds_hold_and_steps_are_small_whatever_comes(loads: list[float], step
         before = now
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.floats(800, 5000))
 def test_overload_is_answered_within_the_delay(tokens_per_s: float) -> None:
     cells = Cells()
@@ -184,7 +185,7 @@ def test_nobody_can_be_fewer_than_one() -> None:
     assert overload_with([{"ready": 1.0}], 0, CONFIG) == math.inf
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 600))
 def test_front_ends_settle_by_streams(streams: int) -> None:
     config = FrontEndScalingConfig(max=8, streams_per_replica=64, upscale_delay_s=1, downscale_delay_s=5)

@@ -20,7 +20,7 @@ def _other(listener: socket.socket) -> socket.socket:
     return found
 
 
-@pytest.fixture(params=["127.0.0.1", "::1"])
+@pytest.fixture(params=["127.0.0.1", pytest.param("::1", marks=pytest.mark.thorough)])
 def stays(request: pytest.FixtureRequest) -> socket.socket:
     listener = shared_listener(request.param, 0)
     listener.listen(2048)

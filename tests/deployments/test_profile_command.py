@@ -25,6 +25,7 @@ drafters:
 """
 
 
+@pytest.mark.thorough
 def test_real_forwards_are_measured_stored_and_plotted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

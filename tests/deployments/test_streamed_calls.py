@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.json_extent import JsonExtent
@@ -15,6 +15,7 @@ from deployments.qwen_coder_calls import written_call
 from deployments.tagged_values import Schemas
 from deployments.tool_calls import CallDelta, ToolParser
 from deployments.tool_parsers import CallText, JsonCalls, make_parser
+from tests.examples import examples
 
 SCHEMAS: Schemas = {
     "add": None,
@@ -91,7 +92,7 @@ JSON_KINDS = ["hermes", "json", "mistral", "mistral list", "forced"]
 
 
 @pytest.mark.parametrize("kind", JSON_KINDS)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.dictionaries(st.text(max_size=4), VALUES, max_size=3), FORMS, CUTS)
 def test_a_stream_of_a_call_adds_up_to_the_whole(
     kind: str, arguments: dict[str, Any], form: dict[str, Any], cuts: list[int]
@@ -102,7 +103,7 @@ def test_a_stream_of_a_call_adds_up_to_the_whole(
     assert parts(parser_of(kind), [text]) == [CallDelta(0, told, name="add")]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.fixed_dictionaries(
         {},
@@ -184,7 +185,7 @@ BEGINNINGS = {
 
 
 @pytest.mark.parametrize("kind", [*CallText, "forced"])
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(st.data(), st.lists(st.sampled_from(FRAGMENTS), max_size=12), CUTS)
 def test_what_comes_out_does_not_depend_on_how_text_is_cut(
     kind: str, data: st.DataObject, fragments: list[str], cuts: list[int]
@@ -199,7 +200,7 @@ def test_what_comes_out_does_not_depend_on_how_text_is_cut(
         assert "".join(map(str, whole)) == text
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     VALUES.filter(lambda value: not isinstance(value, int | float)),
     FORMS,
@@ -220,7 +221,7 @@ def test_a_json_value_ends_where_json_says(
         assert (extent.is_complete, size) == (True, len(text))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     st.lists(st.sampled_from([*'{}[],:" ', '"a"', "1", "-0.5e3", "true", "01", "-", "nul", "\\"]), max_size=9)
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -13,6 +13,7 @@ from deployments.detokenizer import WindowDetokenizer
 from deployments.generation import TextAssembler
 from deployments.stop_strings import StopStrings
 from deployments.text_codec import TextCodec
+from tests.examples import examples
 from tests.fakes.tiny_tokenizer import codec, ids, tokenizer
 
 TOKENS = st.lists(st.integers(0, len(tokenizer()) - 1), max_size=60)
@@ -93,7 +94,7 @@ def first_stop(text: str, stops: tuple[str, ...]) -> tuple[int, int] | None:
     return None
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.text("abc", max_size=30),
     st.lists(st.text("abc", min_size=1, max_size=4), max_size=4).map(tuple),
@@ -146,7 +147,7 @@ def test_step_sizes_do_not_change_text_or_count(sizes: list[int], show_stop: boo
     assert run([*sizes, 99]) == run([1] * 99)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.text("abc", max_size=20),
     st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple),

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.call_objects import _HEAD
@@ -17,6 +17,7 @@ from deployments.tagged_values import Schemas
 from deployments.tool_calls import LONGEST_NAME, CallDelta, ToolParser
 from deployments.tool_parsers import CallText, JsonCalls, NamedCall, kind_for_template, make_parser, new_id_of
 from deployments.tools import NAME
+from tests.examples import examples
 
 NAMES: Schemas = {"add": None, "get_weather": None}
 ARGUMENTS = st.dictionaries(
@@ -62,7 +63,7 @@ def assembled(deltas: list[CallDelta]) -> list[tuple[str, str]]:
     return [(names[index], texts[index]) for index in sorted(names)]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.text(max_size=20), CALLS, st.lists(st.integers(0, 300), max_size=20))
 def test_hermes_calls_within_text(before: str, calls: list[tuple[str, Any]], cuts: list[int]) -> None:
     blocks = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
@@ -72,7 +73,7 @@ def test_hermes_calls_within_text(before: str, calls: list[tuple[str, Any]], cut
     assert parse(make_parser("hermes", NAMES), text, cuts) == (before, calls)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     CALLS,
     st.sampled_from([";", "; ", "\n", "list"]),
@@ -86,7 +87,7 @@ def test_json_calls(calls: list[tuple[str, Any]], form: str, tagged: bool, cuts:
     assert parse(make_parser("json", NAMES), text, cuts) == ("", calls)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.text(max_size=20),
     CALLS,
@@ -187,7 +188,7 @@ def test_no_more_calls_than_allowed(kind: str, text: str) -> None:
     assert parse(make_parser(kind, NAMES, 1), text, [30, 60]) == ("", [("add", {})])
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(CALLS, st.integers(0, 300), st.lists(st.integers(0, 300), max_size=20), st.sampled_from([None, 1]))
 def test_a_forced_answer_that_is_cut_off_is_calls_and_no_text(
     calls: list[tuple[str, Any]], length: int, cuts: list[int], most: int | None

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.beam import Beam
@@ -14,12 +14,13 @@ from drafters.device_beam import DeviceBeams, Layer
 from drafters.messages import DraftPlan
 from drafters.next_tokens import OnDevice
 from engine.best_tokens import best_on_host, highest
+from tests.examples import examples
 
 VOCAB = 6
 CPU = torch.device("cpu")
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     plans=st.lists(
         st.tuples(st.integers(1, 5), st.sampled_from([-math.inf, -1.5, -1.0])), min_size=1, max_size=4

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cluster.model_paths import model_directory
@@ -35,6 +35,7 @@ from tests.drafters.tiny import (
     prompt,
     trees,
 )
+from tests.examples import examples
 
 
 def near_ties(patch: pytest.MonkeyPatch) -> list[float]:
@@ -86,7 +87,7 @@ rules = st.one_of(
 
 
 @pytest.mark.parametrize("runner", [plain, graphed])
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_drafts_are_those_of_the_host(
     runner: Callable[[], LlamaRunner | GraphedRunner], data: st.DataObject, seed: int
@@ -137,7 +138,7 @@ def draft_with_both(
     assert device.free_slots == SLOTS
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_without_slots_for_all_rows_drafts_are_those_of_the_host(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from drafters import device_state, next_tokens
@@ -21,6 +21,7 @@ from engine import best_tokens
 from engine.best_tokens import highest, highest_by_triton
 from tests.drafters.test_device_draft import draft_with_both, graphed, near_ties, plain
 from tests.engine.compiling import compiled
+from tests.examples import examples
 
 pytest.importorskip("triton")
 pytestmark = [
@@ -30,7 +31,7 @@ pytestmark = [
 ]
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     rows=st.integers(1, 4),
     vocab=st.integers(1, 70),
@@ -105,7 +106,7 @@ def states(
         return by_torch, DeviceState(growths, torch.device("cpu"))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     plans=st.lists(
         st.tuples(
@@ -163,7 +164,7 @@ def test_layers_are_those_of_torch(
 
 
 @pytest.mark.parametrize("runner", [plain, graphed])
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+@examples(4, suppress_health_check=[HealthCheck.differing_executors])
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 def test_drafts_are_those_of_the_host(runner: Any, data: st.DataObject, seed: int) -> None:
     """Call after call, as in `test_device_draft`, where every layer is chosen and grown by the kernels."""
@@ -185,6 +186,7 @@ def test_drafts_are_those_of_the_host(runner: Any, data: st.DataObject, seed: in
     assert launches
 
 
+@pytest.mark.thorough
 def test_kernels_compile_for_gpus() -> None:
     rows = {"layer": "*i64", "is_given": "*i64"}
     rows |= {"num_rows": "i32", "num_choices": "i32", "num_stops": "i32", "num_columns": "i32"}

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.heads_drafter import HeadsDrafter
@@ -16,6 +16,7 @@ from engine.sampling_params import RequestSpec, SamplingParams
 from engine.stop_rules import EstimateRule
 from engine.tree import TokenTree
 from engine.wire import Decoder, encode
+from tests.examples import examples
 
 HEADS, CANDIDATES, VOCAB = 3, 4, 100
 PROMPT = [1, 2, 3]
@@ -63,7 +64,7 @@ def paths(tree: TokenTree, depth: int) -> dict[tuple[int, ...], float]:
     return {tuple(tree.token[tree.path(node)[1:]].tolist()): float(tree.logp[node]) for node in nodes}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(0, 1000), st.integers(0, 5), st.integers(1, 16))
 def test_a_tree_is_the_best_of_the_cartesian_product_layer_by_layer(
     seed: int, depth: int, width: int

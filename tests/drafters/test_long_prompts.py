@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters import modelless
@@ -12,6 +12,7 @@ from drafters.messages import DraftPlan
 from drafters.prompt_lookup import PromptLookupDrafter
 from drafters.suffix_drafter import SuffixAutomatonDrafter
 from tests.drafters.tiny import assert_same_tree, call, following, opening, trees
+from tests.examples import examples
 
 Modelless = PromptLookupDrafter | SuffixAutomatonDrafter
 KINDS = ("prompt_lookup", "suffix_automaton")
@@ -50,7 +51,7 @@ def test_others_do_not_wait_for_long_prompts(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_drafts_and_scores_are_those_of_reading_at_once(kind: str, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters import draft_ahead
@@ -25,6 +25,7 @@ from tests.drafters.tiny import (
     prompt,
     trees,
 )
+from tests.examples import examples
 
 MODEL = llama()
 PLAN = DraftPlan(depth=3, width=2)
@@ -42,7 +43,7 @@ def random_commit(rng: np.random.Generator, tree: TokenTree) -> list[int]:
     return [*tokens, int(rng.integers(VOCAB))]
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(seed=st.integers(0, 2**32 - 1), sampled=st.booleans())
 def test_reusing_what_was_computed_equals_recomputing_it(seed: int, sampled: bool) -> None:
     rng = np.random.default_rng(seed)
@@ -288,7 +289,7 @@ def test_an_output_that_was_read_before_is_scored_all_the_same(length: int) -> N
     d._kv.check_invariants()
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_under_slot_pressure_drafts_shrink_but_stay_right(seed: int) -> None:
     rng = np.random.default_rng(seed)

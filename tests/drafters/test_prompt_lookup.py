@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.messages import DraftPlan
@@ -15,6 +15,7 @@ from drafters.prompt_lookup import PromptLookupDrafter
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
 from tests.drafters.tiny import call, following, opening, trees
+from tests.examples import examples
 
 STOP = 3
 
@@ -52,7 +53,7 @@ def paths(tree: TokenTree) -> set[tuple[int, ...]]:
     return {tuple(tree.token[tree.path(node)[1:]].tolist()) for node in range(1, len(tree))}
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     steps=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=6),
     min_ngram=st.integers(1, 3),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.retokenize_vocabulary import Vocabulary, have_same_tokens
 from drafters.retokenized_text import Pair, RetokenizedText, drafted_tokens
 from tests.drafters.tokenizers_of_all_kinds import TEXTS, byte_fallback, byte_level, word_piece
+from tests.examples import examples
 
 KINDS = ("byte-level", "digits", "nfc", "fallback")
 
@@ -35,7 +36,7 @@ PIECES = st.lists(st.sampled_from([*" \n\té漢🎈'", "ret", "urn", "  ", "12",
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     text=st.one_of(
         st.binary(max_size=12), PIECES.map(lambda p: "".join(p).encode()), st.text().map(str.encode)
@@ -49,7 +50,7 @@ def test_any_bytes_are_spelled_exactly(vocabularies: dict[str, Vocabulary], kind
 
 @pytest.mark.parametrize("drafter", KINDS)
 @pytest.mark.parametrize("target", KINDS)
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(data=st.data())
 def test_a_sequence_is_followed_token_by_token(
     vocabularies: dict[str, Vocabulary], target: str, drafter: str, data: st.DataObject

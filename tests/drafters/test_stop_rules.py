@@ -8,7 +8,7 @@ import math
 
 import msgspec
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.messages import DraftCall, DraftPlan
@@ -17,6 +17,7 @@ from engine.sampling_params import SamplingParams
 from engine.stop_rules import BEYOND_OBJECTIVE, EstimateRule, ForwardRule, StopRule
 from engine.tree import TokenTree
 from tests.drafters.tiny import GREEDY, assert_same_tree, call, drafter, llama, opening, prompt, trees
+from tests.examples import examples
 
 MODEL = llama()
 DEPTH = 6
@@ -107,7 +108,7 @@ def depth_by_algorithm_1(rule: EstimateRule, real: list[list[float]]) -> int:
     return deepest
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(rules, st.lists(st.integers(0, DEPTH), min_size=1, max_size=3))
 def test_the_batch_stops_where_the_rule_evaluated_outside_says(rule: EstimateRule, limits: list[int]) -> None:
     plans = [DraftPlan(depth=limit) for limit in limits]
@@ -118,7 +119,7 @@ def test_the_batch_stops_where_the_rule_evaluated_outside_says(rule: EstimateRul
         assert_same_tree(stopped, tree.subset(np.arange(len(stopped), dtype=np.int32)))
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(forward_rules, st.lists(st.integers(0, DEPTH), min_size=1, max_size=3))
 def test_a_layer_is_drafted_if_all_together_gain_more_than_its_forward_costs(
     rule: ForwardRule, limits: list[int]
@@ -159,7 +160,7 @@ def test_an_objective_ends_drafting_before_it_is_missed() -> None:
     assert [len(tree) for tree in drafted(plans, strict)] == [4, 4]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.sampled_from([0.0, 0.05, 0.2, 0.4, 0.7, 0.999]), st.booleans())
 def test_a_chain_ends_with_the_first_token_below_the_threshold(threshold: float, sampling: bool) -> None:
     """As Transformers' ConfidenceCriteria: the token that fell below is still part of the draft."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.suffix_automaton import EMPTY, SuffixAutomaton
 from drafters.suffix_store import RecentOutputs
+from tests.examples import examples
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=14), min_size=1, max_size=4)
 
@@ -26,7 +27,7 @@ def built(sequences: list[list[int]], max_match: int) -> SuffixAutomaton:
     return automaton
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(sequences=SEQUENCES, max_match=st.integers(1, 8))
 def test_counts_are_right_after_every_token(sequences: list[list[int]], max_match: int) -> None:
     automaton = SuffixAutomaton(max_match)
@@ -44,7 +45,7 @@ def test_counts_are_right_after_every_token(sequences: list[list[int]], max_matc
     assert automaton.num_states <= 2 * automaton.num_tokens + 1
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(sequences=SEQUENCES, text=st.lists(st.integers(0, 3), max_size=12), max_match=st.integers(1, 8))
 def test_the_longest_suffix_and_its_followers_are_found(
     sequences: list[list[int]], text: list[int], max_match: int
@@ -79,7 +80,7 @@ def test_a_long_repetition_costs_no_more_per_token_than_max_match() -> None:
         SuffixAutomaton(0)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     outputs=st.lists(st.lists(st.integers(0, 9), max_size=30), max_size=12),
     capacity=st.integers(2, 60),

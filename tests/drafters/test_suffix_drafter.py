@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.messages import DraftCall, DraftPlan
@@ -19,6 +19,7 @@ from drafters.suffix_escapes import EscapeRecord, Source
 from engine.sampling_params import SamplingParams
 from engine.stop_rules import EstimateRule
 from tests.drafters.tiny import call, following, opening, trees
+from tests.examples import examples
 
 STOP = 3
 
@@ -51,7 +52,7 @@ def naive_distribution(text: list[int], path: list[int], min_match: int, max_mat
     return probability
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     text=st.lists(st.integers(0, 3), min_size=1, max_size=25),
     min_match=st.integers(1, 3),
@@ -79,7 +80,7 @@ def test_trees_are_those_of_brute_force(text: list[int], min_match: int, depth: 
         np.testing.assert_allclose(drafted, sorted(logps, reverse=True)[:width], rtol=1e-4)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     text=st.lists(st.integers(0, 2), min_size=1, max_size=20),
     steps=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=5),

@@ -7,12 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.attention import PaddedAttention
 from engine.runner import Segment
 from engine.tree import ancestor_mask
+from tests.examples import examples
 
 NUM_SLOTS = 512
 
@@ -56,7 +57,7 @@ def dense(
     return out
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     shapes=st.lists(
         st.tuples(st.integers(0, 40), st.integers(1, 9), st.sampled_from(["causal", "tree", "wide"])),

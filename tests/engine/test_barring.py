@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.sampling import Row, TokenHistory, decide, processed_logits
 from engine.sampling_params import SamplingParams
+from tests.examples import examples
 
 VOCAB = 7
 TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=6)
@@ -27,7 +28,7 @@ def is_ruled_out(
     return any(longer[-len(word) :] == list(word) for word in words)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(TOKENS, TOKENS, TOKENS, st.lists(st.integers(0, VOCAB - 1), max_size=4, unique=True).map(tuple), WORDS)
 def test_ruled_out_tokens_are_impossible_and_no_others(
     prompt: list[int],

@@ -58,6 +58,7 @@ def attend(
     )
 
 
+@pytest.mark.thorough
 def test_kernels_compile_for_gpus() -> None:
     """By Triton's own compiler, which needs no GPU: code for Ampere and Hopper that fits there."""
     partial = {"partial": "*fp32", "weight": "*fp32", "out": "*bf16", "num_lines": "i32", "num_splits": "i32"}
@@ -113,7 +114,15 @@ def test_kernels_compile_for_gpus() -> None:
     assert "wgmma.mma_async" in attending[1].ptx
 
 
-@pytest.mark.parametrize(("head_dim", "least"), [(64, 2), (128, 2), (256, 1)])
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("head_dim", "least"),
+    [
+        pytest.param(64, 2, marks=pytest.mark.thorough),
+        (128, 2),
+        pytest.param(256, 1, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_tile_of_decoding_is_computed_while_the_next_is_under_way(head_dim: int, least: int) -> None:
     """Two buffers of keys and of values, and waits that leave copies under way; fits the smallest GPUs."""
     for kernel in compiled([attend("bfloat16", head_dim, 4, is_split=True, arch=arch) for arch in (80, 90)]):

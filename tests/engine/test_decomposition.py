@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import decomposed_attention
@@ -25,6 +25,7 @@ from engine.decomposition import (
 )
 from engine.runner import Segment
 from tests.engine.test_attention import random_segment
+from tests.examples import examples
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=7)
 NUM_SLOTS = 2048
@@ -157,7 +158,7 @@ def softmax_attention(
     return torch.einsum("hqk,khd->qhd", torch.softmax(scores, dim=2), v)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     shapes=st.lists(
         st.tuples(st.integers(0, 200), st.integers(1, 9), st.sampled_from(["causal", "tree", "wide"])),

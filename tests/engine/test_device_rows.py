@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cuda_graphs import GraphedRunner
@@ -15,6 +15,7 @@ from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
 from engine.runner import Segment
 from tests.engine import tiny_models
+from tests.examples import examples
 
 SLOTS = 400
 
@@ -78,7 +79,7 @@ def assert_rows_are_forwarded(
 
 @pytest.mark.parametrize("is_graphed", [False, True])
 @pytest.mark.parametrize("kind", ["lean", "hf"])
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     shapes=st.lists(
         st.tuples(st.integers(1, 20), st.integers(0, 8), st.integers(1, 6)), min_size=1, max_size=5

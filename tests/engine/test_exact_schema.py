@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.constraint import Constraint
@@ -16,6 +16,7 @@ from engine.exact_schema import why_not_exact
 from engine.grammar import GrammarError, Grammars, make_tokenizer
 from engine.mask_bits import holds
 from engine.thoughtful_grammar import matcher_of
+from tests.examples import examples
 from tests.fakes.tiny_tokenizer import ids, tokenizer
 
 SIZE = len(tokenizer())
@@ -97,7 +98,7 @@ numbers = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(number=numbers)
 def test_a_number_that_is_taken_is_the_one_written(number: float) -> None:
     """By the answer that a grammar of nothing else leaves."""

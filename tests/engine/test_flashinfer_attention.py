@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from engine.flashinfer_attention import WORKSPACE_BYTES, FlashInferAttention, workspace_bytes
@@ -17,6 +17,7 @@ from engine.padded_segments import Shape, shape_of
 from engine.static_attention import FlashInferStatic, has_workspace
 from engine.warm_up import usual_batches
 from tests.engine.test_static_forwards import batch
+from tests.examples import examples
 
 SLOTS = 600
 HEADS, DIM = 2, 64
@@ -102,7 +103,7 @@ def static(attention: FlashInferAttention, shape: Shape, max_tokens: int) -> Fla
     )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     trees=st.lists(
         st.tuples(st.integers(20, 32), st.integers(1, 9), st.sampled_from(["tree", "wide"])),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import fp8_linear
@@ -15,6 +15,7 @@ from engine.fp8 import Fp8Weight, concatenated, quantized, stored
 from engine.fp8_linear import Fp8Product, make_linear, num_splits, tile_of
 from engine.linear import Linear
 from tests.engine.compiling import Kernel, compiled
+from tests.examples import examples
 
 CPU = torch.device("cpu")
 
@@ -50,7 +51,7 @@ def test_numbers_mean_what_the_format_says(size: tuple[int, int], block: int, se
     np.testing.assert_allclose(weight.dequantized(torch.float32).numpy(), expected, rtol=6e-8)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(size=sizes, seed=st.integers(0, 99), gain=st.sampled_from([1e-6, 0.02, 300.0]))
 def test_quantized_weights_are_the_nearest(size: tuple[int, int], seed: int, gain: float) -> None:
     weight = torch.randn(*size, generator=torch.Generator().manual_seed(seed)) * gain
@@ -127,7 +128,7 @@ def test_every_number_is_widened_exactly(native: bool, monkeypatch: pytest.Monke
 
 
 @interpreted
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     size=sizes,
     block=st.sampled_from([16, 128, 1000]),
@@ -199,6 +200,7 @@ def test_blocks_the_kernel_does_not_take_are_refused() -> None:
         Fp8Product(random_weight(16, 96, 24, 0))
 
 
+@pytest.mark.thorough
 @interpreted
 def test_kernels_compile_for_gpus() -> None:
     """Without registers spilled to memory but for float32, by Triton's compiler; nothing is run."""

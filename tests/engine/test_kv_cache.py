@@ -6,12 +6,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.kv_cache import KVCache
 from engine.prefix_cache import BLOCK_TOKENS, PrefixCache
 from engine.slots import OutOfSlots, SlotPool
+from tests.examples import examples
 
 SLOTS = 96
 
@@ -162,7 +163,7 @@ class Oracle:
         del self.tokens[name], self.reserved[name]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_kv_cache_shares_rolls_back_and_never_leaks(data: st.DataObject) -> None:
     oracle = Oracle()
@@ -198,7 +199,7 @@ def test_kv_cache_shares_rolls_back_and_never_leaks(data: st.DataObject) -> None
     assert oracle.cache.free_slots == SLOTS
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     steps=st.lists(
         st.lists(st.tuples(st.integers(0, 6), st.sets(st.integers(0, 5))), min_size=1, max_size=4),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import linear
 from engine.linear import Linear
+from tests.examples import examples
 
 
 def numbers(shape: tuple[int, ...], seed: int, spread: float = 0.05) -> torch.Tensor:
@@ -34,7 +35,7 @@ def check(map_: Linear, x: torch.Tensor, reference: torch.Tensor) -> None:
     )
 
 
-@settings(deadline=None)  # kernels are compiled as they are met
+@examples()  # kernels are compiled as they are met
 @given(
     rows=st.integers(0, 70),
     inputs=st.integers(1, 130),

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.moving_rows import MOST_COLUMNS, MOST_LAYERS, BeamRows, BeamShape, MovingRows
 from engine.runner import Segment
 from engine.segment_table import FIELDS, described
 from engine.triton_attention import TritonAttention
+from tests.examples import examples
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -55,7 +56,7 @@ def by_hand(beam: BeamRows, number: int) -> Segment:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     first=st.lists(beams, min_size=1, max_size=4),
     second=st.lists(beams, min_size=1, max_size=4),
@@ -100,7 +101,7 @@ def check(rows: MovingRows, found: list[BeamRows], number: int) -> None:
     assert [[line[1], *line[3:6]] for line in table[len(found) :]] == [nobody] * (4 - len(found))
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     sizes=st.lists(
         st.tuples(st.integers(1, 9), st.integers(0, 3), st.integers(1, 4), st.just(1)), max_size=4

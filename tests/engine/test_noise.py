@@ -8,13 +8,14 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import host_noise
 from engine.noise import gumbel_noise, philox4x32, uniform_noise
+from tests.examples import examples
 
 # Random123 1.14, tests/kat_vectors, lines "philox4x32 10": counter, key, expected.
 KNOWN_ANSWERS = [
@@ -43,7 +44,7 @@ def test_known_answers() -> None:
     assert torch.equal(philox4x32(counters, keys), expected)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     rows=st.lists(
         st.tuples(st.integers(-(2**63), 2**64 - 1), st.integers(0, 2**32 - 1)), min_size=1, max_size=5

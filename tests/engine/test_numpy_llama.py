@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.factory import build_drafter
@@ -19,6 +19,7 @@ from engine.runner import KeyTokens, ModelRunner, Segment
 from engine.sampling_params import RequestSpec, SamplingParams
 from tests.engine import tiny_models
 from tests.engine.test_runners import logits_of
+from tests.examples import examples
 from zoo import registry
 
 PAST = 12
@@ -59,7 +60,7 @@ def trees(draw: st.DrawFn) -> list[list[int]]:
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(shapes=trees(), split=st.integers(0, 5), seed=st.integers(0, 1000), skipped=st.integers(0, 3))
 def test_trees_grown_in_two_forwards(
     pair: tuple[ModelRunner, ModelRunner], shapes: list[list[int]], split: int, seed: int, skipped: int

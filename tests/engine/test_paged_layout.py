@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.paged_layout import PagedLayout, paged_layout, split_by_mask, without_mask
 from engine.runner import Segment
 from tests.engine.test_attention import NUM_SLOTS, dense, random_segment
+from tests.examples import examples
 
 SHAPES = st.lists(
     st.tuples(st.integers(0, 20), st.integers(1, 7), st.sampled_from(["causal", "tree", "wide"])),
@@ -59,7 +60,7 @@ def packed_per_request(layout: PagedLayout) -> np.ndarray | None:
     return np.concatenate([np.packbits(part, bitorder="little") for part in parts])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(shapes=SHAPES, padding=st.integers(0, 3), masked=st.booleans(), seed=st.integers(0, 500))
 def test_the_layout_says_what_each_row_sees(
     shapes: list[tuple[int, int, str]], padding: int, masked: bool, seed: int
@@ -86,7 +87,7 @@ def test_the_layout_says_what_each_row_sees(
         torch.testing.assert_close(out.view(own, 2, 8), expected, atol=1e-5, rtol=1e-4)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(shapes=SHAPES, seed=st.integers(0, 500))
 def test_single_rows_need_no_mask(shapes: list[tuple[int, int, str]], seed: int) -> None:
     """What they see becomes all their keys; so they are causal for every kernel, also a captured one."""

@@ -49,6 +49,7 @@ def test_a_prompt_takes_several_tiles(rows: int) -> None:
     torch.testing.assert_close(got, padded.attend(padded.plan(segments), 0, q), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_prompt_is_captured_with_requests_that_decode(
     weights: LlamaWeights, monkeypatch: pytest.MonkeyPatch
 ) -> None:

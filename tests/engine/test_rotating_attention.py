@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import attention_tiles
@@ -17,6 +17,7 @@ from engine.norms import PendingNorm
 from engine.runner import Segment
 from engine.triton_attention import TritonAttention
 from tests.engine.test_attention import random_segment
+from tests.examples import examples
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu has this kernel on the GPU")
@@ -41,7 +42,7 @@ def rotations(rows: int, dim: int) -> torch.Tensor:
     return torch.polar(torch.ones_like(angle), angle)
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(
     rows=st.lists(st.integers(1, 9), min_size=1, max_size=4) | st.sampled_from([[1], [1, 1, 1]]),
     kind=st.sampled_from(["causal", "tree", "wide"]),

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from transformers import (
@@ -24,6 +24,7 @@ from engine.noise import gumbel_noise
 from engine.sampling import Row, TokenHistory, decide, perturbed_scores, processed_logits
 from engine.sampling_params import SamplingParams
 from engine.truncation import top_p_
+from tests.examples import examples
 
 VOCAB = 300
 
@@ -112,7 +113,7 @@ def test_repetition_penalty_covers_prompt_output_and_path() -> None:
     bias=st.dictionaries(st.integers(0, 35), st.floats(-5, 5), max_size=3),
     position=st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_shifts_against_formulas(
     prompt: list[int],
     output: list[int],
@@ -238,7 +239,7 @@ any_params = st.builds(
 
 
 @given(st.lists(st.tuples(any_params, st.integers(0, 20)), min_size=1, max_size=12), st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_row_does_not_depend_on_its_neighbours(
     descriptions: list[tuple[SamplingParams, int]], seed: int
 ) -> None:

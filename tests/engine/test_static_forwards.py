@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import cuda_graphs
@@ -30,6 +30,7 @@ from engine.runner import Segment
 from engine.warm_up import new_requests, usual_batches
 from tests.engine import tiny_models
 from tests.engine.test_attention import random_segment
+from tests.examples import examples
 
 SLOTS = 600
 
@@ -58,7 +59,7 @@ def batch(
     return segments
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     steps=st.lists(
         st.lists(

@@ -314,7 +314,8 @@ def test_batches_that_fill_a_gpu_are_not_split() -> None:
     assert num_splits(8, 1024, 32) == 32
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.thorough)])
 def test_splits_sum_to_what_attention_without_them_is(dtype: torch.dtype) -> None:
     """Of segments with fewer rows or keys than the widest, too; launch by launch to the same bits."""
     torch.manual_seed(0)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import sampling, triton_sampling
@@ -16,6 +16,7 @@ from engine.sampling import Row, TokenHistory, decide, processed_logits
 from engine.sampling_params import SamplingParams
 from engine.triton_sampling import gumbel_by_triton, shape_by_triton
 from tests.engine.compiling import compiled
+from tests.examples import examples
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu has these kernels on the GPU")
@@ -31,7 +32,7 @@ sampled = st.builds(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     keys=st.lists(
         st.tuples(st.integers(-(2**63), 2**64 - 1), st.integers(0, 2**32 - 1)), min_size=1, max_size=3
@@ -55,7 +56,7 @@ def masses(scores: torch.Tensor) -> torch.Tensor:
     return torch.stack([(weight.unsqueeze(1) * which).sum(2) for which in (at_least, more)])
 
 
-@settings(max_examples=18, deadline=None)
+@examples(18)
 @given(
     params=st.lists(sampled, min_size=1, max_size=4),
     vocab=st.integers(1, 80),
@@ -107,7 +108,7 @@ def test_scores_are_those_of_torch(
         assert float(near[between].max()) < 1e-6
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(params=st.lists(sampled, min_size=1, max_size=4), seed=st.integers(0, 1000))
 def test_decisions_are_those_of_torch(params: list[SamplingParams], seed: int) -> None:
     """Penalties and biased tokens before; raw logits are left as they were."""
@@ -141,6 +142,7 @@ def test_decisions_are_those_of_torch(params: list[SamplingParams], seed: int) -
     np.testing.assert_allclose(gaps, expected_gaps, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_kernels_compile_for_gpus() -> None:
     """Without registers spilled to memory, by Triton's compiler; nothing is run."""
     scores = {"scores": "*fp32", "out": "*fp32", "table": "*i32"}

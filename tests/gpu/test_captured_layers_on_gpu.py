@@ -161,6 +161,7 @@ def test_a_layer_is_a_replay_and_a_transfer(
     assert more == few + 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", [1, 4])
 def test_drafts_wait_for_events_only(
     width: int, drafter: Path, cuda: torch.device, at_once: None, monkeypatch: pytest.MonkeyPatch
@@ -187,6 +188,7 @@ def test_drafts_wait_for_events_only(
     assert set(used.calls[::2]) == {True}
 
 
+@pytest.mark.thorough
 def test_a_shape_that_has_not_come_often_is_padded_to_a_larger_one(
     drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,12 +96,14 @@ def waits_for_events_only(device: ModelDrafter, width: int, *, new: int = 2) -> 
     assert max(len(tree) for tree in trees(result).values()) == 1 + DEPTH * width
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("attention", [pytest.param("padded", marks=only_on_gpus), "triton"])
 @pytest.mark.parametrize("width", [pytest.param(1, marks=only_on_gpus), 4])
 def test_a_call_waits_for_events_only(width: int, attention: AttentionKind, drafter: Path) -> None:
     waits_for_events_only(drafting(drafter, attention, on_device=True), width)
 
 
+@pytest.mark.thorough
 def test_a_layer_is_a_replay_and_few_launches(
     drafter: Path, emulated: Emulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +129,7 @@ def test_chains_with_flashinfer_wait_for_events_only(drafter: Path, cuda: torch.
     waits_for_events_only(drafting(drafter, "flashinfer", on_device=True), 1, new=1)
 
 
+@pytest.mark.thorough
 def test_kernels_of_usual_drafts_are_launched_before_a_drafter_serves(
     drafter: Path, emulated: Emulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

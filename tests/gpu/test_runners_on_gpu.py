@@ -65,6 +65,7 @@ def test_float32_logits_equal_those_of_a_cpu(runner: RunnerKind, target: Path, t
             torch.testing.assert_close(got.cpu(), expected, atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_model_that_passed_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attention: AttentionKind = "padded" if emulated_cuda.IS_NEEDED else "auto"
     directory = tiny_models.write("llama_bias", tmp_path)
@@ -75,7 +76,7 @@ def test_a_model_that_passed_is_read_from_its_files(tmp_path: Path, monkeypatch:
         assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("runner", ["lean", "hf"])
+@pytest.mark.parametrize("runner", [pytest.param("lean", marks=pytest.mark.thorough), "hf"])
 def test_weights_of_eight_bits_equal_widened_ones(
     runner: RunnerKind, target: Path, tmp_path: Path, emulation: emulated_cuda.Emulation | None
 ) -> None:
@@ -176,6 +177,7 @@ def test_captured_forwards_equal_ordinary_ones(
     assert static.shapes
 
 
+@pytest.mark.thorough
 def test_usual_batches_are_captured_when_loading(
     weights: dict[torch.dtype, LlamaWeights], monkeypatch: pytest.MonkeyPatch
 ) -> None:

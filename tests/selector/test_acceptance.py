@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from selector.acceptance import (
@@ -16,6 +16,7 @@ from selector.acceptance import (
     AcceptanceEstimates,
     expected_tokens,
 )
+from tests.examples import examples
 
 
 def kind_of_prompt(rng: np.random.Generator, kind: int) -> list[int]:
@@ -86,7 +87,7 @@ def test_a_new_prompt_is_judged_by_those_like_it() -> None:
         assert estimates.rate(f"new-{kind}", best) > estimates.rate(f"new-{kind}", other) + 0.15
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.dictionaries(
         st.sampled_from("abcd"), st.tuples(st.integers(1, 60), st.floats(0, 1)), min_size=0, max_size=4
@@ -137,7 +138,7 @@ def test_uncertainty_falls_as_a_drafter_is_scored() -> None:
     assert estimates.uncertainty("s", "a") < spreads[0]
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.lists(st.tuples(st.integers(1, 10), st.floats(0, 1)), min_size=1, max_size=12))
 def test_a_request_teaches_the_same_in_pieces_as_at_once(pieces: list[tuple[int, float]]) -> None:
     counts = [(n, round(n * share)) for n, share in pieces]

@@ -6,10 +6,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from selector.assignment import NONE, Float64, Int64, capacity_prices, match
+from tests.examples import examples
 
 
 def brute_force(weights: Float64, capacities: Int64, none: Float64) -> float:
@@ -35,7 +36,7 @@ def problems(draw: st.DrawFn) -> tuple[Float64, Int64, Float64]:
     return np.array(weights), np.array(capacities), np.array(none, dtype=np.float64)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(problems())
 def test_the_matching_equals_brute_force_and_keeps_capacities(
     problem: tuple[Float64, Int64, Float64],
@@ -50,7 +51,7 @@ def test_the_matching_equals_brute_force_and_keeps_capacities(
     assert np.array_equal(match(weights, capacities, none).columns, found.columns)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(problems())
 def test_a_price_is_what_one_more_place_brings(problem: tuple[Float64, Int64, Float64]) -> None:
     weights, capacities, none = problem

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from selector.prior import DriftingRidge
+from tests.examples import examples
 
 SIZE = 5
 
@@ -17,7 +18,7 @@ def problem(seed: int, count: int) -> tuple[np.random.Generator, np.ndarray, np.
     return rng, rng.normal(size=(count, SIZE)), rng.normal(size=count), rng.uniform(0.1, 50.0, size=count)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(seed=st.integers(0, 2**32), count=st.integers(0, 40))
 def test_without_forgetting_it_is_ridge_regression(seed: int, count: int) -> None:
     rng, features, values, precision = problem(seed, count)
@@ -35,7 +36,7 @@ def test_without_forgetting_it_is_ridge_regression(seed: int, count: int) -> Non
     assert found == pytest.approx((x @ weights, x @ covariance @ x), rel=1e-6, abs=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     seed=st.integers(0, 2**32),
     gaps=st.lists(st.integers(0, 30), min_size=1, max_size=20),

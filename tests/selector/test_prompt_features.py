@@ -7,16 +7,17 @@ import subprocess
 import sys
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from selector.prompt_features import PromptFeatures
+from tests.examples import examples
 
 FEATURES = PromptFeatures()
 prompts = st.lists(st.integers(0, 200_000), min_size=1, max_size=300)
 
 
-@settings(deadline=None)
+@examples()
 @given(prompts, st.lists(st.text(max_size=5), max_size=2))
 def test_they_are_a_unit_vector_and_a_constant(prompt: list[int], labels: list[str]) -> None:
     x = FEATURES.of(prompt, labels)

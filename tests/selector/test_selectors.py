@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from selector.protocol import Explores, Outcome
 from selector.registry import SELECTORS, make_selector
+from tests.examples import examples
 from tests.selector.selector_world import World, drafter
 
 KINDS = ("small", "middle", "large")
@@ -62,7 +63,7 @@ EVENTS = st.lists(
 
 
 @pytest.mark.parametrize("name", SELECTORS)
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(story=EVENTS, seed=st.integers(0, 3))
 def test_capacities_and_wishes_hold_whatever_comes_and_goes(
     name: str, story: list[tuple[str, int]], seed: int

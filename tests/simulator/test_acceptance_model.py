@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.acceptance import (
@@ -15,6 +15,7 @@ from simulator.acceptance import (
     request_rate,
     text,
 )
+from tests.examples import examples
 
 QUALITY = DraftQuality(rate={"code": 0.8, "*": 0.6})
 models = st.builds(
@@ -59,7 +60,7 @@ def test_each_choice_is_right_as_often_as_its_probability_says(name: str) -> Non
         assert statistic < chi_square_bound(used), (column, statistic, used)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(model=models, seed=st.integers(0, 1 << 60), width=st.integers(1, 4))
 def test_probabilities_fall_along_choices_and_leave_some_for_the_rest(
     model: AcceptanceModel, seed: int, width: int
@@ -71,7 +72,7 @@ def test_probabilities_fall_along_choices_and_leave_some_for_the_rest(
     assert (said.rank[64:] == width).all()  # off the text nothing is right
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(model=models, seed=st.integers(0, 1 << 60))
 def test_what_is_said_does_not_depend_on_how_much_is_asked(model: AcceptanceModel, seed: int) -> None:
     narrow = choices(model, QUALITY, "chat", seed, 1, num_positions=40, num_astray=8, width=1)

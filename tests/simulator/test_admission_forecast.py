@@ -54,7 +54,8 @@ def configured(**changes: object) -> System:
 
 
 @pytest.mark.parametrize(
-    ("rate", "ttft_error", "tpot_error", "e2e_error"), [(4.0, 0.35, 0.25, 0.25), (20.0, 1.0, 0.6, 0.5)]
+    ("rate", "ttft_error", "tpot_error", "e2e_error"),
+    [pytest.param(4.0, 0.35, 0.25, 0.25, marks=pytest.mark.thorough), (20.0, 1.0, 0.6, 0.5)],
 )
 def test_predictions_come_true(rate: float, ttft_error: float, tpot_error: float, e2e_error: float) -> None:
     """Median relative errors, lightly loaded and behind a queue of seconds; docs/objectives.md has them."""
@@ -80,6 +81,7 @@ def burst(seed: int) -> Watched:
     return cell
 
 
+@pytest.mark.thorough
 def test_coming_back_when_told_succeeds() -> None:
     """A burst of others makes those with an objective come back; most are taken then, and meet it."""
     num_refused = num_again = 0
@@ -118,6 +120,7 @@ def test_coming_back_when_told_succeeds() -> None:
     assert max(waits) <= 2.0 * 13.0
 
 
+@pytest.mark.thorough
 def test_coming_back_after_a_burst_of_prompts_succeeds() -> None:
     """Prompts that are being computed delay a first token also of who comes later; and they do end."""
     cell = Watched(systems.parse("flotilla"), returns=True)

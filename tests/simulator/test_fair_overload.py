@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import pytest
+
 from cluster.config import FlotillaConfig
 from cluster.stream_messages import Objective, Tenant
 from simulator import hardware, systems, workloads
@@ -144,6 +146,7 @@ def overload(*, fair: bool) -> Figures:
     )
 
 
+@pytest.mark.thorough
 def test_one_key_does_not_spoil_it_for_the_others() -> None:
     """Figures of a larger cell are in docs/objectives.md."""
     fair, unfair = overload(fair=True), overload(fair=False)
@@ -159,6 +162,7 @@ def test_one_key_does_not_spoil_it_for_the_others() -> None:
     assert shares["interactive"] < shares["standard"]
 
 
+@pytest.mark.thorough
 def test_one_key_fills_half_of_the_queue() -> None:
     cell = Overloaded(fair=True)
     made = workloads.arrive(halved(100, 0), PROFILE.baseline_s(), rate=1e5, seed=0)

@@ -94,11 +94,8 @@ def served(
     """A run on the known machine, as if it had been measured."""
     rng = np.random.default_rng((seed, 7))
     config = parse(f"{policy}/sarathi").config.model_copy(update={"debug": DebugConfig(decisions=10_000)})
-    cell = Cell(
-        profile,
-        System(policy, config),
-        Options(seed=seed, jitter=0.05, acceptance=RecordedAcceptance(table), believed=TOLD),
-    )
+    options = Options(seed=seed, jitter=0.05, acceptance=RecordedAcceptance(table), believed=TOLD)
+    cell = Cell(profile, System(policy, config), options)
     times = np.cumsum(rng.exponential(1.0 / (load * SATURATION), size=40)).tolist()
     asked = [
         SimRequest(
@@ -223,6 +220,7 @@ def test_the_machine_is_written_for_others_to_simulate(record: FidelityRecord) -
     assert profile.cost.delta == pytest.approx(FACTOR * record.profile.target.delta, rel=0.02)
 
 
+@pytest.mark.thorough
 def test_simulating_a_known_machine_gives_what_it_served(record: FidelityRecord) -> None:
     for point in compare(begun(record))["points"]:
         figures = point["figures"]
@@ -232,6 +230,7 @@ def test_simulating_a_known_machine_gives_what_it_served(record: FidelityRecord)
         assert figures["attainment"]["simulated"] == pytest.approx(figures["attainment"]["served"], abs=0.1)
 
 
+@pytest.mark.thorough
 def test_several_simulations_are_averaged_whichever_process_they_ran_in(record: FidelityRecord) -> None:
     plain = [briefly(run) for run in record.runs if run.policy == "autoregressive" and run.load != 0.8]
     record = msgspec.structs.replace(record, runs=plain)
@@ -243,6 +242,7 @@ def test_several_simulations_are_averaged_whichever_process_they_ran_in(record: 
     assert first["simulated"]["latency_ms"] == pytest.approx(both["simulated"]["latency_ms"], rel=0.1)
 
 
+@pytest.mark.thorough
 def test_a_run_whose_first_requests_failed_is_as_long_as_it_was(record: FidelityRecord) -> None:
     """It was taken to begin with the first that was answered, and where none was that was an IndexError."""
     run, before = record.runs[2], record.runs[:2]

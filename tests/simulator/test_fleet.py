@@ -64,6 +64,7 @@ def detailed(processes: int) -> FleetResult:
     return run_detailed(SMALL, processes)
 
 
+@pytest.mark.thorough
 def test_processes_do_not_change_what_happens() -> None:
     assert without_wall(detailed(1)) == without_wall(detailed(2))
 
@@ -72,7 +73,7 @@ def without_wall(result: FleetResult) -> str:
     return repr(result).split("wall_s=")[0]
 
 
-@pytest.mark.parametrize("is_detailed", [True, False])
+@pytest.mark.parametrize("is_detailed", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_every_request_ends_although_cells_are_lost_and_removed(*, is_detailed: bool) -> None:
     result = detailed(1) if is_detailed else run_large(SMALL, surface())
     assert result.num_lost > 0
@@ -188,6 +189,7 @@ def test_a_request_that_waits_again_keeps_its_tokens_when_its_cell_is_removed() 
     assert taken["r7"] == (0, None)
 
 
+@pytest.mark.thorough
 def test_cells_are_measured_whose_context_is_shorter_than_some_prompts() -> None:
     """They refuse those; the next request came only where one ended, so that the measurement never did."""
     short = SMALL.model_copy(update={"profile": "demo-2-cores"})

@@ -87,6 +87,7 @@ def test_without_forwards_nothing_is_found(runs: list[tuple[np.ndarray, np.ndarr
     assert fit_pace(runs) == ([], 0.0)
 
 
+@pytest.mark.thorough
 def test_phases_part_requests_of_a_kind_and_noise_of_forwards_does_not() -> None:
     def times_per_token(jitter: float, pace: list[Phase]) -> np.ndarray:
         profile = small_profile(drafters={}, pace=pace)

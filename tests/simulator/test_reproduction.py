@@ -107,6 +107,7 @@ def test_an_objective_for_the_first_token_leaves_the_others() -> None:
         assert all(request.objective.tpot_ms for request in asked)
 
 
+@pytest.mark.thorough
 def test_what_was_interrupted_goes_on(tmp_path: Path) -> None:
     whole = reproduce([TINY], SCOPE, Store(tmp_path / "whole"))["tiny"].runs
     ended: list[Point] = []

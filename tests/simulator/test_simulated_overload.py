@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from simulator import hardware, systems, workloads
 from simulator.metrics import RunResult
 from simulator.run import Options, simulate
@@ -15,6 +17,7 @@ def served(name: str, rate: float) -> RunResult:
     return simulate(profile, systems.parse(name), requests, Options(seed=1))
 
 
+@pytest.mark.thorough
 def test_past_saturation_more_attain_and_nobody_queues_for_it() -> None:
     ours, theirs, plain = (served(name, 8.0).all for name in ("flotilla", "adaserve", "sarathi"))
     assert ours.attainment >= theirs.attainment > plain.attainment

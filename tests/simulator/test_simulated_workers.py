@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.cost_model import LinearCost
@@ -16,6 +16,7 @@ from simulator.acceptance import AcceptanceModel, DraftQuality
 from simulator.drafting import grow
 from simulator.scripts import NUM_ASTRAY, PIECE, DrafterTable, Rows, Script, Scripts
 from simulator.workers import SimulatedTarget
+from tests.examples import examples
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem
 
 VOCAB = 1000
@@ -49,7 +50,7 @@ def by_beam(table: DrafterTable, root: int, token: int, plan: DraftPlan) -> Toke
     return beam.tree()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     held=st.lists(st.tuples(plans, st.integers(0, 30)), min_size=1, max_size=5),
     width=st.integers(1, 4),
@@ -110,7 +111,7 @@ def test_right_tokens_are_those_of_the_text_and_only_along_it() -> None:
     assert (table.next[astray] >= row + 40).all()
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(sizes=st.lists(st.integers(1, 200), min_size=1, max_size=20), data=st.data())
 def test_rows_are_never_given_twice(sizes: list[int], data: st.DataObject) -> None:
     rows, held = Rows(), {}

@@ -95,6 +95,7 @@ def undisturbed(two_cells: Server) -> list[list[int]]:
     return tokens
 
 
+@pytest.mark.thorough
 def test_a_cell_stopped_in_the_midst_of_answers_changes_no_text_and_is_replaced(
     two_cells: Server, undisturbed: list[list[int]]
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_stream_goes_on_at_its_last_event_when_its_front_end_was_killed(two_ce
     check_a_stream_goes_on(two_cells)
 
 
+@pytest.mark.thorough
 def test_another_configuration_is_rolled_out_under_load(
     two_cells: Server, undisturbed: list[list[int]]
 ) -> None:

@@ -18,6 +18,7 @@ from tests.system.conftest import pass_self_tests, small_demo, with_profile
 pytestmark = pytest.mark.system
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("shared_ray")
 def test_policies_are_compared_on_one_warm_cell_and_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     cell = with_profile(small_demo(("prompt-lookup",)), tmp_path / "costs.json")

@@ -17,6 +17,7 @@ from tests.system.conftest import free_port
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("own_ray")]
 
 
+@pytest.mark.thorough
 def test_a_signal_while_ray_begins_leaves_no_process() -> None:
     """Ray's agents, which their raylet starts, know of nobody else who could end them."""
     server = subprocess.Popen(

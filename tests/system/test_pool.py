@@ -254,6 +254,7 @@ def cell_pid() -> int:
     return pid
 
 
+@pytest.mark.thorough
 def test_a_killed_scheduler_leaves_its_workers_to_the_next(server: Server, texts: list[str]) -> None:
     """Nobody is refused meanwhile, nothing is loaded again, and what was added at run time is still there."""
     added = {"kind": "prompt_lookup", "name": "added", "min_ngram": 2}
@@ -290,6 +291,7 @@ def test_what_cannot_be_done_is_said(server: Server) -> None:
         assert client.post(admin, content=b"{}").status_code == 415
 
 
+@pytest.mark.thorough
 def test_a_drafters_weights_are_replaced_while_it_drafts(server: Server, texts: list[str]) -> None:
     """Last, as the drafter is another one then.
 

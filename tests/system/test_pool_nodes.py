@@ -26,7 +26,7 @@ from engine.sampling_params import SamplingParams
 from tests.system.conftest import pass_self_tests, with_profile
 from tests.system.replicas_on_nodes import OF_GROUP, check_replicas
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.thorough]
 
 # So that a dead node is noticed in about a second, not in Ray's usual fifteen.
 QUICK_HEALTH_CHECKS = {

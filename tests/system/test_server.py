@@ -346,6 +346,7 @@ def expected(server: Server) -> list[tuple[str, str]]:
     return [(prompt, server.complete(prompt, max_tokens=48)["choices"][0]["text"]) for prompt in prompts]
 
 
+@pytest.mark.thorough  # In test_pool.py both are lost, too.
 @pytest.mark.parametrize("kind", ["DrafterWorker", "VerifierWorker"])
 def test_killing_a_worker_under_load_changes_no_text(
     server: Server, expected: list[tuple[str, str]], kind: str

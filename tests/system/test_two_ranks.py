@@ -68,6 +68,7 @@ def test_two_ranks_return_the_targets_own_text(server: Server) -> None:
     assert any(result["receipts"]["num_verified"] > 0 for result in report["results"])
 
 
+@pytest.mark.thorough
 def test_requests_that_outgrow_the_pool_are_preempted_and_return_the_same_text(
     server: Server, undisturbed: list[tuple[str, int]]
 ) -> None:
@@ -91,6 +92,7 @@ def trace(server: Server, file: Path) -> list[dict[str, Any]]:
     return events
 
 
+@pytest.mark.thorough
 def test_drafting_and_verification_overlap_in_the_trace(server: Server, tmp_path: Path) -> None:
     earlier = [e["ts"] for e in trace(server, tmp_path / "earlier.json") if e["ph"] == "X"]
     prompts = [f"def overlap_{number}(first, second):\n    " for number in range(8)]
@@ -118,6 +120,7 @@ def test_drafting_and_verification_overlap_in_the_trace(server: Server, tmp_path
     print(f"{len(overlapping)} of {len(drafts)} drafts overlap one of {len(verifies)} verifications")
 
 
+@pytest.mark.thorough
 def test_both_ranks_of_a_cell_that_was_killed_go_on_with_the_next(
     server: Server, undisturbed: list[tuple[str, int]]
 ) -> None:
@@ -133,6 +136,7 @@ def test_both_ranks_of_a_cell_that_was_killed_go_on_with_the_next(
     assert {one["process"]: one["pid"] for one in workers(server).values()} == before
 
 
+@pytest.mark.thorough
 def test_a_stopped_rank_holds_up_the_others_and_all_are_replaced(
     server: Server, undisturbed: list[tuple[str, int]]
 ) -> None:

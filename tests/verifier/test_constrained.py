@@ -8,13 +8,14 @@ import re
 
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import HealthCheck, assume, event, given
 from hypothesis import strategies as st
 
 from engine.constraint import Constraint
 from engine.grammar import Grammars
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
+from tests.examples import examples
 from tests.masked_reference import answer_in
 from tests.verifier.grammars import END, PIECES, Oracle, constraints, make_grammars, text_of, tokenizer
 from tests.verifier.target import NEAR_TIE, VOCAB, Client, Target, drive, spec_of
@@ -67,7 +68,7 @@ class Forcing:
         return result
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60, suppress_health_check=list(HealthCheck))
 @given(
     requests=st.lists(st.tuples(prompts, params), min_size=1, max_size=4),
     num_slots=st.sampled_from([90, 600]),

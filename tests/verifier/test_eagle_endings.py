@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.heads_drafter import HeadsDrafter
@@ -22,6 +22,7 @@ from engine.tree import TokenTree
 from engine.wire import Decoder, encode
 from tests.drafters.test_stop_rules import depth_by_algorithm_1, rules
 from tests.eagle_reference import EagleReference
+from tests.examples import examples
 from tests.verifier.target import VOCAB, spec_of
 from tests.verifier.test_eagle_drafts import (
     DEPTH,
@@ -225,7 +226,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Verifier:
     return verifier(EagleReference(TARGET.plain), tmp_path_factory.mktemp("plain"))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(rules, st.lists(st.integers(1, 6), min_size=1, max_size=3), st.sampled_from([1, WIDTH]))
 def test_all_beams_end_where_the_rule_evaluated_outside_says(
     plain: Verifier, rule: EstimateRule, limits: list[int], width: int
@@ -242,7 +243,7 @@ def test_all_beams_end_where_the_rule_evaluated_outside_says(
         assert ended.token.tolist() == one.token[:depth].tolist()
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     st.integers(0, 50),
     st.one_of(st.none(), rules),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import HealthCheck, assume, event, given
 from hypothesis import strategies as st
 
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
+from tests.examples import examples
 from tests.verifier.target import MAX_TOKENS, NEAR_TIE, VOCAB, Client, Target, drive, spec_of
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem
 from verifier.verifier import Verifier
@@ -43,7 +44,7 @@ prompts = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(100, suppress_health_check=list(HealthCheck))
 @given(
     requests=st.lists(st.tuples(prompts, params), min_size=1, max_size=5),
     num_slots=st.sampled_from([90, 150, 600]),

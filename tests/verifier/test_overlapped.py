@@ -6,11 +6,12 @@ import random
 from unittest import mock
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from engine.devices import Stopwatch
 from engine.sampling_params import SamplingParams
+from tests.examples import examples
 from tests.verifier.ahead import Scheduler, simple
 from tests.verifier.target import Client, spec_of
 from tests.verifier.test_lossless import TARGET, params, prompts
@@ -31,7 +32,7 @@ def serve(calls: OverlappedCalls, scheduler: Scheduler) -> None:
     raise AssertionError("no end in sight")
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(50, suppress_health_check=list(HealthCheck))
 @given(
     requests=st.lists(st.tuples(prompts, simple | simple | params), min_size=1, max_size=5),
     num_slots=st.sampled_from([150, 600]),

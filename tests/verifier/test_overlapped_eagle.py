@@ -6,12 +6,13 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from engine.sampling_params import SamplingParams
 from tests.eagle_reference import EagleReference
+from tests.examples import examples
 from tests.verifier.ahead import Scheduler, simple
 from tests.verifier.target import VOCAB, Client, Target, spec_of
 from tests.verifier.test_eagle_drafts import DEPTH, GREEDY, WIDTH, Checker, prefill_item, verifier
@@ -38,7 +39,7 @@ class Checked(Client):
 sampled = simple.map(lambda params: replace(params, stop_token_ids=(), min_tokens=0))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(25, suppress_health_check=list(HealthCheck))
 @given(
     asked=st.lists(sampled, min_size=1, max_size=4),
     kind=st.sampled_from(["lean", "captured", "hf"]),

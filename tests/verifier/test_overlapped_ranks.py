@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import HealthCheck, assume, event, given
 from hypothesis import strategies as st
 
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
+from tests.examples import examples
 from tests.verifier.ahead import Scheduler, simple
 from tests.verifier.target import Client, spec_of
 from tests.verifier.test_lossless import TARGET, params, prompts
@@ -74,7 +75,7 @@ def agree(one: Any, other: Any) -> bool:
     return bool(one == other) or (isinstance(one, float) and abs(one - other) < 1e-4)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(30, suppress_health_check=list(HealthCheck))
 @given(
     requests=st.lists(st.tuples(prompts, simple | simple | params), min_size=1, max_size=7),
     num_slots=st.sampled_from([90, 150, 600]),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.sampling_params import RequestSpec, SamplingParams
+from tests.examples import examples
 from tests.verifier.target import VOCAB, Target, spec_of
 from verifier.messages import PrefillItem, TokenLogprobs, Verdict, VerifyCall
 from verifier.verifier import Verifier
@@ -35,7 +36,7 @@ def prefill(
     raise AssertionError("the prompt was not prefilled")
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40),
     chunks=st.lists(st.integers(1, 12), max_size=4),

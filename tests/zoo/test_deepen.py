@@ -25,6 +25,7 @@ def first_logits(model: Path) -> torch.Tensor:
     return load_runner(model, num_slots=64).forward([segment], rows).clone()
 
 
+@pytest.mark.thorough
 def test_the_demo_target_says_the_same_through_more_layers(tmp_path: Path) -> None:
     shallow = weights_dir(TARGET)
     result = CliRunner().invoke(app, ["deepen", str(tmp_path / "deep"), "--layers", "11"])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tests.examples import examples
 from zoo.corpus import Example
 from zoo.dataset import encode, prompt_text
 from zoo.registry import MODELS, TARGET, weights_dir
@@ -15,7 +16,7 @@ from zoo.tokenizer import BOS, SPECIAL_TOKENS, VOCABULARY, load
 TOKENIZER = load(weights_dir(TARGET))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.text(max_size=200))
 def test_any_text_survives(text: str) -> None:
     if any(token in text for token in SPECIAL_TOKENS):

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import PolicyConfig
@@ -15,9 +15,10 @@ from cluster.policies.base import StepContext
 from cluster.policies.registry import make_policy
 from engine.tree import TokenTree
 from tests.cluster.policies.batches import candidate_trees, context, contexts, request
+from tests.examples import examples
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(candidate_trees(4, chain=True), min_size=1, max_size=3), contexts())
 def test_the_budget_is_the_enumerated_one(trees: list[TokenTree], step: StepContext) -> None:
     batch, n = [request()] * len(trees), len(trees)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster import selection
@@ -16,12 +16,13 @@ from engine.tree import TokenTree
 from tests.cluster.both_ways import both_ways
 from tests.cluster.policies.batches import candidate_trees, context, contexts, request, requests
 from tests.cluster.test_selection import in_turn
+from tests.examples import examples
 
 few_nodes = both_ways(selection, "FEW_NODES", selection.FEW_NODES)
 
 
 @pytest.mark.parametrize("name", ["adaserve", "adaserve-v1"])
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.lists(st.tuples(requests(), candidate_trees()), min_size=1, max_size=4),
     contexts(),

@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import PolicyConfig
@@ -22,6 +22,7 @@ from cluster.policies.registry import make_policy
 from engine.tree import TokenTree
 from selector.acceptance import expected_tokens
 from tests.cluster.policies.batches import context, request
+from tests.examples import examples
 
 DEEPEST = 3
 
@@ -66,7 +67,7 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(batches, machines)
 def test_smartspec_lengths_per_request_are_the_best_by_the_cost_model(
     batch: list[DecodeRequest], now: StepContext
@@ -77,7 +78,7 @@ def test_smartspec_lengths_per_request_are_the_best_by_the_cost_model(
     assert goodput(batch, found, now) == pytest.approx(max(goodput(batch, each, now) for each in lengths))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.integers(1, 4), st.sampled_from([0.2, 0.5, 0.8, 0.95]), machines)
 def test_smartspec_takes_the_best_common_length_by_the_cost_model(
     num_requests: int, rate: float, now: StepContext
@@ -89,7 +90,7 @@ def test_smartspec_takes_the_best_common_length_by_the_cost_model(
     assert goodput(batch, found, now) == pytest.approx(best)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.integers(1, 4), st.sampled_from([0.62, 0.92]), machines)
 @pytest.mark.parametrize(
     "policy",

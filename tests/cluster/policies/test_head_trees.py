@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import PolicyConfig
@@ -27,6 +27,7 @@ from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec, SamplingParams
 from engine.tree import TokenTree
 from tests.cluster.policies.batches import context, request
+from tests.examples import examples
 
 HEADS, MOST = 3, 3
 
@@ -50,7 +51,7 @@ def brute_force_goodput(
     return tokens / float(times.roots_s[depth] + times.added_s[nodes])
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]), min_size=HEADS, max_size=HEADS),
     st.lists(st.integers(0, HEADS), min_size=1, max_size=4),

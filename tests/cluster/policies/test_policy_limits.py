@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import PolicyConfig
 from cluster.policies.base import Policy
 from cluster.policies.registry import POLICIES, make_policy
 from tests.cluster.policies.batches import candidate_trees, context, contexts, request, requests
+from tests.examples import examples
 
 CONFIGS = [PolicyConfig(name=name) for name in sorted(POLICIES)] + [
     PolicyConfig(name="smartspec", smartspec_acceptance="request"),
@@ -31,7 +32,7 @@ def label(config: PolicyConfig) -> str:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=label)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_plans_keep_limits_and_selections_are_draft_trees(config: PolicyConfig, data: st.DataObject) -> None:
     batch = data.draw(st.lists(requests(), max_size=4))
@@ -55,7 +56,7 @@ def test_plans_keep_limits_and_selections_are_draft_trees(config: PolicyConfig, 
         np.testing.assert_array_equal(first, second)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_budgets_are_kept_and_shares_are_equal(data: st.DataObject) -> None:
     batch = data.draw(st.lists(requests(), min_size=1, max_size=4))

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import PolicyConfig
@@ -17,6 +17,7 @@ from cluster.policies.smartspec import best_common_length, best_lengths, common_
 from engine.tree import TokenTree
 from selector.acceptance import expected_tokens
 from tests.cluster.policies.batches import context, request
+from tests.examples import examples
 
 SAMPLES = 100_000
 RATES = st.sampled_from([0.0, 0.2, 0.5, 0.5, 0.8, 0.95, 1.0])
@@ -62,7 +63,7 @@ def test_a_full_tree_of_heads_is_as_large_as_figure_8_says() -> None:
     assert head_nodes([3, 2, 2]) == 3 + 6 + 12
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(RATES, st.lists(st.integers(0, 3), min_size=1, max_size=4), step_times())
 def test_the_common_length_is_the_enumerated_one(rate: float, limits: list[int], times: StepTimes) -> None:
     def goodput(k: int) -> float:
@@ -75,7 +76,7 @@ def test_the_common_length_is_the_enumerated_one(rate: float, limits: list[int],
     assert common_goodput(rate, best, np.array(limits), times) == pytest.approx(goodput(best))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(st.tuples(RATES, st.integers(0, 3)), min_size=1, max_size=4), step_times())
 def test_lengths_per_request_are_the_enumerated_ones(
     batch: list[tuple[float, int]], times: StepTimes

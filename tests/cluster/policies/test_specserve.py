@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import PolicyConfig
@@ -18,6 +18,7 @@ from cluster.policies.specserve import Estimator, SpecServe, confidence_prior, s
 from engine.stop_rules import BEYOND_OBJECTIVE, AdaptiveDrafter, EstimateRule, slo_aware_estimate
 from engine.tree import TokenTree
 from tests.cluster.policies.batches import context, contexts, request, requests
+from tests.examples import examples
 
 CONFIDENCE = st.sampled_from([0.0, 0.1, 0.5, 0.5, 0.8, 0.95, 1.0])
 DEPTH = 6
@@ -76,7 +77,7 @@ def drafted(rule: EstimateRule, real: np.ndarray) -> int:
     return adaptive.depth
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data(), st.integers(1, 4))
 def test_the_drafter_stops_at_the_peak_of_its_estimate(data: st.DataObject, n: int) -> None:
     """Where the mean is right, one look ahead finds the depth that enumeration finds."""
@@ -90,7 +91,7 @@ def test_the_drafter_stops_at_the_peak_of_its_estimate(data: st.DataObject, n: i
         assert values[depth] == pytest.approx(max(values[1:]))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data(), st.integers(1, 3))
 def test_nothing_predicted_beyond_the_stop_is_better(data: st.DataObject, n: int) -> None:
     """With confidences that surprise: no further layers at the mean would raise the estimate."""
@@ -107,7 +108,7 @@ def test_nothing_predicted_beyond_the_stop_is_better(data: st.DataObject, n: int
         assert before[k] > (before[k - 1] if k > 1 else BEYOND_OBJECTIVE)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     batch=st.lists(requests(), min_size=1, max_size=4),
     step=contexts(),
@@ -142,7 +143,7 @@ def test_a_drafter_estimates_what_the_cost_model_says(
     assert rule.estimate(9.0, depth, num_drafted) == pytest.approx(expected)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(st.floats(0.0, 1.0), max_size=10), st.integers(1, 4), estimators())
 def test_pruning_in_ascending_order_reaches_the_best(
     acceptance: list[float], n: int, estimate: Estimator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import PolicyConfig
@@ -14,6 +14,7 @@ from cluster.policies.registry import make_policy
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
 from tests.cluster.policies.batches import candidate_trees, context, request
+from tests.examples import examples
 
 
 def beam(width: int, depth: int) -> TokenTree:
@@ -48,7 +49,7 @@ def test_specinfers_width_is_that_of_the_widest_layer() -> None:
     assert (plan.depth, plan.width) == (3, 4)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     st.lists(candidate_trees(), min_size=1, max_size=3), st.lists(st.integers(1, 3), min_size=1, max_size=4)
 )
