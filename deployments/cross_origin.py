@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.unknown_fields import HEADER
@@ -26,15 +28,34 @@ class CrossOrigin:
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
         self._app = app
-        self._for_pages = CORSMiddleware(
-            app,
-            allow_origins=origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=_SHOWN,
-        )
+        self._for_pages = _rules(app, origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
-        is_open = scope["type"] == "http" and scope["path"].startswith(_PATHS)
-        await (self._for_pages if is_open else self._app)(scope, receive, send)
+        await (self._for_pages if _is_open(scope) else self._app)(scope, receive, send)
+
+
+def headers_for_page(scope: Scope, origins: Sequence[str]) -> dict[str, str]:
+    """Headers by which a page may read an answer that is made outside of `CrossOrigin`: that to a bug."""
+    origin = Headers(scope=scope).get("origin")
+    if origin is None or not origins or not _is_open(scope):
+        return {}
+    rules = _rules(Response(), origins)
+    headers = MutableHeaders(rules.simple_headers)
+    if not rules.allow_all_origins and rules.is_allowed_origin(origin):
+        rules.allow_explicit_origin(headers, origin)
+    return dict(headers)
+
+
+def _is_open(scope: Scope) -> bool:
+    return bool(scope["type"] == "http" and scope["path"].startswith(_PATHS))
+
+
+def _rules(app: ASGIApp, origins: Sequence[str]) -> CORSMiddleware:
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=_SHOWN,
+    )

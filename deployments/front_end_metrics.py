@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.metric_catalog import REFUSALS
@@ -168,8 +169,7 @@ class RequestObserver:
             await self._app(scope, receive, observed_send)
         finally:
             metrics.open.dec()
-            found = scope.get("route")
-            route = _route(scope)
+            found, route = _answering(scope), _route(scope)
             if is_stream:
                 metrics.streams.dec()
                 if request.error is not None:
@@ -182,4 +182,13 @@ class RequestObserver:
 
 
 def _route(scope: Scope) -> str:
-    return str(getattr(scope.get("route"), "path", _NO_ROUTE))
+    return str(getattr(_answering(scope), "path", _NO_ROUTE))
+
+
+def _answering(scope: Scope) -> BaseRoute | None:
+    """The route that answered, or would have if the request had not been refused before it got there."""
+    found: BaseRoute | None = scope.get("route")
+    if found is None and "app" in scope:
+        found = max(scope["app"].routes, key=lambda route: route.matches(scope)[0].value)
+        found = scope["route"] = None if found.matches(scope)[0] is Match.NONE else found
+    return found

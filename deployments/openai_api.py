@@ -34,7 +34,7 @@ from deployments.api_service import ApiService
 from deployments.authentication import Authenticator
 from deployments.call_ids import clean_request_id, new_call_id
 from deployments.console import ConsoleState, add_console_routes
-from deployments.cross_origin import CrossOrigin
+from deployments.cross_origin import CrossOrigin, headers_for_page
 from deployments.debug_api import add_debug_routes
 from deployments.errors import ApiError, bad_request, body_too_large, body_too_slow, internal, model_not_found
 from deployments.event_streams import error_event, event_stream, unless_disconnected
@@ -259,7 +259,7 @@ def create_app(
     add_console_routes(app, console or ConsoleState(service))
     add_debug_routes(app, service.decisions, service.timeline, service.workers)
     add_admin_routes(app, pool, body_of)
-    _install_error_handlers(app, sends_request_id)
+    _install_error_handlers(app, sends_request_id, allowed_origins)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequestTimeout, limit_s=request_timeout_s)
     if authenticator is not None:
@@ -357,7 +357,7 @@ def _id_headers(scope: Scope, sends: bool) -> dict[str, str]:
     return dict.fromkeys(names, str(scope["state"]["request_id"]))
 
 
-def _install_error_handlers(app: FastAPI, sends_request_id: bool) -> None:
+def _install_error_handlers(app: FastAPI, sends_request_id: bool, origins: Sequence[str]) -> None:
     @app.exception_handler(ApiError)
     async def on_api_error(_: Request, error: ApiError) -> Response:
         return error_response(error)
@@ -381,8 +381,8 @@ def _install_error_handlers(app: FastAPI, sends_request_id: bool) -> None:
         request_id = str(request.state.request_id)
         _log.error("request %s failed", request_id, exc_info=error)
         bug = internal(request_id)
-        # Here, outside of everything, there is no request at hand, and nobody adds its id.
-        headers = _id_headers(request.scope, sends_request_id)
+        # Here, outside of everything, there is no request at hand, and nobody adds headers.
+        headers = _id_headers(request.scope, sends_request_id) | headers_for_page(request.scope, origins)
         return bug.response(headers, error_body(bug, RequestContext.of_http(request.scope)))
 
 

@@ -11,7 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.metric_catalog import REFUSALS
+from cluster.security_config import SecurityConfig
+from deployments.api_keys import hash_key
 from deployments.api_service import ApiService
+from deployments.authentication import Authenticator
 from deployments.front_end_metrics import FrontEndMetrics
 from deployments.openai_api import create_app
 from tests.deployments.socket_server import served
@@ -36,6 +39,25 @@ async def test_clients_make_no_series_of_their_own(service: ApiService) -> None:
         f'{name}ANY",route="unknown",status="404"}} 5.0',
         f'{name}GET",route="/v1/models",status="200"}} 1.0',
         f'{name}HEAD",route="/v1/models",status="200"}} 1.0',
+    ]
+
+
+async def test_who_lacks_a_key_is_counted_where_he_wanted_to_go(service: ApiService) -> None:
+    metrics = FrontEndMetrics("one")
+    authenticator = Authenticator(
+        SecurityConfig(key_hash=hash_key("a-key-that-is-long-enough")), environment={}
+    )
+    app = create_app(service, metrics=metrics, authenticator=authenticator)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://cell") as http:
+        for path in ("/v1/completions", "/made/up"):
+            assert (await http.post(path, json={})).status_code == 401
+        assert (await http.request("MADEUP", "/v1/completions")).status_code == 401
+    counted = [line for line in metrics.render().splitlines() if 'status="401"' in line]
+    name = 'flotilla_http_requests_total{front_end="one",method="'
+    assert sorted(counted) == [
+        f'{name}ANY",route="/v1/completions",status="401"}} 1.0',
+        f'{name}ANY",route="unknown",status="401"}} 1.0',
+        f'{name}POST",route="/v1/completions",status="401"}} 1.0',
     ]
 
 

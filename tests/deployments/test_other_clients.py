@@ -210,6 +210,26 @@ async def test_pages_of_allowed_origins_may_ask_for_text(service: ApiService) ->
         assert (await client.options(CHAT, headers=there | asks)).status_code == 405
 
 
+@pytest.mark.parametrize("allowed", [("https://chat.example",), ("*",)])
+async def test_such_pages_may_read_that_there_is_a_bug(
+    service: ApiService, monkeypatch: pytest.MonkeyPatch, allowed: tuple[str, ...]
+) -> None:
+    def tool_use(request: object) -> None:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(service, "tool_use", tool_use)
+    async with client_of(service, allowed_origins=allowed) as client:
+        for origin, is_allowed in (("https://chat.example", True), ("https://other.example", "*" in allowed)):
+            headers = {"Origin": origin}
+            answer = await client.post(CHAT, json={"messages": [HELLO]}, headers=headers)
+            assert answer.status_code == 500
+            shown = answer.headers.get("access-control-allow-origin")
+            assert shown == (allowed[0] if is_allowed else None), origin
+            assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
+        answer = await client.post(CHAT, json={"messages": [HELLO]})
+        assert "access-control-allow-origin" not in answer.headers
+
+
 def test_origins_are_origins() -> None:
     assert HttpConfig(allowed_origins=("*", "http://localhost:3000")).allowed_origins
     for wrong in ("chat.example", "https://chat.example/", "https://a/b", "ftp://a", ""):

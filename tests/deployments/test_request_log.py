@@ -120,7 +120,7 @@ async def test_a_refused_request_is_found_by_its_id_with_the_field_at_fault(
     ] == [
         ("unknown", "unknown_parameter", "quality", 400, path, "team"),
         ("a-text", "unknown_parameter", "(no name of a field)", 400, path, "team"),
-        ("no-key", "invalid_api_key", None, 401, "unknown", None),
+        ("no-key", "invalid_api_key", None, 401, path, None),
         ("no-json", "not_json", None, 415, path, "team"),
         ("lost", "not_found", None, 404, "unknown", "team"),
     ]
