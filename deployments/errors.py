@@ -16,6 +16,8 @@ from cluster.validation_words import in_words
 
 #: Most characters of a client's value repeated in a message.
 _SHOWN = 80
+#: Of a body where more is wrong nothing is named.
+_MOST_WRONG = 1000
 
 
 #: llm-d's header that tells a request not served from one that is wrong.
@@ -227,6 +229,14 @@ def from_rejection(rejected: Rejected, prompt_field: str) -> ApiError:
 
 def from_validation(error: ValidationError, tag: str | None = None) -> ApiError:
     """One readable message for the first field that is wrong; `tag` tells the forms of the body apart."""
+    if error.error_count() > _MOST_WRONG:
+        # Only all at once are to be had, and while those of a large body are written nobody is answered.
+        return bad_request(
+            f"More than {_MOST_WRONG:,} fields of the request body are wrong or unknown. The fields are "
+            "listed in the server's /openapi.json.",
+            None,
+            "invalid_value",
+        )
     first = error.errors(include_url=False)[0]
     kind, text, location = first["type"], first["msg"], first["loc"]
     if tag is not None:
