@@ -255,6 +255,8 @@ class ResponsesView:
             "output": [item.shown(done if item is self._items[-1] else "completed") for item in self._items],
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
+            "reasoning": {"effort": request.reasoning and request.reasoning.effort, "summary": None},
+            "background": False,
             "store": False,
             "temperature": request.temperature,
             "top_p": request.top_p,

@@ -374,6 +374,8 @@ async def test_how_to_reason_is_told_to_the_template(
         response = await http_post(url, body | fields, f"/v1/{path}")
         assert response.status_code == 200, response.text
         assert codec().decode(cell.submissions[-1].prompt) == f"{told} hello"
+        if path == "responses":
+            assert response.json()["reasoning"] == {"effort": told.split(" ")[1] or None, "summary": None}
     await service.close()
 
 
