@@ -97,7 +97,8 @@ def configured(engine: LocalEngine, policy: str, **scheduler: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "micro_batches", "seed"), [("flotilla", 1, 4), ("fixed", 2, 3), ("fixed", 1, 6)]
+    ("policy", "micro_batches", "seed"),
+    [("flotilla", 1, 4), ("fixed", 2, 3), pytest.param("fixed", 1, 6, marks=pytest.mark.thorough)],
 )
 def test_mixed_requests(engine: LocalEngine, policy: str, micro_batches: int, seed: int) -> None:
     chance = random.Random(seed)

@@ -39,10 +39,12 @@ from tests.cluster.test_core import World
 from tests.examples import examples
 
 VARIANTS = [
-    *({"name": name} for name in sorted(POLICIES)),
+    *({"name": name} for name in ("adaserve", "flotilla", "smartspec", "specserve")),
     {"name": "smartspec", "smartspec_acceptance": "request"},
     {"name": "smartspec", "smartspec_acceptance": "confidence"},
 ]
+OTHERS = [{"name": name} for name in sorted(POLICIES.keys() - {one["name"] for one in VARIANTS})]
+VARIANTS += [pytest.param(one, marks=pytest.mark.thorough) for one in OTHERS]
 
 
 def label(policy: dict[str, str]) -> str:
@@ -109,11 +111,9 @@ def test_replaying_real_steps_decides_the_same(
     assert verified == engine.core.totals.verified_tokens
     for step in steps:
         assert step.record.verify is not None
-        assert step.record.verify.actual is not None
-        assert step.record.verify.actual > 0.0
+        assert (step.record.verify.actual or 0.0) > 0.0
         assert step.record.whole is not None
-        assert step.record.whole.actual is not None
-        assert step.record.whole.actual >= step.record.verify.actual
+        assert (step.record.whole.actual or 0.0) >= step.record.verify.actual
 
 
 def test_adaserve_says_which_phase_chose_a_node_and_what_it_aimed_at(

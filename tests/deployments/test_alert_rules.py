@@ -224,6 +224,7 @@ def test_every_alert_has_an_incident() -> None:
     assert [incident.alert for incident in INCIDENTS] == [alert.name for alert in ALERTS]
 
 
+@pytest.mark.thorough
 def test_a_target_of_its_own_makes_a_tier_stricter(tmp_path: Path) -> None:
     """30 % missed is 6 times what 0.95 allows, and 30 times what 0.99 does."""
     strict, chat = judged([(45, 0.3)], tier="strict"), judged([(45, 0.3)])

@@ -240,6 +240,7 @@ async def test_the_page_shows_each_text_once(cell: CellStandIn) -> None:
             await browser.close()
 
 
+@pytest.mark.thorough
 @needs_chromium
 async def test_steps_that_come_at_once_are_laid_out_once(url: str) -> None:
     """Each of thousands of tokens by itself took seconds for every second of the answer."""

@@ -141,7 +141,7 @@ def proposing(files: EagleFiles, target: Path, device: str) -> tuple[EagleDrafts
     return drafts, states
 
 
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("width", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_captured_layers_draft_as_a_cpu_does(
     width: int, target: Path, tmp_path: Path, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +166,7 @@ def test_captured_layers_draft_as_a_cpu_does(
     assert graphs.shapes == [(4, width)]
 
 
-@pytest.mark.parametrize(("width", "most"), [(1, 9), (4, 14)])
+@pytest.mark.parametrize(("width", "most"), [(1, 9), pytest.param(4, 14, marks=pytest.mark.thorough)])
 def test_a_captured_layer_is_a_replay_and_few_launches(
     width: int,
     most: int,
