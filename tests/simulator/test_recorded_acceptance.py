@@ -160,7 +160,7 @@ def test_the_command_simulates_a_served_gpu_with_a_log(tmp_path: Path) -> None:
     found = {}
     for rate in (0.1, 0.9):
         said = DraftQuality(rate={"chat": rate, "code": rate})
-        table = made(num_answers=20, num_positions=50, drafters={"general": said})
+        table = made(num_answers=20, num_positions=50, drafters={"general-2x192": said})
         log = tmp_path / f"{rate}.npz"
         table.save(log)
         ran = CliRunner().invoke(app, [*arguments, "--acceptance", str(log)])
@@ -170,6 +170,6 @@ def test_the_command_simulates_a_served_gpu_with_a_log(tmp_path: Path) -> None:
     assert found[0.9] > 2.5
     wrong = CliRunner().invoke(app, [*arguments, "--profile", "llama-8b-h200", "--acceptance", str(log)])
     assert wrong.exit_code == 2
-    assert "the log has general" in wrong.output
+    assert "the log has general-2x192" in wrong.output
     np.savez(tmp_path / "other.npz", numbers=np.zeros(3))
     assert CliRunner().invoke(app, [*arguments, "--acceptance", str(tmp_path / "other.npz")]).exit_code == 2
