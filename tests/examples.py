@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import settings
 
-# Hypothesis draws others each time: what runs on every change adds up to more than a thorough run.
+# But for CI, where they are the same each time, Hypothesis draws others: runs add up to a thorough one.
 QUICK_SHARE = 0.15
 LEAST = 5
 _share = QUICK_SHARE
