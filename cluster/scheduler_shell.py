@@ -159,6 +159,8 @@ class SchedulerShell:
         if self.timeline is not None:
             self.timeline.sent(reading, self.core, time.monotonic())
         self._act(reading)
+        if self.core.is_idle:  # the last request was given up between two answers
+            self._last_verify_at = None
 
     def _act(self, actions: Sequence[Action]) -> None:
         if not actions:

@@ -1,0 +1,77 @@
+"""Steps are timed from one answer of the target to the next while there is work, and not across idle times."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+from cluster.cell_metrics import CellMetrics
+from cluster.config import FlotillaConfig
+from cluster.events import DrafterReady, VerifierReady
+from cluster.scheduler_shell import SchedulerShell
+from cluster.stream_messages import Cancel, Submit
+from drafters.messages import DraftCall
+from engine.sampling_params import SamplingParams
+from engine.wire import Decoder, encode
+from tests.cluster.simulated import SimulatedDrafter, SimulatedTarget
+from verifier.messages import VerifyCall
+
+
+class DraftingCell:
+    """A shell with a target and a drafter that answer when the test says so."""
+
+    def __init__(self) -> None:
+        raw = {"target": {"path": "unused"}, "policy": {"name": "fixed"}}
+        config = FlotillaConfig.model_validate(raw)
+        self.verify_calls: list[VerifyCall] = []
+        self.draft_calls: list[DraftCall] = []
+        self.metrics = CellMetrics()
+        self.shell = SchedulerShell(config, self.metrics, lambda name: None, lambda name: None)
+        verify, draft = Decoder(VerifyCall), Decoder(DraftCall)
+        workers = SimpleNamespace(
+            send_verify=lambda data: self.verify_calls.append(verify.decode(data)),
+            send_draft=lambda name, data: self.draft_calls.append(draft.decode(data)),
+        )
+        self.shell.connect(cast(Any, workers), cast(Any, SimpleNamespace(send=lambda *told: None)))
+        self.target = SimulatedTarget()
+        self.drafter = SimulatedDrafter(0.5, random.Random(1))
+        self.shell.handle(VerifierReady(400, 200, 50))
+        self.shell.handle(DrafterReady("small", self.drafter.capabilities, 4))
+
+    def submit(self, name: str) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=30)
+        self.shell.told("fe", Submit(request_id=name, prompt=[1, 2, 3], sampling=sampling))
+
+    def verify(self) -> None:
+        self.shell.verified(0, encode(self.target.step(self.verify_calls.pop(0))))
+
+    def draft(self) -> None:
+        for call in [self.draft_calls.pop(0) for _ in list(self.draft_calls)]:
+            self.shell.drafted("small", encode(self.drafter.draft(call)))
+
+    def num_steps_timed(self) -> float:
+        registry = self.metrics.set.registry
+        return registry.get_sample_value("flotilla_step_seconds_count") or 0.0
+
+
+def test_an_idle_time_that_began_while_drafters_worked_is_no_step() -> None:
+    """A stop string matches, and the front end has the request ended between two answers of the target: what
+    came hours later was taken for the end of a step of hours."""
+    cell = DraftingCell()
+    cell.submit("a")
+    while cell.verify_calls:
+        cell.draft()
+        cell.verify()
+    assert cell.draft_calls, "a draft is waited for"
+    num_timed = cell.num_steps_timed()
+    cell.shell.told("fe", Cancel("a", is_complete=True))
+    assert cell.shell.core.is_idle
+    cell.submit("b")
+    cell.draft()
+    cell.verify()
+    assert cell.num_steps_timed() == num_timed
+    # While there is work, they are timed.
+    cell.draft()
+    cell.verify()
+    assert cell.num_steps_timed() == num_timed + 1.0
