@@ -1,4 +1,4 @@
-"""Steps are timed from one answer of the target to the next while there is work, and not across idle times."""
+"""Steps are timed from one answer of the target to the next while there is work, not across idle times."""
 
 from __future__ import annotations
 
