@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import threading
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -94,3 +95,22 @@ def test_totals_of_several_sources_add_up_and_never_fall() -> None:
     for source, total in ((one, 5), (two, 3), (one, 7), (two, 3), (one, 6), (one, 8)):
         metrics.grow(source, "flotilla_steps_total", total)
     assert "flotilla_steps_total 11.0" in metrics.render()
+
+
+def test_two_scrapes_at_once_count_once_what_was_added_since_the_last() -> None:
+    """Each is answered in a thread of its own."""
+    metrics, source = MetricSet("front_end"), threading.Lock()
+    name = "flotilla_requests_resubmitted_total"
+    other = threading.Thread(target=lambda: metrics.grow(source, name, 7))
+
+    class Total(float):
+        """While it is compared with the last one, the other scrape comes."""
+
+        def __sub__(self, seen: float) -> float:
+            other.start()
+            other.join(0.1)
+            return float(self) - seen
+
+    metrics.grow(source, name, Total(7))
+    other.join()
+    assert f"{name} 7.0" in metrics.render()
