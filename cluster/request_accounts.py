@@ -46,6 +46,11 @@ class RequestAccounts:
         if account is not None:
             account.is_complete = True
 
+    def moved(self, request_id: str) -> None:
+        """Its front end takes it to another cell, where it counts: here it neither ended nor was refused."""
+        self._accounts.pop(request_id, None)
+        self._unstarted.discard(request_id)
+
     def rejected(self, rejection: Rejected) -> None:
         """A request was refused."""
         account = self._accounts.get(rejection.request_id)

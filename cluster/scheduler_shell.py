@@ -193,7 +193,9 @@ class SchedulerShell:
             case Submit():
                 self._accounts.arrived(message)
                 self.handle(RequestArrived(message, client))
-            case Cancel(request_id, is_complete):
+            case Cancel(request_id, is_complete, is_moved):
+                if is_moved:
+                    self._accounts.moved(request_id)
                 if is_complete:
                     self._accounts.completed(request_id)
                 self.handle(Cancelled(request_id))

@@ -177,6 +177,21 @@ def test_who_has_all_it_wants_did_not_give_up() -> None:
     assert world.value("flotilla_e2e_latency_seconds_count") == 1
 
 
+def test_who_goes_on_at_another_cell_has_not_given_up() -> None:
+    """When a cell is added, others give it half of their queues: clients seemed to leave in droves."""
+    world = MeasuredWorld(9, "fixed")
+    for number in range(2):
+        request = submit(number, world.rng)
+        world.accounts.arrived(request)
+        world.send(request)
+    world.accounts.moved("r0")
+    world.handle(Cancelled("r0"))
+    world.drain()
+    assert world.value("flotilla_requests_total") == 1
+    assert world.value("flotilla_requests_total", finish_reason="cancelled") == 0
+    assert world.value("flotilla_admission_decisions_total") == 1
+
+
 def test_who_failed_attained_nothing() -> None:
     """Its client got a 500 and no answer, however soon the first tokens came."""
     world = MeasuredWorld(9, "fixed")

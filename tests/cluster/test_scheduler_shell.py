@@ -1,4 +1,4 @@
-"""Steps are timed from one answer of the target to the next while there is work, not across idle times."""
+"""What the shell counts of steps and of messages from front ends."""
 
 from __future__ import annotations
 
@@ -75,3 +75,14 @@ def test_an_idle_time_that_began_while_drafters_worked_is_no_step() -> None:
     cell.draft()
     cell.verify()
     assert cell.num_steps_timed() == num_timed + 1.0
+
+
+def test_a_request_that_is_taken_to_another_cell_is_not_counted_as_given_up() -> None:
+    cell = DraftingCell()
+    for name in ("moved", "given up"):
+        cell.submit(name)
+        cell.shell.told("fe", Cancel(name, is_moved=name == "moved"))
+    assert not cell.shell.core.requests
+    sample = cell.metrics.set.registry.get_sample_value
+    labels = {"finish_reason": "cancelled", "tier": "default"}
+    assert sample("flotilla_requests_total", labels) == 1.0
