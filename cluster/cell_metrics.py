@@ -334,6 +334,7 @@ class CellMetrics:
             ready[drafter.kind] += 1
             capacity[drafter.kind] += drafter.max_requests
             self.set.gauge("flotilla_drafter_requests", drafter.kind, drafter.name).set(len(drafter.served))
+            self.set.counter("flotilla_worker_restarts_total", drafter.name)  # zero until it is lost
         self._kinds |= ready.keys()
         prices = pool.selector.prices()
         # Of one that was lost this is zero; of one that was removed there is nothing.

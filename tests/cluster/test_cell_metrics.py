@@ -253,6 +253,22 @@ def test_what_alerts_wait_for_is_there_before_it_happens() -> None:
             assert ("flotilla_requests", reason, tier) in series
 
 
+def test_the_first_loss_of_a_drafter_that_was_added_is_an_increase() -> None:
+    """As of one that was configured: a series that begins with one has none."""
+    world = MeasuredWorld(4, "fixed")
+    assert "good" not in {drafter.name for drafter in world.config.drafters}
+    lost = {"cell": "", "worker": "good"}
+    world.metrics.set.constant["cell"] = ""
+
+    def losses() -> float | None:
+        world.metrics.refresh(world.core)
+        return world.metrics.set.registry.get_sample_value("flotilla_worker_restarts_total", lost)
+
+    assert losses() == 0.0
+    world.metrics.restarted("good")
+    assert losses() == 1.0
+
+
 def test_a_drafter_that_was_lost_is_told_from_one_that_was_removed() -> None:
     """The one is missed by alerts, the other by nobody."""
     world = MeasuredWorld(4, "fixed")
