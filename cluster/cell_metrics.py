@@ -199,8 +199,8 @@ class CellMetrics:
                     found = dict.fromkeys(misses, "other")
                 else:
                     found = causes(terms.objective, receipt, times, self._usual(core))
-                for objective, cause in found.items():
-                    self.set.counter("flotilla_slo_violations_total", objective, cause, tier).inc()
+                for objective in [name for name, is_missed in misses.items() if is_missed]:
+                    self.set.counter("flotilla_slo_violations_total", objective, found[objective], tier).inc()
 
     def _observe_times(self, tier: str, receipt: Receipt, *, is_resumed: bool) -> None:
         observed = {

@@ -212,6 +212,27 @@ def test_who_failed_attained_nothing() -> None:
         assert world.value("flotilla_slo_violations_total", objective=objective) == 1
 
 
+def test_of_who_came_from_a_lost_cell_no_miss_is_explained_that_is_not_counted() -> None:
+    """When its first token came this cell does not know, nor so when the last one was due."""
+    world = MeasuredWorld(9, "fixed")
+    asked = submit(
+        0,
+        world.rng,
+        prompt=[1] * 30,
+        sampling=SamplingParams(temperature=0.0, max_tokens=20),
+        output=[3, 4],
+        objective=Objective(ttft_ms=1e-6, tpot_ms=1e-6, e2e_ms=1e-6),
+    )
+    world.output["r0"] = list(asked.output)
+    world.accounts.arrived(asked)
+    world.send(asked)
+    world.drain()
+    for objective in ("ttft", "tpot", "e2e"):
+        missed = world.value("flotilla_slo_requests_total", objective=objective, attained="false")
+        assert missed == (objective == "tpot")
+        assert world.value("flotilla_slo_violations_total", objective=objective) == missed
+
+
 def test_an_answer_that_cannot_be_as_asked_is_nobodys_miss() -> None:
     """Its client gets a 400: it is no failure of the cell's, which somebody would be woken for."""
     world = MeasuredWorld(3, "fixed")
