@@ -94,13 +94,16 @@ def run(
                 nonlocal hangups
                 hangups += 1
 
+            def is_asked_again() -> bool:
+                return hangups > 0
+
             if reload is not None:
                 signal.signal(signal.SIGHUP, on_hangup)
             while True:
                 time.sleep(_POLL_S)
                 if reload is not None and hangups:
                     hangups = 0
-                    _roll_out(reload, console)
+                    _roll_out(reload, console, is_asked_again)
     except _Interrupted:
         return ""
     except SystemExit as error:
@@ -109,13 +112,21 @@ def run(
         return ""  # Ray took the signal, while it began
 
 
-def _roll_out(reload: Callable[[], FlotillaConfig], console: Console) -> None:
-    """Go over to the configuration as it is now; what is wrong with it is said, and changes nothing."""
+def _roll_out(
+    reload: Callable[[], FlotillaConfig], console: Console, is_superseded: Callable[[], bool]
+) -> None:
+    """Go over to the configuration as it is now; what is wrong with it is said, and changes nothing.
+
+    One whose cells wait for resources that never come is not followed for ever: another takes its place.
+    """
     from deployments.rollout import begin
 
     shown = ""
     try:
         for progress in begin(reload()):
+            if is_superseded():
+                console.print("rollout: another one is asked for", markup=False, highlight=False)
+                return
             line = f"failed: {progress.message}" if progress.has_failed else progress.summary()
             if line != shown:
                 console.print(f"rollout: {line}", markup=False, highlight=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Literal
 import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
+from rich.console import Console
 from starlette.responses import PlainTextResponse, Response
 from typer.testing import CliRunner
 
@@ -124,6 +126,26 @@ def test_a_server_that_reads_a_wrong_file_again_says_that_nothing_changes(
     monkeypatch.setattr(serving, "run", run)
     cli.serve(path)
     assert "policy.nmae: there is no such field" in capsys.readouterr().err
+
+
+def test_a_server_whose_rollout_does_not_come_to_its_end_hears_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its new cells wait for resources that never come; the signal that was to mend that was never heard."""
+    hangups, seen = 0, 0
+
+    def begin(_: FlotillaConfig) -> Iterator[Progress]:
+        nonlocal hangups, seen
+        while seen < 1000:
+            seen += 1
+            hangups += seen == 3
+            yield Progress("DEPLOYING", "", (), frozenset())
+
+    monkeypatch.setattr("deployments.rollout.begin", begin)
+    console = Console(record=True, file=io.StringIO())
+    serving._roll_out(lambda: RUNNING, console, lambda: hangups > 0)
+    assert seen == 3
+    assert "another one is asked for" in console.export_text()
 
 
 async def test_front_ends_learn_what_the_cells_that_came_say_of_themselves(
