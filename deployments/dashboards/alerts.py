@@ -13,6 +13,8 @@ Severity = Literal["page", "ticket"]
 LEAST_REQUESTS = 10
 #: Fewer that failed or were refused in a quarter of an hour wake nobody, whatever their share.
 LEAST_FAILURES = 5
+#: Fewer forwards in a quarter of an hour are those of a machine at rest, whose clocks and caches are cold.
+LEAST_CALLS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +218,17 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "FlotillaCostModelDrift",
         "ticket",
-        (Condition(rec.COST_MODEL_ERROR, "> 0.5"),),
+        (
+            Condition(rec.COST_MODEL_ERROR, "> 0.5"),
+            Condition(
+                "sum by (job, cell, model) (increase(flotilla_cost_model_calls_total[15m]))",
+                f">= {LEAST_CALLS}",
+            ),
+        ),
         summary="The cost model of {{ $labels.model }} in cell {{ $labels.cell }} is off.",
         description="Its predictions of forward times are off by {{ $value | humanizePercentage }} of the "
         "time they took, over the last 15 minutes.",
+        on=("job", "cell", "model"),
         lasting="15m",
     ),
     Alert(

@@ -76,6 +76,23 @@ def ended(reason: str, phases: Phases) -> Series:
     return {name: counter(phases)}
 
 
+# -- costs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_calls", "fires"), [(3, 0), (20, 1)])
+def test_a_machine_at_rest_is_not_said_to_have_a_wrong_profile(
+    tmp_path: Path, num_calls: int, fires: int
+) -> None:
+    """A few short answers an hour: clocks and caches make their forwards slow, which no profile mends."""
+    labels = '{job="f", cell="a", model="target"}'
+    series = {
+        f"flotilla_cost_model_calls_total{labels}": counter([(60, num_calls)]),
+        f"flotilla_cost_model_absolute_error_seconds_total{labels}": counter([(60, 0.08)]),
+        f"flotilla_cost_model_actual_seconds_total{labels}": counter([(60, 0.1)]),
+    }
+    check(tmp_path, series, expect(firing("FlotillaCostModelDrift"), 50, fires))
+
+
 # -- refusals ----------------------------------------------------------------------------------------
 
 
