@@ -172,10 +172,11 @@ ALERTS: tuple[Alert, ...] = (
         "FlotillaRestartsFlapping",
         "ticket",
         # Workers are called alike in all cells: a target of each made again once is none that keeps failing.
+        # An increase is extrapolated to its window, so that three are somewhat more than three.
         (
             Condition(
                 "sum by (job, cell, worker) (increase(flotilla_worker_restarts_total[15m]))",
-                "> 3",
+                "> 3.5",
             ),
         ),
         summary="Worker {{ $labels.worker }} of {{ $labels.job }} keeps failing.",
@@ -185,7 +186,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "FlotillaWorkersStalling",
         "ticket",
-        (Condition("sum by (job, cell, kind) (increase(flotilla_worker_stalls_total[15m]))", "> 2"),),
+        (Condition("sum by (job, cell, kind) (increase(flotilla_worker_stalls_total[15m]))", "> 2.5"),),
         summary="Workers of {{ $labels.job }} stop answering ({{ $labels.kind }}).",
         description='In cell {{ $labels.cell }}, {{ printf "%.0f" $value }} were replaced in 15 minutes.',
     ),
