@@ -80,25 +80,26 @@ def run(
 ) -> str:
     """Serve until interrupted (without `block`: until `stop` or the end of the process); returns the URL.
 
-    While it blocks, SIGHUP rolls out what `reload` returns then (`deployments.rollout`).
+    While it blocks, SIGHUP rolls out what `reload` returns then (`deployments.rollout`); one that comes
+    during the start waits for its end.
     """
     console = console or Console(stderr=True)
     if not block:
         return _start(config, console)
+    hangups = 0
+
+    def on_hangup(*_: object) -> None:
+        nonlocal hangups
+        hangups += 1
+
+    def is_asked_again() -> bool:
+        return hangups > 0
+
+    if reload is not None:  # from now on: while models load it would be the end, with Ray left behind
+        signal.signal(signal.SIGHUP, on_hangup)
     try:
         with running(config, console, on_ray=_stop_on_signal) as url:
             _print_welcome(console, config, url)
-            hangups = 0
-
-            def on_hangup(*_: object) -> None:
-                nonlocal hangups
-                hangups += 1
-
-            def is_asked_again() -> bool:
-                return hangups > 0
-
-            if reload is not None:
-                signal.signal(signal.SIGHUP, on_hangup)
             while True:
                 time.sleep(_POLL_S)
                 if reload is not None and hangups:
