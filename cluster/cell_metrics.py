@@ -143,6 +143,11 @@ class CellMetrics:
 
     # Requests
 
+    def admitted(self, asked: Submit, served: Submit) -> None:
+        """A request was taken; what it asked for, and on which terms."""
+        decision = "accepted" if served.objective == asked.objective else "downgraded"
+        self.set.counter("flotilla_admission_decisions_total", decision, asked.tier).inc()
+
     def rejected(self, code: str, tier: str) -> None:
         """A request was refused."""
         self.set.counter("flotilla_requests_rejected_total", code, tier).inc()
@@ -164,8 +169,6 @@ class CellMetrics:
         """
         terms = receipt.terms or Terms(objective=submit.objective, tier=submit.tier, priority=submit.priority)
         tier = terms.tier
-        decision = "accepted" if terms.objective == submit.objective else "downgraded"
-        self.set.counter("flotilla_admission_decisions_total", decision, submit.tier).inc()
         self.set.counter("flotilla_requests_total", reason, tier).inc()
         if receipt.ttft_ms is not None:
             self.set.counter("flotilla_prompt_tokens_total").inc(receipt.num_prompt_tokens)

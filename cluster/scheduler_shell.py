@@ -193,6 +193,7 @@ class SchedulerShell:
             case Submit():
                 self._accounts.arrived(message)
                 self.handle(RequestArrived(message, client))
+                self._accounts.looked_at(message, self.core)
             case Cancel(request_id, is_complete, is_moved):
                 if is_moved:
                     self._accounts.moved(request_id)

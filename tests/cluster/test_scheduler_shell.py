@@ -6,11 +6,13 @@ import random
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
+
 from cluster.cell_metrics import CellMetrics
 from cluster.config import FlotillaConfig
 from cluster.events import DrafterReady, VerifierReady
 from cluster.scheduler_shell import SchedulerShell
-from cluster.stream_messages import Cancel, Submit
+from cluster.stream_messages import Cancel, Objective, Submit
 from drafters.messages import DraftCall
 from engine.sampling_params import SamplingParams
 from engine.wire import Decoder, encode
@@ -86,3 +88,27 @@ def test_a_request_that_is_taken_to_another_cell_is_not_counted_as_given_up() ->
     sample = cell.metrics.set.registry.get_sample_value
     labels = {"finish_reason": "cancelled", "tier": "default"}
     assert sample("flotilla_requests_total", labels) == 1.0
+
+
+def test_a_request_counts_as_accepted_when_it_is_taken_and_once_in_all_cells() -> None:
+    """It did when it ended: while load rose, a few refusals were most of what had been decided."""
+    cell = DraftingCell()
+    sample = cell.metrics.set.registry.get_sample_value
+
+    def decided(decision: str) -> float:
+        return sample("flotilla_admission_decisions_total", {"decision": decision, "tier": "default"}) or 0.0
+
+    cell.submit("a")
+    assert (decided("accepted"), decided("rejected")) == (1.0, 0.0)
+    cell.submit("a")  # refused: its id is that of a request that runs
+    assert (decided("accepted"), decided("rejected")) == (1.0, 1.0)
+    sampling = SamplingParams(temperature=0.0, max_tokens=30)
+    taken = Submit(request_id="b", prompt=[1], sampling=sampling, was_taken=True)
+    cell.shell.told("fe", taken)
+    assert set(cell.shell.core.requests) == {"a", "b"}
+    for name in ("a", "b"):
+        cell.shell.told("fe", Cancel(name))
+    assert (decided("accepted"), decided("rejected")) == (1.0, 1.0)
+    strict = msgspec.structs.replace(taken, objective=Objective(ttft_ms=1.0))
+    cell.metrics.admitted(strict, taken)
+    assert decided("downgraded") == 1.0
