@@ -225,6 +225,7 @@ class Cell:
             if taken:  # till now front ends let requests wait, which a cell that starts would refuse
                 self._address = await self._clients.start(get_node_ip_address())
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
+            self._ticking.add_done_callback(self._ticked)
         except Exception as error:
             _log.exception("the cell could not start")
             self._failure = f"the cell could not start while {self._stage}: {cause(error)}"
@@ -265,6 +266,12 @@ class Cell:
             self._health.look(time.monotonic())
             self._workers.cores.look(time.monotonic())
             self._scaling.look(time.monotonic())
+
+    def _ticked(self, ticking: asyncio.Task[None]) -> None:
+        """Nobody is left who would time drafts out or replace who stalls: that is for another cell."""
+        if not ticking.cancelled() and (error := ticking.exception()) is not None:
+            _log.error("the cell no longer looks after its workers", exc_info=error)
+            self._failure = f"the cell no longer looks after its workers: {cause(error)}"
 
     def __del__(self) -> None:
         if (workers := getattr(self, "_workers", None)) is not None:

@@ -143,6 +143,11 @@ class CellMetrics:
 
     # Requests
 
+    def admitted(self, asked: Submit, served: Submit) -> None:
+        """A request was taken; what it asked for, and on which terms."""
+        decision = "accepted" if served.objective == asked.objective else "downgraded"
+        self.set.counter("flotilla_admission_decisions_total", decision, asked.tier).inc()
+
     def rejected(self, code: str, tier: str) -> None:
         """A request was refused."""
         self.set.counter("flotilla_requests_rejected_total", code, tier).inc()
@@ -164,8 +169,6 @@ class CellMetrics:
         """
         terms = receipt.terms or Terms(objective=submit.objective, tier=submit.tier, priority=submit.priority)
         tier = terms.tier
-        decision = "accepted" if terms.objective == submit.objective else "downgraded"
-        self.set.counter("flotilla_admission_decisions_total", decision, submit.tier).inc()
         self.set.counter("flotilla_requests_total", reason, tier).inc()
         if receipt.ttft_ms is not None:
             self.set.counter("flotilla_prompt_tokens_total").inc(receipt.num_prompt_tokens)
@@ -199,8 +202,8 @@ class CellMetrics:
                     found = dict.fromkeys(misses, "other")
                 else:
                     found = causes(terms.objective, receipt, times, self._usual(core))
-                for objective, cause in found.items():
-                    self.set.counter("flotilla_slo_violations_total", objective, cause, tier).inc()
+                for objective in [name for name, is_missed in misses.items() if is_missed]:
+                    self.set.counter("flotilla_slo_violations_total", objective, found[objective], tier).inc()
 
     def _observe_times(self, tier: str, receipt: Receipt, *, is_resumed: bool) -> None:
         observed = {
@@ -334,6 +337,7 @@ class CellMetrics:
             ready[drafter.kind] += 1
             capacity[drafter.kind] += drafter.max_requests
             self.set.gauge("flotilla_drafter_requests", drafter.kind, drafter.name).set(len(drafter.served))
+            self.set.counter("flotilla_worker_restarts_total", drafter.name)  # zero until it is lost
         self._kinds |= ready.keys()
         prices = pool.selector.prices()
         # Of one that was lost this is zero; of one that was removed there is nothing.

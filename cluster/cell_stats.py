@@ -66,8 +66,11 @@ class CellStats:
             for request in (*running, *waiting)
             if _is_feasible(request, request.num_tokens * per_token_s, idle_tpot_s)
         ]
+        # Who waits has that part of the queue before it that its place in it says.
+        ahead = {id(request): place / len(waiting) for place, request in enumerate(waiting, start=1)}
         attained = sum(
-            self._attains(request, waiting, per_token_s, tpot_s, queue_s, now) for request in judged
+            self._attains(request, ahead.get(id(request), 1.0) * queue_s, per_token_s, tpot_s, now)
+            for request in judged
         )
         tpots = [tpot_ms for request in judged if (tpot_ms := _wanted_tpot_ms(request)) is not None]
         return {
@@ -127,22 +130,22 @@ class CellStats:
     def _attains(
         self,
         request: Request,
-        waiting: Sequence[Request],
+        queue_s: float,
         per_token_s: float,
         tpot_s: float,
-        queue_s: float,
         now: float,
     ) -> bool:
-        """Whether it is predicted to meet its objectives, `e2e_ms` with all of its `max_tokens`."""
+        """Whether it is predicted to meet its objectives, `e2e_ms` with all of its `max_tokens`.
+
+        `queue_s` is how long those before it take, if it waits.
+        """
         objective = request.submit.objective
         if objective.ttft_ms is not None or objective.e2e_ms is not None:
             ttft_s = here_s = now - request.arrived
             if request.first_token_at is not None:
                 ttft_s = request.first_token_at - request.arrived
             elif not request.is_running:
-                # Who waits has that part of the queue before it that its place in it says.
-                place = (waiting.index(request) + 1) / len(waiting)
-                ttft_s += place * queue_s + request.num_tokens * per_token_s
+                ttft_s += queue_s + request.num_tokens * per_token_s
             else:
                 ttft_s += (request.num_tokens - request.num_computed) * per_token_s
             if objective.ttft_ms is not None and ttft_s > objective.ttft_ms / 1e3:

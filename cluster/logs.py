@@ -99,11 +99,11 @@ class JsonFormatter(_FieldsFormatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _encodable(record.getMessage()),
             **self.fields(record),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = _encodable(self.formatException(record.exc_info))
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
@@ -115,7 +115,13 @@ class TextFormatter(_FieldsFormatter):
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         fields = " ".join(f"{name}={_plain(value)}" for name, value in self.fields(record).items())
         line = f"{time} {record.levelname.lower()} {record.name}: {record.getMessage()} {fields}".rstrip()
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return _encodable(line)
+
+
+def _encodable(text: str) -> str:
+    """The text; half a character, as escapes in JSON may bring, would cost the whole line."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _plain(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import platform
+import threading
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
@@ -47,6 +48,7 @@ class MetricSet:
         self._process = process
         self._own = CollectorRegistry(auto_describe=False)
         self._made: dict[str, Counter | Gauge | Histogram] = {}
+        self._growing = threading.Lock()
         self._seen: WeakKeyDictionary[object, dict[tuple[str, Labels], float]] = WeakKeyDictionary()
         for metric in exposed_by(process):
             if metric.kind == "histogram":
@@ -82,10 +84,11 @@ class MetricSet:
 
     def grow(self, source: object, name: str, total: float, *labels: str) -> None:
         """Bring a counter up to date with a total that `source` keeps; several sources add up."""
-        seen = self._seen.setdefault(source, {})
-        grown = total - seen.get((name, labels), 0.0)
-        if grown > 0.0:
-            seen[name, labels] = total
+        with self._growing:  # several scrapes at once, each in a thread of its own
+            seen = self._seen.setdefault(source, {})
+            grown = total - seen.get((name, labels), 0.0)
+            if grown > 0.0:
+                seen[name, labels] = total
         self.counter(name, *labels).inc(max(0.0, grown))
 
     def measure_process(self) -> None:

@@ -65,9 +65,11 @@ class PoolScaling:
         )
 
     async def _change(self, kind: str, wanted: int) -> None:
-        config = self._lifecycle.kinds[kind]
         there = sum(life.state != "draining" for life in self._lifecycle.of_kind(kind))
         try:
+            config = self._lifecycle.kinds.get(kind)
+            if config is None:  # removed since it was looked at
+                return
             if wanted > there and not has_room(config.placement):
                 _log.info("drafter %s is scarce, and there are no resources for another instance", kind)
                 return

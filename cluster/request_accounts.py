@@ -40,11 +40,28 @@ class RequestAccounts:
             self._accounts[submit.request_id] = _Account(submit)
             self._unstarted.add(submit.request_id)
 
+    def looked_at(self, submit: Submit, core: SchedulerCore) -> None:
+        """The scheduler has taken a request or refused it.
+
+        It counts as taken now, not when it ends: refusals are a share of both. One that a cell had taken
+        before was counted there.
+        """
+        if submit.was_taken or submit.output:
+            return
+        account, request = self._accounts.get(submit.request_id), core.requests.get(submit.request_id)
+        if account is not None and account.submit is submit and request is not None:
+            self._metrics.admitted(submit, request.submit)
+
     def completed(self, request_id: str) -> None:
         """Its front end has all it wants: that it is cancelled is its regular end."""
         account = self._accounts.get(request_id)
         if account is not None:
             account.is_complete = True
+
+    def moved(self, request_id: str) -> None:
+        """Its front end takes it to another cell, where it counts: here it neither ended nor was refused."""
+        self._accounts.pop(request_id, None)
+        self._unstarted.discard(request_id)
 
     def rejected(self, rejection: Rejected) -> None:
         """A request was refused."""

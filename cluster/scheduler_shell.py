@@ -159,6 +159,8 @@ class SchedulerShell:
         if self.timeline is not None:
             self.timeline.sent(reading, self.core, time.monotonic())
         self._act(reading)
+        if self.core.is_idle:  # the last request was given up between two answers
+            self._last_verify_at = None
 
     def _act(self, actions: Sequence[Action]) -> None:
         if not actions:
@@ -191,7 +193,10 @@ class SchedulerShell:
             case Submit():
                 self._accounts.arrived(message)
                 self.handle(RequestArrived(message, client))
-            case Cancel(request_id, is_complete):
+                self._accounts.looked_at(message, self.core)
+            case Cancel(request_id, is_complete, is_moved):
+                if is_moved:
+                    self._accounts.moved(request_id)
                 if is_complete:
                     self._accounts.completed(request_id)
                 self.handle(Cancelled(request_id))

@@ -114,10 +114,14 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """The client is gone, or has all the text it wants (a stop string matched): then it `is_complete`."""
+    """The client is gone, or has all the text it wants (a stop string matched): then it `is_complete`.
+
+    Or nothing ends and the request `is_moved`: it waited here, and waits less at another cell.
+    """
 
     request_id: str
     is_complete: bool = False
+    is_moved: bool = False
 
 
 class CancelMatching(msgspec.Struct, frozen=True, tag="cancel_matching"):

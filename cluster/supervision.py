@@ -50,6 +50,8 @@ class Supervisor:
         ]
         hears_others = any(missed <= _LATE for missed in self._missed.values())
         if not hears_others:
+            # Nor does it count: when reports arrive again, those of all need not come before the next look.
+            self._missed = {member_id: missed - 1 for member_id, missed in self._missed.items()}
             return []
         for member in overdue:
             self.forget(member.id)

@@ -265,7 +265,7 @@ class CellClients:
         queued = [one for one in self._pending.values() if one.cell == longest.cell and not one.output]
         share = (longest.queue_s - shortest_s) / longest.queue_s / len(loads)
         for pending in reversed(queued[len(queued) - int(share * len(queued)) :]):
-            self._cancel(pending)
+            self._cancel(pending, is_moved=True)
             pending.withdrawn()
             self._place(pending)
 
@@ -329,10 +329,10 @@ class CellClients:
         if pending.is_cancelled:
             self._cancel(pending)
 
-    def _cancel(self, pending: Pending) -> None:
+    def _cancel(self, pending: Pending, *, is_moved: bool = False) -> None:
         connection = self._connections.get(pending.cell)
         if connection is not None:
-            connection.send(Cancel(pending.wire_id, is_complete=pending.is_cancelled))
+            connection.send(Cancel(pending.wire_id, pending.is_cancelled, is_moved))
 
     def _dispatch(self, connection: CellConnection, message: CellMessage) -> None:
         if isinstance(message, TokenBatch):

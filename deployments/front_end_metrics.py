@@ -17,10 +17,12 @@ from deployments.request_context import RequestContext
 
 _NO_ROUTE = "unknown"
 _PROBE = "/ready"
-#: Counted from zero on, so that a rate of calls is there before the first one.
+#: Counted from zero on: of what comes before a series was first scraped, no rate and no increase tells. When
+#: a cell is lost for good, all that a front end was answering fails at once.
 _GRPC_METHODS = ("Generate", "GenerateStream", "Cancel")
-#: Likewise streams that fail, by what most of them fail with.
-_STREAMING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+_GRPC_CODES = ("OK", "INTERNAL", "UNAVAILABLE")
+_GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+_FAILURES = ("500", "503", "504")
 
 
 class FrontEndMetrics:
@@ -50,10 +52,13 @@ class FrontEndMetrics:
         self.open = self.set.gauge("flotilla_http_requests_open")
         self.streams = self.set.gauge("flotilla_http_streams_open")
         for method in _GRPC_METHODS:
-            self.set.counter("flotilla_grpc_calls_total", method, "OK")
+            for name in _GRPC_CODES:
+                self.set.counter("flotilla_grpc_calls_total", method, name)
             self.set.histogram("flotilla_grpc_call_duration_seconds", method)
-        for route in _STREAMING:
-            self.set.counter("flotilla_http_streams_failed_total", route, "500")
+        for route in _GENERATING:
+            for status in _FAILURES:
+                self.set.counter("flotilla_http_requests_total", route, "POST", status)
+                self.set.counter("flotilla_http_streams_failed_total", route, status)
         for tier in ("default", *tiers):
             for code in REFUSALS:
                 self.set.counter("flotilla_front_end_requests_rejected_total", code, tier)

@@ -28,6 +28,7 @@ from deployments.openai_api import flotilla_version
 from deployments.prompt_preparation import in_thread_if
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.refusals import code_of, log_refusal
+from deployments.request_context import TRACE_CONTEXT
 from deployments.sampling_mapping import num_logprobs
 
 _log = logging.getLogger(__name__)
@@ -300,6 +301,8 @@ class GenerationService:
                 tenant=grant.tenant,
                 repeatable=key is not None and stream,
             )
+            call.trace = {name: metadata[name] for name in TRACE_CONTEXT if name in metadata}
+            call.key = "" if grant.key is None else grant.key.name
             info = await self._service.info()
             grant.take(call, request, info)
         except ObjectiveError as error:

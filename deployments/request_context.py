@@ -12,6 +12,9 @@ from starlette.types import Scope
 
 from deployments.errors import ApiError
 
+#: Headers of HTTP, and metadata of gRPC, by which a trace goes on from process to process.
+TRACE_CONTEXT = ("traceparent", "tracestate")
+
 
 @dataclass
 class RequestContext:
@@ -34,8 +37,8 @@ class RequestContext:
     @classmethod
     def of_http(cls, scope: Scope) -> RequestContext:
         """That of an ASGI request."""
-        wanted = (b"traceparent", b"tracestate")
-        headers = {n.decode(): v.decode("latin-1") for n, v in scope["headers"] if n in wanted}
+        sent = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+        headers = {name: value for name, value in sent if name in TRACE_CONTEXT}
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         return cls(scope.setdefault("state", {}), headers, path=path)
 

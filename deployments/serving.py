@@ -80,27 +80,31 @@ def run(
 ) -> str:
     """Serve until interrupted (without `block`: until `stop` or the end of the process); returns the URL.
 
-    While it blocks, SIGHUP rolls out what `reload` returns then (`deployments.rollout`).
+    While it blocks, SIGHUP rolls out what `reload` returns then (`deployments.rollout`); one that comes
+    during the start waits for its end.
     """
     console = console or Console(stderr=True)
     if not block:
         return _start(config, console)
+    hangups = 0
+
+    def on_hangup(*_: object) -> None:
+        nonlocal hangups
+        hangups += 1
+
+    def is_asked_again() -> bool:
+        return hangups > 0
+
+    if reload is not None:  # from now on: while models load it would be the end, with Ray left behind
+        signal.signal(signal.SIGHUP, on_hangup)
     try:
         with running(config, console, on_ray=_stop_on_signal) as url:
             _print_welcome(console, config, url)
-            hangups = 0
-
-            def on_hangup(*_: object) -> None:
-                nonlocal hangups
-                hangups += 1
-
-            if reload is not None:
-                signal.signal(signal.SIGHUP, on_hangup)
             while True:
                 time.sleep(_POLL_S)
                 if reload is not None and hangups:
                     hangups = 0
-                    _roll_out(reload, console)
+                    _roll_out(reload, console, is_asked_again)
     except _Interrupted:
         return ""
     except SystemExit as error:
@@ -109,13 +113,21 @@ def run(
         return ""  # Ray took the signal, while it began
 
 
-def _roll_out(reload: Callable[[], FlotillaConfig], console: Console) -> None:
-    """Go over to the configuration as it is now; what is wrong with it is said, and changes nothing."""
+def _roll_out(
+    reload: Callable[[], FlotillaConfig], console: Console, is_superseded: Callable[[], bool]
+) -> None:
+    """Go over to the configuration as it is now; what is wrong with it is said, and changes nothing.
+
+    One whose cells wait for resources that never come is not followed for ever: another takes its place.
+    """
     from deployments.rollout import begin
 
     shown = ""
     try:
         for progress in begin(reload()):
+            if is_superseded():
+                console.print("rollout: another one is asked for", markup=False, highlight=False)
+                return
             line = f"failed: {progress.message}" if progress.has_failed else progress.summary()
             if line != shown:
                 console.print(f"rollout: {line}", markup=False, highlight=False)

@@ -5,6 +5,9 @@ Spans are made when a request has ended, from the times in its receipt, and expo
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from cluster.observability_config import TelemetryConfig
@@ -25,6 +28,9 @@ _NAMES = {
     "accepted_tokens": "flotilla.accepted_tokens",
     "preemptions": "flotilla.preemptions",
 }
+
+
+_POLL_S = 0.02
 
 
 class MissingTelemetry(RuntimeError):
@@ -102,6 +108,14 @@ class RequestTracer:
     def close(self) -> None:
         """Export what is left."""
         self._provider.shutdown()
+
+    async def exported(self, within_s: float) -> None:
+        """As `close`, but goes on after `within_s`, as where the collector does not answer."""
+        closing = threading.Thread(target=self.close, name="last spans", daemon=True)
+        closing.start()
+        until = time.monotonic() + within_s
+        while closing.is_alive() and time.monotonic() < until:
+            await asyncio.sleep(_POLL_S)
 
 
 def _attributes(request: EndedRequest, model: str) -> dict[str, Any]:

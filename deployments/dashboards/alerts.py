@@ -13,6 +13,8 @@ Severity = Literal["page", "ticket"]
 LEAST_REQUESTS = 10
 #: Fewer that failed or were refused in a quarter of an hour wake nobody, whatever their share.
 LEAST_FAILURES = 5
+#: Fewer forwards in a quarter of an hour are those of a machine at rest, whose clocks and caches are cold.
+LEAST_CALLS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +172,11 @@ ALERTS: tuple[Alert, ...] = (
         "FlotillaRestartsFlapping",
         "ticket",
         # Workers are called alike in all cells: a target of each made again once is none that keeps failing.
+        # An increase is extrapolated to its window, so that three are somewhat more than three.
         (
             Condition(
                 "sum by (job, cell, worker) (increase(flotilla_worker_restarts_total[15m]))",
-                "> 3",
+                "> 3.5",
             ),
         ),
         summary="Worker {{ $labels.worker }} of {{ $labels.job }} keeps failing.",
@@ -183,7 +186,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "FlotillaWorkersStalling",
         "ticket",
-        (Condition("sum by (job, cell, kind) (increase(flotilla_worker_stalls_total[15m]))", "> 2"),),
+        (Condition("sum by (job, cell, kind) (increase(flotilla_worker_stalls_total[15m]))", "> 2.5"),),
         summary="Workers of {{ $labels.job }} stop answering ({{ $labels.kind }}).",
         description='In cell {{ $labels.cell }}, {{ printf "%.0f" $value }} were replaced in 15 minutes.',
     ),
@@ -216,10 +219,17 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "FlotillaCostModelDrift",
         "ticket",
-        (Condition(rec.COST_MODEL_ERROR, "> 0.5"),),
+        (
+            Condition(rec.COST_MODEL_ERROR, "> 0.5"),
+            Condition(
+                "sum by (job, cell, model) (increase(flotilla_cost_model_calls_total[15m]))",
+                f">= {LEAST_CALLS}",
+            ),
+        ),
         summary="The cost model of {{ $labels.model }} in cell {{ $labels.cell }} is off.",
         description="Its predictions of forward times are off by {{ $value | humanizePercentage }} of the "
         "time they took, over the last 15 minutes.",
+        on=("job", "cell", "model"),
         lasting="15m",
     ),
     Alert(

@@ -7,7 +7,8 @@ from deployments.dashboards.promql import JOB, buckets, gauge, mean, quantiles, 
 from deployments.dashboards.spec import Board, Row, above, heatmap, series
 
 _PHASES = rate("flotilla_step_phase_seconds_total", "phase")
-_ITERATIONS = f"scalar({rate('flotilla_iterations_total')})"
+# Where there is none, the scheduler has worked all the same.
+_ITERATIONS = f"scalar({rate('flotilla_iterations_total')} > 0)"
 _DECODED = rate("flotilla_step_tokens_total", more='phase="decode"')
 _KEYS = rate("flotilla_key_tokens_total")
 _PADDED = rate("flotilla_padded_tokens_total")

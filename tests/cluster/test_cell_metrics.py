@@ -177,6 +177,20 @@ def test_who_has_all_it_wants_did_not_give_up() -> None:
     assert world.value("flotilla_e2e_latency_seconds_count") == 1
 
 
+def test_who_goes_on_at_another_cell_has_not_given_up() -> None:
+    """When a cell is added, others give it half of their queues: clients seemed to leave in droves."""
+    world = MeasuredWorld(9, "fixed")
+    for number in range(2):
+        request = submit(number, world.rng)
+        world.accounts.arrived(request)
+        world.send(request)
+    world.accounts.moved("r0")
+    world.handle(Cancelled("r0"))
+    world.drain()
+    assert world.value("flotilla_requests_total") == 1
+    assert world.value("flotilla_requests_total", finish_reason="cancelled") == 0
+
+
 def test_who_failed_attained_nothing() -> None:
     """Its client got a 500 and no answer, however soon the first tokens came."""
     world = MeasuredWorld(9, "fixed")
@@ -195,6 +209,27 @@ def test_who_failed_attained_nothing() -> None:
             assert world.value("flotilla_slo_requests_total", **labels) == 1
     for objective in ("ttft", "tpot", "e2e"):
         assert world.value("flotilla_slo_violations_total", objective=objective) == 1
+
+
+def test_of_who_came_from_a_lost_cell_no_miss_is_explained_that_is_not_counted() -> None:
+    """When its first token came this cell does not know, nor so when the last one was due."""
+    world = MeasuredWorld(9, "fixed")
+    asked = submit(
+        0,
+        world.rng,
+        prompt=[1] * 30,
+        sampling=SamplingParams(temperature=0.0, max_tokens=20),
+        output=[3, 4],
+        objective=Objective(ttft_ms=1e-6, tpot_ms=1e-6, e2e_ms=1e-6),
+    )
+    world.output["r0"] = list(asked.output)
+    world.accounts.arrived(asked)
+    world.send(asked)
+    world.drain()
+    for objective in ("ttft", "tpot", "e2e"):
+        missed = world.value("flotilla_slo_requests_total", objective=objective, attained="false")
+        assert missed == (objective == "tpot")
+        assert world.value("flotilla_slo_violations_total", objective=objective) == missed
 
 
 def test_an_answer_that_cannot_be_as_asked_is_nobodys_miss() -> None:
@@ -236,6 +271,22 @@ def test_what_alerts_wait_for_is_there_before_it_happens() -> None:
             assert ("flotilla_requests_rejected", code, tier) in series
         for reason in ("stop", "length", "cancelled", "invalid", "error"):
             assert ("flotilla_requests", reason, tier) in series
+
+
+def test_the_first_loss_of_a_drafter_that_was_added_is_an_increase() -> None:
+    """As of one that was configured: a series that begins with one has none."""
+    world = MeasuredWorld(4, "fixed")
+    assert "good" not in {drafter.name for drafter in world.config.drafters}
+    lost = {"cell": "", "worker": "good"}
+    world.metrics.set.constant["cell"] = ""
+
+    def losses() -> float | None:
+        world.metrics.refresh(world.core)
+        return world.metrics.set.registry.get_sample_value("flotilla_worker_restarts_total", lost)
+
+    assert losses() == 0.0
+    world.metrics.restarted("good")
+    assert losses() == 1.0
 
 
 def test_a_drafter_that_was_lost_is_told_from_one_that_was_removed() -> None:

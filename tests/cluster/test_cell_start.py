@@ -9,6 +9,7 @@ from ray.exceptions import RayTaskError
 
 from cluster.cell import Cell
 from cluster.config import FlotillaConfig, TargetConfig
+from cluster.cost_model import DEFAULT_PROFILE, CostProfile
 from cluster.events import DrafterReady
 from cluster.lifecycle import Lifecycle
 from cluster.worker_set import WorkerSet
@@ -80,3 +81,27 @@ async def test_a_drafter_that_does_not_load_is_named(
     async with asyncio.timeout(10):
         await cell._starting
     assert (await cell.describe())["failure"] == f"the cell could not start while loading drafters: {told}"
+
+
+async def test_a_cell_that_no_longer_looks_after_its_workers_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would go on as it is: without a line in the log, and with workers that stall for ever."""
+
+    async def taken(_: Lifecycle) -> tuple[CostProfile, list[DrafterReady]]:
+        return DEFAULT_PROFILE, []
+
+    def fail(_: Lifecycle) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Lifecycle, "take_over", taken)
+    monkeypatch.setattr(Lifecycle, "leave_record", fail)
+    cell = Cell(FlotillaConfig(target=TargetConfig(path="unused")))
+    async with asyncio.timeout(10):
+        await cell._starting
+        await cell.check_health()
+        while not cell._failure:
+            await asyncio.sleep(0.05)
+    with pytest.raises(RuntimeError, match="no longer looks after its workers: no space left"):
+        await cell.check_health()
+    await cell._clients.close()

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from ray.serve._private.logging_utils import StreamToLogger, redirected_print
@@ -147,6 +148,23 @@ def test_the_console_shows_warnings_and_errors_alone(session: Path) -> None:
         "error: lost (OSError: [2Jgone) [front_end fe1]",
         "error: request r-1 failed (KeyError: 'missing') [front_end fe1]",
     ]
+
+
+@pytest.mark.parametrize("format", ["json", "text"])
+def test_half_a_character_does_not_cost_the_line(format: Literal["json", "text"], tmp_path: Path) -> None:
+    """As a client's JSON may have it, and then the error that it sets off: nothing was told of that."""
+    file = tmp_path / "log"
+    configure_logs(LogConfig(format=format, file=file), {"cell": "c"})
+    log.warning("before %s", json.loads('"\\ud800"'))
+    try:
+        raise KeyError(json.loads('"\\udc80"') + "x")
+    except KeyError:
+        log.exception("request %s failed", "r-1")
+    told = file.read_text()
+    for part in ("before", "ud800", "request r-1 failed", "KeyError", "udc80"):
+        assert part in told
+    if format == "json":
+        assert len([json.loads(line) for line in told.splitlines()]) == 2
 
 
 def test_a_flood_is_counted_and_not_shown(session: Path) -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import threading
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.http_config import HttpConfig
 from cluster.metric_catalog import CATALOG, exposed_by
 from cluster.metric_set import MetricSet, UndeclaredMetric, merge
 from scripts.metric_reference import REFERENCE, reference
+
+#: Front ends hold a request for so long while there is no cell (`CellClients.give_up_after_s`).
+LONGEST_WAIT_S = 120.0
 
 
 def test_the_reference_is_up_to_date() -> None:
@@ -27,6 +32,21 @@ def test_names_follow_the_rules() -> None:
         assert ("_seconds" in name) == (metric.unit == "seconds"), name
         assert metric.help.endswith("."), name
         assert not {"cell", "front_end", "le"} & set(metric.labels), f"{name}: added to every sample"
+
+
+def test_buckets_reach_as_far_as_times_may() -> None:
+    """A quantile beyond the last one is shown as that, however long it was: 160 s where 600 are allowed."""
+    whole_s = HttpConfig().request_timeout_s
+    assert whole_s is not None
+    for name, longest_s in (
+        ("flotilla_http_request_duration_seconds", whole_s),
+        ("flotilla_grpc_call_duration_seconds", whole_s),
+        ("flotilla_e2e_latency_seconds", whole_s),
+        ("flotilla_decode_time_seconds", whole_s),
+        ("flotilla_time_to_first_token_seconds", LONGEST_WAIT_S),
+        ("flotilla_queue_time_seconds", LONGEST_WAIT_S),
+    ):
+        assert CATALOG[name].buckets[-1] >= longest_s, name
 
 
 def test_no_label_is_one_that_prometheus_gives_to_what_it_scrapes() -> None:
@@ -94,3 +114,22 @@ def test_totals_of_several_sources_add_up_and_never_fall() -> None:
     for source, total in ((one, 5), (two, 3), (one, 7), (two, 3), (one, 6), (one, 8)):
         metrics.grow(source, "flotilla_steps_total", total)
     assert "flotilla_steps_total 11.0" in metrics.render()
+
+
+def test_two_scrapes_at_once_count_once_what_was_added_since_the_last() -> None:
+    """Each is answered in a thread of its own."""
+    metrics, source = MetricSet("front_end"), threading.Lock()
+    name = "flotilla_requests_resubmitted_total"
+    other = threading.Thread(target=lambda: metrics.grow(source, name, 7))
+
+    class Total(float):
+        """While it is compared with the last one, the other scrape comes."""
+
+        def __sub__(self, seen: float) -> float:
+            other.start()
+            other.join(0.1)
+            return float(self) - seen
+
+    metrics.grow(source, name, Total(7))
+    other.join()
+    assert f"{name} 7.0" in metrics.render()

@@ -41,6 +41,18 @@ def test_nobody_is_told_while_all_are_silent() -> None:
     assert look(supervisor, reporting=[member("two"), member("one")], times=3) == []
 
 
+def test_who_is_heard_of_first_after_a_silence_of_all_does_not_cost_the_others_their_lives() -> None:
+    """Each of them waits up to seconds before it reports again: looks come between their reports."""
+    supervisor = Supervisor(silent_s=5.0, look_s=0.5)
+    one, two, three = member("one"), member("two"), member("three")
+    look(supervisor, reporting=[one, two, three], times=2)
+    look(supervisor, reporting=[two, three], times=3)
+    assert look(supervisor, reporting=[], times=200) == []
+    assert look(supervisor, reporting=[three], times=3) == []
+    # Who was silent before, and stays so when others are heard of, is gone all the same.
+    assert look(supervisor, reporting=[two, three], times=10) == ["one"]
+
+
 def test_who_starts_or_drains_may_be_held_up_for_longer() -> None:
     supervisor = Supervisor(silent_s=5.0, look_s=0.5)
     look(supervisor, reporting=[member("one", "starting"), member("two")], times=1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.dashboards.alerts import ALERTS
 from deployments.dashboards.recording import SloTargets
 from deployments.dashboards.rule_files import rule_files
 from tests.deployments.promtool_cases import (
@@ -74,6 +75,52 @@ def broke_off(status: str, phases: Phases) -> Series:
 def ended(reason: str, phases: Phases) -> Series:
     name = f'flotilla_requests_total{{job="f", cell="a", tier="chat", finish_reason="{reason}"}}'
     return {name: counter(phases)}
+
+
+# -- costs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_calls", "fires"), [(3, 0), (20, 1)])
+def test_a_machine_at_rest_is_not_said_to_have_a_wrong_profile(
+    tmp_path: Path, num_calls: int, fires: int
+) -> None:
+    """A few short answers an hour: clocks and caches make their forwards slow, which no profile mends."""
+    labels = '{job="f", cell="a", model="target"}'
+    series = {
+        f"flotilla_cost_model_calls_total{labels}": counter([(60, num_calls)]),
+        f"flotilla_cost_model_absolute_error_seconds_total{labels}": counter([(60, 0.08)]),
+        f"flotilla_cost_model_actual_seconds_total{labels}": counter([(60, 0.1)]),
+    }
+    check(tmp_path, series, expect(firing("FlotillaCostModelDrift"), 50, fires))
+
+
+# -- workers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alert", "series", "most"),
+    [
+        (
+            "FlotillaRestartsFlapping",
+            'flotilla_worker_restarts_total{job="f", cell="a", worker="small"}',
+            3,
+        ),
+        (
+            "FlotillaWorkersStalling",
+            'flotilla_worker_stalls_total{job="f", cell="a", kind="target", reason="stuck"}',
+            2,
+        ),
+    ],
+)
+def test_as_many_losses_as_are_allowed_raise_nothing(
+    tmp_path: Path, alert: str, series: str, most: int
+) -> None:
+    """`increase` extrapolates to the whole window: between two scrapes three of them are 3.2."""
+    (rule,) = [one for one in ALERTS if one.name == alert]
+    for number, fires in ((most, 0), (most + 1, 1)):
+        values = {series: counter([(30, 0), (number, 1), (10, 0)])}
+        now = expect(f"count({rule.expr}) or vector(0)", 0, fires) | {"eval_time": "38m30s"}
+        check(tmp_path, values, now)
 
 
 # -- refusals ----------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ def cost(part: str) -> str:
     return f'flotilla_cost_model_{part}_seconds_total{{job="f", cell="a", model="target"}}'
 
 
+COST_CALLS = 'flotilla_cost_model_calls_total{job="f", cell="a", model="target"}'
 ADMITTED = 'flotilla_admission_decisions_total{job="f", cell="a", tier="chat", decision='
 REFUSED = 'flotilla_front_end_requests_rejected_total{job="f", front_end="x", tier="chat", code="queue_full"}'
 ANSWERED = (
@@ -171,6 +172,7 @@ INCIDENTS = [
         {
             cost("absolute_error"): counter([(30, 1), (40, 8), (40, 1)]),
             cost("actual"): counter([(110, 10)]),
+            COST_CALLS: counter([(110, 100)]),
         },
         65,
         (29, 40, 100),

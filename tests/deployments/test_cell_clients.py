@@ -183,6 +183,9 @@ async def test_a_cell_that_is_added_relieves_the_queues_of_others(
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    # The others' clients have given up: the cell can tell.
+    await eventually(lambda: len(one.cancels) == 20)
+    assert set(one.moved) == {sent.request_id for sent in one.submissions[10:]}
 
 
 async def test_who_was_taken_is_not_turned_away_for_what_another_cell_learnt_of_its_speed(

@@ -249,6 +249,18 @@ def test_rates_are_of_counters_over_the_interval_of_the_panel() -> None:
         assert len(counters) == len(re.findall(r"(?:rate|increase)\(\w+_total\{", expr)), f"{where}: {expr}"
 
 
+def test_what_grows_without_a_divisor_is_not_infinitely_much_of_it() -> None:
+    """0 over 0 is not drawn; the scheduler's time over no iterations is drawn as infinite."""
+    num_divided = 0
+    for where, expr in QUERIES:
+        for divisor in re.findall(r"/ scalar\((.*)\)$", expr):
+            num_divided += 1
+            dividend = expr.removesuffix(f" / scalar({divisor})")
+            is_part = {s.name for s in selectors(dividend)} == {s.name for s in selectors(divisor)}
+            assert is_part or divisor.endswith(" > 0"), f"{where}: {expr}"
+    assert num_divided == 2
+
+
 def test_quantiles_are_of_buckets_by_le() -> None:
     num_quantiles = 0
     for where, expr in QUERIES:

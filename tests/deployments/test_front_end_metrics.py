@@ -31,7 +31,9 @@ async def test_clients_make_no_series_of_their_own(service: ApiService) -> None:
             assert (await http.request(f"MADEUP{number}", "/v1/models")).status_code == 405
             assert (await http.get(f"/made/up/{number}")).status_code == 404
     counted = [
-        line for line in metrics.render().splitlines() if line.startswith("flotilla_http_requests_total{")
+        line
+        for line in metrics.render().splitlines()
+        if line.startswith("flotilla_http_requests_total{") and not line.endswith(" 0.0")
     ]
     name = 'flotilla_http_requests_total{front_end="one",method="'
     assert sorted(counted) == [
@@ -40,6 +42,41 @@ async def test_clients_make_no_series_of_their_own(service: ApiService) -> None:
         f'{name}GET",route="/v1/models",status="200"}} 1.0',
         f'{name}HEAD",route="/v1/models",status="200"}} 1.0',
     ]
+
+
+async def test_requests_that_all_fail_at_once_are_seen_to_have_failed(
+    service: ApiService, cell: CellStandIn
+) -> None:
+    """Of a series that begins with its value, Prometheus sees no increase: not that of the alert either."""
+    metrics = FrontEndMetrics("one")
+
+    def failures() -> dict[str, float]:
+        """As a scrape finds them, by series."""
+        return {
+            str((sample.name, sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(metrics.render())
+            for sample in family.samples
+            if sample.name in ("flotilla_http_requests_total", "flotilla_http_streams_failed_total")
+            and sample.labels["status"].startswith("5")
+        }
+
+    before = failures()
+    transport = httpx.ASGITransport(app=create_app(service, metrics=metrics))
+    async with httpx.AsyncClient(transport=transport, base_url="http://cell") as http:
+        cell.per_step, cell.pause_s = 1, 0.2
+        body = {"prompt": "a", "max_tokens": 200}
+        asked = [
+            asyncio.create_task(http.post("/v1/completions", json={**body, "stream": is_stream}))
+            for is_stream in (False, True)
+        ]
+        await eventually(
+            lambda: len(cell.submissions) == 2 and metrics.streams.collect()[0].samples[0].value == 1
+        )
+        await service.client.close()
+        statuses = [(await one).status_code for one in asked]
+    assert statuses == [503, 200]
+    after = failures()
+    assert sum(after[series] - value for series, value in before.items()) == 2.0
 
 
 async def test_who_lacks_a_key_is_counted_where_he_wanted_to_go(service: ApiService) -> None:

@@ -6,11 +6,16 @@ import asyncio
 import math
 import time
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from cluster.config import FlotillaConfig
 from cluster.members import Member, State
 from deployments.directory import Directory
+from deployments.front_end import FrontEnd
 from deployments.leaving import streams_end
 
 
@@ -79,3 +84,26 @@ async def test_a_new_directory_answers_when_all_have_reported() -> None:
     began = time.monotonic()
     assert len(await directory.members()) == 2
     assert time.monotonic() - began < 0.5
+
+
+async def test_its_last_spans_are_sent_before_it_ends() -> None:
+    """Ray Serve kills its process then, with all that is sent every few seconds only."""
+    done: list[str] = []
+
+    async def note(name: str, *_: object) -> None:
+        done.append(name)
+
+    going = SimpleNamespace(
+        _service=None,
+        _is_draining=False,
+        _config=FlotillaConfig.model_validate({"target": {"path": "unused"}}),
+        _server=None,
+        _directory=SimpleNamespace(leave=partial(note, "left"), members=[], heard_at=-math.inf),
+        _tracer=SimpleNamespace(exported=partial(note, "exported")),
+        _drain_grpc=partial(note, "drained"),
+        _answers_http=lambda: False,
+    )
+    # Below what Ray Serve makes of the class.
+    replica: Any = FrontEnd.__mro__[1]
+    await replica.__del__(going)
+    assert done[-2:] == ["left", "exported"]

@@ -7,6 +7,8 @@ import json
 import logging
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import httpx
 import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import SpanProcessor
 from pydantic import ValidationError
 
 from cluster.logs import PACKAGES, configure_logs
@@ -255,6 +258,50 @@ async def test_a_request_is_a_trace_at_a_real_collector(
     first_ms, end_ms = metrics["time_to_first_token_ms"], metrics["e2e_ms"]
     assert lengths_ms == pytest.approx([1.0, first_ms - 1.0, end_ms - first_ms], abs=1e-2)
     assert children[0].end_time_unix_nano == children[1].start_time_unix_nano
+
+
+@pytest.mark.usefixtures("listeners")
+async def test_calls_over_grpc_join_the_trace_of_who_calls(
+    service: ApiService, collector: tuple[str, list[ExportTraceServiceRequest]], log_file: Path
+) -> None:
+    endpoint, received = collector
+    tracer = trace_requests(TelemetryConfig(otlp_endpoint=endpoint), "fe-1")
+    assert tracer is not None
+    keys = log_file.with_name("keys.yaml")
+    keys.write_text(f"keys: [{{name: team, hash: '{hash_key('a-key-that-is-long-enough')}'}}]")
+    authenticator = Authenticator(SecurityConfig(keys_file=keys), environment={})
+    grpc = GenerationService(service, authenticator=authenticator)
+    trace_id, parent_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    metadata = {
+        "authorization": "Bearer a-key-that-is-long-enough",
+        "traceparent": f"00-{trace_id}-{parent_id}-01",
+    }
+    request = pb.GenerateRequest(prompt="x", max_tokens=4)
+    await grpc.generate(request, metadata)
+    assert [chunk async for chunk in grpc.generate_stream(request, metadata)]
+    # As a front end that ends does: what it holds would be sent seconds later only.
+    await tracer.exported(10.0)
+    (exported,) = received
+    spans = [span for scope in exported.resource_spans[0].scope_spans for span in scope.spans]
+    assert {span.trace_id.hex() for span in spans} == {trace_id}
+    tops = [span.parent_span_id.hex() for span in spans if not span.name.startswith("flotilla.")]
+    assert tops == [parent_id, parent_id]
+    lines = [json.loads(line) for line in log_file.read_text().splitlines()]
+    assert [(line["message"], line["key"]) for line in lines] == [("request", "team")] * 2
+
+
+async def test_a_collector_that_does_not_answer_keeps_no_front_end() -> None:
+    class Stuck(SpanProcessor):
+        is_over = threading.Event()
+
+        def shutdown(self) -> None:
+            self.is_over.wait(60.0)
+
+    processor = Stuck()
+    begun = time.monotonic()
+    await RequestTracer(TelemetryConfig(), "fe-1", processor).exported(0.1)
+    assert 0.1 <= time.monotonic() - begun < 30.0
+    processor.is_over.set()
 
 
 def test_without_traces_opentelemetry_is_not_even_imported() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import re
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
+from rich.console import Console
 from starlette.responses import PlainTextResponse, Response
 from typer.testing import CliRunner
 
@@ -124,6 +128,52 @@ def test_a_server_that_reads_a_wrong_file_again_says_that_nothing_changes(
     monkeypatch.setattr(serving, "run", run)
     cli.serve(path)
     assert "policy.nmae: there is no such field" in capsys.readouterr().err
+
+
+def test_a_server_whose_rollout_does_not_come_to_its_end_hears_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its new cells wait for resources that never come; the signal that was to mend that was never heard."""
+    hangups, seen = 0, 0
+
+    def begin(_: FlotillaConfig) -> Iterator[Progress]:
+        nonlocal hangups, seen
+        while seen < 1000:
+            seen += 1
+            hangups += seen == 3
+            yield Progress("DEPLOYING", "", (), frozenset())
+
+    monkeypatch.setattr("deployments.rollout.begin", begin)
+    console = Console(record=True, file=io.StringIO())
+    serving._roll_out(lambda: RUNNING, console, lambda: hangups > 0)
+    assert seen == 3
+    assert "another one is asked for" in console.export_text()
+
+
+def test_a_signal_while_models_load_is_for_later_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of who writes the configuration and tells the server, whatever it is doing."""
+    rolled_out = []
+
+    @contextmanager
+    def running(*_: object, **__: object) -> Iterator[str]:
+        handler = signal.getsignal(signal.SIGHUP)
+        assert callable(handler), "it would end the process"
+        handler(signal.SIGHUP, None)
+        yield "http://here"
+
+    def roll_out(*_: object) -> None:
+        rolled_out.append(True)
+        raise serving._Interrupted
+
+    monkeypatch.setattr(serving, "running", running)
+    monkeypatch.setattr(serving, "_print_welcome", lambda *_: None)
+    monkeypatch.setattr(serving, "_roll_out", roll_out)
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        assert serving.run(RUNNING, console=Console(file=io.StringIO()), reload=lambda: RUNNING) == ""
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert rolled_out == [True]
 
 
 async def test_front_ends_learn_what_the_cells_that_came_say_of_themselves(

@@ -34,7 +34,7 @@ class CellStandIn:
     """Answers each submission with `script(submit)`, `per_step` tokens at a time, `pause_s` apart.
 
     Attributes:
-        submissions, cancels: what arrived, in order.
+        submissions, cancels: what arrived, in order; `moved` are the cancels of what another cell takes.
         finish_reason: put over the reason of the last event.
         ready, stage: what it says of itself; None leaves the stage out.
         num_described: how often it was asked to.
@@ -58,6 +58,7 @@ class CellStandIn:
         self.pause_s = 0.0
         self.submissions: list[Submit] = []
         self.cancels: list[str] = []
+        self.moved: list[str] = []
         self.lose_after: list[int] = []
         self.repeat = False
         self.reject: Rejected | None = None
@@ -169,6 +170,7 @@ class CellStandIn:
                 key = (writer, message.request_id)
                 if isinstance(message, Cancel):
                     self.cancels.append(message.request_id)
+                    self.moved += [message.request_id] * message.is_moved
                     task = self._tasks.pop(key, None)
                     if task is not None:
                         task.cancel()

@@ -1,0 +1,114 @@
+"""What the shell counts of steps and of messages from front ends."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+
+from cluster.cell_metrics import CellMetrics
+from cluster.config import FlotillaConfig
+from cluster.events import DrafterReady, VerifierReady
+from cluster.scheduler_shell import SchedulerShell
+from cluster.stream_messages import Cancel, Objective, Submit
+from drafters.messages import DraftCall
+from engine.sampling_params import SamplingParams
+from engine.wire import Decoder, encode
+from tests.cluster.simulated import SimulatedDrafter, SimulatedTarget
+from verifier.messages import VerifyCall
+
+
+class DraftingCell:
+    """A shell with a target and a drafter that answer when the test says so."""
+
+    def __init__(self) -> None:
+        raw = {"target": {"path": "unused"}, "policy": {"name": "fixed"}}
+        config = FlotillaConfig.model_validate(raw)
+        self.verify_calls: list[VerifyCall] = []
+        self.draft_calls: list[DraftCall] = []
+        self.metrics = CellMetrics()
+        self.shell = SchedulerShell(config, self.metrics, lambda name: None, lambda name: None)
+        verify, draft = Decoder(VerifyCall), Decoder(DraftCall)
+        workers = SimpleNamespace(
+            send_verify=lambda data: self.verify_calls.append(verify.decode(data)),
+            send_draft=lambda name, data: self.draft_calls.append(draft.decode(data)),
+        )
+        self.shell.connect(cast(Any, workers), cast(Any, SimpleNamespace(send=lambda *told: None)))
+        self.target = SimulatedTarget()
+        self.drafter = SimulatedDrafter(0.5, random.Random(1))
+        self.shell.handle(VerifierReady(400, 200, 50))
+        self.shell.handle(DrafterReady("small", self.drafter.capabilities, 4))
+
+    def submit(self, name: str) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=30)
+        self.shell.told("fe", Submit(request_id=name, prompt=[1, 2, 3], sampling=sampling))
+
+    def verify(self) -> None:
+        self.shell.verified(0, encode(self.target.step(self.verify_calls.pop(0))))
+
+    def draft(self) -> None:
+        for call in [self.draft_calls.pop(0) for _ in list(self.draft_calls)]:
+            self.shell.drafted("small", encode(self.drafter.draft(call)))
+
+    def num_steps_timed(self) -> float:
+        registry = self.metrics.set.registry
+        return registry.get_sample_value("flotilla_step_seconds_count") or 0.0
+
+
+def test_an_idle_time_that_began_while_drafters_worked_is_no_step() -> None:
+    """A stop string matches, and the front end has the request ended between two answers of the target: what
+    came hours later was taken for the end of a step of hours."""
+    cell = DraftingCell()
+    cell.submit("a")
+    while cell.verify_calls:
+        cell.draft()
+        cell.verify()
+    assert cell.draft_calls, "a draft is waited for"
+    num_timed = cell.num_steps_timed()
+    cell.shell.told("fe", Cancel("a", is_complete=True))
+    assert cell.shell.core.is_idle
+    cell.submit("b")
+    cell.draft()
+    cell.verify()
+    assert cell.num_steps_timed() == num_timed
+    # While there is work, they are timed.
+    cell.draft()
+    cell.verify()
+    assert cell.num_steps_timed() == num_timed + 1.0
+
+
+def test_a_request_that_is_taken_to_another_cell_is_not_counted_as_given_up() -> None:
+    cell = DraftingCell()
+    for name in ("moved", "given up"):
+        cell.submit(name)
+        cell.shell.told("fe", Cancel(name, is_moved=name == "moved"))
+    assert not cell.shell.core.requests
+    sample = cell.metrics.set.registry.get_sample_value
+    labels = {"finish_reason": "cancelled", "tier": "default"}
+    assert sample("flotilla_requests_total", labels) == 1.0
+
+
+def test_a_request_counts_as_accepted_when_it_is_taken_and_once_in_all_cells() -> None:
+    """It did when it ended: while load rose, a few refusals were most of what had been decided."""
+    cell = DraftingCell()
+    sample = cell.metrics.set.registry.get_sample_value
+
+    def decided(decision: str) -> float:
+        return sample("flotilla_admission_decisions_total", {"decision": decision, "tier": "default"}) or 0.0
+
+    cell.submit("a")
+    assert (decided("accepted"), decided("rejected")) == (1.0, 0.0)
+    cell.submit("a")  # refused: its id is that of a request that runs
+    assert (decided("accepted"), decided("rejected")) == (1.0, 1.0)
+    sampling = SamplingParams(temperature=0.0, max_tokens=30)
+    taken = Submit(request_id="b", prompt=[1], sampling=sampling, was_taken=True)
+    cell.shell.told("fe", taken)
+    assert set(cell.shell.core.requests) == {"a", "b"}
+    for name in ("a", "b"):
+        cell.shell.told("fe", Cancel(name))
+    assert (decided("accepted"), decided("rejected")) == (1.0, 1.0)
+    strict = msgspec.structs.replace(taken, objective=Objective(ttft_ms=1.0))
+    cell.metrics.admitted(strict, taken)
+    assert decided("downgraded") == 1.0
