@@ -323,9 +323,9 @@ class StepPlanner:
         result: VerifyResult,
         verified: Mapping[str, TokenTree],
         requests: Mapping[str, Request],
-        elapsed_s: float,
+        own_s: Mapping[str, float],
     ) -> None:
-        """What an iteration of `elapsed_s` seconds brought each request; before they are forgotten."""
+        """What an iteration brought each request, in seconds of its own; before they are forgotten."""
         if not self.pool.selector.learns_from_steps:
             return
         outcomes = []
@@ -333,8 +333,8 @@ class StepPlanner:
             tree, request = verified.get(verdict.request_id), requests.get(verdict.request_id)
             if tree is not None and request is not None:
                 num_tokens, num_drafted = len(verdict.tokens), len(tree.token) - 1
-                kind = request.drafted_kind
-                outcomes.append(Outcome(request.request_id, kind, num_tokens, num_drafted, elapsed_s))
+                kind, seconds = request.drafted_kind, own_s[request.request_id]
+                outcomes.append(Outcome(request.request_id, kind, num_tokens, num_drafted, seconds))
         self.pool.observe(outcomes)
 
     def reflect(self, *, is_last: bool) -> None:
