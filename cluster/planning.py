@@ -66,10 +66,11 @@ class StepPlanner:
         # Those planned for last: mostly they are selected for together.
         self._batch = DecodeBatch()
         self._to_calibrate: list[tuple[list[TokenTree], list[str], list[list[int]]]] = []
-        self.overhead = StepOverhead(cost.profile.overhead_s, sends_ahead=scheduler.async_scheduling)
-        self._sends_ahead = scheduler.async_scheduling
-        self.prompts = PromptShare(chunk_tokens(scheduler, cost.profile.target))
         self._rests = policy if isinstance(policy, Rests) else None
+        # Of others it is not known in time that they draft nothing.
+        self._sends_ahead = scheduler.async_scheduling and self._rests is not None
+        self.overhead = StepOverhead(cost.profile.overhead_s, sends_ahead=self._sends_ahead)
+        self.prompts = PromptShare(chunk_tokens(scheduler, cost.profile.target))
         self._looks_ahead = policy if isinstance(policy, LooksAhead) else None
         self._looked_at = -1
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
