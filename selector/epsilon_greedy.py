@@ -81,6 +81,10 @@ class EpsilonGreedy:
         """See `Selector`."""
         self._averages.forget(request_id)
 
+    def begin_anew(self, kind: str) -> None:
+        """See `BeginsAnew`."""
+        self._averages.begin_anew(kind)
+
     def prices(self) -> Mapping[str, float]:
         """Not known: there is no matching."""
         return {}

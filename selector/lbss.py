@@ -155,6 +155,11 @@ class Lbss(MovesOnSchedule):
         if state is not None and state.place:
             self._unsettle()
 
+    def begin_anew(self, kind: str) -> None:
+        """See `BeginsAnew`."""
+        self._averages.begin_anew(kind)
+        self._unsettle()
+
     def prices(self) -> Mapping[str, float]:
         """See `Selector`; of the last matching."""
         return self._prices

@@ -186,6 +186,15 @@ class Explores(Protocol):
         ...
 
 
+@runtime_checkable
+class BeginsAnew(Protocol):
+    """A selector that keeps of its own what drafters brought."""
+
+    def begin_anew(self, kind: str) -> None:
+        """A kind has other weights: what it brought before says nothing of it."""
+        ...
+
+
 class MovesOnSchedule:
     """Of a selector that moves requests at slots of its own choice: it is asked for destinations every step.
 
