@@ -66,10 +66,11 @@ class StepPlanner:
         # Those planned for last: mostly they are selected for together.
         self._batch = DecodeBatch()
         self._to_calibrate: list[tuple[list[TokenTree], list[str], list[list[int]]]] = []
-        self.overhead = StepOverhead(cost.profile.overhead_s, sends_ahead=scheduler.async_scheduling)
-        self._sends_ahead = scheduler.async_scheduling
-        self.prompts = PromptShare(chunk_tokens(scheduler, cost.profile.target))
         self._rests = policy if isinstance(policy, Rests) else None
+        # Of others it is not known in time that they draft nothing.
+        self._sends_ahead = scheduler.async_scheduling and self._rests is not None
+        self.overhead = StepOverhead(cost.profile.overhead_s, sends_ahead=self._sends_ahead)
+        self.prompts = PromptShare(chunk_tokens(scheduler, cost.profile.target))
         self._looks_ahead = policy if isinstance(policy, LooksAhead) else None
         self._looked_at = -1
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
@@ -323,9 +324,9 @@ class StepPlanner:
         result: VerifyResult,
         verified: Mapping[str, TokenTree],
         requests: Mapping[str, Request],
-        elapsed_s: float,
+        own_s: Mapping[str, float],
     ) -> None:
-        """What an iteration of `elapsed_s` seconds brought each request; before they are forgotten."""
+        """What an iteration brought each request, in seconds of its own; before they are forgotten."""
         if not self.pool.selector.learns_from_steps:
             return
         outcomes = []
@@ -333,8 +334,8 @@ class StepPlanner:
             tree, request = verified.get(verdict.request_id), requests.get(verdict.request_id)
             if tree is not None and request is not None:
                 num_tokens, num_drafted = len(verdict.tokens), len(tree.token) - 1
-                kind = request.drafted_kind
-                outcomes.append(Outcome(request.request_id, kind, num_tokens, num_drafted, elapsed_s))
+                kind, seconds = request.drafted_kind, own_s[request.request_id]
+                outcomes.append(Outcome(request.request_id, kind, num_tokens, num_drafted, seconds))
         self.pool.observe(outcomes)
 
     def reflect(self, *, is_last: bool) -> None:

@@ -44,6 +44,7 @@ from cluster.worker import VERIFIER
 from cluster.worker_set import WorkerSet
 from drafters.messages import DraftResult
 from engine.wire import Decoder, encode
+from selector.protocol import BeginsAnew
 from verifier.messages import VerifyResult
 
 _log = logging.getLogger(__name__)
@@ -139,6 +140,8 @@ class SchedulerShell:
             core.pool.costs.forget(kind)
             core.pool.acceptance.begin_anew(kind)
             core.planner.calibration.forget(kind)
+            if isinstance(core.pool.selector, BeginsAnew):
+                core.pool.selector.begin_anew(kind)
 
     # Events and actions
 

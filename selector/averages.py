@@ -42,6 +42,12 @@ class GoodputAverages:
         found = self._pairs.get(request_id, {}).get(kind) or self._kinds.get(kind)
         return 0.0 if found is None else found.mean
 
+    def begin_anew(self, kind: str) -> None:
+        """The kind has other weights: nothing is known of it."""
+        self._kinds.pop(kind, None)
+        for pairs in self._pairs.values():
+            pairs.pop(kind, None)
+
     def forget(self, request_id: str) -> None:
         """A request ended; the kinds keep what it brought."""
         self._pairs.pop(request_id, None)

@@ -38,15 +38,23 @@ class EpsilonGreedy:
         """Nothing is known of a request before it ran."""
 
     def assign(self, requests: Sequence[RequestView], pool: PoolView) -> dict[str, str]:
-        """See `Selector`. Who finds its drafter full takes the next best, or none if it explores."""
+        """See `Selector`. Who finds its drafter full takes the next best, or none if it explores.
+
+        Who does not draft now stays where it is, if it has a drafter: no coin is thrown but for a slot.
+        """
         if not requests:
             return {}
         places = Places(requests, pool)
-        explores = bool(self._random.random() < self._epsilon)
+        explores = requests[0].is_drafting and bool(self._random.random() < self._epsilon)
         chosen: dict[str, str] = {}
+        for request in requests:
+            if not request.is_drafting and places.has_room(request, request.current):
+                chosen[request.request_id] = places.take(request.current)
         # In random order, so that it is not always the same request that finds its drafter full.
         for index in self._random.permutation(len(requests)).tolist():
             request = requests[index]
+            if request.request_id in chosen:
+                continue
             kinds = kinds_of(request, pool)
             if explores and kinds:
                 kinds = [kinds[int(self._random.random() * len(kinds))]]
@@ -72,6 +80,10 @@ class EpsilonGreedy:
     def forget(self, request_id: str) -> None:
         """See `Selector`."""
         self._averages.forget(request_id)
+
+    def begin_anew(self, kind: str) -> None:
+        """See `BeginsAnew`."""
+        self._averages.begin_anew(kind)
 
     def prices(self) -> Mapping[str, float]:
         """Not known: there is no matching."""

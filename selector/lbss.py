@@ -81,7 +81,6 @@ class Lbss(MovesOnSchedule):
         self._capacities: dict[str, int] = {}
         self._prices: dict[str, float] = {}
         self._slot = 0
-        self._is_stale = False
         self.epoch, self.is_exploring, self.slots_left = 1, True, alpha
         self.num_switches, self.switching_cost = 0, 0.0
 
@@ -98,8 +97,9 @@ class Lbss(MovesOnSchedule):
             self._next_slot()
         capacities = {name: drafter.capacity for name, drafter in pool.drafters.items()}
         if capacities != self._capacities:
-            self._capacities, self._is_stale = capacities, True
-        has_moves = self._is_stale
+            self._capacities = capacities
+            self._unsettle()
+        has_moves = False
         for request, state in pairs:
             if request.is_drafting:
                 state.slot = self._slot
@@ -153,7 +153,12 @@ class Lbss(MovesOnSchedule):
         state = self._states.pop(request_id, None)
         self._averages.forget(request_id)
         if state is not None and state.place:
-            self._is_stale = True
+            self._unsettle()
+
+    def begin_anew(self, kind: str) -> None:
+        """See `BeginsAnew`."""
+        self._averages.begin_anew(kind)
+        self._unsettle()
 
     def prices(self) -> Mapping[str, float]:
         """See `Selector`; of the last matching."""
@@ -168,6 +173,11 @@ class Lbss(MovesOnSchedule):
         if state is None:
             state = self._states[request.request_id] = _State(slot=-1, left=self._alpha)
         return state
+
+    def _unsettle(self) -> None:
+        """Other places are free: all who exploit are matched anew, each when it is next asked about."""
+        for state in self._states.values():
+            state.is_matched = False
 
     def _next_slot(self) -> None:
         """A request is to draft for the second time: the slot before is over."""
@@ -189,7 +199,7 @@ class Lbss(MovesOnSchedule):
         places = Places(requests, pool)
         drawing: list[tuple[RequestView, _State]] = []
         matching: list[tuple[RequestView, _State]] = []
-        must_match = self._is_stale
+        must_match = False
         for request, state in zip(requests, states, strict=True):
             keeps = not state.place or places.has_room(request, state.place)
             if state.left:
@@ -206,7 +216,6 @@ class Lbss(MovesOnSchedule):
         if must_match:
             self._match(matching, places, pool)
         self._draw(drawing, places, pool)
-        self._is_stale = False
 
     def _draw(self, pairs: Sequence[tuple[RequestView, _State]], places: Places, pool: PoolView) -> None:
         """A random kind for each; of those who drew a full kind, as many as it takes are kept at random."""

@@ -100,7 +100,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
         kind: of the drafter that served it; empty if none did.
         num_tokens: tokens committed, the bonus token included.
         num_drafted: drafted tokens that were verified.
-        seconds: of the whole iteration, drafting included.
+        seconds: of the iteration, its own drafting included; the wait for others' slower drafters is not,
+            for what a request has of a drafter must not depend on whom others draft with.
     """
 
     request_id: str
@@ -182,6 +183,15 @@ class Explores(Protocol):
             pool: `drafters` are those that are idle and have room.
             has_ended: whether the request is over, so that only later ones profit.
         """
+        ...
+
+
+@runtime_checkable
+class BeginsAnew(Protocol):
+    """A selector that keeps of its own what drafters brought."""
+
+    def begin_anew(self, kind: str) -> None:
+        """A kind has other weights: what it brought before says nothing of it."""
         ...
 
 

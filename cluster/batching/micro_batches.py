@@ -212,6 +212,10 @@ class MicroBatches:
             self.rule.measured(iteration.slot_s, num_tokens, num_running)
         return iteration
 
+    def waited_s(self, request_id: str, iteration: Iteration) -> float:
+        """Seconds of its last iteration that a request, drafted for, waited for slower drafters of others."""
+        return iteration.draft_s - self._draft_s.get(request_id, 0.0)
+
     def review(self, decoding: Sequence[DecodeRequest]) -> None:
         """Look at the count again, for these requests."""
         self.rule.review(Load.of(decoding), self.cost)

@@ -6,7 +6,7 @@ SmartSpec (2024): eq. 3 (goodput), 7 (time), 8 and 9 (chains), 10 (top-k heads).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,29 +23,58 @@ class StepTimes:
     """Predicted seconds of a step, as a function of draft length and tokens verified.
 
     Attributes:
-        roots_s: float64 [V + 1], a step that drafts so many layers for the whole batch and verifies the
-            roots alone, its overhead included. Steps with drafts and without are corrected apart.
+        roots_s: float64 [levels + 1], a step that drafts to some level and verifies the roots alone, its
+            overhead included; level 0 drafts nothing. Steps with drafts and without are corrected apart.
         added_s: float64 [tokens + 1], what so many draft tokens add to the verify forward.
+        reach: int64 [levels + 1, requests], the longest chain each may have at a level; None where a level
+            is a layer for everybody.
     """
 
     roots_s: Float64
     added_s: Float64
+    reach: Int64 | None = None
 
     @classmethod
     def of(
-        cls, batch: Sequence[DecodeRequest], max_depth: int, context: StepContext, most_tokens: int
+        cls, batch: Sequence[DecodeRequest], limits: Int64, max_depth: int, context: StepContext, most: int
     ) -> StepTimes:
-        """Up to `most_tokens` draft tokens; drafters work at the same time, each for all its requests."""
-        load, cost = drafter_load(batch), context.cost
+        """Of one length for all who may draft, each to its limit; up to `most` draft tokens.
+
+        Drafters work at the same time, each for all its requests, to the deepest of these. One that may
+        draft for nobody takes no time.
+        """
+        draft_s = [drafting for drafting, _ in _draft_times(batch, limits, max_depth, context)]
+        slowest_s = np.max(draft_s, axis=0) if draft_s else np.zeros(max_depth + 1)
+        return cls._beside(batch, slowest_s, context, most)
+
+    @classmethod
+    def by_level(
+        cls, batch: Sequence[DecodeRequest], limits: Int64, max_depth: int, context: StepContext, most: int
+    ) -> StepTimes:
+        """Of a length for each request: a level is a time that some drafter needs for some depth.
+
+        While it drafts, each of the others drafts as deep as it can, or nothing. Arguments as of `of`.
+        """
+        drafting = _draft_times(batch, limits, max_depth, context)
+        level_s = np.unique([draft_s[1:] for draft_s, _ in drafting])
+        reach = np.zeros((len(level_s) + 1, len(batch)), dtype=np.int64)
+        for draft_s, mine in drafting:
+            reach[1:, mine] = np.searchsorted(draft_s[1:], level_s, side="right")[:, None]
+        return replace(
+            cls._beside(batch, np.concatenate([[0.0], level_s]), context, most),
+            reach=np.minimum(reach, limits),
+        )
+
+    @classmethod
+    def _beside(
+        cls, batch: Sequence[DecodeRequest], draft_s: Float64, context: StepContext, most: int
+    ) -> StepTimes:
+        """With these seconds of drafting; the first are of a step without."""
         n, num_context = len(batch), sum(request.num_context for request in batch)
-        roots_s = np.full(max_depth + 1, context.plain_overhead_s + cost.verify_seconds(n, n, num_context))
-        beside_s = context.draft_overhead_s + cost.verify_seconds(n, n, num_context, drafted=True)
-        for depth in range(1, max_depth + 1):
-            draft_s = (
-                cost.draft_seconds(name, count, 1, depth, tokens) for name, (count, tokens) in load.items()
-            )
-            roots_s[depth] = beside_s + max(draft_s, default=0.0)
-        return cls(roots_s, added_seconds(batch, most_tokens, context))
+        roots_s = draft_s + context.draft_overhead_s
+        roots_s += context.cost.verify_seconds(n, n, num_context, drafted=True)
+        roots_s[0] = context.plain_overhead_s + context.cost.verify_seconds(n, n, num_context)
+        return cls(roots_s, added_seconds(batch, most, context))
 
     def seconds(self, depth: int, num_drafted: int) -> float:
         """The step with `depth` layers drafted and `num_drafted` draft tokens verified besides the roots."""
@@ -59,9 +88,22 @@ def added_seconds(batch: Sequence[DecodeRequest], most: int, context: StepContex
     return np.concatenate([[0.0], np.cumsum(added)])
 
 
-def drafter_load(batch: Sequence[DecodeRequest]) -> dict[str, tuple[int, int]]:
-    """By drafter: requests of the batch it drafts for, and their context tokens in total."""
-    return DecodeBatch.of(batch).load
+def _draft_times(
+    batch: Sequence[DecodeRequest], limits: Int64, max_depth: int, context: StepContext
+) -> list[tuple[Float64, Int64]]:
+    """Of each drafter that may draft: seconds of 0 to `max_depth` layers (float64), and its requests (int64).
+
+    No more layers than the longest of its limits.
+    """
+    drafters = np.array([request.drafter for request in batch])
+    found = []
+    for name, (count, tokens) in DecodeBatch.of(batch).load.items():
+        mine = np.flatnonzero(drafters == name)
+        deepest = int(limits[mine].max())
+        if deepest > 0:
+            draft_s = context.cost.draft_seconds_by_depth(name, count, 1, deepest, tokens)
+            found.append((np.pad(draft_s, (0, max_depth - deepest), mode="edge"), mine))
+    return found
 
 
 def chain_limits(batch: Sequence[DecodeRequest], max_depth: int) -> Int64:

@@ -63,13 +63,15 @@ def required_tokens(request: DecodeRequest, step_s: float, z: float) -> float:
         return request.required(step_s)
     if steps >= horizon:
         return 0.0  # every step brings one token at least
-    # (m S - h)^2 = z^2 S m (m - 1), the larger root; the smaller is the quantile on the other side.
+    # (m S - h)^2 = z^2 S m (m - 1): one root for each sign of z.
     a = steps * steps - z * z * steps
     b = z * z * steps - 2.0 * horizon * steps
-    if a <= 0.0:
-        return float(horizon)  # so few steps that no mean makes it sure: as much as can be had
     # Zero for z = 0, where rounding can take it below.
     discriminant = max(0.0, b * b - 4.0 * a * horizon * horizon)
+    if z < 0.0:
+        return 2.0 * horizon * horizon / (math.sqrt(discriminant) - b)
+    if a <= 0.0:
+        return float(horizon)  # so few steps that no mean makes it sure: as much as can be had
     return min(float(horizon), (-b + math.sqrt(discriminant)) / (2.0 * a))
 
 
@@ -86,10 +88,13 @@ def required_by(batch: Sequence[DecodeRequest], step_s: float, z: float) -> NDAr
     a = steps * steps - z * z * steps
     b = z * z * steps - 2.0 * horizon * steps
     discriminant = np.maximum(b * b - 4.0 * a * horizon * horizon, 0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.minimum((np.sqrt(discriminant) - b) / (2.0 * a), horizon)
     # From the last case of `required_tokens` to the first: whoever is in two is in the earlier one.
-    found = np.where(a <= 0.0, horizon, found)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if z < 0.0:
+            found = 2.0 * horizon * horizon / (np.sqrt(discriminant) - b)
+        else:
+            found = np.minimum((np.sqrt(discriminant) - b) / (2.0 * a), horizon)
+            found = np.where(a <= 0.0, horizon, found)
     found = np.where(steps >= horizon, 0.0, found)
     found = np.where(steps < 1.0, (decoding_s + step_s) / tpot_s - num_decoded, found)
     if len(paced) == len(batch):

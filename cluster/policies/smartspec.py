@@ -61,7 +61,8 @@ class SmartSpec:
         rates = np.array([request.rate for request in batch])
         heads = head_limits(batch, limits)
         limits = limits - heads
-        times = StepTimes.of(batch, self._config.max_depth, context, int(limits.sum()))
+        make_times = StepTimes.of if self._config.smartspec_acceptance == "global" else StepTimes.by_level
+        times = make_times(batch, limits, self._config.max_depth, context, int(limits.sum()))
         if self._config.smartspec_acceptance == "global":
             speculating = limits > 0
             rate = float(rates[speculating].mean()) if speculating.any() else 0.0
@@ -82,7 +83,8 @@ class SmartSpec:
         rate = float(np.mean([request.rate for request in drafted]))
         num_heads = max(request.num_heads for request in drafted)
         most_in_layer = min(request.max_width for request in drafted)
-        times = StepTimes.of(batch, self._config.max_depth, context, most_in_layer * int(heads.sum()))
+        most = most_in_layer * int(heads.sum())
+        times = StepTimes.of(batch, heads, self._config.max_depth, context, most)
         return best_head_widths(
             np.full(num_heads, rate), heads, times, num_heads, self._config.max_width, most_in_layer
         )
@@ -151,7 +153,7 @@ def best_common_length(rate: float, limits: Int64, times: StepTimes) -> int:
 def best_lengths(rates: Float64, limits: Int64, times: StepTimes) -> Int64:
     """The k_i with the highest goodput of the batch (eq. 9); shorter drafts where equals exist.
 
-    Exact without enumerating `(V + 1)^n` vectors: with the number of layers given, only how many tokens
+    Exact without enumerating `(V + 1)^n` vectors: with the seconds of drafting given, only how many tokens
     are verified costs time, so the best m slots are the m largest `a_i^j`; both are then enumerated.
 
     Args:
@@ -164,13 +166,18 @@ def best_lengths(rates: Float64, limits: Int64, times: StepTimes) -> Int64:
     """
     n = len(rates)
     best, best_k = n / times.seconds(0, 0), np.zeros(n, dtype=np.int64)
-    positions = np.arange(1, len(times.roots_s))
-    for depth in range(1, len(times.roots_s)):
+    positions = np.arange(1, int(limits.max()) + 1)[:, None]
+    gain = rates**positions
+    for level in range(1, len(times.roots_s)):
+        most = np.minimum(limits, level if times.reach is None else times.reach[level])
+        deepest = int(most.max())
         # Row by row in position, so that of equal gains the earlier position is taken first.
-        gains = np.where(positions[:depth, None] <= limits, rates ** positions[:depth, None], 0.0).ravel()
+        gains = np.where(positions[:deepest] <= most, gain[:deepest], 0.0).ravel()
+        if n + gains.sum() <= best * times.roots_s[level]:
+            continue  # not even if verifying them took no time
         # No more than limits allow, which leaves out some that gain nothing.
-        order = np.argsort(-gains, kind="stable")[: int(np.minimum(limits, depth).sum())]
-        seconds = times.roots_s[depth] + times.added_s[: len(order) + 1]
+        order = np.argsort(-gains, kind="stable")[: int(most.sum())]
+        seconds = times.roots_s[level] + times.added_s[: len(order) + 1]
         count, goodput = best_prefix(gains[order], float(n), seconds)
         if goodput > best:
             best = goodput

@@ -169,9 +169,9 @@ _TARGETS: dict[Value, dict[str, str]] = {
 }
 _ASSUMED = (
     "By the V100 roofline a 68M drafter's forward takes 0.2 ms: it is nearly free and best for nearly all. "
-    "Tried on 7B, seed 1: with 4 ms more per drafter forward (launching kernels) and 1.6 logits of spread "
-    "between requests instead of the 0.8 assumed, LBSS is 11 % above the best single drafter of three; with "
-    "one of the two it is not"
+    "Tried on 7B, seeds 1 to 3: with 4 ms more per drafter forward (launching kernels) and 1.6 logits of "
+    "spread between requests instead of the 0.8 assumed, LBSS is 5 % above the best single drafter; with one "
+    "of the two it is not"
 )
 
 _spin10 = Figure(

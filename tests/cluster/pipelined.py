@@ -91,6 +91,8 @@ class PipelineWorld:
     contention: float = 1.0
     noise: float = 0.05
     seed: int = 0
+    # Equal drafters take turns: a selector that learns would leave slow ones out.
+    selector: str = "fixed"
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -99,8 +101,7 @@ class PipelineWorld:
                 "target": {"path": "unused"},
                 "policy": self.policy,
                 "scheduler": {"draft_ahead": self.num_cores, "max_running": 64, **self.scheduler},
-                # Equal drafters take turns: a selector that learns would leave slow ones out.
-                "selector": {"name": "fixed"},
+                "selector": {"name": self.selector},
             }
         )
         self.core = SchedulerCore(config, make_policy(config.policy), CostModel(self.profile))

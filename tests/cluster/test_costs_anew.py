@@ -10,13 +10,19 @@ from cluster.config import FlotillaConfig
 from cluster.cost_model import CostModel, CostProfile, LinearCost
 from cluster.scheduler_shell import SchedulerShell
 from selector.acceptance import INITIAL_RATE
+from selector.lbss import Lbss
+from selector.protocol import BeginsAnew, Outcome
+from selector.registry import SELECTORS, make_selector
+from tests.selector.selector_world import World, drafter
 
 OLD, NEW = LinearCost(delta=1e-3), LinearCost(delta=4e-3, gamma=1e-4)
 
 
-def make_shell() -> SchedulerShell:
+def make_shell(selector: str = "flotilla") -> SchedulerShell:
     """Its drafter's layers have long taken five times what the profile says, and each call 20 ms besides."""
-    config = FlotillaConfig.model_validate({"target": {"path": "unused"}, "policy": {"name": "smartspec"}})
+    config = FlotillaConfig.model_validate(
+        {"target": {"path": "unused"}, "policy": {"name": "smartspec"}, "selector": {"name": selector}}
+    )
     shell = SchedulerShell(config, CellMetrics(), lambda name: None, lambda name: None)
     profile = CostProfile(target=LinearCost(gamma=1e-4, delta=1e-2), drafters={"small": OLD, "other": OLD})
     shell.restart(config, CostModel(profile))
@@ -80,3 +86,25 @@ def test_how_often_the_old_weights_were_right_says_nothing_of_the_new_ones() -> 
     for number in range(190, 200):
         rates.forget(f"r{number}")  # what they taught of the old weights is not taken off the new ones
     assert rates.prior("new", "small")[0] == INITIAL_RATE
+
+
+def test_what_the_old_weights_brought_is_no_goodput_of_the_new_ones() -> None:
+    """A bandit's means have all that ever was: of many requests, new ones would not move them for as long."""
+    shell = make_shell("lbss")
+    selector = shell.core.pool.selector
+    assert isinstance(selector, Lbss)
+    made = World(selector)
+    made.add(drafter("small", capacity=9), drafter("other", capacity=9))
+    for number in range(8):
+        made.arrive(f"r{number}")
+    for _ in range(16):  # of exploration
+        selector.observe([Outcome(name, place, 40, 1, 1.0) for name, place in made.step().items()])
+    shell.learn_cost("small", NEW)
+    for request_id in ("r0", "new"):
+        assert (selector.estimate(request_id, "small"), selector.estimate(request_id, "other")) == (0.0, 40.0)
+
+
+@pytest.mark.parametrize("name", sorted(SELECTORS))
+def test_a_selector_that_learns_from_steps_can_begin_anew(name: str) -> None:
+    selector = make_selector(name)
+    assert isinstance(selector, BeginsAnew) == selector.learns_from_steps

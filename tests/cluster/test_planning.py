@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from cluster.batching.iteration import Iteration
 from cluster.config import FlotillaConfig
@@ -13,6 +14,7 @@ from cluster.cost_model import DEFAULT_PROFILE, CostModel
 from cluster.policies.base import DecodeRequest, Int32, StepContext
 from cluster.policies.fixed import Fixed
 from cluster.policies.registry import make_policy
+from cluster.step_overhead import StepOverhead
 from engine.sampling_params import SamplingParams
 from engine.tree import TokenTree
 from tests.cluster.simulated import submit
@@ -40,6 +42,18 @@ def test_after_a_pause_of_the_machine_steps_are_soon_expected_to_take_what_they_
     # Steps that stay longer are believed in as many.
     iterate(10.0 * STEP_S, 30)
     assert planner.step_s > 9.0 * STEP_S
+
+
+@pytest.mark.parametrize(("policy", "sends_ahead"), [("flotilla", True), ("smartspec", False)])
+def test_only_steps_of_policies_that_rest_are_expected_to_be_sent_ahead(
+    policy: str, sends_ahead: bool
+) -> None:
+    """What plain steps save by it must not keep a policy from drafting for which nothing is sent ahead."""
+    config = FlotillaConfig.model_validate({"target": {"path": "unused"}, "policy": {"name": policy}})
+    planner = SchedulerCore(config, make_policy(config.policy), CostModel(DEFAULT_PROFILE)).planner
+    beside = StepOverhead(DEFAULT_PROFILE.overhead_s, sends_ahead=sends_ahead)
+    assert planner.context(4).plain_overhead_s == beside.plain_s(4)
+    assert planner.context(4).sends_ahead is sends_ahead
 
 
 class VerifiesNothing(Fixed):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from unittest import mock
 
+from cluster.cost_model import CostProfile, LinearCost
 from cluster.events import Action, Draft, VerifyDone
 from engine.sampling_params import SamplingParams
 from selector.lbss import Lbss
 from selector.protocol import Outcome
+from tests.cluster.pipelined import PipelineWorld
 from tests.cluster.simulated import submit
 from tests.cluster.test_core import World
 
@@ -79,3 +81,23 @@ def test_a_step_in_which_a_drafter_only_read_is_no_goodput_of_it() -> None:
     assert only_read
     assert all(outcome.kind == "" for outcome in only_read)
     assert all(outcome.kind for outcome, was_drafted in world.told if was_drafted)
+
+
+def test_who_waits_for_a_slower_drafter_of_others_is_told_of_its_own_seconds() -> None:
+    """SPIN's g(i,j) is of a request on a drafter: how else is its bandit to learn that one is slow?"""
+    profile = CostProfile(
+        target=LinearCost(delta=5e-3),
+        drafters={"quick": LinearCost(delta=0.5e-3), "slow": LinearCost(delta=10e-3)},
+    )
+    policy: dict[str, object] = {"name": "fixed", "fixed_depth": 4}
+    world = PipelineWorld({}, policy, selector="lbss", profile=profile, num_cores=2)
+    told: list[Outcome] = []
+    with mock.patch.object(world.core.pool.selector, "observe", told.extend):
+        for number in range(8):
+            world.submit(number, tokens=120)
+        world.run()
+    whole = [one for one in told if one.num_drafted == 4]  # less is drafted where a request ends
+    seconds = {kind: [one.seconds for one in whole if one.kind == kind] for kind in ("quick", "slow")}
+    assert min(map(len, seconds.values())) > 20
+    assert min(seconds["slow"]) > 0.04
+    assert max(seconds["quick"]) < 0.02

@@ -34,7 +34,7 @@ def requests(draw: st.DrawFn) -> DecodeRequest:
 
 
 @given(st.lists(requests(), min_size=1, max_size=6))
-@pytest.mark.parametrize("z", [0.0, 1.64])
+@pytest.mark.parametrize("z", [-1.28, 0.0, 1.64])
 def test_what_many_requests_need_is_what_each_needs(z: float, batch: list[DecodeRequest]) -> None:
     batch = batch * horizon.FEW_REQUESTS  # so many that they are looked at together
     assert required_by(batch, 0.03, z).tolist() == [required_tokens(one, 0.03, z) for one in batch]

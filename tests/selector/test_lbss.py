@@ -172,6 +172,37 @@ def test_who_loses_its_drafter_while_it_is_verified_spends_no_slot(
     assert (selector.epoch, selector.is_exploring, selector.slots_left) == now
 
 
+@pytest.mark.parametrize("change", ["leaves", "comes"])
+@pytest.mark.parametrize("is_first_asked", [False, True])
+def test_who_exploits_is_matched_anew_whoever_is_asked_about_first(change: str, is_first_asked: bool) -> None:
+    """Between a request's end and the next slot, one that waited is admitted and asked about by itself."""
+    made = World(Lbss(4, 1))
+    made.add(drafter("good", capacity=1), drafter("poor"), drafter("other"))
+    for name in ("r0", "r1", "r2"):
+        made.arrive(name, allowed=("good", "poor", "better"))
+    selector = made.selector
+    assert isinstance(selector, Lbss)
+    while selector.epoch < 5 or selector.is_exploring:
+        chosen = made.step()
+        selector.observe(
+            [Outcome(name, at, 90 if at == "good" else 40, 1, 1.0) for name, at in chosen.items() if at]
+        )
+    (served,) = (name for name, at in chosen.items() if at == "good")
+    if change == "leaves":
+        made.leave(served)
+        expected = ["good", "poor"]
+    else:
+        made.add(drafter("better", kind="good", capacity=1))
+        expected = ["better", "good", "poor"]
+    if is_first_asked:
+        made.arrive("r9", allowed=("other",))
+        place(made, "r9")
+    for _ in range(2):  # and there they stay
+        chosen = made.step()
+        chosen.pop("r9", None)
+        assert sorted(chosen.values()) == expected
+
+
 def test_the_destination_of_the_next_chunk_is_known() -> None:
     made = world(alpha=30, beta=3, num_requests=1)
     for _ in range(3):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from selector.protocol import Explores, Outcome
 from selector.registry import SELECTORS, make_selector
@@ -124,6 +125,20 @@ def test_epsilon_is_the_share_of_slots_that_explore() -> None:
         places.append(place)
         made.selector.observe([Outcome("r0", place, 3 if place == "large" else 1, 4, 1.0)])
     assert places[20:].count("small") / 1980 == pytest.approx(0.1, abs=0.03)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0])
+def test_between_slots_epsilon_greedy_moves_nobody(epsilon: float) -> None:
+    """As when a policy looks ahead: what is moved then only reads, and is moved again by the slot's coin."""
+    made = World(make_selector("epsilon-greedy", epsilon=epsilon))
+    made.add(drafter("small", capacity=9), drafter("large", capacity=9))
+    for number in range(8):
+        made.arrive(f"r{number}")
+    before = made.step()
+    made.selector.observe([Outcome(name, "small", 1, 4, 1.0) for name in before])
+    for _ in range(4):
+        views = [replace(view, is_drafting=False) for view in made.views()]
+        assert made.selector.assign(views, made.pool()) == before
 
 
 def test_an_unknown_name_is_told_what_there_is() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from cluster.config import PolicyConfig
 from cluster.cost_model import VERIFY_DRAFTED, VERIFY_PLAIN, CostModel, CostProfile, LinearCost
@@ -31,7 +32,7 @@ def machine(*, knee: int, past_s: float, drafted: float = 1.0, plain: float = 1.
     """Seconds of each token past the knee, and what forwards take as multiples of what the profile says."""
     profile = CostProfile(
         target=LinearCost(gamma=1e-5, delta=1e-2, beta=1e-8, gamma_knee=past_s, knee_tokens=knee),
-        drafters={"small": LinearCost(gamma=1e-5, delta=5e-4)},
+        drafters={"small": LinearCost(gamma=1e-5, delta=5e-4), "large": LinearCost(gamma=1e-5, delta=3e-3)},
     )
     corrections = {VERIFY_DRAFTED: drafted, VERIFY_PLAIN: plain}
     return replace(context(), cost=CostModel.corrected(profile, corrections, {}))
@@ -44,8 +45,13 @@ def step_s(batch: Sequence[DecodeRequest], lengths: Sequence[int], now: StepCont
     verify_s = now.cost.verify_seconds(n, n + sum(lengths), num_context, drafted=deepest > 0)
     if deepest == 0:
         return now.plain_overhead_s + verify_s
-    draft_s = now.cost.draft_seconds("small", n, 1, deepest, num_context)
-    return now.draft_overhead_s + draft_s + verify_s
+    slowest_s = 0.0  # at the same time, each to the deepest of its own
+    for name in {one.drafter for one in batch if one.drafter}:
+        mine = [(one.num_context, k) for one, k in zip(batch, lengths, strict=True) if one.drafter == name]
+        layers = max(k for _, k in mine)
+        draft_s = now.cost.draft_seconds(name, len(mine), 1, layers, sum(tokens for tokens, _ in mine))
+        slowest_s = max(slowest_s, draft_s)
+    return now.draft_overhead_s + slowest_s + verify_s
 
 
 def goodput(batch: Sequence[DecodeRequest], lengths: Sequence[int], now: StepContext) -> float:
@@ -61,7 +67,13 @@ machines = st.builds(
     plain=st.sampled_from([0.7, 1.0]),
 )
 batches = st.lists(
-    st.builds(request, rate=st.sampled_from([0.2, 0.5, 0.8, 0.95]), max_draft=st.integers(1, 4)),
+    st.builds(
+        request,
+        rate=st.sampled_from([0.2, 0.5, 0.8, 0.95]),
+        max_draft=st.integers(1, 4),
+        # The third is a lookup, which takes no time.
+        drafter=st.sampled_from(["small", "large", "lookup"]),
+    ),
     min_size=1,
     max_size=3,
 )
@@ -79,15 +91,25 @@ def test_smartspec_lengths_per_request_are_the_best_by_the_cost_model(
 
 
 @examples(100)
-@given(st.integers(1, 4), st.sampled_from([0.2, 0.5, 0.8, 0.95]), machines)
+@given(batches, st.sampled_from([0.2, 0.5, 0.8, 0.95]), machines)
 def test_smartspec_takes_the_best_common_length_by_the_cost_model(
-    num_requests: int, rate: float, now: StepContext
+    batch: list[DecodeRequest], rate: float, now: StepContext
 ) -> None:
-    batch = [request(str(i), rate=rate) for i in range(num_requests)]
+    batch = [structs.replace(one, rate=rate) for one in batch]
     policy = make_policy(PolicyConfig(name="smartspec", smartspec_acceptance="global", max_depth=DEEPEST))
     found = [plan.depth for plan in policy.plan(batch, now)]
-    best = max(goodput(batch, [k] * num_requests, now) for k in range(DEEPEST + 1))
-    assert goodput(batch, found, now) == pytest.approx(best)
+    common = ([min(k, one.max_draft) for one in batch] for k in range(DEEPEST + 1))
+    assert goodput(batch, found, now) == pytest.approx(max(goodput(batch, each, now) for each in common))
+
+
+@pytest.mark.parametrize("acceptance", ["global", "request"])
+def test_chains_do_not_pay_for_what_heads_draft(acceptance: str) -> None:
+    """Each kind is decided on as if the other just decoded; the heads' drafter may be the slower one."""
+    policy = make_policy(PolicyConfig(name="smartspec", smartspec_acceptance=acceptance))
+    now, chain = machine(knee=100, past_s=1e-2), request("chain", rate=0.8)
+    heads = request("heads", drafter="large", rate=0.5, num_heads=3, max_draft=3)
+    plain = structs.replace(heads, drafter="", max_draft=0, num_heads=0)
+    assert policy.plan([chain, heads], now)[0] == policy.plan([chain, plain], now)[0]
 
 
 @examples(100)
