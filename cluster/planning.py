@@ -72,12 +72,11 @@ class StepPlanner:
         self.overhead = StepOverhead(cost.profile.overhead_s, sends_ahead=self._sends_ahead)
         self.prompts = PromptShare(chunk_tokens(scheduler, cost.profile.target))
         self._looks_ahead = policy if isinstance(policy, LooksAhead) else None
-        self._looked_at = -1
+        self._looked_at, self._num_running = -1, 0
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
         self._decode_views = DecodeViews(pool, self.heads)
         self._stops_drafting = policy if isinstance(policy, StopsDrafting) else None
         self._proposing = Proposing()
-        self._num_running = 0
         # A policy that will be resting at the end of all steps never drafts.
         self._never_drafts = self._rests is not None and self._rests.rests(1, sys.maxsize)
         # Requests whose drafter was lost in the event at hand.
@@ -166,12 +165,13 @@ class StepPlanner:
         steps = (step, step + 1) if self.heads.are_there else (step,)
         if all(self._rests.rests(count, step) for step in steps):
             return True
-        if self._looks_ahead is None or self._looked_at == step:
+        looks = self._looks_ahead
+        if looks is None or self._looked_at == step or (self.heads.are_there and not looks.tries_drafts):
             return False
         self._looked_at = step  # once, whatever happens until the answer
         self.pool.assign(requests, now, is_drafting=False)
         views = self._decode_views.of_all(requests, now, max_model_tokens, has_proposals=False)
-        self._looks_ahead.look_ahead(DecodeBatch(views), replace(self.context(count), step=steps[-1]))
+        looks.look_ahead(DecodeBatch(views), replace(self.context(count), step=steps[-1]))
         if not all(self._rests.rests(count, step) for step in steps):
             self.heads.looked_ahead(steps[-1])
             return False

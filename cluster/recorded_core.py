@@ -167,7 +167,7 @@ class RecordedPolicy:
         if isinstance(policy, Rests):
             self.rests = policy.rests
         if isinstance(policy, LooksAhead):
-            self.look_ahead = policy.look_ahead
+            self.look_ahead, self.tries_drafts = policy.look_ahead, policy.tries_drafts
 
     def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
         """As the policy's."""

@@ -20,12 +20,13 @@ from cluster.policies.goodput import (
     chain_tokens,
 )
 from cluster.policies.head_trees import best_head_widths, full_trees, head_limits
+from cluster.policies.planned_early import PlannedEarly
 from cluster.policies.threshold import log_probability
 from drafters.messages import DraftPlan
 from engine.tree import TokenTree
 
 
-class SmartSpec:
+class SmartSpec(PlannedEarly):
     """Chains of the length with the highest goodput; length 0 turns speculation off.
 
     `smartspec_acceptance` says what acceptance is predicted from:

@@ -11,6 +11,7 @@ from cluster.cost_model import VERIFY_DRAFTED
 from cluster.forest import Forest
 from cluster.policies.base import DecodeRequest, Int32, StepContext
 from cluster.policies.goodput import Float64, Int64, chain_limits
+from cluster.policies.planned_early import PlannedEarly
 from drafters.messages import DraftPlan
 from engine.stop_rules import BEYOND_OBJECTIVE, AdaptiveDrafter, EstimateRule, slo_aware_estimate
 from engine.tree import TokenTree
@@ -22,7 +23,7 @@ Estimator = Callable[[float, int], float]
 SMOOTHING = 0.1
 
 
-class SpecServe:
+class SpecServe(PlannedEarly):
     """Adaptive drafter, confidence-prior verifier and SLO-aware estimator, for chains.
 
     The adaptive drafter (Algorithm 1) runs inside the drafters, which get with every call what its estimate

@@ -44,7 +44,9 @@ def test_after_a_pause_of_the_machine_steps_are_soon_expected_to_take_what_they_
     assert planner.step_s > 9.0 * STEP_S
 
 
-@pytest.mark.parametrize(("policy", "sends_ahead"), [("flotilla", True), ("smartspec", False)])
+@pytest.mark.parametrize(
+    ("policy", "sends_ahead"), [("flotilla", True), ("smartspec", True), ("adaserve", False)]
+)
 def test_only_steps_of_policies_that_rest_are_expected_to_be_sent_ahead(
     policy: str, sends_ahead: bool
 ) -> None:
