@@ -287,6 +287,8 @@ class FrontEnd(GrpcReplica):
             most_s=most_s,
         )
         await asyncio.gather(grpc, self._drain_grpc(0.0))
+        if self._tracer is not None:  # Ray ends the process as it is
+            await self._tracer.leave()
         await self._directory.leave()
 
     def _answers_http(self) -> bool:

@@ -5,6 +5,8 @@ Spans are made when a request has ended, from the times in its receipt, and expo
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cluster.observability_config import TelemetryConfig
@@ -27,6 +29,10 @@ _NAMES = {
 }
 
 
+#: For a process that ends, which a collector that does not answer is not to hold up.
+_CLOSE_S = 3.0
+
+
 class MissingTelemetry(RuntimeError):
     """Traces are asked for and the packages that make them are not installed."""
 
@@ -39,6 +45,8 @@ def trace_requests(config: TelemetryConfig, front_end: str) -> RequestTracer | N
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        from deployments.span_exporter import ToldExporter
     except ImportError as error:
         raise MissingTelemetry(
             "`telemetry.otlp_endpoint` is set, but OpenTelemetry is not installed: "
@@ -46,7 +54,8 @@ def trace_requests(config: TelemetryConfig, front_end: str) -> RequestTracer | N
         ) from error
     endpoint = config.otlp_endpoint.rstrip("/")
     endpoint = endpoint if endpoint.endswith("/v1/traces") else f"{endpoint}/v1/traces"
-    tracer = RequestTracer(config, front_end, BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    exporter = ToldExporter(OTLPSpanExporter(endpoint=endpoint), endpoint)
+    tracer = RequestTracer(config, front_end, BatchSpanProcessor(exporter))
     listen(tracer.ended)
     return tracer
 
@@ -102,6 +111,11 @@ class RequestTracer:
     def close(self) -> None:
         """Export what is left."""
         self._provider.shutdown()
+
+    async def leave(self, within_s: float = _CLOSE_S) -> None:
+        """Export what is left, as far as the collector takes it in time."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(self.close), within_s)
 
 
 def _attributes(request: EndedRequest, model: str) -> dict[str, Any]:
