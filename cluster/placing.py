@@ -15,9 +15,9 @@ from cluster.worker import Worker
 
 _log = logging.getLogger(__name__)
 
-# A worker that has no process after so long waits for something: it is said what for. One that reserves
-# nothing waits for its process alone; several that start at once take a small machine ten seconds.
-PATIENCE_S, PATIENCE_WITHOUT_SEAT_S = 5.0, 20.0
+# A worker that has no process after so long is said to wait for one. What it reserves is there before it is
+# asked for; several that start at once take a small machine ten seconds.
+PATIENCE_S = 20.0
 # And so often until then it is looked whether it still has a place.
 CHECK_S = 1.0
 
@@ -59,8 +59,7 @@ async def _watch(worker: Worker, names: list[str], asked: list[Any], reservation
                 _log.warning("%s lost its place before it ran", late)
                 worker.kill()
                 return
-            patience_s = PATIENCE_S if reservations.has_seat(late) else PATIENCE_WITHOUT_SEAT_S
-            if time.monotonic() - begun < patience_s:
+            if time.monotonic() - begun < PATIENCE_S:
                 continue
             waits_for = await reservations.explain_seat(late)
             if waits_for != worker.waits_for:

@@ -185,10 +185,6 @@ class Reservations:
         seat = self._seats.get(name)
         return "" if seat is None else await asyncio.to_thread(_node_of, seat)
 
-    def has_seat(self, name: str) -> bool:
-        """Whether the worker has a bundle."""
-        return name in self._seats
-
     async def has_place(self, name: str) -> bool:
         """Whether the worker's bundle is on a living node, or it needs none."""
         seat = self._seats.get(name)
@@ -199,6 +195,8 @@ class Reservations:
         seat = self._seats.get(name)
         if seat is None:
             return "waiting for a process: the node is slow, or the cluster full"
+        if await _is_placed(seat):
+            return "waiting for a process: what it reserves is there, the node is slow"
         return await self.explain(Plan(seat.plan.strategy, [seat.plan.bundles[seat.index]]))
 
     async def explain(self, plan: Plan) -> str:

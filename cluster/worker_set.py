@@ -272,19 +272,25 @@ class WorkerSet:
 
     async def stop(self, name: str) -> None:
         """Close the connections and end the processes; what is reserved stays reserved."""
-        if (begun := self._begun.pop(name, None)) is not None:
-            end(begun)
-        worker = self.workers.pop(name, None)
-        if worker is None:
-            return
-        worker.kill()
-        for client in worker.steps:
-            await client.close()
+        if (worker := self.workers.get(name)) is not None:
+            worker.kill()
+        await self._leave(name)
 
     async def remove(self, name: str) -> None:
         """As `stop`, for good."""
-        await self.stop(name)
+        if (worker := self.workers.get(name)) is not None:
+            # Killed like a stopped one, it would be a worker that died of too little memory to Ray, which
+            # says so at length on the terminal of who removed it.
+            worker.end()
+        await self._leave(name)
         self._reservations.vacate(name)
+
+    async def _leave(self, name: str) -> None:
+        if (begun := self._begun.pop(name, None)) is not None:
+            end(begun)
+        worker = self.workers.pop(name, None)
+        for client in () if worker is None else worker.steps:
+            await client.close()
 
     def kill_target(self) -> None:
         """End the target's processes; their loss is noticed as any other."""

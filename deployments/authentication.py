@@ -82,7 +82,9 @@ class Grant:
             return
         tier = call.terms.tier
         if self.key.tiers is not None and tier not in self.key.tiers:
-            raise forbidden(f"requests of the service tier '{tier}'")
+            allowed = ", ".join(sorted(self.key.tiers))
+            instead = f" Name one in `service_tier` that it does: {allowed}." if allowed else ""
+            raise forbidden(f"requests of the service tier '{tier}'", instead, param="service_tier")
         num_prompt = sum(len(state.prompt) for state in call.states[:: len(call.states) // call.num_prompts])
         most = num_prompt + sum(
             max_new_tokens(request, len(state.prompt), info, call.prompt_field) for state in call.states
@@ -263,9 +265,11 @@ def unauthenticated() -> ApiError:
     )
 
 
-def forbidden(what: str) -> ApiError:
-    """A 403 for what a valid key does not allow."""
-    return ApiError(403, f"This API key does not allow {what}.", code="permission_denied")
+def forbidden(what: str, instead: str = "", *, param: str | None = None) -> ApiError:
+    """A 403 for what a valid key does not allow, and what to do instead."""
+    return ApiError(
+        403, f"This API key does not allow {what}.{instead}", param=param, code="permission_denied"
+    )
 
 
 def _limited(refusal: Refusal, asked: int = 0, headers: Mapping[str, str] | None = None) -> ApiError:

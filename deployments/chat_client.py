@@ -32,12 +32,19 @@ class ChatOptions:
     temperature: float = 0.7
     max_tokens: int | None = None
     slo: dict[str, float] = field(default_factory=dict)
+    tier: str | None = None
     seed: int | None = None
 
     def body(self, messages: list[dict[str, str]]) -> dict[str, Any]:
         """The request for the next answer."""
         body: dict[str, Any] = {"messages": messages, "temperature": self.temperature, "stream": True}
-        optional = {"model": self.model, "max_tokens": self.max_tokens, "seed": self.seed, "slo": self.slo}
+        optional = {
+            "model": self.model,
+            "max_tokens": self.max_tokens,
+            "seed": self.seed,
+            "slo": self.slo,
+            "service_tier": self.tier,
+        }
         return body | {name: value for name, value in optional.items() if value not in (None, {})}
 
 
@@ -86,7 +93,11 @@ def _chat(
         try:
             answer = runner.run(_turn(session, options, messages, console))
         except (ServerError, aiohttp.ClientError) as error:
-            console.print(Text(str(error), style="red"))
+            # aiohttp speaks of `ssl:default` also where there is none.
+            told = str(error)
+            if isinstance(error, aiohttp.ClientConnectorError):
+                told = f"cannot reach {options.url}: {error.strerror}"
+            console.print(Text(told, style="red"))
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": answer})

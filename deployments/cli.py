@@ -106,6 +106,7 @@ def chat(
     max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
     tpot_ms: Annotated[float | None, typer.Option(help="Objective: time per output token.")] = None,
     ttft_ms: Annotated[float | None, typer.Option(help="Objective: time to the first token.")] = None,
+    tier: Annotated[str | None, typer.Option(help="Service tier; the server's default if unset.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes answers repeatable.")] = None,
 ) -> None:
     """Chat in the terminal, with the receipt under every answer."""
@@ -119,6 +120,7 @@ def chat(
         temperature=temperature,
         max_tokens=max_tokens,
         slo=slo,
+        tier=tier,
         seed=seed,
     )
     raise typer.Exit(run_chat(options))

@@ -57,9 +57,6 @@ _FAREWELL_S = 1.0
 #: Then it lets no connection begin for so long, while those made before are accepted and send their requests.
 _LAST_REQUESTS_S = 0.8
 
-#: The spans of its last requests may take so long to be sent.
-_LAST_SPANS_S = 1.0
-
 
 class CellHandle:
     """The cell's control calls through Ray Serve; the tokens travel by `CellClients` instead."""
@@ -291,8 +288,8 @@ class FrontEnd(GrpcReplica):
         )
         await asyncio.gather(grpc, self._drain_grpc(0.0))
         await self._directory.leave()
-        if self._tracer is not None:
-            await self._tracer.exported(_LAST_SPANS_S)
+        if self._tracer is not None:  # Ray ends the process as it is
+            await self._tracer.leave()
 
     def _answers_http(self) -> bool:
         return self._server is not None and self._http.is_alive()

@@ -72,7 +72,15 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "cache_salt": (None,),
     "kv_transfer_params": (None,),
     "vllm_xargs": (None, {}),
+    # What an answer must look like or is made of, to vLLM and SGLang: left out, it would be another's.
+    "regex": (None,),
+    "ebnf": (None,),
+    "lora_path": (None,),
+    "prompt_embeds": (None,),
 }
+
+#: The same by the names of this server.
+_CALLED_HERE = {"regex": "guided_regex", "ebnf": "guided_grammar"}
 
 
 class SloFields(RequestModel):
@@ -281,9 +289,10 @@ def validated(data: dict[str, Any], request_type: type[RequestType]) -> RequestT
         value = data.pop(name)
         # `1 == True` in Python: compare types as well, so that `best_of: true` is refused.
         if not any(value == neutral and type(value) is type(neutral) for neutral in NEUTRAL_VALUES[name]):
+            instead = f"send `{_CALLED_HERE[name]}`" if name in _CALLED_HERE else "leave it out"
             raise ApiError(
                 400,
-                f"`{name}` is not supported here; leave it out.",
+                f"`{name}` is not supported here; {instead}.",
                 param=name,
                 code="unsupported_parameter",
             )

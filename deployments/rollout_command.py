@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
+import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from deployments.command_failure import fail
+
+#: For a machine of the network to answer.
+_LOOK_S = 10.0
 
 
 def rollout(
@@ -41,10 +46,10 @@ def rollout(
 
     from deployments.rollout import RolloutError, begin
 
+    address = address or os.environ.get("RAY_ADDRESS", "auto")
     try:
-        ray.init(
-            address or os.environ.get("RAY_ADDRESS", "auto"), logging_level=logging.ERROR, log_to_driver=False
-        )
+        _look_for(address)
+        ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, ValueError) as error:
         fail(
             f"there is no Ray cluster to connect to: {error}. One that `flotilla serve` started by itself "
@@ -63,3 +68,23 @@ def rollout(
     finally:
         ray.shutdown()
     typer.echo("done")
+
+
+def _look_for(address: str) -> None:
+    """Raise `ConnectionError` where no Ray answers at an address: Ray itself tries again for minutes.
+
+    So it is with one that `flotilla serve` started by itself, which listens on the loopback address only:
+    Ray finds its port, and asks at the machine's other address.
+    """
+    if "://" in address:  # Ray's client, which gives up in time
+        return
+    # Ray says by no public name which cluster it would join.
+    services: Any = importlib.import_module("ray._private.services")
+    found = services.canonicalize_bootstrap_address(address)
+    if found is None:  # "local": a Ray of one's own
+        return
+    host, _, port = found.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _LOOK_S).close()
+    except OSError as error:
+        raise ConnectionError(f"nobody answers at {found} ({error.strerror or error})") from None

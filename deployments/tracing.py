@@ -6,8 +6,7 @@ Spans are made when a request has ended, from the times in its receipt, and expo
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cluster.observability_config import TelemetryConfig
@@ -30,7 +29,8 @@ _NAMES = {
 }
 
 
-_POLL_S = 0.02
+#: For a process that ends, which a collector that does not answer is not to hold up.
+_CLOSE_S = 3.0
 
 
 class MissingTelemetry(RuntimeError):
@@ -45,6 +45,8 @@ def trace_requests(config: TelemetryConfig, front_end: str) -> RequestTracer | N
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        from deployments.span_exporter import ToldExporter
     except ImportError as error:
         raise MissingTelemetry(
             "`telemetry.otlp_endpoint` is set, but OpenTelemetry is not installed: "
@@ -52,7 +54,8 @@ def trace_requests(config: TelemetryConfig, front_end: str) -> RequestTracer | N
         ) from error
     endpoint = config.otlp_endpoint.rstrip("/")
     endpoint = endpoint if endpoint.endswith("/v1/traces") else f"{endpoint}/v1/traces"
-    tracer = RequestTracer(config, front_end, BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    exporter = ToldExporter(OTLPSpanExporter(endpoint=endpoint), endpoint)
+    tracer = RequestTracer(config, front_end, BatchSpanProcessor(exporter))
     listen(tracer.ended)
     return tracer
 
@@ -109,13 +112,10 @@ class RequestTracer:
         """Export what is left."""
         self._provider.shutdown()
 
-    async def exported(self, within_s: float) -> None:
-        """As `close`, but goes on after `within_s`, as where the collector does not answer."""
-        closing = threading.Thread(target=self.close, name="last spans", daemon=True)
-        closing.start()
-        until = time.monotonic() + within_s
-        while closing.is_alive() and time.monotonic() < until:
-            await asyncio.sleep(_POLL_S)
+    async def leave(self, within_s: float = _CLOSE_S) -> None:
+        """Export what is left, as far as the collector takes it in time."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(self.close), within_s)
 
 
 def _attributes(request: EndedRequest, model: str) -> dict[str, Any]:

@@ -317,6 +317,8 @@ async def test_fields_without_use_are_neutral_or_refused(http: httpx.AsyncClient
         error = response.json()["error"]
         assert response.status_code == 400
         assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+        told = {"regex": "send `guided_regex`", "ebnf": "send `guided_grammar`"}.get(name, "leave it out")
+        assert error["message"].endswith(f"; {told}.")
 
 
 @pytest.mark.api("chat.completions", "top_logprobs", "logprobs")

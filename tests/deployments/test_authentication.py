@@ -152,6 +152,10 @@ async def test_a_key_of_one_tier_serves_no_other(http: httpx.AsyncClient, cell: 
             "/v1/completions", json=BODY | {"service_tier": tier}, headers=bearer("fast")
         )
         assert answer.status_code == status, answer.text
+        if status == 403:
+            error = answer.json()["error"]
+            assert error["param"] == "service_tier"
+            assert error["message"].endswith("Name one in `service_tier` that it does: fast.")
     assert len(cell.submissions) == 1
 
 

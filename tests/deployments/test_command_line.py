@@ -155,7 +155,8 @@ async def test_chat_in_the_terminal(url: str, cell: CellStandIn, monkeypatch: py
     lines = iter(["hello", "", "again", "/new", "once more", "x" * 3000, "/quit"])
     console = Console(record=True, width=200, highlight=False)
     monkeypatch.setattr(console, "input", lambda _: next(lines))
-    options = ChatOptions(url=url, system="be brief", seed=7, slo={"tpot_ms": 50.0})
+    options = ChatOptions(url=url, system="be brief", seed=7, slo={"tpot_ms": 50.0}, tier="flex")
+    assert options.body([])["service_tier"] == "flex"
     assert await asyncio.to_thread(run_chat, options, console) == 0
     shown = console.export_text()
     assert shown.count(ANSWER.partition("\n")[0]) == 3
@@ -199,6 +200,19 @@ async def test_chat_shows_a_server_s_error_as_it_is(
     monkeypatch.setattr(chat_client, "_turn", failing)
     assert await asyncio.to_thread(run_chat, ChatOptions(url=url), console) == 0
     assert "no [/closing] of what was [red]not opened[/]" in console.export_text()
+
+
+async def test_chat_says_which_server_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["hello", "/quit"])
+    console = Console(record=True, width=200, highlight=False)
+    monkeypatch.setattr(console, "input", lambda _: next(lines))
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        assert await asyncio.to_thread(run_chat, ChatOptions(url=url), console) == 0
+    shown = console.export_text()
+    assert f"cannot reach {url}: " in shown
+    assert "ssl" not in shown
 
 
 async def test_chat_sends_what_a_terminal_of_another_encoding_types(

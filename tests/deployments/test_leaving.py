@@ -99,7 +99,7 @@ async def test_its_last_spans_are_sent_before_it_ends() -> None:
         _config=FlotillaConfig.model_validate({"target": {"path": "unused"}}),
         _server=None,
         _directory=SimpleNamespace(leave=partial(note, "left"), members=[], heard_at=-math.inf),
-        _tracer=SimpleNamespace(exported=partial(note, "exported")),
+        _tracer=SimpleNamespace(leave=partial(note, "exported")),
         _drain_grpc=partial(note, "drained"),
         _answers_http=lambda: False,
     )

@@ -9,14 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.trace import SpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic import ValidationError
 
 from cluster.logs import PACKAGES, configure_logs
@@ -33,6 +35,7 @@ from deployments.grpc_service import GenerationService
 from deployments.openai_api import create_app
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.request_log import log_fields
+from deployments.span_exporter import ToldExporter
 from deployments.tracing import RequestTracer, trace_requests
 from tests.fakes.cell_stand_in import CellStandIn
 from tests.fakes.tiny_tokenizer import ANSWER
@@ -229,7 +232,7 @@ async def test_a_request_is_a_trace_at_a_real_collector(
         headers={"traceparent": f"00-{trace_id}-{parent_id}-01"},
     )
     assert answer.status_code == 200
-    await asyncio.to_thread(tracer.close)
+    await tracer.leave()
     (request,) = received
     assert b"quokka" not in request.SerializeToString()
     (resource,) = request.resource_spans
@@ -280,7 +283,7 @@ async def test_calls_over_grpc_join_the_trace_of_who_calls(
     await grpc.generate(request, metadata)
     assert [chunk async for chunk in grpc.generate_stream(request, metadata)]
     # As a front end that ends does: what it holds would be sent seconds later only.
-    await tracer.exported(10.0)
+    await tracer.leave(10.0)
     (exported,) = received
     spans = [span for scope in exported.resource_spans[0].scope_spans for span in scope.spans]
     assert {span.trace_id.hex() for span in spans} == {trace_id}
@@ -290,18 +293,41 @@ async def test_calls_over_grpc_join_the_trace_of_who_calls(
     assert [(line["message"], line["key"]) for line in lines] == [("request", "team")] * 2
 
 
-async def test_a_collector_that_does_not_answer_keeps_no_front_end() -> None:
-    class Stuck(SpanProcessor):
-        is_over = threading.Event()
+async def test_a_front_end_that_ends_exports_what_is_left_but_waits_for_no_collector() -> None:
+    """It exported nothing: Ray ends the process, and what had ended in its last five seconds was lost."""
+    released = threading.Event()
 
+    class Collecting(SpanProcessor):
         def shutdown(self) -> None:
-            self.is_over.wait(60.0)
+            released.wait(10.0)
 
-    processor = Stuck()
-    begun = time.monotonic()
-    await RequestTracer(TelemetryConfig(), "fe-1", processor).exported(0.1)
-    assert 0.1 <= time.monotonic() - begun < 30.0
-    processor.is_over.set()
+    tracer = RequestTracer(TelemetryConfig(), "fe-1", Collecting())
+    began = time.monotonic()
+    await tracer.leave(within_s=0.05)
+    assert time.monotonic() - began < 5.0
+    released.set()
+
+
+def test_the_log_says_when_traces_begin_to_fail_and_when_they_come_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A wrong endpoint was told in a file of Ray's alone."""
+
+    class Collecting(InMemorySpanExporter):
+        takes = False
+
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            return SpanExportResult.SUCCESS if self.takes else SpanExportResult.FAILURE
+
+    collecting = Collecting()
+    exporter = ToldExporter(collecting, "http://me:secret@collector:4317/v1/traces")
+    with caplog.at_level(logging.WARNING):
+        for takes in (False, False, True, True, False):
+            collecting.takes = takes
+            exporter.export([])
+    told = [record.message.split(",")[0] for record in caplog.records]
+    failing = "traces do not reach collector:4317"
+    assert told == [failing, "traces reach collector:4317 again", failing]
 
 
 def test_without_traces_opentelemetry_is_not_even_imported() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import io
 import re
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Literal
 import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
+from ray._private import services
 from rich.console import Console
 from starlette.responses import PlainTextResponse, Response
 from typer.testing import CliRunner
@@ -111,6 +113,22 @@ def test_the_command_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["rollout", str(path)])
     assert result.exit_code == 2
     assert "policy.nmae" in result.output
+
+
+def test_the_command_says_at_once_that_no_ray_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray tried again for minutes where `flotilla serve` had a Ray of its own."""
+    path = tmp_path / "same.yaml"
+    path.write_text("target: {path: zoo:target-8x384}\n")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        monkeypatch.setattr(services, "canonicalize_bootstrap_address", lambda _: address)
+        result = CliRunner().invoke(cli.app, ["rollout", str(path)])
+    assert result.exit_code == 2
+    assert f"nobody answers at {address}" in result.output
+    assert "SIGHUP" in result.output
 
 
 def test_a_server_that_reads_a_wrong_file_again_says_that_nothing_changes(
