@@ -60,8 +60,7 @@ class StepPlanner:
         self.calibration = Calibration(cost.kinds)
         self.totals = Totals()
         self.step_s = cost.verify_seconds(1, 1, 0)
-        # Of the draft call answered last: mostly they are what is selected from, and are not joined again.
-        self.trees = TreeBatch()
+        self.trees = TreeBatch()  # of the draft call answered last: mostly what is selected from
         self._views: dict[str, DecodeRequest] = {}
         # Those planned for last: mostly they are selected for together.
         self._batch = DecodeBatch()
@@ -72,6 +71,7 @@ class StepPlanner:
         self.overhead = StepOverhead(cost.profile.overhead_s, sends_ahead=self._sends_ahead)
         self.prompts = PromptShare(chunk_tokens(scheduler, cost.profile.target))
         self._looks_ahead = policy if isinstance(policy, LooksAhead) else None
+        self._tries_drafts = getattr(policy, "tries_drafts", True)
         self._looked_at, self._num_running = -1, 0
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
         self._decode_views = DecodeViews(pool, self.heads)
@@ -166,7 +166,7 @@ class StepPlanner:
         if all(self._rests.rests(count, step) for step in steps):
             return True
         looks = self._looks_ahead
-        if looks is None or self._looked_at == step or (self.heads.are_there and not looks.tries_drafts):
+        if looks is None or self._looked_at == step or (self.heads.are_there and not self._tries_drafts):
             return False
         self._looked_at = step  # once, whatever happens until the answer
         self.pool.assign(requests, now, is_drafting=False)

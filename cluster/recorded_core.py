@@ -167,7 +167,7 @@ class RecordedPolicy:
         if isinstance(policy, Rests):
             self.rests = policy.rests
         if isinstance(policy, LooksAhead):
-            self.look_ahead, self.tries_drafts = policy.look_ahead, policy.tries_drafts
+            self.look_ahead, self.tries_drafts = policy.look_ahead, getattr(policy, "tries_drafts", True)
 
     def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
         """As the policy's."""

@@ -130,12 +130,9 @@ class Rests(Protocol):
 class LooksAhead(Protocol):
     """A policy that rests, and can look before a rest ends, so that no step waits for a look in vain.
 
-    Attributes:
-        tries_drafts: whether it drafts now and then though it does not pay. Else it is for the engine to have
-            the target's heads propose at times, and where there are any it is not asked to look.
+    One that says `tries_drafts = False` never drafts where it does not pay. Then it is for the engine to have
+    the target's heads propose at times, and where there are any it is not asked to look.
     """
-
-    tries_drafts: bool
 
     def look_ahead(self, batch: Sequence[DecodeRequest], context: StepContext) -> None:
         """Rest on if `plan` would surely draft nothing for these in the step of `context`."""

@@ -83,8 +83,6 @@ class Outlook:
 class Flotilla:
     """Speculates as deep and wide as raises expected tokens per second, and more where an SLO needs it."""
 
-    tries_drafts = True
-
     def __init__(self, config: PolicyConfig) -> None:
         self._config = config
         self._z = quantile(config.miss_probability)
