@@ -52,8 +52,8 @@ class Learning:
             self.planner.prompts.took_s = sent.parts.prompts_s
             self.pace.iterated(iteration.elapsed_s - result.forward_seconds)
             self.planner.measure_iteration(iteration, result, was_ahead=sent.was_ahead)
-            own_s = {
-                request_id: iteration.elapsed_s - self.micro_batches.waited_s(request_id, iteration)
-                for request_id in sent.trees
-            }
+
+            def own_s(request_id: str) -> float:
+                return iteration.elapsed_s - self.micro_batches.waited_s(request_id, iteration)
+
             self.planner.tell_selector(result, sent.trees, requests, own_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -324,7 +324,7 @@ class StepPlanner:
         result: VerifyResult,
         verified: Mapping[str, TokenTree],
         requests: Mapping[str, Request],
-        own_s: Mapping[str, float],
+        own_s: Callable[[str], float],
     ) -> None:
         """What an iteration brought each request, in seconds of its own; before they are forgotten."""
         if not self.pool.selector.learns_from_steps:
@@ -334,7 +334,7 @@ class StepPlanner:
             tree, request = verified.get(verdict.request_id), requests.get(verdict.request_id)
             if tree is not None and request is not None:
                 num_tokens, num_drafted = len(verdict.tokens), len(tree.token) - 1
-                kind, seconds = request.drafted_kind, own_s[request.request_id]
+                kind, seconds = request.drafted_kind, own_s(request.request_id)
                 outcomes.append(Outcome(request.request_id, kind, num_tokens, num_drafted, seconds))
         self.pool.observe(outcomes)
 

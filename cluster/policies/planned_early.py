@@ -10,7 +10,7 @@ from drafters.messages import DraftPlan
 
 
 class PlannedEarly(ABC):
-    """A policy whose `plan` depends on its arguments alone.
+    """A policy whose `plan` remembers nothing, so that it may be asked once more.
 
     It is asked about a step while the target still works on the one before, and by what is known then:
     where nothing would be drafted, the step is plain, and is sent ahead like those of any other policy.
