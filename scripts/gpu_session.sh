@@ -44,7 +44,7 @@ fi
 export PYTHONPATH="$PWD:$site${PYTHONPATH:+:$PYTHONPATH}"
 
 keep() {
-    tar -czf "$out/$call.new" -C "$found" . && mv "$out/$call.new" "$out/$call.tar.gz"
+    tar -czf "$out/$call.new" -C "$found" --exclude decisions.jsonl . && mv "$out/$call.new" "$out/$call.tar.gz"
 }
 # Each part has its own time limit, so that one that hangs leaves time for the others; none outlasts the call.
 part() {
@@ -275,12 +275,22 @@ serve-8b)
     done
     beside grow-eagle 90 python3 -m benchmarks.grown_eagle --eagle zoo/weights/eagle-1x384 \
         --target zoo/weights/target-8x384 --shape "$target" /tmp/grown-eagle
+    # Meanwhile nothing is timed. What tests need is in the tree only if the branch leaves it there.
+    if [ -d tests/gpu ] && wanted tests; then
+        python3 -m zipfile -e .gpu-ray/pytest_asyncio-*.whl /tmp/site-tests
+        for path in tests/gpu/test_*_on_gpu.py; do
+            file=${path#tests/gpu/test_}
+            beside "tests-${file%_on_gpu.py}" "${BESIDE_SECONDS:-80}" env TORCH_CUDNN_SDPA_DEPRIORITIZED=1 \
+                PYTHONPATH="$PYTHONPATH:/tmp/site-tests" $pytest "$path" -k 'not flashinfer'
+        done
+    fi
     together
     # A drafter in a larger shape, and the same one in its own: alike in what they say, and not in what they cost.
     pair="--target /tmp/grown-$target-target --drafter /tmp/grown-$drafter-drafter --eagle /tmp/grown-eagle"
     pair="$pair --drafter general=zoo:drafter-general-2x192"
     # shellcheck disable=SC2086
     $parts config --device "$device" --num-gpus 0.7 $pair >"$found/serve.yaml" || exit 1
+    [ -z "${SESSION_BUSY-}" ] || sed -i 's/"busy_polling": *false/"busy_polling":true/' "$found/serve.yaml"
     if wanted grown && begin grown ""; then
         part load-grown 130 $parts load "$url" "$server" --way flotilla --learn "${LEARN_SECONDS:-10}" --seconds 4 \
             --concurrency 1 16 64 --max-tokens 256 --json "$found/load-grown.json"
@@ -315,11 +325,15 @@ serve-8b)
         for policy in ${SESSION_POLICIES:-flotilla autoregressive smartspec adaserve specserve}; do
             policies="$policies --policy $policy"
         done
+        for rate in ${SESSION_RATE:-8}; do policies="$policies --rate $rate"; done
         sed "s|\"decisions_file\": *null|\"decisions_file\":\"$found/decisions.jsonl\"|" "$found/serve.yaml" \
             >"$found/compare.yaml"
         # shellcheck disable=SC2086
         bench compare "${COMPARE_SECONDS:-240}" compare --config "$found/compare.yaml" $policies \
-            --rate "${SESSION_RATE:-8}" --seeds 1 --duration "${SESSION_DURATION:-8}" --max-tokens 256
+            --seeds 1 --duration "${SESSION_DURATION:-8}" --max-tokens 256
+        # In pieces that are small enough to come back.
+        [ ! -s "$found/decisions.jsonl" ] ||
+            gzip -c "$found/decisions.jsonl" | split -b 15m - "$out/decisions.jsonl.gz."
     fi
     unshare
     # In one process, beside Transformers, which runs the same two models.
@@ -329,6 +343,11 @@ serve-8b)
     if wanted engine; then
         bench engine 150 engine --config "$found/engine.yaml" --no-processes --policy fixed --batch 1 --batch 32 \
             --assistant "/tmp/grown-$drafter-drafter" --rounds 1 --per-domain 1 --max-tokens 64
+    fi
+    if wanted forwards; then
+        forward forward-8b 45 8b triton
+        forward forward-8b-prompt 40 8b triton --prompt 64
+        forward forward-8b-long-prompt 40 8b triton --prompt 512
     fi
     ;;
 pair)
