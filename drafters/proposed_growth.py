@@ -1,0 +1,214 @@
+"""Growing a tree from what was proposed beside the target: a beam, or quicker the chain that a narrow one is.
+
+The scheduler waits for it in every step, for all requests one after the other, so that plain numbers are read
+from the proposals once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+
+from drafters.beam import Beam
+from drafters.messages import DraftPlan
+from engine.proposals import Proposals
+from engine.tree import TokenTree
+
+# Parents and depths of the chains that there usually are; a deeper one has its own.
+_USUAL_NODES = 65
+_PARENTS = np.arange(-1, _USUAL_NODES - 1, dtype=np.int32)
+_DEPTHS = np.arange(_USUAL_NODES, dtype=np.int32)
+for _array in (_PARENTS, _DEPTHS):
+    _array.flags.writeable = False
+
+
+class Layers:
+    """Proposals as plain numbers.
+
+    Attributes:
+        position: length of the sequence that they follow.
+        token, logp: per layer, of its candidates, the best first.
+        parent: per layer, of its candidates the place in the layer before; None if any one is a parent.
+    """
+
+    __slots__ = ("logp", "parent", "position", "token")
+
+    def __init__(self, proposals: Proposals) -> None:
+        self.position = proposals.position
+        self.token: list[list[int]] = proposals.token.tolist()
+        self.logp: list[list[float]] = proposals.logp.tolist()
+        self.parent: list[list[int]] | None = None if proposals.parent is None else proposals.parent.tolist()
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    def children(self, layer: int, place: int) -> list[int]:
+        """Places in a layer (from 0) of the candidates after the one at `place` of the layer before."""
+        if self.parent is None:
+            return list(range(len(self.token[layer])))
+        return [child for child, above in enumerate(self.parent[layer]) if above == place]
+
+
+class Growth(Protocol):
+    """A tree that grows layer by layer."""
+
+    def grow(self) -> bool:
+        """Add a layer, if there is one to add."""
+        ...
+
+    def last_acceptance(self) -> list[float]:
+        """Product of the drafter's probabilities along the path to each node of the last layer (AR, f)."""
+        ...
+
+    def open_acceptance(self) -> list[float]:
+        """The same of the nodes that would get children."""
+        ...
+
+    def tree(self) -> TokenTree:
+        """As grown so far."""
+        ...
+
+
+def growth(root: int, plan: DraftPlan, stops: frozenset[int], layers: Layers | None) -> Growth:
+    """A tree of the root alone; without layers it stays that."""
+    if layers is None or plan.depth < 1:
+        return RootAlone(root)
+    if plan.width == 1:
+        return ChainGrowth(root, plan, stops, layers)
+    return BeamGrowth(root, plan, stops, layers)
+
+
+class RootAlone:
+    """Nothing was proposed: the root stays alone."""
+
+    __slots__ = ("_root",)
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+
+    def grow(self) -> bool:
+        """See `Growth`."""
+        return False
+
+    def last_acceptance(self) -> list[float]:
+        """See `Growth`."""
+        return []
+
+    def open_acceptance(self) -> list[float]:
+        """See `Growth`."""
+        return []
+
+    def tree(self) -> TokenTree:
+        """See `Growth`."""
+        return TokenTree.root_only(self._root)
+
+
+class BeamGrowth:
+    """The best paths of each layer, as many as the plan is wide (`drafters.beam`)."""
+
+    __slots__ = ("_beam", "_layers", "_places")
+
+    def __init__(self, root: int, plan: DraftPlan, stops: frozenset[int], layers: Layers) -> None:
+        self._beam = Beam(root, plan, stops)
+        self._layers = layers
+        # Per node of the beam, its place among its layer's candidates.
+        self._places = [0]
+
+    def grow(self) -> bool:
+        """See `Growth`."""
+        beam, layers = self._beam, self._layers
+        if not beam.frontier or beam.depth >= min(beam.plan.depth, len(layers)):
+            return False
+        layer, frontier = beam.depth, beam.frontier
+        token, logp = layers.token[layer], layers.logp[layer]
+        if layers.parent is None:
+            beam.grow([logp] * len(frontier), [token] * len(frontier))
+            return bool(beam.layer)
+        found = [layers.children(layer, self._places[node]) for node in frontier]
+        beam.grow([[logp[at] for at in row] for row in found], [[token[at] for at in row] for row in found])
+        place: dict[tuple[int, int], int] = {}
+        for node, row in zip(frontier, found, strict=True):
+            for at in row:  # the best first: tokens that are ruled out may repeat it
+                place.setdefault((node, token[at]), at)
+        self._places += [place[beam.parent[node], beam.token[node]] for node in beam.layer]
+        return bool(beam.layer)
+
+    def last_acceptance(self) -> list[float]:
+        """See `Growth`."""
+        return self._beam.acceptance(self._beam.layer)
+
+    def open_acceptance(self) -> list[float]:
+        """See `Growth`."""
+        return self._beam.acceptance(self._beam.frontier)
+
+    def tree(self) -> TokenTree:
+        """See `Growth`."""
+        beam = self._beam
+        return beam.tree() if len(beam.token) > 1 else TokenTree.root_only(beam.token[0])
+
+
+class ChainGrowth:
+    """What `BeamGrowth` gives where a plan is one wide: the first choice after the first choice."""
+
+    __slots__ = ("_depth", "_is_open", "_logp", "_token")
+
+    def __init__(self, root: int, plan: DraftPlan, stops: frozenset[int], layers: Layers) -> None:
+        token, logp = [root], [0.0]
+        path, place, is_open = 0.0, 0, True
+        parents = layers.parent
+        for layer, (tokens, logps) in enumerate(zip(layers.token, layers.logp, strict=True)):
+            if layer >= plan.depth:
+                break
+            place = 0 if parents is None else _first(parents[layer], place)
+            if place < 0 or place >= len(tokens) or logps[place] == -math.inf:
+                break
+            child, value = tokens[place], logps[place]
+            path += value
+            token.append(child)
+            logp.append(path)
+            if child in stops or value < plan.stop_token_logp or path < plan.stop_logp:
+                is_open = False
+                break
+        self._token, self._logp = token, logp
+        # Of the last node; those before it have a child.
+        self._is_open = is_open and len(token) <= plan.depth
+        self._depth = 0
+
+    def grow(self) -> bool:
+        """See `Growth`."""
+        if self._depth + 1 >= len(self._token):
+            return False
+        self._depth += 1
+        return True
+
+    def last_acceptance(self) -> list[float]:
+        """See `Growth`."""
+        return [math.exp(self._logp[self._depth])]
+
+    def open_acceptance(self) -> list[float]:
+        """See `Growth`."""
+        is_last = self._depth + 1 == len(self._token)
+        return [] if is_last and not self._is_open else [math.exp(self._logp[self._depth])]
+
+    def tree(self) -> TokenTree:
+        """See `Growth`."""
+        n = self._depth + 1
+        if n == 1:
+            return TokenTree.root_only(self._token[0])
+        is_usual = n <= _USUAL_NODES
+        return TokenTree(
+            token=np.array(self._token[:n], dtype=np.int32),
+            parent=_PARENTS[:n] if is_usual else np.arange(-1, n - 1, dtype=np.int32),
+            logp=np.array(self._logp[:n], dtype=np.float32),
+            depth=_DEPTHS[:n] if is_usual else np.arange(n, dtype=np.int32),
+        )
+
+
+def _first(parents: list[int], place: int) -> int:
+    """The first candidate after that at `place`; -1 if it has none."""
+    try:
+        return parents.index(place)
+    except ValueError:
+        return -1

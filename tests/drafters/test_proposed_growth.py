@@ -1,0 +1,76 @@
+"""A chain taken from what was proposed is what a beam one wide takes of it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drafters.messages import DraftPlan
+from drafters.proposed_growth import BeamGrowth, ChainGrowth, Layers, growth
+from engine.proposals import Proposals
+from tests.examples import examples
+
+BOUNDS = st.sampled_from([-math.inf, -3.0, -1.0, -0.25])
+
+
+@st.composite
+def proposed(draw: st.DrawFn) -> Layers:
+    """Layers of heads or of a beam; few tokens, so that some repeat, and some are ruled out."""
+    depth, width = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    logps = st.sampled_from([-math.inf, -2.0, -1.0, -0.5, -0.125, -0.0])
+    logp = np.array(draw(st.lists(logps, min_size=depth * width, max_size=depth * width)), dtype=np.float32)
+    token = draw(st.lists(st.integers(0, 5), min_size=depth * width, max_size=depth * width))
+    parent = draw(st.lists(st.integers(0, width - 1), min_size=depth * width, max_size=depth * width))
+    is_beam = draw(st.booleans())
+    # Candidates of a parent come best first.
+    logp = -np.sort(-logp.reshape(depth, width), axis=1)
+    return Layers(
+        Proposals(
+            position=3,
+            token=np.array(token, dtype=np.int32).reshape(depth, width),
+            logp=logp,
+            parent=np.array(parent, dtype=np.int32).reshape(depth, width) if is_beam else None,
+        )
+    )
+
+
+@given(proposed(), st.integers(1, 8), BOUNDS, BOUNDS, st.frozensets(st.integers(0, 5), max_size=2))
+@examples(400)
+def test_a_chain_is_a_beam_one_wide(
+    layers: Layers, depth: int, stop: float, stop_token: float, stops: frozenset[int]
+) -> None:
+    plan = DraftPlan(depth=depth, width=1, stop_logp=stop, stop_token_logp=stop_token)
+    chain = growth(7, plan, stops, layers)
+    beam = BeamGrowth(7, plan, stops, layers)
+    assert isinstance(chain, ChainGrowth)
+    while True:
+        ours, theirs = chain.tree(), beam.tree()
+        for name in ("token", "parent", "logp", "depth"):
+            assert getattr(ours, name).tolist() == getattr(theirs, name).tolist()
+            assert getattr(ours, name).dtype == getattr(theirs, name).dtype
+        grew = chain.grow()
+        assert grew == beam.grow()
+        if not grew:
+            return
+        assert chain.last_acceptance() == beam.last_acceptance()
+        assert chain.open_acceptance() == beam.open_acceptance()
+
+
+def test_a_chain_deeper_than_usual() -> None:
+    depth = 80
+    layers = Layers(
+        Proposals(
+            position=1,
+            token=np.arange(depth, dtype=np.int32)[:, None],
+            logp=np.full((depth, 1), -0.01, dtype=np.float32),
+        )
+    )
+    chain = growth(1, DraftPlan(depth=depth), frozenset(), layers)
+    while chain.grow():
+        pass
+    tree = chain.tree()
+    tree.validate()
+    assert tree.num_drafted == depth
