@@ -31,7 +31,7 @@ from engine.stop_rules import StopRule
 from engine.triton_attention import TritonAttention
 from engine.warm_up import new_requests, usual_batches
 from verifier.eagle_beams import Beams, Growth
-from verifier.eagle_ending import Ending
+from verifier.eagle_ending import Ending, Endings
 from verifier.eagle_forwards import DraftSlots, Forwards, LaidOutForwards, Roots
 from verifier.eagle_graphs import EagleGraphs
 from verifier.eagle_reading import EagleReading
@@ -72,6 +72,7 @@ class EagleDrafts:
         if graphs and isinstance(layer.attention, TritonAttention) and self.device.type == "cuda":
             self._graphs = EagleGraphs(layer, self._slots, max_tokens)
             self._reading_graphs = ReadingGraphs(layer, self._slots.spare, max_tokens)
+        self._endings = Endings(self.device)
         self._reading = EagleReading(layer, runner, self._reading_graphs)
         # What was read last, and what the layer made of it.
         self._reads: Sequence[Read] = ()
@@ -173,10 +174,11 @@ class EagleDrafts:
         hidden, scores = self._after([one.read for one in asking])
         logp, token = self._best(scores, None if rankings is None else rankings[0], width)
         width = token.shape[1]  # a vocabulary may be smaller
-        growth, ending = Growth(asking, self.device), Ending(asking, depth, self.device, rule)
+        growth = Growth(asking, self.device)
         layers = [growth.first(logp, token)]
         if depth == 1:
             return layers
+        ending = Ending(asking, depth, self.device, rule, self._endings)
         reads = [self._reads[one.read] for one in asking]
         forwards = self._forwards(Roots(reads, hidden, width, depth, self._last_position))
         for below in range(1, depth):

@@ -10,20 +10,22 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.heads_drafter import HeadsDrafter
 from drafters.messages import DraftCall, DraftItem, DraftPlan
 from engine.proposals import Proposals
+from engine.runner import ModelShape
 from engine.sampling_params import RequestSpec
-from engine.stop_rules import AdaptiveDrafter, EstimateRule
+from engine.stop_rules import AdaptiveDrafter, EstimateRule, ForwardRule
 from engine.tree import TokenTree
 from engine.wire import Decoder, encode
 from tests.drafters.test_stop_rules import depth_by_algorithm_1, rules
 from tests.eagle_reference import EagleReference
 from tests.examples import examples
-from tests.verifier.target import VOCAB, spec_of
+from tests.verifier.target import MAX_TOKENS, VOCAB, spec_of
 from tests.verifier.test_eagle_drafts import (
     DEPTH,
     GREEDY,
@@ -36,10 +38,15 @@ from tests.verifier.test_eagle_drafts import (
     paths_of,
     verifier,
 )
+from verifier.eagle_beams import Growth
+from verifier.eagle_ending import CALLS_UNENDED, Ending, Endings
 from verifier.messages import PrefillItem, Verdict, VerifyCall, VerifyItem
+from verifier.proposing import Asking
+from verifier.request_state import RequestState
 from verifier.verifier import Verifier
 
 INFINITE = -math.inf
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -339,3 +346,33 @@ def test_the_rule_is_told_of_nodes_and_of_those_that_go_on(
 def stops_before(path: Sequence[int], stops: Sequence[int]) -> bool:
     """Whether a path goes on after its end."""
     return any(token in stops for token in path[:-1])
+
+
+def test_where_no_draft_ends_early_a_gpu_is_seldom_asked() -> None:
+    endings = Endings(torch.device("cuda"))
+    asked = [endings.are_asked(12) for _ in range(4 * CALLS_UNENDED)]
+    assert asked == [True] * CALLS_UNENDED + ([True] + [False] * (CALLS_UNENDED - 1)) * 3
+    assert endings.are_asked(3), "fewer end sooner"
+    endings.ended(15)  # as many as 12, by powers of two
+    assert all(endings.are_asked(12) for _ in range(CALLS_UNENDED))
+
+    on_cpu = Endings(torch.device("cpu"))
+    assert all(on_cpu.are_asked(12) for _ in range(4 * CALLS_UNENDED))
+
+
+def test_beams_that_are_not_asked_about_grow_as_deep_as_they_may() -> None:
+    """By a rule that ends every draft: after it has, the next are asked about again."""
+    endings = Endings(torch.device("cuda"))
+    shape = ModelShape(VOCAB, MAX_TOKENS, num_layers=1, kv_bytes_per_token=1)
+    asking = [Asking(RequestState(spec_of("r", PROMPT, GREEDY), shape), [1], 0, 1, DEPTH, 0)]
+    never = ForwardRule(rate=0.0, verify_tokens=1.0, row_tokens=1.0, forward_tokens=1.0)
+    always = ForwardRule(rate=1.0, verify_tokens=0.0, row_tokens=0.0, forward_tokens=0.0)
+    layer = Growth(asking, CPU).first(torch.tensor([[-0.5]]), torch.tensor([[3]]))
+
+    def ends(rule: ForwardRule) -> bool:
+        return not Ending(asking, DEPTH, CPU, rule, endings).another(layer)
+
+    assert ends(never)
+    assert [ends(always) for _ in range(CALLS_UNENDED)] == [False] * CALLS_UNENDED
+    assert ends(never), "the first of the next eight is asked"
+    assert ends(never), "and as that ended, this one"
