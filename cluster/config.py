@@ -235,10 +235,10 @@ class SchedulerConfig(StrictModel):
         description="While nobody is drafted for, the next call is sent before the target has answered the "
         "one at hand, so that it does not wait for the scheduler.",
     )
-    busy_polling: bool = Field(
-        default=False,
+    busy_polling: bool | Literal["auto"] = Field(
+        default="auto",
         description="Scheduler and workers look for messages without pause while the cell works, in place of "
-        "sleeping until one comes. Each takes a processor core then.",
+        "sleeping until one comes. Each takes a processor core then. auto: where the target is on GPUs.",
     )
 
 
@@ -296,6 +296,12 @@ class FlotillaConfig(StrictModel):
     profile: str | None = Field(
         default=None, description="Cost profile (JSON of `flotilla profile`); measured at start if unset."
     )
+
+    @property
+    def is_busy_polling(self) -> bool:
+        """`scheduler.busy_polling`, decided where it is `auto`."""
+        asked = self.scheduler.busy_polling
+        return self.target.placement.num_gpus > 0 if asked == "auto" else asked
 
     @model_validator(mode="before")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from cluster.cell_metrics import CellMetrics
@@ -146,7 +147,34 @@ class SchedulerShell:
     # Events and actions
 
     def handle(self, event: Event) -> None:
-        """Tell the scheduler, and do what it says."""
+        """Tell the scheduler, and do what it says.
+
+        First what workers wait for: where a drafter is within this process its answer is at hand, and the
+        target has its next call before clients are told of the last.
+        """
+        events = deque([event])
+        while events:
+            others: list[Action] = []
+            drafted = list[tuple[str, DraftResult]]()
+            while events:
+                event = events.popleft()
+                if isinstance(event, DraftDone):
+                    drafted.append((self.core.pool.kind_of(event.drafter), event.result))
+                others += self._call(self._decide(event), events)
+            self._tell(others)
+            for kind, result in drafted:
+                self._metrics.drafted(kind, result)
+            # What could wait until the actions were sent.
+            begun = time.thread_time()
+            reading = self.core.reflect()
+            self._scheduler_s += time.thread_time() - begun
+            if self.timeline is not None:
+                self.timeline.sent(reading, self.core, time.monotonic())
+            self._tell(self._call(reading, events))
+        if self.core.is_idle:  # the last request was given up between two answers
+            self._last_verify_at = None
+
+    def _decide(self, event: Event) -> Sequence[Action]:
         # Processor time of this thread: waiting for a core that others hold is not the scheduler's work.
         begun = time.thread_time()
         now = time.monotonic()
@@ -154,39 +182,42 @@ class SchedulerShell:
         self._scheduler_s += time.thread_time() - begun
         if self.timeline is not None:
             self.timeline.handled(event, actions, self.core, now, time.monotonic())
-        self._act(actions)
-        # What could wait until the actions were sent.
-        begun = time.thread_time()
-        reading = self.core.reflect()
-        self._scheduler_s += time.thread_time() - begun
-        if self.timeline is not None:
-            self.timeline.sent(reading, self.core, time.monotonic())
-        self._act(reading)
-        if self.core.is_idle:  # the last request was given up between two answers
-            self._last_verify_at = None
+        return actions
 
-    def _act(self, actions: Sequence[Action]) -> None:
-        if not actions:
-            return
-        workers, clients = self._workers, self._clients
-        if workers is None or clients is None:
-            raise RuntimeError("the scheduler's shell is not connected: there is nobody to tell its actions")
+    def _call(self, actions: Sequence[Action], answered: deque[Event]) -> list[Action]:
+        """Send calls, and note answers that are at hand; the other actions."""
+        others: list[Action] = []
         for action in actions:
             match action:
                 case Draft(name, call):
-                    workers.send_draft(name, encode(call))
+                    result = self._connected()[0].send_draft(name, call)
+                    if result is not None:
+                        answered.append(DraftDone(name, result))
                 case Verify(call):
-                    workers.send_verify(encode(call))
+                    self._connected()[0].send_verify(encode(call))
                     self._metrics.verify_sent(call, self.core)
+                case _:
+                    others.append(action)
+        return others
+
+    def _tell(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
                 case Drained(name):
                     self._drained(name)
                 case Emit(client, events):
-                    clients.send(client, TokenBatch(events))
+                    self._connected()[1].send(client, TokenBatch(events))
                     self._accounts.told(events, self.core)
                     self._load.told(events)
                 case Reject(client, rejection):
                     self._accounts.rejected(rejection)
-                    clients.send(client, rejection)
+                    self._connected()[1].send(client, rejection)
+
+    def _connected(self) -> tuple[WorkerSet, ClientServer]:
+        workers, clients = self._workers, self._clients
+        if workers is None or clients is None:
+            raise RuntimeError("the scheduler's shell is not connected: there is nobody to tell its actions")
+        return workers, clients
 
     # Messages of front ends (`ClientServer`)
 
@@ -218,10 +249,7 @@ class SchedulerShell:
 
     def drafted(self, name: str, data: bytes) -> None:
         """A drafter answered."""
-        result = self._draft_results.decode(data)
-        kind = self.core.pool.kind_of(name)
-        self.handle(DraftDone(name, result))
-        self._metrics.drafted(kind, result)
+        self.handle(DraftDone(name, self._draft_results.decode(data)))
 
     def verified(self, rank: int, data: bytes) -> None:
         """A rank of the target answered; what counts is rank 0's, unless ranks are known to disagree."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cluster.actors import Whereabouts
-from cluster.draft_service import InPlaceDrafter
+from cluster.draft_service import DraftService
 from cluster.spawning import end, this_node
 from cluster.stalls import LOOKS
 from cluster.step_client import StepClient
@@ -33,23 +33,20 @@ class Worker:
 
     Attributes:
         name: of the instance, or `VERIFIER`.
-        actors, steps: per rank, its actor and the connection to it.
+        actors, connections: per rank, its actor and the connection to it.
         where: per rank, the node and process it runs in; empty while it has none.
         waits_for: why it has none yet, for people; empty if nothing is amiss.
         is_loaded: whether it can be asked for steps; its loss before that is told by the loading itself.
+        in_place: a drafter within the cell's own process, without actor and connection.
     """
 
     name: str
     actors: list[Any] = field(default_factory=list)
-    steps: list[StepClient | InPlaceDrafter] = field(default_factory=list)
+    connections: list[StepClient] = field(default_factory=list)
     where: list[Whereabouts] = field(default_factory=list)
     waits_for: str = ""
     is_loaded: bool = False
-
-    @property
-    def connections(self) -> list[StepClient]:
-        """Per rank, the connection to its process; none for a drafter within the cell's own."""
-        return [step for step in self.steps if isinstance(step, StepClient)]
+    in_place: DraftService | None = None
 
     def loaded(self) -> None:
         """It can be asked for steps. Raises `ConnectionError` if a process of it has died meanwhile."""

@@ -14,7 +14,7 @@ from cluster.actors import DrafterWorker, VerifierWorker, Whereabouts
 from cluster.config import FlotillaConfig
 from cluster.core_keeping import CoreKeeping
 from cluster.cost_model import CostProfile, LinearCost
-from cluster.draft_service import InPlaceDrafter
+from cluster.draft_service import DraftService
 from cluster.drafter_config import BesideTargetConfig, DrafterConfig
 from cluster.events import DrafterReady, VerifierReady
 from cluster.placement import plan_added, plan_cell, rank_name
@@ -29,7 +29,9 @@ from cluster.standby import Standby
 from cluster.step_client import StepClient
 from cluster.takeover import CellRecord, Instance, TakenOver, Takeover, claim
 from cluster.worker import VERIFIER, Worker
+from drafters.messages import DraftCall, DraftResult
 from engine.heads_config import UnsuitableHeads
+from engine.wire import encode
 
 _log = logging.getLogger(__name__)
 
@@ -137,7 +139,7 @@ class WorkerSet:
                     "loaded with the target, so a cell starts with what it is to have"
                 )
             drafter = build_pool_drafter(config, target.vocab_size, target.max_tokens, path)
-            worker.steps.append(InPlaceDrafter(drafter, lambda data: self._listener.drafted(name, data)))
+            worker.in_place = DraftService(drafter)
             return DrafterReady(name, drafter.capabilities, config.max_requests, kind=config.name)
         actor = self._begun.pop(name, None)
         if actor is None:
@@ -289,7 +291,7 @@ class WorkerSet:
         if (begun := self._begun.pop(name, None)) is not None:
             end(begun)
         worker = self.workers.pop(name, None)
-        for client in () if worker is None else worker.steps:
+        for client in () if worker is None else worker.connections:
             await client.close()
 
     def kill_target(self) -> None:
@@ -308,14 +310,21 @@ class WorkerSet:
 
     # Steps
 
-    def send_draft(self, name: str, call: bytes) -> None:
-        """Queue a call for a drafter; for one that is being replaced it is lost, as the scheduler knows."""
-        if (worker := self.workers.get(name)) is not None and worker.steps:
-            worker.steps[0].send(call)
+    def send_draft(self, name: str, call: DraftCall) -> DraftResult | None:
+        """Queue a call for a drafter, or have it answered by one within this process.
+
+        For one that is being replaced it is lost, as the scheduler knows.
+        """
+        worker = self.workers.get(name)
+        if worker is not None and worker.in_place is not None:
+            return worker.in_place.draft(call)
+        if worker is not None and worker.connections:
+            worker.connections[0].send(encode(call))
+        return None
 
     def send_verify(self, call: bytes) -> None:
         """Queue a call for every rank of the target."""
-        for rank in self.workers[VERIFIER].steps:
+        for rank in self.workers[VERIFIER].connections:
             rank.send(call)
 
     # Parts
@@ -330,7 +339,7 @@ class WorkerSet:
 
     async def _connect(self, worker: Worker, names: list[str], heard: list[Callable[[bytes], None]]) -> None:
         """Connect to its processes, which give signs of life from now on; by rank, names and who hears."""
-        heartbeat_s, busy = self._config.health.heartbeat_s, self._config.scheduler.busy_polling
+        heartbeat_s, busy = self._config.health.heartbeat_s, self._config.is_busy_polling
         log, cell = self._config.log, {"cell": self._cell} if self._cell else {}
         addresses = await asyncio.gather(
             *(
@@ -348,7 +357,7 @@ class WorkerSet:
             client = await StepClient.connect(
                 name, tuple(address), self._token, hear, lost, busy_polling=busy
             )
-            worker.steps.append(client)
+            worker.connections.append(client)
 
     async def _load_ranks(self, worker: Worker) -> VerifierReady:
         host, port = await worker.actors[0].rendezvous.remote()

@@ -292,7 +292,6 @@ serve-8b)
     pair="$pair --drafter general=zoo:drafter-general-2x192"
     # shellcheck disable=SC2086
     $parts config --device "$device" --num-gpus 0.7 $pair >"$found/serve.yaml" || exit 1
-    [ -z "${SESSION_BUSY-}" ] || sed -i 's/"busy_polling": *false/"busy_polling":true/' "$found/serve.yaml"
     if wanted grown && begin grown ""; then
         part load-grown 130 $parts load "$url" "$server" --way flotilla --learn "${LEARN_SECONDS:-10}" --seconds 4 \
             --concurrency 1 16 64 --max-tokens 256 --json "$found/load-grown.json"
@@ -300,12 +299,12 @@ serve-8b)
             part differ 40 $parts differ "$url" "$server" --count 24 --json "$found/differ.json"
         end grown
     fi
-    # The same where nobody sleeps while a message is to come.
-    sed 's/"busy_polling": *false/"busy_polling":true/' "$found/serve.yaml" >"$found/busy.yaml"
-    if wanted busy && within 75 && begin busy ""; then
-        part load-busy 60 $parts load "$url" "$server" --way flotilla --learn 5 --seconds 4 --concurrency 1 16 \
-            --max-tokens 256 --json "$found/load-busy.json"
-        end busy
+    # The same where who expects a message sleeps until it comes.
+    sed 's/"busy_polling": *"auto"/"busy_polling":false/' "$found/serve.yaml" >"$found/asleep.yaml"
+    if wanted asleep && within 75 && begin asleep ""; then
+        part load-asleep 60 $parts load "$url" "$server" --way flotilla --learn 5 --seconds 4 --concurrency 1 16 \
+            --max-tokens 256 --json "$found/load-asleep.json"
+        end asleep
     fi
     # Drafts in every step: what such a step takes beside its calls; then without calls that are sent ahead.
     if wanted fixed && within 75 && begin fixed "--policy fixed"; then

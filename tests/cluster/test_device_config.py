@@ -95,3 +95,17 @@ def test_settings_reach_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
             "num_slots": "auto",
         }
         assert (arguments["attention"], arguments["graphs"]) == ("padded", False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_gpus", "is_busy"),
+    [("auto", 0.0, False), ("auto", 0.5, True), ("auto", 1.0, True), (False, 1.0, False), (True, 0.0, True)],
+)
+def test_messages_are_looked_for_without_pause_where_the_target_is_on_gpus(
+    asked: str | bool, num_gpus: float, is_busy: bool
+) -> None:
+    raw = {
+        "target": {"path": "x", "placement": {"num_gpus": num_gpus}},
+        "scheduler": {"busy_polling": asked},
+    }
+    assert FlotillaConfig.model_validate(raw).is_busy_polling is is_busy

@@ -1,12 +1,10 @@
-"""Draft calls answered in the cell's process: in order, never within `send`, whatever a drafter does."""
+"""Draft calls answered whatever a drafter does, and what is forgotten."""
 
 from __future__ import annotations
 
-import asyncio
-
 import numpy as np
 
-from cluster.draft_service import DraftService, InPlaceDrafter
+from cluster.draft_service import DraftService
 from drafters.heads_drafter import HeadsDrafter
 from drafters.messages import DraftCall, DraftItem, DraftPlan, DraftResult
 from engine.sampling_params import RequestSpec, SamplingParams
@@ -27,29 +25,14 @@ def drafter() -> HeadsDrafter:
     return HeadsDrafter(num_heads=3, vocab_size=50, max_tokens=64)
 
 
-async def test_answers_come_in_order_and_after_the_call() -> None:
-    heard: list[int] = []
-    in_place = InPlaceDrafter(drafter(), lambda data: heard.append(RESULTS.decode(data).call_id))
-    in_place.send(encode(call(1)))
-    in_place.send(encode(call(2)))
-    assert heard == []
-    await asyncio.sleep(0)
-    assert heard == [1, 2]
-    in_place.send(encode(call(3)))
-    await in_place.close()
-    await asyncio.sleep(0)
-    assert heard == [1, 2]
-
-
 def test_a_drafter_that_fails_leaves_requests_without_drafts() -> None:
     class Broken(HeadsDrafter):
         def draft(self, call: DraftCall) -> DraftResult:
             raise IndexError("a bug")
 
-    answer = RESULTS.decode(
-        DraftService(Broken(num_heads=3, vocab_size=50, max_tokens=64)).answer(encode(call(7)))
-    )
-    assert (answer.call_id, answer.unknown, answer.drafts) == (7, ["r"], [])
+    service = DraftService(Broken(num_heads=3, vocab_size=50, max_tokens=64))
+    for answer in (service.draft(call(7)), RESULTS.decode(service.answer(encode(call(7))))):
+        assert (answer.call_id, answer.unknown, answer.drafts) == (7, ["r"], [])
 
 
 def test_all_requests_are_forgotten_at_once() -> None:

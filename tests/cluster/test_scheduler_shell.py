@@ -23,23 +23,32 @@ from verifier.messages import VerifyCall
 class DraftingCell:
     """A shell with a target and a drafter that answer when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_place: bool = False) -> None:
         raw = {"target": {"path": "unused"}, "policy": {"name": "fixed"}}
         config = FlotillaConfig.model_validate(raw)
         self.verify_calls: list[VerifyCall] = []
         self.draft_calls: list[DraftCall] = []
         self.metrics = CellMetrics()
         self.shell = SchedulerShell(config, self.metrics, lambda name: None, lambda name: None)
-        verify, draft = Decoder(VerifyCall), Decoder(DraftCall)
+        verify = Decoder(VerifyCall)
         workers = SimpleNamespace(
-            send_verify=lambda data: self.verify_calls.append(verify.decode(data)),
-            send_draft=lambda name, data: self.draft_calls.append(draft.decode(data)),
+            send_verify=lambda data: self._sent("verify", verify.decode(data)),
+            send_draft=lambda name, call: self.drafter.draft(call) if in_place else self._sent("draft", call),
         )
-        self.shell.connect(cast(Any, workers), cast(Any, SimpleNamespace(send=lambda *told: None)))
+        clients = SimpleNamespace(send=lambda *told: self.order.append("told"))
+        self.order: list[str] = []
+        self.shell.connect(cast(Any, workers), cast(Any, clients))
         self.target = SimulatedTarget()
         self.drafter = SimulatedDrafter(0.5, random.Random(1))
         self.shell.handle(VerifierReady(400, 200, 50))
         self.shell.handle(DrafterReady("small", self.drafter.capabilities, 4))
+
+    def _sent(self, what: str, call: VerifyCall | DraftCall) -> None:
+        self.order.append(what)
+        if isinstance(call, VerifyCall):
+            self.verify_calls.append(call)
+        else:
+            self.draft_calls.append(call)
 
     def submit(self, name: str) -> None:
         sampling = SamplingParams(temperature=0.0, max_tokens=30)
@@ -112,3 +121,30 @@ def test_a_request_counts_as_accepted_when_it_is_taken_and_once_in_all_cells() -
     strict = msgspec.structs.replace(taken, objective=Objective(ttft_ms=1.0))
     cell.metrics.admitted(strict, taken)
     assert decided("downgraded") == 1.0
+
+
+def test_what_is_drafted_in_place_is_verified_before_clients_are_told() -> None:
+    """Else the target waits while answers are encoded and written, and requests accounted for."""
+    cell = DraftingCell(in_place=True)
+    cell.submit("a")
+    cell.verify()  # the prompt
+    registry = cell.metrics.set.registry
+    for _ in range(3):
+        cell.order.clear()
+        (call,) = cell.verify_calls
+        assert call.verify[0].num_nodes > 1, "drafted for"
+        cell.verify()
+        assert cell.order == ["verify", "told"]
+    assert registry.get_sample_value("flotilla_draft_call_seconds_count", {"drafter": "small"}) == 5, (
+        "one read"
+    )
+    assert not cell.draft_calls
+
+
+def test_what_is_drafted_elsewhere_is_asked_for_before_clients_are_told() -> None:
+    cell = DraftingCell()
+    cell.submit("a")
+    cell.draft()  # reads the prompt meanwhile
+    cell.order.clear()
+    cell.verify()
+    assert cell.order == ["draft", "told"]

@@ -75,7 +75,7 @@ async def test_a_call_that_does_not_end_is_stuck_although_the_process_lives() ->
     answers: list[bytes] = []
     cell = Cell()
     client = await StepClient.connect(rank_name(0), server.address, TOKEN, answers.append, lambda: None)
-    cell.worker.steps.append(client)
+    cell.worker.connections.append(client)
     await cell.look(16)
     assert not cell.lost, "idle is not stuck"
     assert [one["state"] for one in cell.health.report(time.monotonic())] == ["ready"]
@@ -104,7 +104,7 @@ async def test_a_first_call_may_take_longer() -> None:
     server = StepServer(lambda data: (go_on.wait(20), data)[1], TOKEN, "127.0.0.1", heartbeat_s=0.05)
     cell = Cell()
     client = await StepClient.connect(rank_name(0), server.address, TOKEN, lambda _: None, lambda: None)
-    cell.worker.steps.append(client)
+    cell.worker.connections.append(client)
     begun = time.monotonic()
     client.send(b"first")
     while not cell.lost:
@@ -122,7 +122,7 @@ async def test_no_signs_of_life_are_silence_and_one_loss_is_told_for_all_ranks()
     for rank in range(2):
         other = server if rank == 0 else StepServer(lambda data: data, TOKEN, "127.0.0.1")
         connect = StepClient.connect(rank_name(rank), other.address, TOKEN, lambda _: None, lambda: None)
-        cell.worker.steps.append(await connect)
+        cell.worker.connections.append(await connect)
     begun = time.monotonic()
     while not cell.lost:
         assert time.monotonic() - begun < 10

@@ -33,7 +33,6 @@ def test_only_who_may_be_stopped_is_killed_past_ray(
     killed: list[tuple[int, int]] = []
     ended: list[Any] = []
     monkeypatch.setattr(workers, "this_node", lambda: "here")
-    monkeypatch.setattr(workers, "StepClient", _Connection)
     monkeypatch.setattr(workers, "end", ended.append)
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
     nobody: Any = SimpleNamespace(group_options=dict)
