@@ -112,17 +112,7 @@ class EagleDrafts:
         n, width = len(asking), max(one.num_candidates for one in asking)
         depth = max(one.num_heads or 1 for one in asking)
         depth = min(depth, 1 + self._slots.most_layers(n, width))
-        layers = self._grow(asking, depth, width, rule)
-        of_layers = [
-            torch.stack(parts, 1)
-            for parts in (
-                [one.token for one in layers],
-                [one.parent for one in layers],
-                [one.logp for one in layers],
-            )
-        ]
-        # Token ids and places are exact in float64.
-        numbers = torch.stack([part.double() for part in of_layers])
+        numbers = self._grow(asking, depth, width, rule)
         watch.stop()
         token, parent, logp = to_host(numbers).numpy()
         share = watch.seconds() / n
@@ -141,9 +131,11 @@ class EagleDrafts:
     def warm_up(self) -> None:
         """First drafts of small batches, whose cost no request should pay, and captures; before the first
         request."""
-        greedy = SamplingParams(temperature=0.0, max_tokens=1 << 20)
-        spec = RequestSpec(request_id="warm-up", tokens=[0], prompt_len=1, sampling=greedy)
-        state = RequestState(spec, self._runner.shape)
+        states = []
+        for temperature in (0.0, 1.0):
+            params = SamplingParams(temperature=temperature, max_tokens=1 << 20, seed=0)
+            spec = RequestSpec(request_id="warm-up", tokens=[0], prompt_len=1, sampling=params)
+            states.append(RequestState(spec, self._runner.shape))
         zero = np.zeros(1, dtype=np.int32)
         rows = _WARM_ROWS if self._graphs is None else _CAPTURED_ROWS
         for n, width in product(rows, _WARM_WIDTHS):
@@ -155,8 +147,10 @@ class EagleDrafts:
             self.read(
                 [Read(str(i), one, zero, zero, one, zero[:0]) for i, one in enumerate(slots)], is_asked=True
             )
-            for _ in range(1 if self._graphs is None else CAPTURE_AT):
-                self.propose([Asking(state, [0], i, width, _WARM_DEPTH, i) for i in range(n)])
+            # Greedy requests' chains are captured with the choice of their tokens, others without.
+            for state in states if self._graphs is not None and width == 1 else states[:1]:
+                for _ in range(1 if self._graphs is None else CAPTURE_AT):
+                    self.propose([Asking(state, [0], i, width, _WARM_DEPTH, i) for i in range(n)])
         if self._reading_graphs is not None:
             self._capture_reads(self._reading_graphs)
 
@@ -168,19 +162,29 @@ class EagleDrafts:
                 features = self._runner.features(np.zeros(rows, dtype=np.int32))
                 graphs.read(new_requests(counts), [features], at_once=True)
 
-    def _grow(self, asking: Sequence[Asking], depth: int, width: int, rule: StopRule | None) -> list[Beams]:
-        """The layers of all beams."""
+    def _grow(self, asking: Sequence[Asking], depth: int, width: int, rule: StopRule | None) -> torch.Tensor:
+        """float64 [3, requests, layers, width], tokens, parents and log-probabilities of all beams."""
         rankings = _rankings(asking, depth)
         hidden, scores = self._after([one.read for one in asking])
         logp, token = self._best(scores, None if rankings is None else rankings[0], width)
         width = token.shape[1]  # a vocabulary may be smaller
-        growth = Growth(asking, self.device)
-        layers = [growth.first(logp, token)]
         if depth == 1:
-            return layers
+            return _stacked([Growth(asking, self.device).first(logp, token)])
         ending = Ending(asking, depth, self.device, rule, self._endings)
         reads = [self._reads[one.read] for one in asking]
-        forwards = self._forwards(Roots(reads, hidden, width, depth, self._last_position))
+        roots = Roots(reads, hidden, width, depth, self._last_position)
+        if rankings is None and self._graphs is not None:
+            chains = self._graphs.chains(roots, asking)
+            if chains is not None:
+                newest = chains.first(logp, token)
+                for _ in range(1, depth):
+                    if not ending.another(newest):
+                        break
+                    newest = chains.next()
+                return chains.found()
+        growth = Growth(asking, self.device)
+        layers = [growth.first(logp, token)]
+        forwards = self._forwards(roots)
         for below in range(1, depth):
             layer = layers[-1]
             if not ending.another(layer):
@@ -188,7 +192,7 @@ class EagleDrafts:
             ranked = None if rankings is None else [row for row in rankings[below] for _ in range(width)]
             logp, token = self._best(forwards.next(layer), ranked, width)
             layers.append(growth.next(layer, logp, token))
-        return layers
+        return _stacked(layers)
 
     def _after(self, which: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """What the layer made of the last rows of some of the requests read, and what it says comes next."""
@@ -227,6 +231,19 @@ class EagleDrafts:
         else:
             values, tokens = highest_log_probabilities(scores, k)
         return values, tokens if token_of is None else token_of[tokens]
+
+
+def _stacked(layers: Sequence[Beams]) -> torch.Tensor:
+    """float64 [3, requests, layers, width], in which token ids and places are exact."""
+    of_layers = [
+        torch.stack(parts, 1)
+        for parts in (
+            [one.token for one in layers],
+            [one.parent for one in layers],
+            [one.logp for one in layers],
+        )
+    ]
+    return torch.stack([part.double() for part in of_layers])
 
 
 def _rankings(asking: Sequence[Asking], depth: int) -> list[list[Row]] | None:

@@ -7,7 +7,9 @@ description on (see `engine.moving_rows`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +21,11 @@ from engine.moving_rows import MOST_COLUMNS, BeamRows, BeamShape, MovingRows, ca
 from engine.padded_segments import power_of_two
 from engine.triton_attention import TritonAttention
 from verifier.eagle_beams import Beams
+from verifier.eagle_chains import MOST_STOPS, CapturedChains, ends
 from verifier.eagle_forwards import DraftSlots, Roots
+from verifier.proposing import Asking
+
+Captured = TypeVar("Captured")
 
 #: Rows of a captured layer, over all requests.
 MOST_ROWS = 128
@@ -39,6 +45,7 @@ class EagleGraphs:
         self._layer, self._attention, self._slots = layer, layer.attention, slots
         self._max_tokens = max_tokens
         self._captured = CapturedShapes[BeamShape, CapturedLayer](MOST_SHAPES)
+        self._chains = CapturedShapes[BeamShape, CapturedChains](MOST_SHAPES)
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._pool = torch.cuda.graph_pool_handle()
         # What layers of all shapes leave: each is read before the next is begun.
@@ -50,21 +57,36 @@ class EagleGraphs:
         beams = self._beams(roots)
         if shape.num_rows > MOST_ROWS or not can_move(beams):
             return None
-        found = self._captured[shape]
-        if found is None and self._captured.is_due(shape):
-            try:
-                found = self._capture(shape, roots)
-                self._captured.keep(shape, found)
-            except torch.cuda.OutOfMemoryError:
-                self._captured.has_room = False
-        if found is None:
-            found = self._captured.serving(shape)
+        found = self._serving(self._captured, shape, partial(self._capture, shape, roots))
         return found if found is not None and found.begin(beams, roots.hidden) else None
+
+    def chains(self, roots: Roots, asking: Sequence[Asking]) -> CapturedChains | None:
+        """The layers of greedy requests' chains from `roots` on; None if they are chosen one by one."""
+        shape, beams = BeamShape(power_of_two(len(roots.reads)), 1), self._beams(roots)
+        if roots.width > 1 or shape.num_rows > MOST_ROWS or not can_move(beams):
+            return None
+        if any(len(of_request) > MOST_STOPS for of_request in ends(asking)):
+            return None
+        found = self._serving(self._chains, shape, partial(self._capture_chains, shape, roots))
+        return found if found is not None and found.begin(beams, roots.hidden, asking) else None
 
     @property
     def shapes(self) -> list[BeamShape]:
-        """Those that are replayed, in the order of their capture."""
-        return self._captured.shapes
+        """Those that are replayed, in the order of their capture, and then those of chains."""
+        return [*self._captured.shapes, *self._chains.shapes]
+
+    def _serving(
+        self, captured: CapturedShapes[BeamShape, Captured], shape: BeamShape, capture: Callable[[], Captured]
+    ) -> Captured | None:
+        """What serves a shape, captured now if that is due."""
+        found = captured[shape]
+        if found is None and captured.is_due(shape):
+            try:
+                found = capture()
+                captured.keep(shape, found)
+            except torch.cuda.OutOfMemoryError:
+                captured.has_room = False
+        return captured.serving(shape) if found is None else found
 
     def _beams(self, roots: Roots) -> list[BeamRows]:
         n, width = len(roots.reads), roots.width
@@ -80,13 +102,24 @@ class EagleGraphs:
             for number, read in enumerate(roots.reads)
         ]
 
-    def _capture(self, shape: BeamShape, roots: Roots) -> CapturedLayer:
-        if not len(self._scores):
+    def _capture_chains(self, shape: BeamShape, roots: Roots) -> CapturedChains:
+        hidden, spare = self._hidden_of(roots), self._slots.spare
+        made = CapturedChains(self._layer, shape.requests, self._max_tokens, spare, hidden)
+        made.graph = captured(made.compute, self._pool, self._graphs)
+        return made
+
+    def _hidden_of(self, roots: Roots) -> torch.Tensor:
+        if not len(self._hidden):
             self._hidden = roots.hidden.new_zeros(MOST_ROWS, roots.hidden.shape[1])
+        return self._hidden
+
+    def _capture(self, shape: BeamShape, roots: Roots) -> CapturedLayer:
+        hidden = self._hidden_of(roots)
+        if not len(self._scores):
             num_scores = self._layer.logits(roots.hidden[:1]).shape[1]
             self._scores = torch.zeros(MOST_ROWS, num_scores, device=roots.hidden.device)
         rows = MovingRows(self._attention, shape, max_tokens=self._max_tokens, spare=self._slots.spare)
-        made = CapturedLayer(self._layer, rows, self._hidden, self._scores)
+        made = CapturedLayer(self._layer, rows, hidden, self._scores)
         made.graph = captured(made.compute, self._pool, self._graphs)
         return made
 

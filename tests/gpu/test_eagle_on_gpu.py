@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from engine.loading import load_runner
 from engine.proposals import Proposals
 from engine.runner import ModelRunner, Segment
 from engine.sampling_params import SamplingParams
-from engine.stop_rules import EstimateRule
+from engine.stop_rules import EstimateRule, ForwardRule
 from engine.tree import TokenTree
 from tests.eagle_reference import EagleReference
 from tests.emulated_cuda import Emulation
@@ -121,7 +123,9 @@ def test_drafts_are_those_of_a_cpu_and_wait_once(
     assert [one.token.shape for one in found] == [(2, WIDTH)]
 
 
-def proposing(files: EagleFiles, target: Path, device: str) -> tuple[EagleDrafts, list[RequestState]]:
+def proposing(
+    files: EagleFiles, target: Path, device: str, samplings: Sequence[SamplingParams] = SAMPLINGS
+) -> tuple[EagleDrafts, list[RequestState]]:
     """Drafts after three requests of different lengths, which were read."""
     drafts, runner = drafting(files, target, device)
     states, segments, reads = [], [], []
@@ -134,7 +138,7 @@ def proposing(files: EagleFiles, target: Path, device: str) -> tuple[EagleDrafts
         rows = positions + np.int32(first)
         reads.append(Read(f"r{number}", rows, np.roll(tokens, -1), positions, slots, slots[:0]))
         first += length
-        params = SAMPLINGS[number % 2]
+        params = samplings[number % len(samplings)]
         states.append(RequestState(spec_of(f"r{number}", tokens.tolist(), params), runner.shape))
     runner.forward(segments, np.arange(first, dtype=np.int32))
     drafts.read(reads, is_asked=True)
@@ -166,7 +170,54 @@ def test_captured_layers_draft_as_a_cpu_does(
     assert graphs.shapes == [(4, width)]
 
 
-@pytest.mark.parametrize(("width", "most"), [(1, 9), pytest.param(4, 14, marks=pytest.mark.thorough)])
+def test_captured_chains_draft_as_a_cpu_does(
+    target: Path, tmp_path: Path, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of greedy requests, which choose their own tokens: some end at tokens, or where the layer is unsure."""
+    reference = EagleReference(LlamaForCausalLM.from_pretrained(target).eval(), draft_tokens=range(2, 90))
+    files = EagleFiles.of(reference.write(tmp_path / "eagle"), target)
+    greedy = [
+        SamplingParams(temperature=0.0, max_tokens=99, stop_token_ids=stops)
+        for stops in ((), (2, 3), tuple(range(2, 46, 7)))
+    ]
+    (captured, states), (ordinary, _) = (
+        proposing(files, target, device, greedy) for device in ("cuda", "cpu")
+    )
+    graphs = captured._graphs
+    assert graphs is not None
+    for places, depth, least in (
+        ((0, 1, 2), 2, -np.inf),
+        ((2, 0, 1), 5, -np.inf),
+        ((1, 2, 0), 4, -3.0),
+        ((0, 2, 1), 5, -4.0),
+        ((0, 1, 2), 3, -np.inf),
+    ):
+        asking = [Asking(states[i], [7], 0, 1, depth, i, stop_token_logp=least) for i in places]
+        if graphs.shapes:
+            found = waiting_once(monkeypatch, eagle_drafts, partial(captured.propose, asking))
+        else:
+            found = captured.propose(asking)
+        monkeypatch.undo()
+        for one, other in zip(found, ordinary.propose(asking), strict=True):
+            assert one.token.shape == (depth, 1)
+            np.testing.assert_array_equal(one.token, other.token)
+            np.testing.assert_array_equal(one.parent, other.parent)
+            np.testing.assert_allclose(one.logp, other.logp, atol=1e-3)
+    assert graphs._chains.shapes == [(4, 1)]
+    assert not graphs._captured.shapes
+    # Where a path ends, and the rule of a call, are heard of as ever: a layer late.
+    certain = [Asking(states[i], [7], 0, 1, 5, i, least_logp=0.0) for i in range(3)]
+    assert [one.token.shape for one in captured.propose(certain)] == [(2, 1)] * 3
+    never = ForwardRule(rate=0.0, verify_tokens=1.0, row_tokens=1.0, forward_tokens=1.0)
+    asking = [Asking(states[i], [7], 0, 1, 5, i) for i in range(3)]
+    assert [one.token.shape for one in captured.propose(asking, never)] == [(2, 1)] * 3
+    # More stop tokens than a captured layer knows are looked for around it.
+    params = msgspec.structs.replace(greedy[0], stop_token_ids=tuple(range(9)))
+    asking = [Asking(RequestState(spec_of("m", [3], params), captured._runner.shape), [7], 0, 1, 4, 0)]
+    np.testing.assert_array_equal(captured.propose(asking)[0].token, ordinary.propose(asking)[0].token)
+
+
+@pytest.mark.parametrize(("width", "most"), [(1, 2), pytest.param(4, 14, marks=pytest.mark.thorough)])
 def test_a_captured_layer_is_a_replay_and_few_launches(
     width: int,
     most: int,
