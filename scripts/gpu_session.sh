@@ -283,7 +283,8 @@ serve-8b)
         for file in ${SESSION_TESTS:-captured_layers capturing decoding_attention drafts eagle eagle_reading \
             hf_runner lossless nccl overlapped overlapped_eagle runners verify}; do
             beside "tests-$file" "${BESIDE_SECONDS:-80}" env TORCH_CUDNN_SDPA_DEPRIORITIZED=1 \
-                PYTHONPATH="$PYTHONPATH:/tmp/site-tests" $pytest "tests/gpu/test_${file}_on_gpu.py" -k 'not flashinfer'
+                PYTHONPATH="$PYTHONPATH:/tmp/site-tests" $pytest "tests/gpu/test_${file}_on_gpu.py" \
+                -k "${SESSION_TESTS_KEYWORDS:-not flashinfer}"
         done
     fi
     together
@@ -327,8 +328,10 @@ serve-8b)
             policies="$policies --policy $policy"
         done
         for rate in ${SESSION_RATE:-8}; do policies="$policies --rate $rate"; done
-        sed "s|\"decisions_file\": *null|\"decisions_file\":\"$found/decisions.jsonl\"|" "$found/serve.yaml" \
-            >"$found/compare.yaml"
+        # A record of what was decided takes the scheduler as long again as deciding.
+        recorded=null
+        [ -z "${SESSION_DECISIONS-}" ] || recorded="\"$found/decisions.jsonl\""
+        sed "s|\"decisions_file\": *null|\"decisions_file\":$recorded|" "$found/serve.yaml" >"$found/compare.yaml"
         # shellcheck disable=SC2086
         bench compare "${COMPARE_SECONDS:-240}" compare --config "$found/compare.yaml" $policies \
             --seeds 1 --duration "${SESSION_DURATION:-8}" --max-tokens 256
