@@ -22,7 +22,7 @@ from verifier.proposing import Asking
 Float32 = NDArray[np.float32]
 
 
-# After so many calls in a row whose drafts were as deep as they might be, one in so many is asked about.
+# After so many calls in a row whose drafts hardly ended before they had to, one in so many is asked about.
 CALLS_UNENDED = 8
 
 
@@ -31,7 +31,7 @@ class Endings:
 
     Of many requests some are nearly always likely enough to go on. Then each question is a transfer for
     nothing, for which the device may have to wait: on an H200 those of six layers took 0.5 ms for 5 requests
-    and 1.2 for 13, as long as four layers. A draft that is too deep costs its layers, and no token: the
+    and 1.2 for 13, each as long as a layer. A draft that is too deep costs its layers, and no token: the
     scheduler cuts it.
     """
 
@@ -47,9 +47,10 @@ class Endings:
         self._unended[size] = calls + 1
         return self._is_free or calls < CALLS_UNENDED or calls % CALLS_UNENDED == 0
 
-    def ended(self, num_requests: int) -> None:
-        """Drafts of that call have ended before they had to: so others will."""
-        self._unended[num_requests.bit_length()] = 0
+    def ended(self, num_requests: int, num_asked: int, num_spared: int) -> None:
+        """Drafts of that call have ended after so many questions, with so many layers spared."""
+        if num_spared >= num_asked:  # so others will, and it pays to ask
+            self._unended[num_requests.bit_length()] = 0
 
 
 class Ending:
@@ -75,7 +76,7 @@ class Ending:
         self._least = np.array([one.least_logp for one in asking])
         # A stop token alone ends a draft so seldom that nobody waits for it.
         is_bounded = (self._least > -np.inf) | np.array([one.stop_token_logp > -np.inf for one in asking])
-        self._endings, self._num_requests = endings, len(asking)
+        self._endings, self._num_requests, self._depth = endings, len(asking), depth
         self._may_end = rule is not None or bool((is_bounded | (self._most < depth)).all())
         if self._may_end and endings is not None:
             self._may_end = endings.are_asked(len(asking))
@@ -95,7 +96,8 @@ class Ending:
         if len(self._sent) <= self._ahead or self._pays(self._sent.popleft().wait().numpy()):
             return True
         if self._endings is not None:
-            self._endings.ended(self._num_requests)
+            num_spared = self._depth - self._num_layers - self._ahead
+            self._endings.ended(self._num_requests, self._num_layers, num_spared)
         return False
 
     def _pays(self, paths: Float32) -> bool:

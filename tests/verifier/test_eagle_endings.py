@@ -353,7 +353,9 @@ def test_where_no_draft_ends_early_a_gpu_is_seldom_asked() -> None:
     asked = [endings.are_asked(12) for _ in range(4 * CALLS_UNENDED)]
     assert asked == [True] * CALLS_UNENDED + ([True] + [False] * (CALLS_UNENDED - 1)) * 3
     assert endings.are_asked(3), "fewer end sooner"
-    endings.ended(15)  # as many as 12, by powers of two
+    endings.ended(15, 3, 2)  # as many as 12, by powers of two, and too late
+    assert not all(endings.are_asked(12) for _ in range(CALLS_UNENDED))
+    endings.ended(15, 2, 3)
     assert all(endings.are_asked(12) for _ in range(CALLS_UNENDED))
 
     on_cpu = Endings(torch.device("cpu"))
