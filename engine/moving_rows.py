@@ -133,6 +133,7 @@ class MovingRows:
         self._layer_slots = self._numbers[4 * requests :]
         self._layer_slots.fill_(spare)
         self.seen = torch.zeros(requests, shape.width, MOST_COLUMNS, dtype=torch.uint8, device=device)
+        self._column = torch.arange(shape.width, device=device)
         self._num_fields = requests * FIELDS
         self._most_keys = most_keys(Shape(requests, shape.width, 0), max_tokens, attention.num_slots)
         self._integers = attention.shared_integers(self._num_fields + self._most_keys, "layers")
@@ -207,6 +208,17 @@ class MovingRows:
                 rows, columns = beam.seen.shape
                 lines[:rows, :columns] = beam.seen
         overwrite(self.seen, seen)
+
+    def see_from(self, parents: torch.Tensor) -> None:
+        """Have each row of the next layer see what its parent does, and itself; may be captured.
+
+        Args:
+            parents: int64 [requests, width], rows of the layer before.
+        """
+        first = (self.own_column + self.layer * self.shape.width).unsqueeze(1)
+        own = (first + self._column).clamp_(max=MOST_COLUMNS - 1).unsqueeze(2)
+        above = parents.unsqueeze(2).expand_as(self.seen)
+        self.seen.copy_(self.seen.gather(1, above).scatter_(2, own, 1))
 
     def move_on(self) -> None:
         """Have the next layer's positions, slots and keys; may be captured."""

@@ -147,8 +147,8 @@ class EagleDrafts:
             self.read(
                 [Read(str(i), one, zero, zero, one, zero[:0]) for i, one in enumerate(slots)], is_asked=True
             )
-            # Greedy requests' chains are captured with the choice of their tokens, others without.
-            for state in states if self._graphs is not None and width == 1 else states[:1]:
+            # Those of greedy requests are captured with the choice of their tokens, others without.
+            for state in states if self._graphs is not None else states[:1]:
                 for _ in range(1 if self._graphs is None else CAPTURE_AT):
                     self.propose([Asking(state, [0], i, width, _WARM_DEPTH, i) for i in range(n)])
         if self._reading_graphs is not None:
@@ -174,14 +174,14 @@ class EagleDrafts:
         reads = [self._reads[one.read] for one in asking]
         roots = Roots(reads, hidden, width, depth, self._last_position)
         if rankings is None and self._graphs is not None:
-            chains = self._graphs.chains(roots, asking)
-            if chains is not None:
-                newest = chains.first(logp, token)
+            growing = self._graphs.growing(roots, asking)
+            if growing is not None:
+                newest = growing.first(logp, token)
                 for _ in range(1, depth):
                     if not ending.another(newest):
                         break
-                    newest = chains.next()
-                return chains.found()
+                    newest = growing.next()
+                return growing.found()
         growth = Growth(asking, self.device)
         layers = [growth.first(logp, token)]
         forwards = self._forwards(roots)

@@ -17,12 +17,12 @@ import torch
 from engine.captured_shapes import CapturedShapes
 from engine.capturing import captured
 from engine.eagle import EagleLayer
-from engine.moving_rows import MOST_COLUMNS, BeamRows, BeamShape, MovingRows, can_move
+from engine.moving_rows import BeamRows, BeamShape, MovingRows, can_move
 from engine.padded_segments import power_of_two
 from engine.triton_attention import TritonAttention
 from verifier.eagle_beams import Beams
-from verifier.eagle_chains import MOST_STOPS, CapturedChains, ends
 from verifier.eagle_forwards import DraftSlots, Roots
+from verifier.eagle_growing import MOST_STOPS, GrowingLayers, ends
 from verifier.proposing import Asking
 
 Captured = TypeVar("Captured")
@@ -45,7 +45,7 @@ class EagleGraphs:
         self._layer, self._attention, self._slots = layer, layer.attention, slots
         self._max_tokens = max_tokens
         self._captured = CapturedShapes[BeamShape, CapturedLayer](MOST_SHAPES)
-        self._chains = CapturedShapes[BeamShape, CapturedChains](MOST_SHAPES)
+        self._growing = CapturedShapes[BeamShape, GrowingLayers](MOST_SHAPES)
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._pool = torch.cuda.graph_pool_handle()
         # What layers of all shapes leave: each is read before the next is begun.
@@ -60,20 +60,20 @@ class EagleGraphs:
         found = self._serving(self._captured, shape, partial(self._capture, shape, roots))
         return found if found is not None and found.begin(beams, roots.hidden) else None
 
-    def chains(self, roots: Roots, asking: Sequence[Asking]) -> CapturedChains | None:
-        """The layers of greedy requests' chains from `roots` on; None if they are chosen one by one."""
-        shape, beams = BeamShape(power_of_two(len(roots.reads)), 1), self._beams(roots)
-        if roots.width > 1 or shape.num_rows > MOST_ROWS or not can_move(beams):
+    def growing(self, roots: Roots, asking: Sequence[Asking]) -> GrowingLayers | None:
+        """The layers of beams that are ranked by logits alone; None if they are chosen one by one."""
+        shape, beams = BeamShape(power_of_two(len(roots.reads)), roots.width), self._beams(roots)
+        if shape.num_rows > MOST_ROWS or not can_move(beams):
             return None
         if any(len(of_request) > MOST_STOPS for of_request in ends(asking)):
             return None
-        found = self._serving(self._chains, shape, partial(self._capture_chains, shape, roots))
+        found = self._serving(self._growing, shape, partial(self._capture_growing, shape, roots))
         return found if found is not None and found.begin(beams, roots.hidden, asking) else None
 
     @property
     def shapes(self) -> list[BeamShape]:
-        """Those that are replayed, in the order of their capture, and then those of chains."""
-        return [*self._captured.shapes, *self._chains.shapes]
+        """Those that are replayed, in the order of their capture, and then those that grow by themselves."""
+        return [*self._captured.shapes, *self._growing.shapes]
 
     def _serving(
         self, captured: CapturedShapes[BeamShape, Captured], shape: BeamShape, capture: Callable[[], Captured]
@@ -102,9 +102,9 @@ class EagleGraphs:
             for number, read in enumerate(roots.reads)
         ]
 
-    def _capture_chains(self, shape: BeamShape, roots: Roots) -> CapturedChains:
+    def _capture_growing(self, shape: BeamShape, roots: Roots) -> GrowingLayers:
         hidden, spare = self._hidden_of(roots), self._slots.spare
-        made = CapturedChains(self._layer, shape.requests, self._max_tokens, spare, hidden)
+        made = GrowingLayers(self._layer, shape, self._max_tokens, spare, hidden)
         made.graph = captured(made.compute, self._pool, self._graphs)
         return made
 
@@ -146,7 +146,6 @@ class CapturedLayer:
         self._hidden, self._scores = hidden[:num_rows], scores[:num_rows]
         self._parents = torch.zeros(requests, width, dtype=torch.int64, device=device)
         self._first_rows = torch.arange(requests, device=device).unsqueeze(1) * width
-        self._column = torch.arange(width, device=device)
 
     def begin(self, beams: Sequence[BeamRows], roots: torch.Tensor) -> bool:
         """Describe the first layer after `roots` [beams, hidden]; False if the beams find no room."""
@@ -172,10 +171,7 @@ class CapturedLayer:
         """The next layer."""
         rows, width, hidden = self._rows, self._rows.shape.width, self._hidden
         if width > 1:
-            parents = self._parents.unsqueeze(2).expand_as(rows.seen)
-            first = (rows.own_column + rows.layer * width).unsqueeze(1)
-            own = (first + self._column).clamp_(max=MOST_COLUMNS - 1).unsqueeze(2)
-            rows.seen.copy_(rows.seen.gather(1, parents).scatter_(2, own, 1))
+            rows.see_from(self._parents)
             hidden = hidden.index_select(0, (self._parents + self._first_rows).flatten())
         rows.move_on()
         made = self._layer.forward(hidden, rows.tokens, rows.positions, rows.plan)
