@@ -28,7 +28,7 @@ serve | serve-8b)
     kept='^tests/(conftest|examples|__init__|(emulated|quick|eagle|own|plain|random|masked)_[a-z_]*|gpu/(conftest|waiting|__init__)'
     for test in "$@"; do kept="$kept|gpu/test_${test}_on_gpu"; done
     # What tests of GPUs share with others.
-    kept="$kept|(drafters|engine|verifier)/((__init__|[a-su-z][a-z_]*|t[a-df-z][a-z_]*)|test_(runners|attention|static_forwards)))\\.py\$"
+    kept="$kept|(drafters|engine|verifier)/((__init__|[a-su-z][a-z0-9_]*|t[a-df-z][a-z0-9_]*)|test_(runners|attention|static_forwards)))\\.py\$"
     [ $# -gt 0 ] || kept='^$'
     git ls-files tests | grep -vE "$kept" | xargs git rm -q
     ;;
