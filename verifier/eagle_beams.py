@@ -37,21 +37,26 @@ class Beams:
 class Growth:
     """How the beams of a call grow.
 
-    Attributes:
-        closes: whether there are tokens that get no children.
+    Args:
+        stops: int64 [requests, 1, tokens], those that end each request, filled up with -1; None if none do.
+        least: float64 [requests, 1], what a token must have for children; None if that is asked of none.
     """
 
-    def __init__(self, asking: Sequence[Asking], device: torch.device) -> None:
+    def __init__(self, stops: torch.Tensor | None, least: torch.Tensor | None) -> None:
+        self._stops, self._least = stops, least
+
+    @classmethod
+    def of(cls, asking: Sequence[Asking], device: torch.device) -> Growth:
         """Of these requests, in order."""
-        stops = [sorted(one.state.stop_token_ids) for one in asking]
-        self._stops: torch.Tensor | None = None
-        if most := max(map(len, stops)):
-            filled = [one + [-1] * (most - len(one)) for one in stops]
-            self._stops = to_device(torch.tensor(filled, dtype=torch.int64), device).unsqueeze(1)
-        least = np.array([one.stop_token_logp for one in asking])  # float64, as the host compares them
-        self._least: torch.Tensor | None = None
-        if (least > -np.inf).any():
-            self._least = to_device(torch.from_numpy(least), device).unsqueeze(1)
+        tokens = ends(asking)
+        stops = least = None
+        if most := max(map(len, tokens)):
+            filled = [one + [-1] * (most - len(one)) for one in tokens]
+            stops = to_device(torch.tensor(filled, dtype=torch.int64), device).unsqueeze(1)
+        bounds = np.array([one.stop_token_logp for one in asking])  # float64, as the host compares them
+        if (bounds > -np.inf).any():
+            least = to_device(torch.from_numpy(bounds), device).unsqueeze(1)
+        return cls(stops, least)
 
     def first(self, logp: torch.Tensor, token: torch.Tensor) -> Beams:
         """The layer after the roots, of their best next tokens [requests, width]."""
@@ -81,3 +86,8 @@ class Growth:
             is_closed = is_unsure if is_closed is None else is_closed | is_unsure
         open_logp = path_logp if is_closed is None else path_logp.masked_fill(is_closed, -torch.inf)
         return Beams(token, parent, logp, path_logp, open_logp)
+
+
+def ends(asking: Sequence[Asking]) -> list[list[int]]:
+    """Tokens that end each request."""
+    return [sorted(one.state.stop_token_ids) for one in asking]

@@ -169,7 +169,7 @@ class EagleDrafts:
         logp, token = self._best(scores, None if rankings is None else rankings[0], width)
         width = token.shape[1]  # a vocabulary may be smaller
         if depth == 1:
-            return _stacked([Growth(asking, self.device).first(logp, token)])
+            return _stacked([Growth.of(asking, self.device).first(logp, token)])
         ending = Ending(asking, depth, self.device, rule, self._endings)
         reads = [self._reads[one.read] for one in asking]
         roots = Roots(reads, hidden, width, depth, self._last_position)
@@ -182,7 +182,7 @@ class EagleDrafts:
                         break
                     newest = growing.next()
                 return growing.found()
-        growth = Growth(asking, self.device)
+        growth = Growth.of(asking, self.device)
         layers = [growth.first(logp, token)]
         forwards = self._forwards(roots)
         for below in range(1, depth):

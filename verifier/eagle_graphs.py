@@ -20,9 +20,9 @@ from engine.eagle import EagleLayer
 from engine.moving_rows import BeamRows, BeamShape, MovingRows, can_move
 from engine.padded_segments import power_of_two
 from engine.triton_attention import TritonAttention
-from verifier.eagle_beams import Beams
+from verifier.eagle_beams import Beams, ends
 from verifier.eagle_forwards import DraftSlots, Roots
-from verifier.eagle_growing import MOST_STOPS, GrowingLayers, ends
+from verifier.eagle_growing import MOST_STOPS, GrowingLayers
 from verifier.proposing import Asking
 
 Captured = TypeVar("Captured")
@@ -65,10 +65,12 @@ class EagleGraphs:
         shape, beams = BeamShape(power_of_two(len(roots.reads)), roots.width), self._beams(roots)
         if shape.num_rows > MOST_ROWS or not can_move(beams):
             return None
-        if any(len(of_request) > MOST_STOPS for of_request in ends(asking)):
+        stops = ends(asking)
+        if max(map(len, stops)) > MOST_STOPS:
             return None
         found = self._serving(self._growing, shape, partial(self._capture_growing, shape, roots))
-        return found if found is not None and found.begin(beams, roots.hidden, asking) else None
+        least = [one.stop_token_logp for one in asking]
+        return found if found is not None and found.begin(beams, roots.hidden, stops, least) else None
 
     @property
     def shapes(self) -> list[BeamShape]:

@@ -18,8 +18,7 @@ from engine.devices import overwrite
 from engine.eagle import EagleLayer
 from engine.moving_rows import MOST_LAYERS, BeamRows, BeamShape, MovingRows
 from engine.triton_attention import TritonAttention
-from verifier.eagle_beams import Beams
-from verifier.proposing import Asking
+from verifier.eagle_beams import Beams, Growth
 
 #: Tokens that end a request, at most.
 MOST_STOPS = 8
@@ -40,14 +39,18 @@ class GrowingLayers:
         self.graph: torch.cuda.CUDAGraph | None = None
         self._layer, self._shape = layer, shape
         self._hidden, device, integer = hidden[: shape.num_rows], hidden.device, torch.int64
-        self._token, self._parent = torch.zeros(2, *shape, dtype=integer, device=device).unbind(0)
-        self._logp, self._path, self._open = torch.zeros(3, *shape, device=device).unbind(0)
+        # The newest layer, of all beams of the shape.
+        self._all = Beams(
+            *torch.zeros(2, *shape, dtype=integer, device=device).unbind(0),
+            *torch.zeros(3, *shape, device=device).unbind(0),
+        )
         self._rows = MovingRows(
-            layer.attention, shape, max_tokens=max_tokens, spare=spare, tokens=self._token.view(-1)
+            layer.attention, shape, max_tokens=max_tokens, spare=spare, tokens=self._all.token.view(-1)
         )
         self._first_rows = torch.arange(shape.requests, device=device).unsqueeze(1) * shape.width
         self._stops = torch.full((shape.requests, 1, MOST_STOPS), -1, dtype=integer, device=device)
         self._least = torch.full((shape.requests, 1), -torch.inf, dtype=torch.float64, device=device)
+        self._growth = Growth(self._stops, self._least)
         # Of each layer, beginning with the one that is not forwarded for: tokens and parents, and by them
         # their log-probabilities. All are exact in float64.
         self._found = torch.zeros(MOST_LAYERS + 1, 3, *shape, dtype=torch.float64, device=device)
@@ -55,8 +58,17 @@ class GrowingLayers:
         self._told: tuple[list[list[int]], list[float]] | None = None
         self._num_requests = self._num_layers = 0
 
-    def begin(self, beams: Sequence[BeamRows], roots: torch.Tensor, asking: Sequence[Asking]) -> bool:
-        """Describe the beams after `roots` [requests, hidden]; False if they find no room."""
+    def begin(
+        self,
+        beams: Sequence[BeamRows],
+        roots: torch.Tensor,
+        stops: list[list[int]],
+        least: list[float],
+    ) -> bool:
+        """Describe the beams after `roots` [requests, hidden]; False if they find no room.
+
+        By request, `stops` are the tokens that end it, and a token with less than `least` has no children.
+        """
         if not self._rows.holds(beams):
             return False
         self._rows.begin(beams)
@@ -64,32 +76,29 @@ class GrowingLayers:
         width = self._shape.width
         hidden = self._hidden[: n * width].view(n, width, -1)
         hidden.copy_(roots.unsqueeze(1).expand_as(hidden))
-        self._tell(asking)
+        self._tell(stops, least)
         return True
 
-    def _tell(self, asking: Sequence[Asking]) -> None:
+    def _tell(self, stops: list[list[int]], least: list[float]) -> None:
         """Where paths end, if that is not what the device knows."""
-        told = ends(asking), [one.stop_token_logp for one in asking]
-        if told == self._told:
+        if (stops, least) == self._told:
             return
-        self._told = told
-        stops = np.full(self._stops.shape, -1, dtype=np.int64)
-        least = np.full(self._least.shape, -np.inf)
-        for number, (of_request, bound) in enumerate(zip(*told, strict=True)):
-            stops[number, 0, : len(of_request)] = of_request
-            least[number] = bound
-        overwrite(self._stops, stops)
-        overwrite(self._least, least)
+        self._told = stops, least
+        filled = np.full(self._stops.shape, -1, dtype=np.int64)
+        for number, of_request in enumerate(stops):
+            filled[number, 0, : len(of_request)] = of_request
+        bounds = np.full(self._least.shape, -np.inf)
+        bounds[: len(least), 0] = least
+        overwrite(self._stops, filled)
+        overwrite(self._least, bounds)
 
     def first(self, logp: torch.Tensor, token: torch.Tensor) -> Beams:
         """The layer after the roots, of their best next tokens [requests, width]."""
         n = self._num_requests
+        self._all.token[:n].copy_(token)
+        self._all.logp[:n].copy_(logp)
         self._number.zero_()
-        self._parent.zero_()
-        self._token[:n].copy_(token)
-        self._logp[:n].copy_(logp)
-        self._path[:n].copy_(logp)
-        self._note()
+        self._keep(self._growth.first(self._all.logp, self._all.token))
         self._num_layers = 1
         return self._newest()
 
@@ -106,45 +115,30 @@ class GrowingLayers:
 
     def compute(self) -> None:
         """The next layer; captured."""
-        rows, (requests, width), hidden = self._rows, self._shape, self._hidden
+        rows, width, hidden = self._rows, self._shape.width, self._hidden
         if width > 1:
-            rows.see_from(self._parent)
-            hidden = hidden.index_select(0, (self._parent + self._first_rows).flatten())
+            rows.see_from(self._all.parent)
+            hidden = hidden.index_select(0, (self._all.parent + self._first_rows).flatten())
         rows.move_on()
         made = self._layer.forward(hidden, rows.tokens, rows.positions, rows.plan)
         logp, token = highest_log_probabilities(self._layer.logits(made), width)
         if (token_of := self._layer.weights.token_of) is not None:
             token = token_of[token]
         self._hidden.copy_(made)
-        logp, token = logp.view(requests, -1), token.view(requests, -1)
-        if width == 1:
-            self._path.copy_(self._open + logp)
-        else:
-            # Of the children of all rows the best paths.
-            paths = (self._open.unsqueeze(2) + logp.view(requests, width, -1)).flatten(1)
-            best, index = paths.sort(dim=1, descending=True, stable=True)
-            index = index[:, :width]
-            self._path.copy_(best[:, :width])
-            self._parent.copy_(index // (token.shape[1] // width))
-            logp, token = logp.gather(1, index), token.gather(1, index)
-        self._token.copy_(token)
-        self._logp.copy_(logp)
-        self._note()
+        self._keep(self._growth.next(self._all, logp, token))
 
-    def _note(self) -> None:
-        """Which of the newest layer's paths go on, and what it is."""
-        is_closed = (self._token.unsqueeze(2) == self._stops).any(dim=2)
-        is_closed |= self._logp.double() < self._least
-        self._open.copy_(self._path.masked_fill(is_closed, -torch.inf))
-        newest = torch.stack((self._token.double(), self._parent.double(), self._logp.double()))
-        self._found.index_copy_(0, self._number, newest.unsqueeze(0))
+    def _keep(self, newest: Beams) -> None:
+        """The newest layer, where the next one finds it and among all that was found."""
+        held = self._all
+        held.token.copy_(newest.token)
+        held.parent.copy_(newest.parent)
+        held.logp.copy_(newest.logp)
+        held.path_logp.copy_(newest.path_logp)
+        held.open_logp.copy_(newest.open_logp)
+        found = torch.stack((held.token.double(), held.parent.double(), held.logp.double()))
+        self._found.index_copy_(0, self._number, found.unsqueeze(0))
         self._number.add_(1)
 
     def _newest(self) -> Beams:
-        n = self._num_requests
-        return Beams(self._token[:n], self._parent[:n], self._logp[:n], self._path[:n], self._open[:n])
-
-
-def ends(asking: Sequence[Asking]) -> list[list[int]]:
-    """Tokens that end each request."""
-    return [sorted(one.state.stop_token_ids) for one in asking]
+        n, held = self._num_requests, self._all
+        return Beams(held.token[:n], held.parent[:n], held.logp[:n], held.path_logp[:n], held.open_logp[:n])

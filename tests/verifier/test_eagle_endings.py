@@ -369,7 +369,7 @@ def test_beams_that_are_not_asked_about_grow_as_deep_as_they_may() -> None:
     asking = [Asking(RequestState(spec_of("r", PROMPT, GREEDY), shape), [1], 0, 1, DEPTH, 0)]
     never = ForwardRule(rate=0.0, verify_tokens=1.0, row_tokens=1.0, forward_tokens=1.0)
     always = ForwardRule(rate=1.0, verify_tokens=0.0, row_tokens=0.0, forward_tokens=0.0)
-    layer = Growth(asking, CPU).first(torch.tensor([[-0.5]]), torch.tensor([[3]]))
+    layer = Growth.of(asking, CPU).first(torch.tensor([[-0.5]]), torch.tensor([[3]]))
 
     def ends(rule: ForwardRule) -> bool:
         return not Ending(asking, DEPTH, CPU, rule, endings).another(layer)
