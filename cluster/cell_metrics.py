@@ -13,7 +13,6 @@ from cluster.placement import instance_names
 from cluster.selector_regret import estimated_regret
 from cluster.stream_messages import Receipt, Submit, Terms
 from cluster.violations import DecodeTimes, causes, missed
-from drafters.messages import DraftResult
 from verifier.messages import VerifyCall, VerifyResult
 
 _COUNTERS = {
@@ -108,10 +107,9 @@ class CellMetrics:
 
     # Steps
 
-    def drafted(self, kind: str, result: DraftResult) -> None:
-        """A drafter of this kind answered."""
-        self.set.histogram("flotilla_draft_call_seconds", kind).observe(result.seconds)
-        num_drafted = sum(len(draft.tree.token) - 1 for draft in result.drafts)
+    def drafted(self, kind: str, seconds: float, num_drafted: int) -> None:
+        """A drafter of this kind drafted so many tokens in so many seconds."""
+        self.set.histogram("flotilla_draft_call_seconds", kind).observe(seconds)
         self.set.counter("flotilla_drafter_tokens_total", kind, "drafted").inc(num_drafted)
 
     def verify_sent(self, call: VerifyCall, core: SchedulerCore) -> None:

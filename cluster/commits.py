@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import structs
 
 from cluster.forced_tokens import drafter_of
+from cluster.outstanding_verify import OutstandingVerify
 from cluster.requests import Request, Trigger
 from cluster.stream_messages import StepTrace, TokenEvent
-from cluster.verify_calls import OutstandingVerify
 from engine.tree import TokenTree
 from verifier.messages import PrefillProgress, Verdict
 

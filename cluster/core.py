@@ -38,6 +38,7 @@ from cluster.events import (
 )
 from cluster.forced_tokens import count
 from cluster.learning import Learning
+from cluster.planned_ahead import PlannedAhead
 from cluster.planning import StepPlanner
 from cluster.policies.base import Policy
 from cluster.requests import Request, State, Trigger
@@ -73,13 +74,11 @@ class SchedulerCore:
         self.is_draining = False
         self.totals = self.planner.totals
         self.verify_calls = VerifyCalls(cost, self.planner.heads)
-        self.sending_ahead = SendingAhead(
-            config.scheduler, self.planner, self.batcher, self.micro_batches, self.verify_calls
-        )
+        self.planned_ahead = PlannedAhead(self.planner, self.verify_calls, config)
+        self.sending_ahead = SendingAhead(self.planned_ahead, self.batcher, self.micro_batches)
         self.door = Door(config, cost, self.batcher.headroom)
-        self.learning = Learning(
-            cost, self.planner, self.batcher.pace, self.micro_batches, self.door.forecast
-        )
+        pace, forecast = self.batcher.pace, self.door.forecast
+        self.learning = Learning(cost, self.planned_ahead, pace, self.micro_batches, forecast)
         self._next_order = 0
         self._longest = 0  # `max_model_tokens` while an answer of the target is taken in
         self._actions: list[Action] = []

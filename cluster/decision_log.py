@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -31,6 +31,7 @@ from cluster.recorded_context import calibration_state, context_values
 from drafters.messages import DraftPlan, DraftResult
 from engine.stop_rules import StopRule
 from engine.tree import TokenTree
+from engine.tree_batch import TreeBatch
 from verifier.messages import VerifyCall, VerifyResult
 
 # A step whose requests all went away is never verified; after so many calls of the policy it is closed.
@@ -39,6 +40,9 @@ STALE_CALLS = 64
 PROMPTS_KEPT = 64
 # Calibration tables this many versions old are referred to by no step that is still on its way.
 TABLE_VERSIONS = 512
+
+# In place of a phase of selection: all that was drafted as a step planned ahead said.
+PLANNED = "planned"
 
 Closed = tuple[StepRecord, dict[tuple[str, int], CalibrationTable]]
 
@@ -128,6 +132,25 @@ class DecisionLog:
                 decision.required_capped = float(trace.required[place])
         step.record.select = self._call(step, batch, context, budget=trace.budget)
 
+    def grown(
+        self, trees: Mapping[str, TokenTree], calibration: Calibration, drafts: Sequence[DraftCallRecord]
+    ) -> None:
+        """A step that was planned ahead begins: trees by request id, all verified, and what they took."""
+        step = self._joined(trees)
+        if step is None:
+            return
+        step.record.time_s = self.now
+        step.record.drafts.extend(drafts)
+        for request_id, tree in trees.items():
+            place = step.index.get(request_id)
+            if place is None:
+                continue
+            decision = step.record.requests[place]
+            drafted, names = TreeBatch([tree]), [decision.request.drafter]
+            acceptance = calibration.path_probabilities_of_few(drafted, names)
+            decision.tree, decision.acceptance = tree, [round(chance, 4) for chance in acceptance]
+            decision.chosen = {PLANNED: list(range(1, len(tree)))} if len(tree) > 1 else {}
+
     def _begin(self, context: StepContext) -> OpenStep:
         for step in [one for one in self._open if self._next_order - one.last_order > STALE_CALLS]:
             self._close(step)
@@ -157,7 +180,9 @@ class DecisionLog:
         step.record.requests.append(decision)
         before = self._step_of.get(request.request_id)
         self._step_of[request.request_id] = step
-        if before is not None and before is not step and before not in self._step_of.values():
+        if before is None or before is step or before in self._step_of.values():
+            return decision
+        if before.verify_call < 0:  # else it was planned ahead, while that one is at the target
             self._close(before)
         return decision
 

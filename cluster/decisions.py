@@ -143,7 +143,7 @@ class RequestDecision(msgspec.Struct, kw_only=True, omit_defaults=True):
         tree: its candidate tree, as the policy saw it; None where nothing was drafted for the batch.
         acceptance: chance that each node of `tree` is accepted, by calibration.
         chosen: nodes of `tree` chosen by each phase of selection, the root excluded; policies without
-            phases choose in one, `selected`.
+            phases choose in one, `selected`. `planned` are all nodes of a step that was planned ahead.
         verified: draft tokens verified; fewer than chosen where the request's own wish or a lack of
             slots forbade more; None if no verification was seen.
         accepted: nodes of `tree` that were accepted.

@@ -102,13 +102,18 @@ class HeadProposals:
         return any(drafter.capabilities.num_candidates for drafter in self.drafters.values())
 
     def wanted(self, request: Request, num_requests: int, num_outstanding: int) -> Wanted:
-        """What the next verify call asks of the heads for the request.
+        """What the next verify call asks of the heads for the request, which is asked of them then.
 
         Args:
             request: in the call.
             num_requests: in the call.
             num_outstanding: calls that will be answered before it.
         """
+        wanted = self._wanted(request, num_requests, num_outstanding)
+        self._asked[request.request_id] = wanted.num_heads
+        return wanted
+
+    def _wanted(self, request: Request, num_requests: int, num_outstanding: int) -> Wanted:
         drafter = self.drafters.get(request.drafter)
         if drafter is None or drafter.capabilities.num_candidates == 0:
             return NOTHING_WANTED
@@ -121,7 +126,6 @@ class HeadProposals:
             last = last or self._of_batch
             is_due = self._is_due(last, step)
             wanted = _of_beam(most, drafter.capabilities.num_candidates, last, num_requests, is_due=is_due)
-            self._asked[request.request_id] = wanted.num_heads
             rule = self._newest_rule(request, num_requests) if wanted.num_candidates else None
             return wanted if rule is None else wanted._replace(stop_rule=rule)
         all_of_them = Wanted(most, drafter.capabilities.num_candidates)
@@ -153,15 +157,18 @@ class HeadProposals:
         newest = max(plans, key=lambda plan: plan.step, default=None)
         return None if newest is None or newest.is_of_many_more(num_requests) else newest.stop_rule
 
-    def planned(self, requests: Sequence[Request], plans: Sequence[DraftPlan]) -> None:
-        """The policy made these plans for these requests."""
+    def planned(
+        self, requests: Sequence[Request], plans: Sequence[DraftPlan], *, is_ahead: bool = False
+    ) -> None:
+        """The policy made these plans for these requests, `is_ahead` of the answer to the call before."""
         if not self.are_there:
             return
-        step, n = self.num_steps(), len(requests)
+        step, n = self.num_steps() + is_ahead, len(requests)
+        num_proposed = self.num_asked if is_ahead else self.num_proposed
         with_proposals = [
             (request, plan)
             for request, plan in zip(requests, plans, strict=True)
-            if self.num_proposed(request) > 0
+            if num_proposed(request) > 0
         ]
         for request, plan in with_proposals:
             self._plans[request.request_id] = LastPlan(
@@ -169,7 +176,7 @@ class HeadProposals:
                 n,
                 plan.depth,
                 plan.width,
-                self._next_depth(request, plan),
+                _next_depth(plan, num_proposed(request)),
                 _least_logp(plan),
                 plan.stop_token_logp,
             )
@@ -178,7 +185,7 @@ class HeadProposals:
         if telling:
             depth = max(plan.depth for _, plan in telling)
             width = max(plan.width for _, plan in telling)
-            ask = max(self._next_depth(request, plan) for request, plan in telling)
+            ask = max(_next_depth(plan, num_proposed(request)) for request, plan in telling)
             least = min(_least_logp(plan) for _, plan in telling)
             stop_token = min(plan.stop_token_logp for _, plan in telling)
             self._of_batch = LastPlan(step, n, depth, width, ask, least, stop_token)
@@ -217,9 +224,12 @@ class HeadProposals:
             return 0
         return max(len(proposals.token), self._asked.get(request.request_id, 0))
 
-    def _next_depth(self, request: Request, plan: DraftPlan) -> int:
-        """Layers to ask EAGLE for after this plan; where it took all there were, it might have taken more."""
-        return plan.depth + (plan.depth >= self.num_proposed(request))
+    def num_asked(self, request: Request) -> int:
+        """Layers that the latest call with the request asks of the target's heads."""
+        drafter = self.drafters.get(request.drafter)
+        if drafter is None or drafter.capabilities.num_candidates == 0:
+            return 0
+        return self._asked.get(request.request_id, 0)
 
     def _is_ending(self, request: Request) -> bool:
         """Whether the request's own end bounds what its drafter may draft."""
@@ -247,6 +257,11 @@ def _most_heads(request: Request, drafter: DrafterState) -> int:
         request.num_remaining - 2,
         capabilities.max_tokens - request.num_tokens - 1,
     )
+
+
+def _next_depth(plan: DraftPlan, num_proposed: int) -> int:
+    """Layers to ask EAGLE for after this plan; where it took all there were, it might have taken more."""
+    return plan.depth + (plan.depth >= num_proposed)
 
 
 def _of_beam(most: int, widest: int, last: LastPlan | None, num_requests: int, *, is_due: bool) -> Wanted:

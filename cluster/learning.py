@@ -9,9 +9,9 @@ from cluster.batching.micro_batches import MicroBatches
 from cluster.batching.pace import Pace
 from cluster.cost_model import CostModel
 from cluster.forecast import Forecast
-from cluster.planning import StepPlanner
+from cluster.outstanding_verify import OutstandingVerify
+from cluster.planned_ahead import PlannedAhead
 from cluster.requests import Request
-from cluster.verify_calls import OutstandingVerify
 from verifier.messages import VerifyResult
 
 
@@ -20,7 +20,7 @@ class Learning:
     """Tells those that learn from answers: how long forwards and iterations take, and what drafts bring."""
 
     cost: CostModel
-    planner: StepPlanner
+    planned_ahead: PlannedAhead
     pace: Pace
     micro_batches: MicroBatches
     forecast: Forecast
@@ -42,18 +42,20 @@ class Learning:
             running: those of them that run.
             now: the scheduler's clock.
         """
-        self.planner.totals.count_step(result)
+        planner = self.planned_ahead.planner
+        planner.totals.count_step(result)
         self.forecast.verified(result, running.values(), now)
         self.cost.observe_call(sent.parts, result.forward_seconds)
         self.pace.verified(result, sent.trees, requests)
-        self.planner.learn(result, sent.trees, requests)
+        planner.learn(result, sent.trees, requests)
+        self.planned_ahead.score(result, sent, requests)
         iteration = self.micro_batches.verified(result, sent, len(running), now)
         if iteration is not None:
-            self.planner.prompts.took_s = sent.parts.prompts_s
+            planner.prompts.took_s = sent.parts.prompts_s
             self.pace.iterated(iteration.elapsed_s - result.forward_seconds)
-            self.planner.measure_iteration(iteration, result, was_ahead=sent.was_ahead)
+            planner.measure_iteration(iteration, result)
 
             def own_s(request_id: str) -> float:
                 return iteration.elapsed_s - self.micro_batches.waited_s(request_id, iteration)
 
-            self.planner.tell_selector(result, sent.trees, requests, own_s)
+            planner.tell_selector(result, sent.trees, requests, own_s)

@@ -72,13 +72,13 @@ class StepPlanner:
         self.prompts = PromptShare(chunk_tokens(scheduler, cost.profile.target))
         self._looks_ahead = policy if isinstance(policy, LooksAhead) else None
         self._tries_drafts = getattr(policy, "tries_drafts", True)
-        self._looked_at, self._num_running = -1, 0
+        self._looked_at, self.num_running = -1, 0
         self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
-        self._decode_views = DecodeViews(pool, self.heads)
-        self._stops_drafting = policy if isinstance(policy, StopsDrafting) else None
-        self._proposing = Proposing()
-        # A policy that will be resting at the end of all steps never drafts.
-        self._never_drafts = self._rests is not None and self._rests.rests(1, sys.maxsize)
+        self.decode_views = DecodeViews(pool, self.heads)
+        self.stops_drafting = policy if isinstance(policy, StopsDrafting) else None
+        self.proposing = Proposing()
+        # Who will be resting at the end of all steps.
+        self._never_drafts = self.is_resting(1, sys.maxsize)
         # Requests whose drafter was lost in the event at hand.
         self._orphans: list[Request] = []
 
@@ -86,16 +86,16 @@ class StepPlanner:
         """Whether a drafter should read the request's prompt at all."""
         if self._never_drafts:
             return False
-        is_resting = self._is_resting(self._num_running)
-        return self._proposing.reads(request.order, self._num_running, is_resting=is_resting)
+        is_resting = self.is_resting(self.num_running, self.totals.steps)
+        return self.proposing.reads(request.order, self.num_running, is_resting=is_resting)
 
     def draft(
         self, ready: Sequence[Request], running: Collection[Request], now: float, max_model_tokens: int
     ) -> list[Draft]:
         """Ask the policy for shapes; move every request to DRAFTING or, with nothing to draft, DRAFTED."""
         self.prompts.look(running)
-        self._num_running = len(running)
-        if self._is_resting(len(ready)):
+        self.num_running = len(running)
+        if self.is_resting(len(ready), self.totals.steps):
             self.pool.leave_draining(ready)
             self._rest(ready)
             for request in ready:
@@ -108,7 +108,7 @@ class StepPlanner:
             name = request.drafter
             request.drafted_by, request.drafted_kind = name, kinds.get(name, name)
         # Kept for selection: A(r) counts from the start of the iteration, whose length t_spec estimates.
-        batch = DecodeBatch(self._decode_views.of_all(ready, now, max_model_tokens))
+        batch = DecodeBatch(self.decode_views.of_all(ready, now, max_model_tokens))
         self._views.update(zip([request.request_id for request in ready], batch, strict=True))
         self._batch = batch
         context = self.context(len(batch))
@@ -117,7 +117,7 @@ class StepPlanner:
         # Whom no drafter has read yet, nothing can be proposed for: that says nothing of whether it pays.
         asked = [plan.depth > 0 for view, plan in zip(batch, plans, strict=True) if view.max_draft]
         if asked:
-            self._proposing.planned(len(running), sum(asked) / len(asked))
+            self.proposing.planned(len(running), sum(asked) / len(asked))
         drafting: dict[str, tuple[list[Request], list[DraftPlan]]] = {}
         actions, behind = [], []
         can_draft = {name: has_read(drafter) for name, drafter in self.pool.drafters.items()}
@@ -143,8 +143,8 @@ class StepPlanner:
             num_context = sum([request.num_tokens for request in requests])
             predicted_s = self.cost.draft_seconds(name, len(items), width, depth, num_context)
             rule = None
-            if self._stops_drafting is not None:
-                rule = self._stops_drafting.stop_rule(name, len(items), batch, context)
+            if self.stops_drafting is not None:
+                rule = self.stops_drafting.stop_rule(name, len(items), batch, context)
                 if self.pool.drafters[name].capabilities.num_candidates:
                     self.heads.ruled(requests, rule)
             call = self.pool.call(name, items, now, predicted_s, rule, name in ahead, num_context)
@@ -170,29 +170,30 @@ class StepPlanner:
             return False
         self._looked_at = step  # once, whatever happens until the answer
         self.pool.assign(requests, now, is_drafting=False)
-        views = self._decode_views.of_all(requests, now, max_model_tokens, has_proposals=False)
+        views = self.decode_views.of_all(requests, now, max_model_tokens, has_proposals=False)
         looks.look_ahead(DecodeBatch(views), replace(self.context(count), step=steps[-1]))
         if not all(self._rests.rests(count, step) for step in steps):
             self.heads.looked_ahead(steps[-1])
             return False
-        self._proposing.planned(self._num_running, 0.0)
+        self.proposing.planned(self.num_running, 0.0)
         return True
 
     def rest(self, requests: Sequence[Request], running: Collection[Request]) -> None:
         """A step of these requests begins as `will_rest` said, and without the policy being asked."""
         self.prompts.look(running)
-        self._num_running = len(running)
+        self.num_running = len(running)
         for request in requests:
             request.drafted_by = request.drafted_kind = ""
         self.pool.leave_draining(requests)
-        if self._is_resting(len(requests)):
+        if self.is_resting(len(requests), self.totals.steps):
             self._rest(requests)
 
-    def _is_resting(self, count: int) -> bool:
-        return self._rests is not None and self._rests.rests(count, self.totals.steps)
+    def is_resting(self, count: int, step: int) -> bool:
+        """Whether the policy said that it drafts nothing for so many requests in this step."""
+        return self._rests is not None and self._rests.rests(count, step)
 
     def _rest(self, ready: Sequence[Request]) -> None:
-        self._proposing.rested(self._num_running)
+        self.proposing.rested(self.num_running)
         self.heads.rested(ready)
 
     def select(self, drafted: Sequence[Request], now: float, max_model_tokens: int) -> dict[str, TokenTree]:
@@ -204,8 +205,8 @@ class StepPlanner:
             return {r.request_id: tree for r, tree in zip(drafted, trees, strict=True)}
         if trees == self.trees:
             trees = self.trees
-        views = self._views
-        batch = DecodeBatch([views.get(r.request_id) or self.view(r, now, max_model_tokens) for r in drafted])
+        known, longest = self._views.get, max_model_tokens
+        batch = DecodeBatch([known(r.request_id) or self.view(r, now, longest) for r in drafted])
         if batch == self._batch:
             batch = self._batch
         context = self.context(len(batch), drafting_seconds(self.cost, drafted, trees))
@@ -244,7 +245,7 @@ class StepPlanner:
 
     def read_prompts(self, requests: Iterable[Request], num_running: int, now: float) -> list[Draft]:
         """Drafters read prompts while the target computes the ends of them: quick first drafts."""
-        self._num_running = num_running
+        self.num_running = num_running
         return self._catch_up([r for r in requests if not r.heard and self.may_read(r)], now)
 
     def _catch_up(self, requests: Iterable[Request], now: float) -> list[Draft]:
@@ -265,9 +266,9 @@ class StepPlanner:
         """
         if self._never_drafts:
             return []
-        self._num_running = num_running
+        self.num_running = num_running
         read = requests
-        if not self._proposing.pays(num_running):
+        if not self.proposing.pays(num_running):
             read = [request for request in requests if self.may_read(request)]
         calls = self.pool.switching.prepare(read, now, idle_s) if self.pool.config.fast_switching else []
         if num_running <= EXPLORE_REQUESTS:
@@ -279,8 +280,7 @@ class StepPlanner:
         """The request ended, `num_running` go on; what idle drafters read of it for later ones."""
         self._views.pop(request.request_id, None)
         self.heads.forget(request)
-        calls = []
-        self._num_running = num_running
+        calls, self.num_running = [], num_running
         if self.may_read(request):
             calls = self.pool.explorer.final(request, now, is_busy=num_running >= EXPLORE_REQUESTS)
         self.pool.forget(request)
@@ -288,7 +288,7 @@ class StepPlanner:
 
     def view(self, request: Request, now: float, max_model_tokens: int) -> DecodeRequest:
         """The request in the papers' terms."""
-        return self._decode_views.of(request, now, max_model_tokens)
+        return self.decode_views.of(request, now, max_model_tokens)
 
     def learn(
         self, result: VerifyResult, verified: Mapping[str, TokenTree], requests: Mapping[str, Request]
@@ -367,7 +367,7 @@ class StepPlanner:
         self.calibration.observe(forest, drafters, on_path)
         pending.clear()
 
-    def measure_iteration(self, iteration: Iteration, result: VerifyResult, *, was_ahead: bool) -> None:
+    def measure_iteration(self, iteration: Iteration, result: VerifyResult) -> None:
         """Fold one whole iteration into t_spec, and what it took of the target's time into the overhead.
 
         Evaluating heads is drafting, in the step that spends it, whether or not the next one drafts.
@@ -381,7 +381,7 @@ class StepPlanner:
         self.totals.step_target_s += max(0.0, result.seconds - forward_s - heads_s)
         self.step_s += SMOOTHING * (min(iteration.elapsed_s, MOST_TIMES * self.step_s) - self.step_s)
         overhead = max(0.0, iteration.slot_s - iteration.draft_s - heads_s - forward_s)
-        drafted = iteration.draft_s > 0.0
+        drafted, was_ahead = iteration.drafted, iteration.was_ahead
         self.overhead.observe(len(result.verdicts), overhead, drafted=drafted, was_ahead=was_ahead)
 
     def context(self, num_requests: int, draft_s: float = 0.0) -> StepContext:

@@ -100,6 +100,12 @@ class RecordedCore(SchedulerCore):
         self._ahead = None
         verifying = {one.request_id for one in self.running.values() if one.state is State.VERIFYING}
         going_on = [item for item in call.verify if item.request_id in verifying]
+        sent = self.verify_calls.sent(call.call_id)
+        if sent is not None and sent.plans:
+            trees = {item.request_id: sent.trees[item.request_id] for item in going_on}
+            going_on = [replace(item, tree=trees[item.request_id]) for item in going_on]
+            drafts = [one.record() for one in self.planned_ahead.newest]
+            self.log.grown(trees, self.planner.calibration, drafts)
         if going_on or not call.verify:
             self._verify_sent(replace(call, verify=going_on), now)
 

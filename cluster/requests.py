@@ -215,6 +215,13 @@ class Request:
         self.draft_call = -1
         self.advance(Trigger.DRAFT_DONE)
 
+    def grown(self, tree: TokenTree) -> None:
+        """Its draft tree, which the target has grown itself, is known."""
+        self.tree = tree
+        if self.submit.speculation.trace:
+            self.candidates = tree
+        self.num_drafted += len(tree.token) - 1
+
     def tokens_from(self, start: int) -> list[int]:
         """Tokens of the sequence at positions `start` and later."""
         prompt = self.submit.prompt

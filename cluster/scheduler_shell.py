@@ -163,7 +163,10 @@ class SchedulerShell:
                 others += self._call(self._decide(event), events)
             self._tell(others)
             for kind, result in drafted:
-                self._metrics.drafted(kind, result)
+                num_drafted = sum([len(draft.tree.token) - 1 for draft in result.drafts])
+                self._metrics.drafted(kind, result.seconds, num_drafted)
+            for grown in self.core.planned_ahead.take_grown():
+                self._metrics.drafted(grown.kind, grown.seconds, grown.num_drafted)
             # What could wait until the actions were sent.
             begun = time.thread_time()
             reading = self.core.reflect()

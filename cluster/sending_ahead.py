@@ -2,7 +2,8 @@
 
 Of several micro-batches, one that is complete. Of a single one, its next step, if nobody is drafted for in
 it: then nothing in it depends on the answer to the one before but the last token of each request, which the
-target knows itself (vLLM's "async scheduling", SGLang's overlap scheduler). It may read prompts of others.
+target knows itself (vLLM's "async scheduling", SGLang's overlap scheduler). Or if all who are drafted for are
+so from what is proposed beside the target (`cluster.planned_ahead`). It may read prompts of others.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from dataclasses import dataclass
 from cluster.batching.base import Chunk
 from cluster.batching.batcher import Batcher
 from cluster.batching.micro_batches import MicroBatches
-from cluster.config import SchedulerConfig
-from cluster.planning import StepPlanner
+from cluster.outstanding_verify import OutstandingVerify
+from cluster.planned_ahead import PlannedAhead
 from cluster.requests import Request, State
-from cluster.verify_calls import OutstandingVerify, VerifyCalls
+from drafters.messages import DraftPlan
 from verifier.messages import VerifyCall
 
 # Where one who waits may be given the place of one who runs, so many steps are sent ahead in a row at most:
@@ -30,18 +31,14 @@ class SendingAhead:
     """Whether, and for whom, a call is sent while another is at the target; no more than two are there.
 
     Attributes:
-        config: whether plain steps are sent ahead at all.
-        planner: knows when nothing will be drafted.
+        planned_ahead: plans drafts of a step that is sent ahead, and its planner knows when there are none.
         batcher: its rule may let some requests wait.
         micro_batches: of the running requests.
-        calls: at the target.
     """
 
-    config: SchedulerConfig
-    planner: StepPlanner
+    planned_ahead: PlannedAhead
     batcher: Batcher
     micro_batches: MicroBatches
-    calls: VerifyCalls
 
     def complete(
         self,
@@ -60,15 +57,15 @@ class SendingAhead:
             max_model_tokens: longest sequence served.
             now: the scheduler's clock.
         """
-        if not self.micro_batches.is_next_due(by_batch, self.calls, now):
+        if not self.micro_batches.is_next_due(by_batch, self.planned_ahead.calls, now):
             return None
         complete = self.micro_batches.to_verify(by_batch, now)
         drafted = self.batcher.rule.verify(complete, [], running)
         most = sum(len(request.tree) for request in drafted if request.tree is not None)
-        if not drafted or most + self.calls.num_tokens > free_slots:
+        if not drafted or most + self.planned_ahead.calls.num_tokens > free_slots:
             return None
-        chosen = self.planner.select(drafted, now, max_model_tokens)
-        return self.calls.build(drafted, chosen, [], now)
+        chosen = self.planned_ahead.planner.select(drafted, now, max_model_tokens)
+        return self.planned_ahead.calls.build(drafted, chosen, [], now)
 
     def next_step(
         self,
@@ -81,9 +78,9 @@ class SendingAhead:
         """The next step of all that is running, before the step at the target is answered; None if it must
         wait for that.
 
-        It must wait where anybody is or may be drafted for, or follows a grammar, and now and then where one
-        who waits may be given the place of one who runs. Who surely ends with the answer is left out; who
-        turns out to end gets a verdict that nobody waits for.
+        It must wait where anybody is or may be drafted for by others than the target's heads, or follows a
+        grammar, and now and then where one who waits may be given the place of one who runs. Who surely ends
+        with the answer is left out; who turns out to end gets a verdict that nobody waits for.
 
         Args:
             running: everybody admitted.
@@ -92,11 +89,11 @@ class SendingAhead:
             max_model_tokens: longest sequence served.
             now: the scheduler's clock.
         """
-        outstanding = self.calls.all_outstanding
-        if not self.config.async_scheduling or len(outstanding) != 1:
+        outstanding = self.planned_ahead.calls.all_outstanding
+        if not self.planned_ahead.config.scheduler.async_scheduling or len(outstanding) != 1:
             return None
-        sent, room = outstanding[0], free_slots + self.calls.num_owed
-        if self.micro_batches.count != 1 or not sent.decides_one or sent.num_tokens + len(running) > room:
+        sent, room = outstanding[0], free_slots + self.planned_ahead.calls.num_owed
+        if self.micro_batches.count != 1 or sent.num_tokens + len(running) > room:
             return None
         going_on, prefilling, partly = [], [], []
         for request in running:
@@ -113,10 +110,10 @@ class SendingAhead:
                 return None
             if request.num_remaining > 1 and request.num_tokens + 1 < max_model_tokens:
                 going_on.append(request)
-        will_rest = self.planner.will_rest
-        if not (will_rest(going_on, now, max_model_tokens) if going_on else self._reads_on(partly)):
+        rests = self._rests(going_on, sent, now, max_model_tokens) if going_on else self._reads_on(partly)
+        if not rests and not going_on:
             return None
-        context = self.batcher.context(now, free_slots, self.planner.step_s)
+        context = self.batcher.context(now, free_slots, self.planned_ahead.planner.step_s)
         is_turn = waiting and sent.num_ahead >= MOST_BESIDE_WAITING
         if is_turn and self.batcher.may_take_place(list(waiting), running, context):
             return None
@@ -126,19 +123,31 @@ class SendingAhead:
             return None
         if len(rule.verify(going_on, prefilling + partly, running)) < count:
             return None
+        plans: Mapping[str, DraftPlan] | None = None
+        if not rests:
+            plans = self.planned_ahead.plan(going_on, now, max_model_tokens)
+            if plans is None:
+                return None
+            count += sum([plan.depth * plan.width for plan in plans.values()])
         chunks: list[Chunk] = []
         with _read_on(partly, sent):
             if prefilling or partly:
                 chunks = rule.prefill(prefilling + partly, going_on, count, running, context)
-                if sent.num_tokens + count + sum([tokens for _, tokens in chunks]) > room:
-                    return None
+            if sent.num_tokens + count + sum([tokens for _, tokens in chunks]) > room:
+                return None
             if not going_on and not chunks:
                 return None
-            return self.calls.build_ahead(going_on, chunks, now)
+            return self.planned_ahead.calls.build_ahead(going_on, chunks, now, plans)
+
+    def _rests(
+        self, going_on: Sequence[Request], sent: OutstandingVerify, now: float, max_model_tokens: int
+    ) -> bool:
+        """Whether the next step is surely a plain one, after one that decides one token of each."""
+        return sent.decides_one and self.planned_ahead.planner.will_rest(going_on, now, max_model_tokens)
 
     def _reads_on(self, partly: Sequence[Request]) -> bool:
         """Whether prompts alone are read ahead: the next parts of some, at whose ends nothing proposes."""
-        return bool(partly) and not self.planner.heads.are_there
+        return bool(partly) and not self.planned_ahead.planner.heads.are_there
 
     def begin(self, running: Collection[Request], now: float) -> None:
         """An answer is taken in: if the plain step after it was sent ahead, that begins.
@@ -147,13 +156,17 @@ class SendingAhead:
             running: everybody admitted who has not ended with the answer.
             now: the scheduler's clock.
         """
-        if not self.calls.begin_ahead(now):
+        ahead = self.planned_ahead.calls.ahead
+        if ahead is None or not self.planned_ahead.calls.begin_ahead(now):
             return
         going_on = [request for request in running if request.state is State.VERIFYING]
         if not going_on:  # prompts alone
             return
         self.micro_batches.begin(going_on, now)
-        self.planner.rest(going_on, running)
+        if ahead.plans:
+            self.planned_ahead.begin(ahead, going_on, running)
+            return
+        self.planned_ahead.planner.rest(going_on, running)
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class StepOverhead:
             return
         if not drafted:
             self._share_ahead += SMOOTHING * (was_ahead - self._share_ahead)
-        if was_ahead:
+        if was_ahead and not drafted:
             self._ahead.observe(PER_REQUEST_S * num_requests, max(seconds, LEAST_S), SMOOTHING)
             self._drafted.missed()
             self._before = (self._before[1], self._plain)

@@ -5,86 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cluster.call_parts import NO_ROWS, CallParts, Rows, chunk_rows
+from cluster.call_parts import NO_ROWS, Rows, chunk_rows
 from cluster.cost_model import CostModel
 from cluster.forced_tokens import most_forced
 from cluster.head_proposals import NOTHING_WANTED, HeadProposals, Wanted
+from cluster.outstanding_verify import OutstandingVerify
 from cluster.requests import Request, State, Trigger, advance_all
+from drafters.messages import DraftPlan
 from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 from verifier.messages import PrefillItem, PrefillProgress, VerifyCall, VerifyItem, VerifyResult
 
 # What stands for the tree of a request whose last token a call at the target decides: some root, alone.
 UNDECIDED = TokenTree.root_only(0)
-
-
-@dataclass(slots=True)
-class OutstandingVerify:
-    """The verify call the target is working on.
-
-    Attributes:
-        call_id: its id.
-        drafted: whether anything was drafted for its requests, though none of it may be verified.
-        decoding: rows of its trees.
-        parts: what the cost model expects of its forward; once answered, of the rows that were computed.
-        trees: draft trees being verified, by request id.
-        prefilling: requests with a chunk in it, and the chunk's tokens, at most.
-        ending: those of them whose prompt ends with it, unless slots are fewer than they seemed.
-        members: all of them as they were: each with how often it had been preempted.
-        num_tokens: rows, and so KV slots it may take.
-        decides_one: whether it decides exactly one token of each request that decodes.
-        sent_at: when it was sent; of one sent ahead, once the call before is answered, when that was.
-        is_ahead: whether it was sent before the call that decides its requests' last tokens was answered,
-            and that still is not.
-        num_ahead: how many calls in a row, this one the last, were sent so.
-    """
-
-    call_id: int
-    drafted: bool
-    decoding: Rows
-    parts: CallParts
-    trees: dict[str, TokenTree]
-    prefilling: dict[str, int]
-    ending: list[str]
-    members: dict[str, tuple[Request, int]]
-    num_tokens: int
-    decides_one: bool
-    sent_at: float
-    is_ahead: bool = False
-    num_ahead: int = 0
-
-    @property
-    def was_ahead(self) -> bool:
-        """Whether it was sent before the call before was answered."""
-        return self.num_ahead > 0
-
-    @property
-    def predicted_s(self) -> float:
-        """Seconds that its forward should take."""
-        return self.parts.seconds
-
-    def has(self, request: Request) -> bool:
-        """Whether the request is in it, and not one that has its name, or itself before it was preempted."""
-        return self.members.get(request.request_id) == (request, request.num_preemptions)
-
-    def goes_on_with(self, request: Request) -> bool:
-        """Whether it has what comes next of a request for which the call before had no slots.
-
-        That is its decoding, or the next part of its prompt, if the target was told of the prompt before.
-        """
-        if request.state is State.PREFILL_SENT:
-            return request.num_computed > 0 and request.request_id in self.prefilling
-        return request.request_id in self.trees
-
-    def awaits(self, request: Request) -> bool:
-        """Whether the request still waits for this call, and was not preempted or given up meanwhile.
-
-        One that came again, by its name or after a preemption, may have a chunk in the call after this one.
-        """
-        if not self.has(request):
-            return False
-        is_verified = request.request_id in self.trees
-        return request.state is (State.VERIFYING if is_verified else State.PREFILL_SENT)
 
 
 @dataclass(slots=True)
@@ -231,48 +164,90 @@ class VerifyCalls:
         )
 
     def build_ahead(
-        self, requests: Sequence[Request], chunks: Sequence[tuple[Request, int]], now: float
+        self,
+        requests: Sequence[Request],
+        chunks: Sequence[tuple[Request, int]],
+        now: float,
+        plans: Mapping[str, DraftPlan] | None = None,
     ) -> VerifyCall:
         """The call after the outstanding one: these requests go on from the tokens which that one decides.
 
-        They are all in that one and stay as they are until it is answered; nothing was drafted for them, and
-        nothing is proposed.
+        They are all in that one and stay as they are until it is answered.
 
         Args:
             requests: those that decode.
             chunks: of prompts of others, as of `build`. Who has one in the outstanding call, too, is as it
                 will be after that.
             now: the scheduler's clock.
+            plans: of draft trees that the target grows from what is proposed in the outstanding call; None if
+                nothing is drafted, nor proposed in this one.
         """
         num_requests = len(requests)
+        wanted_for = None if plans is None else self._wanted(num_requests + len(chunks))
         # By then each of them has one token more.
         num_context = num_requests + sum([request.num_tokens for request in requests])
         for request in requests:
             request.last_served_at = now
-        ids = [request.request_id for request in requests]
-        decoding, reading = Rows(num_requests, num_requests, num_context, num_context), _reading(chunks)
-        prefill = [_chunk(request, most, NOTHING_WANTED, now) for request, most in chunks]
+        all_wanted = [NOTHING_WANTED if wanted_for is None else wanted_for(request) for request in requests]
+        verify = [
+            VerifyItem(
+                request_id=request.request_id,
+                num_candidates=wanted.num_candidates,
+                num_heads=wanted.num_heads,
+                least_logp=wanted.least_logp,
+                stop_token_logp=wanted.stop_token_logp,
+                plan=None if plans is None else plans.get(request.request_id),
+            )
+            for request, wanted in zip(requests, all_wanted, strict=True)
+        ]
+        num_rows = sum([item.num_nodes for item in verify])  # at most
+        attended = num_context if num_rows == num_requests else num_context * num_rows / num_requests
+        decoding, reading = Rows(num_requests, num_rows, num_context, attended), _reading(chunks)
+        prefill = []
+        for request, most in chunks:
+            wanted = NOTHING_WANTED if wanted_for is None else wanted_for(request)
+            all_wanted.append(wanted)
+            prefill.append(_chunk(request, most, wanted, now))
         before = self.outstanding
         assert before is not None
         self._last_id += 1
         self._sent[self._last_id] = OutstandingVerify(
             call_id=self._last_id,
-            drafted=False,
+            drafted=bool(plans),
             decoding=decoding,
-            parts=self.cost.call_parts(decoding, reading, drafted=False),
-            trees=dict.fromkeys(ids, UNDECIDED),
+            parts=self.cost.call_parts(decoding, reading, drafted=bool(plans)),
+            trees=dict.fromkeys([item.request_id for item in verify], UNDECIDED),
             prefilling={item.request_id: item.num_tokens for item in prefill},
             ending=_ending(chunks),
             members=_members(requests, chunks),
-            num_tokens=num_requests + int(reading.num_tokens),
-            decides_one=True,
+            num_tokens=num_rows + int(reading.num_tokens),
+            decides_one=not plans,
             sent_at=now,
             is_ahead=True,
             num_ahead=before.num_ahead + 1,
+            plans=plans,
+            reading=reading,
         )
-        verify = [VerifyItem(request_id=request_id) for request_id in ids]
-        release = self._take_release()
-        return VerifyCall(call_id=self._last_id, verify=verify, prefill=prefill, release=release)
+        return VerifyCall(
+            call_id=self._last_id,
+            verify=verify,
+            prefill=prefill,
+            release=self._take_release(),
+            stop_rule=next((one.stop_rule for one in all_wanted if one.stop_rule is not None), None),
+        )
+
+    def grown(
+        self, call: OutstandingVerify, requests: Sequence[Request], trees: Mapping[str, TokenTree]
+    ) -> None:
+        """The trees, by request id, of these requests, which go on in a call that was planned ahead."""
+        call.trees.update(trees)
+        sizes = [len(tree.token) for tree in call.trees.values()]
+        num_rows, num_context = sum(sizes), sum([request.num_tokens for request in requests])
+        attended = sum([len(trees[r.request_id].token) * r.num_tokens for r in requests])
+        call.decoding = Rows(len(sizes), num_rows, num_context, attended)
+        call.drafted = num_rows > len(sizes)
+        call.parts = self.cost.call_parts(call.decoding, call.reading, drafted=call.drafted)
+        call.num_tokens = num_rows + int(call.reading.num_tokens)
 
     def begin_ahead(self, now: float) -> bool:
         """The call before is answered: the target begins with the one sent ahead, if there is one."""

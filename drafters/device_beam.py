@@ -1,4 +1,4 @@
-"""Beam growth of several candidate trees as tensors: `drafters.beam` for a device, without waiting for it."""
+"""Beam growth of several candidate trees as tensors: `engine.beam` for a device, without waiting for it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from drafters.beam import Beam
 from drafters.next_tokens import OnDevice
+from engine.beam import Beam
 from engine.devices import to_device
 
 

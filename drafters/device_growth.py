@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.beam import Beam
 from drafters.computed_tree import NONE, ROOT
 from drafters.job import Job
 from drafters.next_tokens import Tokens, Values
+from engine.beam import Beam
 
 Int32 = NDArray[np.int32]
 

@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 from drafters.heard import Heard
 from drafters.messages import Draft, DraftCall, DraftItem, DraftPlan
 from drafters.modelless import ModellessDrafter
-from drafters.proposed_growth import Growth, Layers, growth
 from drafters.protocol import Capabilities
+from engine.proposed_growth import Growth, Layers, growth
 from engine.sampling_params import RequestSpec
 from engine.stop_rules import StopRule
 
@@ -30,29 +30,9 @@ class _Held(Heard):
     proposed: Layers | None = None
 
     def score(self) -> tuple[int, int]:
-        """How far first choices follow the tokens that came: (scored, agreed).
-
-        A chain of heads' first choices is scored up to its first error, like the draft it would have been: so
-        the rate is that of drafted tokens, and falls as it should where later heads are weaker. In a beam the
-        first choice after each token that came is scored, as far as the beam holds them.
-        """
+        """How far first choices follow the tokens that came, as of `Layers.score`."""
         layers, self.proposed = self.proposed, None
-        if layers is None:
-            return 0, 0
-        came = self.tokens[layers.position : layers.position + len(layers)]
-        scored = agreed = place = 0
-        for layer, token in enumerate(came):
-            choices, tokens = layers.children(layer, place), layers.token[layer]
-            if not choices:
-                break
-            scored += 1
-            is_first = tokens[choices[0]] == token
-            agreed += is_first
-            followed = next((one for one in choices if tokens[one] == token), None)
-            if followed is None or (layers.parent is None and not is_first):
-                break
-            place = followed
-        return scored, agreed
+        return (0, 0) if layers is None else layers.score(self.tokens[layers.position :])
 
 
 class HeadsDrafter(ModellessDrafter["_Held", "_Drafting"]):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters.beam import Beam
 from drafters.computed_tree import ROOT, ComputedTree
 from drafters.heard import Heard
 from drafters.next_tokens import Ranking
 from drafters.noise_window import NoiseWindow
+from engine.beam import Beam
 from engine.sampling import Row, TokenHistory
 from engine.sampling_params import RequestSpec
 

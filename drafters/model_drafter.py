@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from drafters.beam import Beam
 from drafters.computed_tree import NONE, ROOT, ComputedTree
 from drafters.device_draft import DeviceDraft
 from drafters.draft_ahead import DraftAhead
@@ -21,6 +20,7 @@ from drafters.messages import Draft, DraftCall, DraftItem, DraftResult
 from drafters.next_tokens import NextTokens
 from drafters.noise_window import close_windows, move_windows
 from drafters.protocol import Capabilities
+from engine.beam import Beam
 from engine.cuda_graphs import GraphedRunner
 from engine.kv_cache import KVCache
 from engine.runner import ModelRunner

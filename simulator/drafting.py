@@ -1,4 +1,4 @@
-"""Beam search over a drafter's table for a whole batch at once; the same trees as `drafters.beam` grows."""
+"""Beam search over a drafter's table for a whole batch at once; the same trees as `engine.beam` grows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Beams of EAGLE's drafts as tensors on the target's device, which the host does not wait for.
 
-They grow as `drafters.beam` says: the best paths of each layer are kept, and a token that ends its request,
+They grow as `engine.beam` says: the best paths of each layer are kept, and a token that ends its request,
 or that the layer is not sure enough of, stays a leaf.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.draft_plan import DraftPlan
 from engine.proposals import Proposals
 from engine.sampling_params import RequestSpec
 from engine.stop_rules import StopRule
@@ -27,6 +28,8 @@ class VerifyItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
             this log-probability; heads do not ask.
         stop_token_logp: nor after a token that has less than this itself, given its parent.
         max_forced: most tokens that the request's grammar may add to the tree where it allows only one.
+        plan: with no `tree`, the shape of one that is grown from what was proposed with the request's last
+            verdict (`engine.proposed_growth.grown`), which a call that was not answered may bring.
     """
 
     request_id: str
@@ -36,11 +39,14 @@ class VerifyItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     least_logp: float = float("-inf")
     stop_token_logp: float = float("-inf")
     max_forced: int = 0
+    plan: DraftPlan | None = None
 
     @property
     def num_nodes(self) -> int:
-        """Of the tree: a row of the forward each."""
-        return 1 if self.tree is None else len(self.tree)
+        """Of the tree: a row of the forward each; at most, where that is yet to be grown."""
+        if self.tree is not None:
+            return len(self.tree)
+        return 1 if self.plan is None else 1 + self.plan.depth * self.plan.width
 
 
 class PrefillItem(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):

@@ -13,7 +13,8 @@ class OverlappedCalls:
     """Answers calls in order; what the host does for one is done while the device computes another.
 
     Without that a device idles while verdicts are made and sent and the next rows are planned. It takes calls
-    that wait already, as plain steps which are sent ahead do, and those of other micro-batches.
+    that wait already, as steps which are sent ahead do, and those of other micro-batches. A plain step is
+    begun while the one before is computed; one that verifies what was proposed in that, once it is finished.
     """
 
     def __init__(self, verifier: Verifier) -> None:
@@ -49,7 +50,13 @@ class OverlappedCalls:
                 break
             if begun.is_decided:
                 break
-        return self._verifier.finish(begun)
+        result = self._verifier.finish(begun)
+        # What verifies proposals of this one is launched before anybody hears of it: else the device idles.
+        if self._begun is None and self._verifier.overlaps:
+            following = waiting()
+            if following is not None and any(item.plan is not None for item in following.verify):
+                self._begun = self._verifier.begin(following)
+        return result
 
     def forget_all(self, *, with_prefixes: bool) -> None:
         """Drop all requests, as `Verifier.forget_all`, and the call that is begun."""

@@ -219,7 +219,12 @@ class RequestTable:
             if item.tree is None:
                 raise PromptIncomplete
             raise ValueError("a tree came before the prefill was complete")
-        tree = TokenTree.root_only(state.tokens[-1]) if item.tree is None else self._checked(item.tree, state)
+        if item.tree is not None:
+            tree = self._checked(item.tree, state)
+        elif item.plan is not None:
+            tree = state.proposed_tree(item.plan)
+        else:
+            tree = TokenTree.root_only(state.tokens[-1])
         nodes, masks = None, None
         # Deeper nodes could not be committed any more, and might lie beyond the longest sequence.
         if len(tree) > 1 and max(tree.depth.tolist()) >= state.remaining:

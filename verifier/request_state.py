@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.draft_plan import DraftPlan
 from engine.grammar import GrammarError, Grammars
 from engine.mask_bits import TokenMask
 from engine.matcher import Matcher
+from engine.proposals import Proposals
+from engine.proposed_growth import Layers, grown
 from engine.runner import ModelShape
 from engine.sampling import Row, TokenHistory
 from engine.sampling_params import RequestSpec
@@ -26,6 +29,7 @@ class RequestState:
         params: how tokens are chosen.
         matcher: follows the output through the grammar of a request that has a constraint.
         is_prefilled: whether all it was opened with was read, and a token decided.
+        proposals: what was proposed with its last verdict, if anything was.
     """
 
     __slots__ = (
@@ -36,6 +40,7 @@ class RequestState:
         "matcher",
         "params",
         "prompt_len",
+        "proposals",
         "request_id",
         "tokens",
     )
@@ -54,6 +59,7 @@ class RequestState:
             raise ValueError("token id outside the vocabulary")
         self.request_id = spec.request_id
         self.is_prefilled = False
+        self.proposals: Proposals | None = None
         self.tokens = list(spec.tokens)
         self.prompt_len = spec.prompt_len
         self.params = spec.sampling
@@ -139,6 +145,14 @@ class RequestState:
             Row(self.params, first + depth, self._history, path, mask)
             for depth, path, mask in zip(depths, paths, allowed, strict=True)
         ]
+
+    def proposed_tree(self, plan: DraftPlan) -> TokenTree:
+        """The tree of this shape from what was proposed after its last token; the root alone without."""
+        proposals = self.proposals
+        layers = None
+        if proposals is not None and proposals.position == len(self.tokens):
+            layers = Layers(proposals)
+        return grown(self.tokens[-1], plan, self._stop, layers)
 
     def rows_ahead(self, tokens: Sequence[int], num_ahead: int) -> list[Row]:
         """The decisions at the `num_ahead` output positions after `tokens`, which are about to be committed.

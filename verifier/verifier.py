@@ -84,6 +84,11 @@ class Verifier:
         return request_id in self._table
 
     @property
+    def overlaps(self) -> bool:
+        """Whether a call may be begun while another is computed."""
+        return self._overlaps
+
+    @property
     def free_slots(self) -> int:
         """KV slots that can be given out, those of evictable shared prefixes included."""
         return self._table.free_slots
@@ -179,7 +184,7 @@ class Verifier:
 
     def _continues(self, call: VerifyCall, at_work: Mapping[str, Planned]) -> bool:
         """Whether a call only verifies what goes on from tokens which the one before it decides."""
-        if any(item.tree is not None or item.num_candidates for item in call.verify):
+        if any(i.tree is not None or i.plan is not None or i.num_candidates for i in call.verify):
             return False
         rows = [at_work.get(item.request_id) for item in call.verify]
         return all(p is not None and p.decides_one and p.state.remaining > 1 for p in rows)
@@ -212,6 +217,9 @@ class Verifier:
                     for p, one in zip(planned, decided, strict=True)
                 ]
             )
+            for p, one in zip(planned, decided, strict=True):
+                if one.verdict is not None:
+                    p.state.proposals = one.verdict.proposals
         result = VerifyResult(
             call_id=begun.call.call_id,
             verdicts=[v for p, v in zip(planned, verdicts, strict=True) if v is not None and not p.is_prefill]

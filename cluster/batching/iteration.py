@@ -13,8 +13,12 @@ class Iteration(NamedTuple):
         draft_s: of the slowest draft call.
         slot_s: since then or since the verify call before, whichever is less: what the iteration took of
             the target's time, its waiting for drafts included.
+        drafted: whether anything was drafted for it, beside the target or not.
+        was_ahead: whether its call was sent before the one before was answered.
     """
 
     elapsed_s: float
     draft_s: float
     slot_s: float
+    drafted: bool = False
+    was_ahead: bool = False

@@ -8,11 +8,12 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from cluster.batching.iteration import Iteration
 from cluster.config import SchedulerConfig
 from cluster.cost_model import CostModel
+from cluster.outstanding_verify import OutstandingVerify
 from cluster.pipeline import Load, make_count_rule
 from cluster.policies.base import DecodeRequest
 from cluster.requests import Request, State
 from cluster.running_mean import RunningMean
-from cluster.verify_calls import OutstandingVerify, VerifyCalls
+from cluster.verify_calls import VerifyCalls
 from verifier.messages import VerifyResult
 
 # Members that wait for nobody but themselves, all drafted for: when they began, their micro-batch, who.
@@ -206,7 +207,9 @@ class MicroBatches:
         before, self._verified_at = self._verified_at, now
         if began >= now or began < self._undisturbed_since:
             return None
-        iteration = Iteration(now - began, draft_s, now - max(began, before))
+        drafted = draft_s > 0.0 or (sent.was_ahead and sent.drafted)
+        slot_s = now - max(began, before)
+        iteration = Iteration(now - began, draft_s, slot_s, drafted, sent.was_ahead)
         if not sent.prefilling:
             num_tokens = sum([len(verdict.tokens) for verdict in result.verdicts])
             self.rule.measured(iteration.slot_s, num_tokens, num_running)

@@ -74,6 +74,8 @@ class StepContext:
             step is spent on them whether or not anything is decoded.
         prompts_s: seconds that prompts added to the last step's forward, as predicted.
         step: number of the step, for policies that probe now and then.
+        is_ahead: whether the step is planned while the one before is at the target, whose tokens are not
+            counted yet. Of its drafts nothing is selected: all of them are verified.
         sends_ahead: whether plain steps may be sent ahead, as far as it is known beforehand that they are.
     """
 
@@ -87,10 +89,15 @@ class StepContext:
     prompt_share: float = 0.0
     prompts_s: float = 0.0
     sends_ahead: bool = False
+    is_ahead: bool = False
 
 
 class Policy(Protocol):
-    """A named way to speculate."""
+    """A named way to speculate.
+
+    One that says `plans_ahead = True` may be asked for plans while the step before is at the target
+    (`StepContext.is_ahead`), where what is proposed beside that is drafted from.
+    """
 
     def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
         """The shape drafting may take for each request; depth 0 drafts nothing."""

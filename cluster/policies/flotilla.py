@@ -67,6 +67,7 @@ class Outlook:
         depth: of the drafts with the highest goodput, from 1 on; 0 where nobody can draft.
         drafted: expected tokens per second with them, by the seconds that decoding pays for; 0 likewise.
         drafted_s: seconds of such a step, prompts apart; 0 likewise.
+        draft_s: seconds of that which drafting takes.
         plain: tokens per second without drafts.
         plain_s: seconds of such a step.
         by_rates: tokens per second of the whole step with drafts, by acceptance rates and costs alone.
@@ -75,6 +76,7 @@ class Outlook:
     depth: int
     drafted: float
     drafted_s: float
+    draft_s: float
     plain: float
     plain_s: float
     by_rates: float
@@ -82,6 +84,8 @@ class Outlook:
 
 class Flotilla:
     """Speculates as deep and wide as raises expected tokens per second, and more where an SLO needs it."""
+
+    plans_ahead = True
 
     def __init__(self, config: PolicyConfig) -> None:
         self._config = config
@@ -186,6 +190,8 @@ class Flotilla:
             # A lookup is cheap for one request too; a small model is only when several share its forward.
             alone_s = {name: context.cost.draft_layer_seconds(name, 1, width) for name in layer_s}
             lookups = self._cheap(alone_s, context)
+        if context.is_ahead and best_depth:  # else the selection does
+            self._follow(outlook.drafted_s, context, outlook.draft_s)
         plans = []
         for request, required, chain in zip(batch, need.tolist(), chains, strict=True):
             own, rate, name = max_depth, request.rate, request.drafter
@@ -270,7 +276,7 @@ class Flotilla:
         added = cost.verify_added_seconds(num_chosen, forest.num_nodes - num_chosen, batch.num_context / n)
         chosen = marginal_goodput(chosen, probability, base_s, added)
         num_added = int(np.count_nonzero(chosen)) - num_chosen
-        self._follow(whole_s + float(np.add.reduce(added[:num_added])), context)
+        self._follow(whole_s + float(np.add.reduce(added[:num_added])), context, context.draft_s)
         return forest.chosen_nodes(chosen)
 
     def _select_of_few(self, batch: DecodeBatch, trees: TreeBatch, context: StepContext) -> list[Int32]:
@@ -289,7 +295,7 @@ class Flotilla:
         rest = [node for node in range(len(f)) if node not in taken]
         added = cost.verify_added_seconds(len(chosen), len(rest), batch.num_context / n).tolist()
         more = paying(rest, f, sum([f[node] for node in chosen]), base_s, added)
-        self._follow(whole_s + sum(added[: len(more)]), context)
+        self._follow(whole_s + sum(added[: len(more)]), context, context.draft_s)
         return by_tree(offsets, chosen + more)
 
     def _rest_after_look(self, batch: DecodeBatch, context: StepContext) -> None:
@@ -316,14 +322,14 @@ class Flotilla:
         self._needed = (batch, context.step_s, found)
         return found
 
-    def _follow(self, predicted_s: float, context: StepContext) -> None:
+    def _follow(self, predicted_s: float, context: StepContext, draft_s: float) -> None:
         """Compare steps with what was predicted of them; both are means over the recent ones."""
         if self._predicted_s == 0.0:
-            self._predicted_s, self._drafting_s = predicted_s, context.draft_s
+            self._predicted_s, self._drafting_s = predicted_s, draft_s
         unseen_s = max(0.0, context.step_s - self._predicted_s)
         self._unseen_s += SMOOTHING * (unseen_s - self._unseen_s)
         self._predicted_s += SMOOTHING * (predicted_s - self._predicted_s)
-        self._drafting_s += SMOOTHING * (context.draft_s - self._drafting_s)
+        self._drafting_s += SMOOTHING * (draft_s - self._drafting_s)
 
     def _may_help(self, batch: DecodeBatch, outlook: Outlook) -> bool:
         """Whether drafts that do not pay may be made for those in need.
@@ -362,7 +368,7 @@ class Flotilla:
         expected, drafted = tokens_by_depth(batch, deepest, self._cheap(layer_s, context))
         plain_s = cost.verify_seconds(n, n, num_context) + context.plain_overhead_s
         plain = n / (plain_s - spent_on_prompts(context, drafted=False))
-        best_depth, best, best_s, by_rates = 0, 0.0, 0.0, 0.0
+        best_depth, best, best_s, best_draft_s, by_rates = 0, 0.0, 0.0, 0.0, 0.0
         drafts_s = [
             cost.draft_seconds_by_depth(name, count, width, deepest, tokens)
             for name, (count, tokens) in load.items()
@@ -378,7 +384,9 @@ class Flotilla:
             goodput = expected[depth] / (step_s - spent_s)
             if goodput > best:
                 best_depth, best, best_s, by_rates = depth, goodput, step_s, expected[depth] / step_s
-        return Outlook(best_depth, best * self._realised.gain(n), best_s, plain, plain_s, by_rates)
+                best_draft_s = slowest_s[depth]
+        goodput = best * self._realised.gain(n)
+        return Outlook(best_depth, goodput, best_s, best_draft_s, plain, plain_s, by_rates)
 
     @staticmethod
     def _cheap(layer_s: dict[str, float], context: StepContext) -> set[str]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
@@ -26,13 +24,12 @@ from cluster.policies.registry import make_policy
 from cluster.stream_messages import Submit
 from drafters.heads_drafter import HeadsDrafter
 from drafters.messages import DraftPlan
-from engine.proposals import Proposals
 from engine.sampling_params import SamplingParams
 from engine.stop_rules import StopRule
-from tests.cluster.simulated import VOCAB, SimulatedTarget, next_token
-from verifier.messages import PrefillItem, Verdict, VerifyCall, VerifyItem
+from tests.cluster.proposing_target import CANDIDATES, HEADS, LAYERS, ProposingTarget
+from tests.cluster.simulated import VOCAB
+from verifier.messages import PrefillItem, VerifyCall, VerifyItem
 
-HEADS, CANDIDATES, LAYERS = 3, 4, 6
 HEAD = LinearCost(delta=2e-4, rho=1e-4)
 CHEAP = CostProfile(target=LinearCost(delta=1e-2, gamma=1e-5), drafters={"heads": HEAD}, overhead_s=1e-3)
 # Every row costs as much as a forward: nothing drafted is worth verifying.
@@ -59,10 +56,9 @@ class HeadsWorld:
             "selector": {"name": "fixed"},
         }
         config = FlotillaConfig.model_validate(raw)
-        self.profile, self.accuracy, self.rng = profile, accuracy, random.Random(0)
+        self.profile = profile
         self.core = SchedulerCore(config, make_policy(config.policy), CostModel(profile))
-        self.target = SimulatedTarget(num_slots=8000, max_tokens=2000)
-        self.kind, self.ends_at = kind, ends_at
+        self.target = ProposingTarget(8000, 2000, accuracy=accuracy, kind=kind, ends_at=ends_at)
         self.drafter = HeadsDrafter(
             num_heads=HEADS if kind == "heads" else LAYERS,
             vocab_size=VOCAB,
@@ -104,46 +100,23 @@ class HeadsWorld:
 
     def _verify(self, call: VerifyCall) -> None:
         self.calls.append(call)
-        tokens = sum(item.num_nodes for item in call.verify) + sum(item.num_tokens for item in call.prefill)
-        forward_s = self.profile.target.seconds(len(call.verify) + len(call.prefill), tokens, 0)
-        result = self.target.step(call)
         items: list[VerifyItem | PrefillItem] = [*call.verify, *call.prefill]
-        asking = {item.request_id: item for item in items if item.num_candidates}
-        most = max((item.num_heads or HEADS for item in asking.values()), default=0)
+        asking = [item for item in items if item.num_candidates]
+        most = max((item.num_heads or HEADS for item in asking), default=0)
         heads_s = most * HEAD.seconds(len(asking), len(asking), 0) if asking else 0.0
         self.evaluated_s += heads_s
-
-        def proposing(verdict: Verdict | None) -> Verdict | None:
-            item = asking.get(verdict.request_id) if verdict is not None else None
-            if verdict is None or item is None:
-                return verdict
-            return msgspec.structs.replace(verdict, proposals=self._proposals(item, heads_s / len(asking)))
-
-        result = msgspec.structs.replace(
-            result,
-            forward_seconds=forward_s,
-            seconds=forward_s + heads_s + OVERHEAD_S,
-            verdicts=[proposing(verdict) for verdict in result.verdicts],
-            prefills=[msgspec.structs.replace(p, verdict=proposing(p.verdict)) for p in result.prefills],
-        )
+        self.target.proposal_s = heads_s / max(1, len(asking))
+        result = self.target.step(call)
+        trees = self.target.grown.get(call.call_id, {})
+        rows = [
+            len(trees[item.request_id]) if item.request_id in trees else item.num_nodes
+            for item in call.verify
+        ]
+        tokens = sum(rows) + sum(item.num_tokens for item in call.prefill)
+        forward_s = self.profile.target.seconds(len(items), tokens, 0)
+        seconds = forward_s + heads_s + OVERHEAD_S
+        result = msgspec.structs.replace(result, forward_seconds=forward_s, seconds=seconds)
         self._events.append(VerifyDone(result))
-
-    def _proposals(self, item: VerifyItem | PrefillItem, seconds: float) -> Proposals:
-        tokens = list(self.target.held[item.request_id][1])
-        position, rows = len(tokens), []
-        for _ in range(min(item.num_heads or HEADS, self.ends_at)):
-            tokens.append(next_token(tokens))
-            first = tokens[-1] if self.rng.random() < self.accuracy else (tokens[-1] + 9) % VOCAB
-            rows.append([(first + i) % VOCAB for i in range(item.num_candidates)])
-        logp = np.log(np.linspace(0.9, 0.01, item.num_candidates, dtype=np.float32))
-        token = np.array(rows, dtype=np.int32)
-        return Proposals(
-            position=position,
-            token=token,
-            logp=np.tile(logp, (len(rows), 1)).astype(np.float32),
-            parent=None if self.kind == "heads" else np.zeros_like(token),
-            seconds=seconds,
-        )
 
 
 def asked(call: VerifyCall) -> dict[str, tuple[int, int]]:
@@ -153,4 +126,5 @@ def asked(call: VerifyCall) -> dict[str, tuple[int, int]]:
 
 
 def drafted(call: VerifyCall) -> bool:
+    """Whether trees are verified, or planned, as far as the call says."""
     return any(item.num_nodes > 1 for item in call.verify)

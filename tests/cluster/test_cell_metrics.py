@@ -40,7 +40,9 @@ class MeasuredWorld(World):
         for answer in before:
             if not any(answer is other for other in self.answers):
                 if isinstance(answer, DraftDone):
-                    self.metrics.drafted(answer.drafter, answer.result)
+                    result = answer.result
+                    num_drafted = sum(len(draft.tree) - 1 for draft in result.drafts)
+                    self.metrics.drafted(answer.drafter, result.seconds, num_drafted)
                 elif isinstance(answer, VerifyDone):
                     self.metrics.verified(answer.result, 0.003)
         return more

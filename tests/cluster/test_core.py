@@ -366,7 +366,7 @@ def test_that_drafts_did_not_pay_for_many_keeps_no_prompt_of_few_from_being_read
     """Unread prompts could not show that it pays."""
     world = World(5, "flotilla")
     for _ in range(100):
-        world.core.planner._proposing.planned(12, 0.0)
+        world.core.planner.proposing.planned(12, 0.0)
     for number in range(1, 4):  # none of those that are read all the same
         world.send(submit(number, world.rng))
         world.drain()
@@ -386,7 +386,7 @@ def test_that_drafts_did_not_pay_keeps_nobody_from_drafting_once_they_do() -> No
 
     world = Watched(5, "flotilla")
     for _ in range(100):
-        world.core.planner._proposing.planned(7, 0.0)
+        world.core.planner.proposing.planned(7, 0.0)
     sampling = SamplingParams(temperature=0.0, max_tokens=40)
     for number in range(1, 8):  # none of those that are read all the same
         world.send(submit(number, world.rng, sampling=sampling))

@@ -53,7 +53,9 @@ def test_a_beam_ends_by_what_the_last_plan_said_of_likely_paths_and_tokens() -> 
     world = HeadsWorld("flotilla", CHEAP, 0.95, kind="eagle")
     world.submit(0, 200)
     world.run(30)
-    (plan,), (item,) = world.plans[-1], world.calls[-1].verify
+    (item,) = world.calls[-1].verify
+    plan = item.plan  # sent ahead of the proposals that it is for
+    assert plan is not None
     assert -20 < plan.stop_logp < 0
     assert -20 < plan.least_forward_logp < 0
     assert item.least_logp == max(plan.stop_logp, plan.least_forward_logp)

@@ -32,7 +32,7 @@ def test_after_a_pause_of_the_machine_steps_are_soon_expected_to_take_what_they_
 
     def iterate(seconds: float, times: int = 1) -> None:
         for _ in range(times):
-            planner.measure_iteration(Iteration(seconds, 0.0, seconds), ANSWER, was_ahead=False)
+            planner.measure_iteration(Iteration(seconds, 0.0, seconds), ANSWER)
 
     iterate(STEP_S, 100)
     iterate(60.0)

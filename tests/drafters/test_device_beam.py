@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.beam import Beam
 from drafters.device_beam import DeviceBeams, Layer
 from drafters.messages import DraftPlan
 from drafters.next_tokens import OnDevice
+from engine.beam import Beam
 from engine.best_tokens import best_on_host, highest
 from tests.examples import examples
 

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from drafters import device_state, next_tokens
-from drafters.beam import Beam
 from drafters.device_beam import Layer
 from drafters.device_state import DeviceState
 from drafters.messages import DraftPlan
 from drafters.next_tokens import OnDevice
 from engine import best_tokens
+from engine.beam import Beam
 from engine.best_tokens import highest, highest_by_triton
 from tests.drafters.test_device_draft import draft_with_both, graphed, near_ties, plain
 from tests.engine.compiling import compiled

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.cost_model import LinearCost
-from drafters.beam import Beam
 from drafters.messages import DraftPlan
+from engine.beam import Beam
 from engine.sampling_params import RequestSpec, SamplingParams
 from engine.tree import TokenTree
 from simulator.acceptance import AcceptanceModel, DraftQuality
@@ -37,7 +37,7 @@ def table_of(scripts: Scripts, *, seed: int = 1, num_output: int = 40) -> tuple[
 
 
 def by_beam(table: DrafterTable, root: int, token: int, plan: DraftPlan) -> TokenTree:
-    """The tree that `drafters.beam` grows over the same table, node by node."""
+    """The tree that `engine.beam` grows over the same table, node by node."""
     beam, rows = Beam(token, plan), [root]
     while beam.frontier and (beam.depth == 0 or beam.deserves_forward):
         frontier, size = [rows[node] for node in beam.frontier], len(beam.token)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from drafters.messages import DraftPlan
+from engine.draft_plan import DraftPlan
 from engine.tree import TokenTree
 
 NONE = -1

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.messages import DraftPlan
-from drafters.proposed_growth import BeamGrowth, ChainGrowth, Layers, growth
 from engine.proposals import Proposals
+from engine.proposed_growth import BeamGrowth, ChainGrowth, Layers, growth
 from tests.examples import examples
 
 BOUNDS = st.sampled_from([-math.inf, -3.0, -1.0, -0.25])

@@ -1,18 +1,19 @@
 """Growing a tree from what was proposed beside the target: a beam, or quicker the chain that a narrow one is.
 
-The scheduler waits for it in every step, for all requests one after the other, so that plain numbers are read
-from the proposals once.
+The scheduler, or the target, waits for it in every step, for all requests one after the other, so that plain
+numbers are read from the proposals once. Both of them grow the same tree from the same proposals and plan.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
-from drafters.beam import Beam
-from drafters.messages import DraftPlan
+from engine.beam import Beam
+from engine.draft_plan import DraftPlan
 from engine.proposals import Proposals
 from engine.tree import TokenTree
 
@@ -50,6 +51,27 @@ class Layers:
             return list(range(len(self.token[layer])))
         return [child for child, above in enumerate(self.parent[layer]) if above == place]
 
+    def score(self, came: Sequence[int]) -> tuple[int, int]:
+        """How far first choices follow the tokens that came after `position`: (scored, agreed).
+
+        A chain of heads' first choices is scored up to its first error, like the draft it would have been: so
+        the rate is that of drafted tokens, and falls as it should where later heads are weaker. In a beam the
+        first choice after each token that came is scored, as far as the beam holds them.
+        """
+        scored = agreed = place = 0
+        for layer, token in enumerate(came[: len(self)]):
+            choices, tokens = self.children(layer, place), self.token[layer]
+            if not choices:
+                break
+            scored += 1
+            is_first = tokens[choices[0]] == token
+            agreed += is_first
+            followed = next((one for one in choices if tokens[one] == token), None)
+            if followed is None or (self.parent is None and not is_first):
+                break
+            place = followed
+        return scored, agreed
+
 
 class Growth(Protocol):
     """A tree that grows layer by layer."""
@@ -80,6 +102,14 @@ def growth(root: int, plan: DraftPlan, stops: frozenset[int], layers: Layers | N
     return BeamGrowth(root, plan, stops, layers)
 
 
+def grown(root: int, plan: DraftPlan, stops: frozenset[int], layers: Layers | None) -> TokenTree:
+    """The whole tree, as deep as the plan and what was proposed allow."""
+    tree = growth(root, plan, stops, layers)
+    while tree.grow():
+        pass
+    return tree.tree()
+
+
 class RootAlone:
     """Nothing was proposed: the root stays alone."""
 
@@ -106,7 +136,7 @@ class RootAlone:
 
 
 class BeamGrowth:
-    """The best paths of each layer, as many as the plan is wide (`drafters.beam`)."""
+    """The best paths of each layer, as many as the plan is wide (`engine.beam`)."""
 
     __slots__ = ("_beam", "_layers", "_places")
 
