@@ -174,6 +174,7 @@ class RecordedPolicy:
             self.rests = policy.rests
         if isinstance(policy, LooksAhead):
             self.look_ahead, self.tries_drafts = policy.look_ahead, getattr(policy, "tries_drafts", True)
+        self.plans_ahead = getattr(policy, "plans_ahead", False)
 
     def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
         """As the policy's."""
