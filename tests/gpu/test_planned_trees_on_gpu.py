@@ -1,0 +1,41 @@
+"""Trees that a target on a GPU grows itself: begun before the answer that they go on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from drafters.messages import DraftPlan
+from engine.eagle_loading import EagleFiles
+from tests.eagle_reference import EagleReference
+from tests.gpu.test_eagle_on_gpu import drafting
+from tests.verifier.planned import ahead, in_turn, verdicts_of
+from tests.verifier.target import spec_of
+from verifier.verifier import Verifier
+
+STEPS = 4
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_planned_trees_are_those_that_would_have_been_sent(
+    target: Path, tmp_path: Path, cuda: torch.device, width: int
+) -> None:
+    reference = EagleReference(LlamaForCausalLM.from_pretrained(target).eval(), draft_tokens=range(2, 90))
+    files = EagleFiles.of(reference.write(tmp_path / "eagle"), target)
+    specs = [spec_of(f"r{i}", [3, 14, 15 + i, 9]) for i in range(3)]
+    plan = DraftPlan(depth=3, width=width)
+
+    def served(overlaps: bool) -> Verifier:
+        drafts, runner = drafting(files, target, "cuda")
+        return Verifier(runner, proposer=drafts, device=cuda, overlaps=overlaps)
+
+    expected = in_turn(served(overlaps=False), specs, plan, STEPS)
+    found, begun = ahead(served(overlaps=True), specs, plan, STEPS)
+    assert begun == [True] * STEPS + [False]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.num_tokens == theirs.num_tokens
+        for one, other in zip(verdicts_of(mine), verdicts_of(theirs), strict=True):
+            assert (one.tokens, one.nodes) == (other.tokens, other.nodes)
