@@ -167,8 +167,8 @@ def measure(
     whole, first = asking(depth), asking(1)
     runs: list[Callable[[], object]] = [
         lambda: drafts.read(reads, is_asked=True),
-        lambda: drafts.propose(whole),
-        lambda: drafts.propose(first),
+        lambda: drafts.propose(whole)(),
+        lambda: drafts.propose(first)(),
     ]
     seconds: list[list[float]] = [[] for _ in runs]
     for call in range(calls + 3):

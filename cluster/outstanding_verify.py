@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cluster.call_parts import NO_ROWS, CallParts, Rows
 from cluster.requests import Request, State
 from drafters.messages import DraftPlan
-from engine.proposed_growth import Layers
+from engine.proposals import Proposals
 from engine.tree import TokenTree
 
 
@@ -50,7 +50,7 @@ class OutstandingVerify:
     is_ahead: bool = False
     num_ahead: int = 0
     plans: Mapping[str, DraftPlan] | None = None
-    proposed: dict[str, Layers] = field(default_factory=dict)
+    proposed: dict[str, Proposals] = field(default_factory=dict)
     reading: Rows = NO_ROWS
 
     @property

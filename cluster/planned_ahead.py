@@ -150,9 +150,9 @@ class PlannedAhead:
             request.drafted_by, request.drafted_kind = name, planner.cost.kinds.get(name, name)
             proposals, tree = request.proposals, TokenTree.root_only(request.last_token)
             if plan is not None and proposals is not None and proposals.position == request.num_tokens:
-                layers = sent.proposed[request.request_id] = Layers(proposals)
+                sent.proposed[request.request_id] = proposals
                 stops = frozenset(request.submit.sampling.stop_token_ids)
-                tree = grown(request.last_token, plan, stops, layers)
+                tree = grown(request.last_token, plan, stops, proposals)
                 drafted.setdefault(name, []).append(request)
             trees[request.request_id] = tree
             request.grown(tree)
@@ -184,9 +184,9 @@ class PlannedAhead:
     def score(self, result: VerifyResult, sent: OutstandingVerify, requests: Mapping[str, Request]) -> None:
         """Compare what was proposed for a call that was planned ahead with what came, before its commit."""
         for verdict in result.verdicts if sent.proposed else ():
-            layers, request = sent.proposed.get(verdict.request_id), requests.get(verdict.request_id)
-            if layers is not None and request is not None and verdict.tokens:
-                scored, agreed = layers.score(verdict.tokens)
+            proposals, request = sent.proposed.get(verdict.request_id), requests.get(verdict.request_id)
+            if proposals is not None and request is not None and verdict.tokens:
+                scored, agreed = Layers(proposals).score(verdict.tokens)
                 self.planner.pool.score(request.request_id, request.drafted_kind, scored, agreed)
 
 

@@ -102,9 +102,14 @@ def growth(root: int, plan: DraftPlan, stops: frozenset[int], layers: Layers | N
     return BeamGrowth(root, plan, stops, layers)
 
 
-def grown(root: int, plan: DraftPlan, stops: frozenset[int], layers: Layers | None) -> TokenTree:
+def grown(root: int, plan: DraftPlan, stops: frozenset[int], proposals: Proposals | None) -> TokenTree:
     """The whole tree, as deep as the plan and what was proposed allow."""
-    tree = growth(root, plan, stops, layers)
+    if proposals is None or plan.depth < 1:
+        return TokenTree.root_only(root)
+    layers = Layers(proposals)
+    if plan.width == 1:
+        return ChainGrowth(root, plan, stops, layers).whole()
+    tree = BeamGrowth(root, plan, stops, layers)
     while tree.grow():
         pass
     return tree.tree()
@@ -187,9 +192,9 @@ class ChainGrowth:
     def __init__(self, root: int, plan: DraftPlan, stops: frozenset[int], layers: Layers) -> None:
         token, logp = [root], [0.0]
         path, place, is_open = 0.0, 0, True
-        parents = layers.parent
+        parents, depth, least, least_path = layers.parent, plan.depth, plan.stop_token_logp, plan.stop_logp
         for layer, (tokens, logps) in enumerate(zip(layers.token, layers.logp, strict=True)):
-            if layer >= plan.depth:
+            if layer >= depth:
                 break
             place = 0 if parents is None else _first(parents[layer], place)
             if place < 0 or place >= len(tokens) or logps[place] == -math.inf:
@@ -198,7 +203,7 @@ class ChainGrowth:
             path += value
             token.append(child)
             logp.append(path)
-            if child in stops or value < plan.stop_token_logp or path < plan.stop_logp:
+            if child in stops or value < least or path < least_path:
                 is_open = False
                 break
         self._token, self._logp = token, logp
@@ -222,6 +227,11 @@ class ChainGrowth:
         is_last = self._depth + 1 == len(self._token)
         return [] if is_last and not self._is_open else [math.exp(self._logp[self._depth])]
 
+    def whole(self) -> TokenTree:
+        """As it is once it grows no more."""
+        self._depth = len(self._token) - 1
+        return self.tree()
+
     def tree(self) -> TokenTree:
         """See `Growth`."""
         n = self._depth + 1
@@ -238,6 +248,8 @@ class ChainGrowth:
 
 def _first(parents: list[int], place: int) -> int:
     """The first candidate after that at `place`; -1 if it has none."""
+    if parents and parents[0] == place:  # the best path comes first
+        return 0
     try:
         return parents.index(place)
     except ValueError:

@@ -12,7 +12,7 @@ share the first one's key at its end: a worse draft at worst (vLLM computes the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from engine.best_tokens import best_on_host, highest_log_probabilities
 from engine.captured_shapes import CAPTURE_AT
-from engine.devices import Stopwatch, index_on, to_host
+from engine.devices import Stopwatch, Transfer, index_on
 from engine.eagle import EagleLayer, FeatureRunner
 from engine.proposals import Proposals
 from engine.runner import Segment
@@ -104,28 +104,39 @@ class EagleDrafts:
         self._reading.forget_all()
 
     @torch.inference_mode()
-    def propose(self, asking: Sequence[Asking], rule: StopRule | None = None) -> list[Proposals]:
+    def propose(
+        self, asking: Sequence[Asking], rule: StopRule | None = None
+    ) -> Callable[[], list[Proposals]]:
         """See `Proposer`; `num_heads` are layers of the beam, `num_candidates` its width."""
         if not asking:
-            return []
+            return list
         watch = Stopwatch(self.device)  # behind what was read, which is not the drafts' time
         n, width = len(asking), max(one.num_candidates for one in asking)
         depth = max(one.num_heads or 1 for one in asking)
         depth = min(depth, 1 + self._slots.most_layers(n, width))
         numbers = self._grow(asking, depth, width, rule)
         watch.stop()
-        token, parent, logp = to_host(numbers).numpy()
-        share = watch.seconds() / n
-        return [
-            Proposals(
-                position=len(one.state.tokens) + len(one.tokens),
-                token=token[i, : one.num_heads].astype(np.int32),
-                logp=logp[i, : one.num_heads].astype(np.float32),
-                parent=parent[i, : one.num_heads].astype(np.int32),
-                seconds=share,
-            )
-            for i, one in enumerate(asking)
-        ]
+        transfer = Transfer(numbers)
+        # Before the tokens are committed.
+        positions = [len(one.state.tokens) + len(one.tokens) for one in asking]
+        depths = [one.num_heads for one in asking]
+
+        def found() -> list[Proposals]:
+            token, parent, logp = transfer.wait().numpy()
+            share = watch.seconds() / n
+            token, parent, logp = token.astype(np.int32), parent.astype(np.int32), logp.astype(np.float32)
+            return [
+                Proposals(
+                    position=position,
+                    token=token[i, :layers],
+                    logp=logp[i, :layers],
+                    parent=parent[i, :layers],
+                    seconds=share,
+                )
+                for i, (position, layers) in enumerate(zip(positions, depths, strict=True))
+            ]
+
+        return found
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -150,7 +161,7 @@ class EagleDrafts:
             # Those of greedy requests are captured with the choice of their tokens, others without.
             for state in states if self._graphs is not None else states[:1]:
                 for _ in range(1 if self._graphs is None else CAPTURE_AT):
-                    self.propose([Asking(state, [0], i, width, _WARM_DEPTH, i) for i in range(n)])
+                    self.propose([Asking(state, [0], i, width, _WARM_DEPTH, i) for i in range(n)])()
         if self._reading_graphs is not None:
             self._capture_reads(self._reading_graphs)
 

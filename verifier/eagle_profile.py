@@ -94,7 +94,7 @@ def measure_eagle_costs(
             read_after(drafts, segments)
             synchronize(drafts.device)
             start = clock()
-            drafts.propose(asking)
+            drafts.propose(asking)()
             seconds.append(clock() - start)
         costs.append((n, width * n, n * context, statistics.median(seconds[1:]) / _DEPTH))
     return costs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -76,10 +76,15 @@ class Asking:
 class Proposer(Protocol):
     """What proposes beside the target: decoding heads, or EAGLE's layer."""
 
-    def propose(self, asking: Sequence[Asking], rule: StopRule | None = None) -> list[Proposals]:
-        """What comes after the tokens decided in the latest forward, in order.
+    def propose(
+        self, asking: Sequence[Asking], rule: StopRule | None = None
+    ) -> Callable[[], list[Proposals]]:
+        """Begin to find out what comes after the tokens decided in the latest forward.
 
         `rule` is asked after each layer of what is drafted layer by layer.
+
+        Returns:
+            what waits for the device, and has the proposals in order; by then the tokens may be committed.
         """
         ...
 
@@ -117,9 +122,12 @@ class HeadProposer:
     def __init__(self, heads: DecodingHeads) -> None:
         self._heads = heads
 
-    def propose(self, asking: Sequence[Asking], rule: StopRule | None = None) -> list[Proposals]:
+    def propose(
+        self, asking: Sequence[Asking], rule: StopRule | None = None
+    ) -> Callable[[], list[Proposals]]:
         """See `Proposer`; all heads are evaluated at once, and no `rule` is asked."""
-        return propose(self._heads, asking)
+        found = propose(self._heads, asking)
+        return lambda: found
 
 
 def propose(heads: DecodingHeads, asking: Sequence[Asking]) -> list[Proposals]:

@@ -9,7 +9,7 @@ from engine.grammar import GrammarError, Grammars
 from engine.mask_bits import TokenMask
 from engine.matcher import Matcher
 from engine.proposals import Proposals
-from engine.proposed_growth import Layers, grown
+from engine.proposed_growth import grown
 from engine.runner import ModelShape
 from engine.sampling import Row, TokenHistory
 from engine.sampling_params import RequestSpec
@@ -149,10 +149,9 @@ class RequestState:
     def proposed_tree(self, plan: DraftPlan) -> TokenTree:
         """The tree of this shape from what was proposed after its last token; the root alone without."""
         proposals = self.proposals
-        layers = None
-        if proposals is not None and proposals.position == len(self.tokens):
-            layers = Layers(proposals)
-        return grown(self.tokens[-1], plan, self._stop, layers)
+        if proposals is not None and proposals.position != len(self.tokens):
+            proposals = None
+        return grown(self.tokens[-1], plan, self._stop, proposals)
 
     def rows_ahead(self, tokens: Sequence[int], num_ahead: int) -> list[Row]:
         """The decisions at the `num_ahead` output positions after `tokens`, which are about to be committed.

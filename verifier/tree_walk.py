@@ -22,6 +22,12 @@ def walk(tree: TokenTree, decided: Sequence[int]) -> tuple[list[int], int]:
         return [], decided[0]
     tokens = tree.token.tolist()
     parents = tree.parent.tolist()
+    size = len(tokens)
+    if parents[-1] == size - 2 and parents[1:] == list(range(size - 1)):  # a chain, as most trees are
+        node = 0
+        while node + 1 < size and tokens[node + 1] == decided[node]:
+            node += 1
+        return list(range(1, node + 1)), decided[node]
     # Backwards, so that the first of equal siblings is what stays.
     child = {(parents[node], tokens[node]): node for node in range(len(tokens) - 1, 0, -1)}
     accepted: list[int] = []

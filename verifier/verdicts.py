@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 import torch
 
 from engine.devices import to_device
 from engine.grammar import GrammarError
 from engine.logprobs import raw_logprobs
+from engine.proposals import Proposals
 from engine.tree import TokenTree
 from verifier.messages import TokenLogprobs, Verdict
 from verifier.planning import Planned
@@ -68,6 +70,19 @@ def verdict_of(
         num_forced_accepted=len(accepted) - len(drafted),
     )
     return verdict, path
+
+
+def with_proposals(
+    planned: Sequence[Planned], verdicts: Sequence[Verdict | None], proposals: Mapping[int, Proposals]
+) -> list[Verdict | None]:
+    """The verdicts, with what is proposed after some of them by their places; requests keep that, too."""
+    found = list(verdicts)
+    for place, (p, verdict) in enumerate(zip(planned, verdicts, strict=True)):
+        if verdict is not None:
+            p.state.proposals = proposed = proposals.get(place)
+            if proposed is not None:
+                found[place] = msgspec.structs.replace(verdict, proposals=proposed)
+    return found
 
 
 def prompt_logprobs_of(planned: Sequence[Planned], logits: torch.Tensor) -> dict[str, list[TokenLogprobs]]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 from engine.device_rows import DeviceRowsRunner
 from engine.devices import CPU, Stopwatch
 from engine.grammar import GrammarError, Grammars
+from engine.proposals import Proposals
 from engine.runner import KeyTokens, ModelRunner
 from engine.slots import OutOfSlots
 from verifier.begun import Begun
@@ -32,7 +31,7 @@ from verifier.messages import (
 )
 from verifier.planning import NotPlanned, Planned, PromptComplete, PromptIncomplete, RequestTable
 from verifier.proposing import Asking, Proposer, Read, ReadingProposer
-from verifier.verdicts import digest_of, failure_of, prompt_logprobs_of
+from verifier.verdicts import digest_of, failure_of, prompt_logprobs_of, with_proposals
 
 Int32 = NDArray[np.int32]
 
@@ -204,22 +203,20 @@ class Verifier:
             try:
                 prompt_logprobs = prompt_logprobs_of(planned, launched.prompt_logits)
                 decided = decided_of(planned, launched)
-                decided = self._with_proposals(begun, decided)
-                forward_seconds = launched.forward.seconds() + self._read_s(may_wait=follower is None)
+                proposing = self._propose(begun, decided)
             except BaseException:
                 self._abandon(planned)
                 raise
             keys = launched.keys
-            verdicts = [one.verdict for one in decided]
+            # While the device drafts.
             self._table.settle(
                 [
                     (p, one.kept, one.verdict.tokens if one.verdict is not None else [])
                     for p, one in zip(planned, decided, strict=True)
                 ]
             )
-            for p, one in zip(planned, decided, strict=True):
-                if one.verdict is not None:
-                    p.state.proposals = one.verdict.proposals
+            verdicts = with_proposals(planned, [one.verdict for one in decided], proposing())
+            forward_seconds = launched.forward.seconds() + self._read_s(may_wait=follower is None)
         result = VerifyResult(
             call_id=begun.call.call_id,
             verdicts=[v for p, v in zip(planned, verdicts, strict=True) if v is not None and not p.is_prefill]
@@ -329,13 +326,14 @@ class Verifier:
         for p in planned:
             self._table.abandon(p)
 
-    def _with_proposals(self, begun: Begun, decided: list[Decided]) -> list[Decided]:
-        """The same, with what is proposed in the verdicts of those that asked."""
+    def _propose(self, begun: Begun, decided: Sequence[Decided]) -> Callable[[], dict[int, Proposals]]:
+        """Begin to find what follows the tokens of those that asked: it is there, by their places, when asked
+        for again."""
         if self._proposer is None:
-            return decided
+            return dict
         reads: list[Read] = []
         asking: list[Asking] = []
-        asked: list[tuple[int, Verdict]] = []
+        places: list[int] = []
         first = 0
         for i, (p, one) in enumerate(zip(begun.planned, decided, strict=True)):
             if self._reader is not None and len(one.kept):
@@ -357,14 +355,11 @@ class Verifier:
                     p.stop_token_logp,
                 )
             )
-            asked.append((i, verdict))
+            places.append(i)
         if self._reader is not None and reads:
             self._being_read.append(self._reader.read(reads, is_asked=bool(asking), held=begun.held))
-        proposed = self._proposer.propose(asking, begun.call.stop_rule)
-        for (i, verdict), proposals in zip(asked, proposed, strict=True):
-            verdict = msgspec.structs.replace(verdict, proposals=proposals)
-            decided[i] = dataclasses.replace(decided[i], verdict=verdict)
-        return decided
+        found = self._proposer.propose(asking, begun.call.stop_rule)
+        return lambda: dict(zip(places, found(), strict=True))
 
     def _read_s(self, *, may_wait: bool) -> float:
         """Seconds of reads that are done; what another forward was launched before counts when it is."""

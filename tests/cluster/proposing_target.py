@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from engine.proposals import Proposals
-from engine.proposed_growth import Layers, grown
+from engine.proposed_growth import grown
 from engine.tree import TokenTree
 from tests.cluster.simulated import VOCAB, SimulatedTarget, next_token
 from verifier.messages import PrefillItem, Verdict, VerifyCall, VerifyItem, VerifyResult
@@ -80,8 +80,9 @@ class ProposingTarget(SimulatedTarget):
             return msgspec.structs.replace(item, plan=None)
         spec, tokens, _ = held
         assert item.plan is not None
-        layers = Layers(proposals) if proposals is not None and proposals.position == len(tokens) else None
-        tree = grown(tokens[-1], item.plan, frozenset(spec.sampling.stop_token_ids), layers)
+        if proposals is not None and proposals.position != len(tokens):
+            proposals = None
+        tree = grown(tokens[-1], item.plan, frozenset(spec.sampling.stop_token_ids), proposals)
         self.grown.setdefault(call.call_id, {})[item.request_id] = tree
         return msgspec.structs.replace(item, tree=tree, plan=None)
 

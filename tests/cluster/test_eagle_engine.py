@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -123,9 +123,10 @@ def test_no_layer_is_computed_that_the_policy_would_have_a_drafter_leave_out(
     propose = alone.target.eagle.propose
     found: list[tuple[Sequence[Asking], StopRule | None, list[Proposals]]] = []
 
-    def noted(asking: Sequence[Asking], rule: StopRule | None = None) -> list[Proposals]:
-        found.append((asking, rule, propose(asking, rule)))
-        return found[-1][2]
+    def noted(asking: Sequence[Asking], rule: StopRule | None = None) -> Callable[[], list[Proposals]]:
+        proposals = propose(asking, rule)()
+        found.append((asking, rule, proposals))
+        return lambda: proposals
 
     monkeypatch.setattr(alone.target.eagle, "propose", noted)
     assert {name: done.tokens for name, done in alone.generate(requests).items()} == expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,7 +21,7 @@ from engine.stop_rules import EstimateRule, ForwardRule
 from engine.tree import TokenTree
 from tests.eagle_reference import EagleReference
 from tests.emulated_cuda import Emulation
-from tests.gpu.waiting import waiting_once
+from tests.gpu.waiting import never_waiting
 from tests.verifier.target import spec_of
 from verifier import eagle_drafts
 from verifier.eagle_drafts import EagleDrafts
@@ -106,9 +105,7 @@ def steps(verifier: Verifier) -> list[list[Verdict]]:
     return found
 
 
-def test_drafts_are_those_of_a_cpu_and_wait_once(
-    target: Path, tmp_path: Path, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafts_are_those_of_a_cpu_and_wait_once(target: Path, tmp_path: Path, cuda: torch.device) -> None:
     reference = EagleReference(LlamaForCausalLM.from_pretrained(target).eval(), draft_tokens=range(2, 90))
     files = EagleFiles.of(reference.write(tmp_path / "eagle"), target)
     there, here = serving(files, target, "cuda"), serving(files, target, "cpu")
@@ -124,23 +121,23 @@ def test_drafts_are_those_of_a_cpu_and_wait_once(
     assert isinstance(drafts, EagleDrafts)
     states = [there._table._requests[f"r{i}"] for i in range(2)]
     asking = [Asking(state, [7], 0, WIDTH, DEPTH, place) for place, state in enumerate(states)]
-    drafts.propose(asking)
-    found = waiting_once(monkeypatch, eagle_drafts, partial(drafts.propose, asking))
+    drafts.propose(asking)()
+    found = never_waiting(lambda: drafts.propose(asking)())
     assert [one.token.shape for one in found] == [(DEPTH, WIDTH)] * 2
     # What ends drafts is asked a layer late, and waits for events only.
     certain = [dataclasses.replace(one, least_logp=0.0) for one in asking]
-    found = waiting_once(monkeypatch, eagle_drafts, partial(drafts.propose, certain))
+    found = never_waiting(lambda: drafts.propose(certain)())
     assert [one.token.shape for one in found] == [(2, WIDTH)] * 2
     dear = EstimateRule(
         num_requests=2, base_s=1.0, first_layer_s=0.1, layer_s=50.0, token_s=0.0, mean_confidence=0.5
     )
-    found = waiting_once(monkeypatch, eagle_drafts, partial(drafts.propose, asking, dear))
+    found = never_waiting(lambda: drafts.propose(asking, dear)())
     assert [one.token.shape for one in found] == [(2, WIDTH)] * 2
     stops = found[0].token[0].tolist()  # nothing goes on
     spec = spec_of("s", [3], SamplingParams(temperature=0.0, max_tokens=99, stop_token_ids=tuple(stops)))
     states[0] = RequestState(spec, there._runner.shape)
     asking = [Asking(states[0], [7], 0, WIDTH, DEPTH, 0, least_logp=-50.0)]
-    found = waiting_once(monkeypatch, eagle_drafts, partial(drafts.propose, asking))
+    found = never_waiting(lambda: drafts.propose(asking)())
     assert [one.token.shape for one in found] == [(2, WIDTH)]
 
 
@@ -168,7 +165,7 @@ def proposing(
 
 @pytest.mark.parametrize("width", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_captured_layers_draft_as_a_cpu_does(
-    width: int, target: Path, tmp_path: Path, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+    width: int, target: Path, tmp_path: Path, cuda: torch.device
 ) -> None:
     """Beams of other requests and depths before and after, and one request less than the shape has."""
     reference = EagleReference(LlamaForCausalLM.from_pretrained(target).eval(), draft_tokens=range(2, 90))
@@ -180,11 +177,10 @@ def test_captured_layers_draft_as_a_cpu_does(
     for places, depth in (((0, 1, 2), 2), ((2, 0, 1), 4), ((1, 2, 0), 3), ((0, 2, 1), 4)):
         asking = [Asking(states[i], [7], 0, width, depth, i) for i in places]
         if len(graphs.shapes) == 1:  # one that is captured in the midst of it waits
-            found = waiting_once(monkeypatch, eagle_drafts, partial(captured.propose, asking))
+            found = never_waiting(lambda asking=asking: captured.propose(asking)())
         else:
-            found = captured.propose(asking)
-        monkeypatch.undo()
-        for one, other in zip(found, ordinary.propose(asking), strict=True):
+            found = captured.propose(asking)()
+        for one, other in zip(found, ordinary.propose(asking)(), strict=True):
             assert one.token.shape == (depth, width)
             assert_same_choices(one, other)
             np.testing.assert_allclose(one.logp, other.logp, atol=1e-3)
@@ -193,7 +189,7 @@ def test_captured_layers_draft_as_a_cpu_does(
 
 @pytest.mark.parametrize("width", [1, 2, pytest.param(3, marks=pytest.mark.thorough)])
 def test_layers_that_grow_by_themselves_draft_as_a_cpu_does(
-    width: int, target: Path, tmp_path: Path, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+    width: int, target: Path, tmp_path: Path, cuda: torch.device
 ) -> None:
     """Of greedy requests, which choose their own tokens: some end at tokens, or where the layer is unsure."""
     reference = EagleReference(LlamaForCausalLM.from_pretrained(target).eval(), draft_tokens=range(2, 90))
@@ -216,11 +212,10 @@ def test_layers_that_grow_by_themselves_draft_as_a_cpu_does(
     ):
         asking = [Asking(states[i], [7], 0, width, depth, i, stop_token_logp=least) for i in places]
         if graphs.shapes:
-            found = waiting_once(monkeypatch, eagle_drafts, partial(captured.propose, asking))
+            found = never_waiting(lambda asking=asking: captured.propose(asking)())
         else:
-            found = captured.propose(asking)
-        monkeypatch.undo()
-        for one, other in zip(found, ordinary.propose(asking), strict=True):
+            found = captured.propose(asking)()
+        for one, other in zip(found, ordinary.propose(asking)(), strict=True):
             assert one.token.shape == (depth, width)
             if width == 1:
                 np.testing.assert_array_equal(one.token, other.token)
@@ -230,14 +225,14 @@ def test_layers_that_grow_by_themselves_draft_as_a_cpu_does(
     assert not graphs._captured.shapes
     # Where a path ends, and the rule of a call, are heard of as ever: a layer late.
     certain = [Asking(states[i], [7], 0, width, 5, i, least_logp=0.0) for i in range(3)]
-    assert [one.token.shape for one in captured.propose(certain)] == [(2, width)] * 3
+    assert [one.token.shape for one in captured.propose(certain)()] == [(2, width)] * 3
     never = ForwardRule(rate=0.0, verify_tokens=1.0, row_tokens=1.0, forward_tokens=1.0)
     asking = [Asking(states[i], [7], 0, width, 5, i) for i in range(3)]
-    assert [one.token.shape for one in captured.propose(asking, never)] == [(2, width)] * 3
+    assert [one.token.shape for one in captured.propose(asking, never)()] == [(2, width)] * 3
     # More stop tokens than a captured layer knows are looked for around it.
     params = msgspec.structs.replace(greedy[0], stop_token_ids=tuple(range(9)))
     asking = [Asking(RequestState(spec_of("m", [3], params), captured._runner.shape), [7], 0, width, 4, 0)]
-    assert_same_paths(captured.propose(asking)[0], ordinary.propose(asking)[0])
+    assert_same_paths(captured.propose(asking)()[0], ordinary.propose(asking)()[0])
 
 
 @pytest.mark.parametrize(("width", "most"), [(1, 1), pytest.param(4, 1, marks=pytest.mark.thorough)])
@@ -263,7 +258,7 @@ def test_a_captured_layer_is_a_replay_and_few_launches(
     for depth in (3, 4):
         count = len(emulated.launches)
         asking = [Asking(states[i], [7], 0, width, depth, i // 2, -50.0, -9.0) for i in (0, 2)]
-        drafts.propose(asking)
+        drafts.propose(asking)()
         found.append(emulated.launches[count:])
     assert [launches.count("replay") for launches in found] == [2, 3]
     assert len(found[1]) - len(found[0]) <= most

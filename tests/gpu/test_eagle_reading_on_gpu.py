@@ -92,7 +92,7 @@ def test_what_is_read_is_what_a_cpu_reads(files: EagleFiles, target: Path, cuda:
         if not is_asked:
             continue
         for requests in (list(counts), list(counts)[:-1]):
-            mine, theirs = (one.drafts.propose(one.asking(requests)) for one in (there, here))
+            mine, theirs = (one.drafts.propose(one.asking(requests))() for one in (there, here))
             for got, expected in zip(mine, theirs, strict=True):
                 assert_same_choices(got, expected)
                 np.testing.assert_allclose(got.logp, expected.logp, atol=1e-3)
@@ -121,7 +121,7 @@ def test_a_read_is_a_replay_and_few_launches(
         before, found = launches
         assert sorted(found) == sorted([*before, "replay", "cat"])
         count = len(emulated.launches)
-        decoding.drafts.propose(decoding.asking([0, 1], depth=1))
+        decoding.drafts.propose(decoding.asking([0, 1], depth=1))()
         assert not {"replay", "mm", "addmm", "attend"} & set(emulated.launches[count:])
 
 
@@ -147,6 +147,6 @@ def test_larger_reads_and_those_without_memory_go_the_ordinary_way(
     for one in (there, here):
         one.step({0: 1, 1: 2})
     assert graphs.shapes == []
-    mine, theirs = (one.drafts.propose(one.asking([0, 1])) for one in (there, here))
+    mine, theirs = (one.drafts.propose(one.asking([0, 1]))() for one in (there, here))
     for got, expected in zip(mine, theirs, strict=True):
         assert_same_choices(got, expected)

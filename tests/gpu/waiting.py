@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import TypeVar
 
 import pytest
 import torch
 
-from engine.devices import Transfer, to_host
+from engine.devices import Transfer
 
 Found = TypeVar("Found")
-
-
-def waiting_once(monkeypatch: pytest.MonkeyPatch, module: ModuleType, run: Callable[[], Found]) -> Found:
-    """What `run` returns; it waits in one call of `module.to_host`, and nowhere before."""
-    transfers = []
-
-    def counted(tensor: torch.Tensor) -> torch.Tensor:
-        torch.cuda.set_sync_debug_mode("default")
-        transfers.append(tensor.numel())
-        return to_host(tensor)
-
-    monkeypatch.setattr(module, "to_host", counted)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        found = run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert len(transfers) == 1
-    return found
 
 
 def arriving_once(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Found]) -> Found:

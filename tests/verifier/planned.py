@@ -8,7 +8,7 @@ import msgspec
 
 from drafters.messages import DraftPlan
 from engine.proposals import Proposals
-from engine.proposed_growth import Layers, grown
+from engine.proposed_growth import grown
 from engine.sampling_params import RequestSpec
 from verifier.messages import PrefillItem, Verdict, VerifyCall, VerifyItem, VerifyResult
 from verifier.overlapped import OverlappedCalls
@@ -32,9 +32,7 @@ def in_turn(
         for item in _planned(specs, plan):
             name = item.request_id
             stops = frozenset(specs[0].sampling.stop_token_ids)
-            proposals = proposed[name]
-            layers = None if proposals is None else Layers(proposals)
-            tree = grown(tokens[name][-1], plan, stops, layers)
+            tree = grown(tokens[name][-1], plan, stops, proposed[name])
             items.append(msgspec.structs.replace(item, tree=tree, plan=None))
         result = verifier.step(VerifyCall(call_id=number, verify=items))
         results.append(result)
