@@ -43,9 +43,12 @@ Int32 = NDArray[np.int32]
 
 #: Slots for drafted tokens, of all requests together: beyond, drafts are cut short.
 DRAFT_SLOTS = 4096
-_WARM_ROWS, _WARM_WIDTHS, _WARM_DEPTH = (1, 2, 3, 4), (1, 4), 3
+_WARM_ROWS, _WARM_WIDTHS, _WARM_DEPTH = (1, 2, 3, 4), (1, 2, 4), 3
 # Of layers that are captured then.
 _CAPTURED_ROWS = (1, 2, 4, 8, 16, 32)
+# For more requests than these beams are chains. Where the first drafts of a few had to be captured, they took
+# several times what drafts take, and their requests were soon given to drafters worth half as much.
+_MOST_WIDE = 4
 
 
 class EagleDrafts:
@@ -149,7 +152,8 @@ class EagleDrafts:
             states.append(RequestState(spec, self._runner.shape))
         zero = np.zeros(1, dtype=np.int32)
         rows = _WARM_ROWS if self._graphs is None else _CAPTURED_ROWS
-        for n, width in product(rows, _WARM_WIDTHS):
+        shapes = [(n, width) for n, width in product(rows, _WARM_WIDTHS) if width == 1 or n <= _MOST_WIDE]
+        for n, width in shapes:
             numbers = np.arange(n, dtype=np.int32)
             self._runner.forward(
                 [Segment(zero, zero, numbers[i : i + 1], zero[:0]) for i in range(n)], numbers
