@@ -1,16 +1,18 @@
 """What the target waits for between its answer and its next call: the scheduler, and drafts made beside it.
 
-python -m benchmarks.target_wait [--requests N ...] [--json FILE]
+python -m benchmarks.target_wait [--requests N ...] [--ahead] [--json FILE]
 
 Drafts are proposed with the target's answers, as EAGLE's are, so that all that is left between them happens
 in the cell's process: decoding the answer, committing, planning, drafting, selecting, encoding the next call.
 The workers are a script, and no model runs; but the target takes its time, as an 8B model on an H200 does.
+With `--ahead` steps are sent ahead: the target waits only where the scheduler's work takes longer than its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import select
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +35,9 @@ from cluster.events import DrafterReady, VerifierReady
 from cluster.scheduler_shell import SchedulerShell
 from cluster.stream_messages import Submit
 from drafters.heads_drafter import HeadsDrafter
+from drafters.messages import DraftPlan
 from engine.proposals import Proposals
+from engine.proposed_growth import grown
 from engine.sampling_params import SamplingParams
 from engine.wire import Decoder, encode
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem, VerifyResult
@@ -47,13 +51,24 @@ VERIFY_S, DRAFT_S = 6e-3, 1.5e-3
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Milliseconds between the answers of a target and its next calls: median, and 90th percentile."""
+    """Milliseconds between the answers of a target and its next calls: median, and 90th percentile.
+
+    Attributes:
+        policy: of the scheduler.
+        requests: running.
+        ms, p90_ms: between an answer and the next call, 0 for one that was there already.
+        work_ms: median, until the scheduler has done all that follows from an answer.
+        drafted: tokens accepted of each request and step.
+        is_ahead: share of calls that were there already.
+    """
 
     policy: str
     requests: int
     ms: float
     p90_ms: float
+    work_ms: float
     drafted: float
+    is_ahead: float
 
 
 class ProposingTarget:
@@ -62,6 +77,7 @@ class ProposingTarget:
     def __init__(self, seed: int) -> None:
         self._workers = ScriptedWorkers(seed, NUM_SLOTS)
         self._lengths: dict[str, int] = {}
+        self._newest: dict[str, Proposals] = {}
         self._rng = np.random.default_rng((seed, 1))
 
     def opened(self, request_id: str) -> None:
@@ -71,6 +87,8 @@ class ProposingTarget:
 
     def answer(self, call: VerifyCall) -> VerifyResult:
         """Verdicts, with proposals for those that asked."""
+        grown_here = [one if one.plan is None else self._grown(one, one.plan) for one in call.verify]
+        call = msgspec.structs.replace(call, verify=grown_here)
         result = self._workers.verify(call, VERIFY_S)
         items: list[VerifyItem | PrefillItem] = [*call.verify, *call.prefill]
         asked = {one.request_id: one for one in items}
@@ -83,6 +101,8 @@ class ProposingTarget:
             width = asked[one.request_id].num_candidates
             layers = asked[one.request_id].num_heads or DEPTH
             proposed = self._proposed(self._lengths[one.request_id], layers, share) if width else None
+            if proposed is not None:
+                self._newest[one.request_id] = proposed
             verdicts.append(msgspec.structs.replace(one, proposals=proposed))
         by_id = {one.request_id: one for one in verdicts}
         return msgspec.structs.replace(
@@ -92,6 +112,10 @@ class ProposingTarget:
                 msgspec.structs.replace(one, verdict=by_id.get(one.request_id)) for one in result.prefills
             ],
         )
+
+    def _grown(self, item: VerifyItem, plan: DraftPlan) -> VerifyItem:
+        tree = grown(TOKEN, plan, frozenset(), self._newest.get(item.request_id))
+        return msgspec.structs.replace(item, tree=tree)
 
     def _proposed(self, position: int, layers: int, seconds: float) -> Proposals:
         return Proposals(
@@ -106,19 +130,20 @@ class ProposingTarget:
 class Cell:
     """A scheduler with its shell, an EAGLE drafter in its process, and one front end."""
 
-    def __init__(self, policy: str, seed: int) -> None:
+    def __init__(self, policy: str, seed: int, *, ahead: bool) -> None:
         config = FlotillaConfig.model_validate(
             {
                 "target": {"path": "scripted", "heads": "scripted-eagle"},
                 "drafters": [{"kind": "eagle", "path": "scripted-eagle"}],
                 "policy": {"name": policy},
-                "scheduler": {"async_scheduling": False},
+                "scheduler": {"async_scheduling": ahead},
             }
         )
         self.target = ProposingTarget(seed)
         self.waited: list[float] = []
+        self.worked: list[float] = []
         self.drafted: list[float] = []
-        self._call: VerifyCall | None = None
+        self._sent: deque[VerifyCall] = deque()
         self._answered_at: float | None = None
         self._calls: Decoder[VerifyCall] = Decoder(VerifyCall)
         drafter = HeadsDrafter(
@@ -143,39 +168,49 @@ class Cell:
 
     def step(self) -> None:
         """Answer the call at hand."""
-        assert self._call is not None
-        call, self._call = self._call, None
-        answer = encode(self.target.answer(call))
+        call = self._sent.popleft()
+        result = self.target.answer(call)
+        answer = encode(result)
+        rows = [len(one.nodes) for one in result.verdicts]
+        self.drafted.append(sum(rows) / max(1, len(rows)))
         until = perf_counter() + VERIFY_S + DRAFT_S
         while perf_counter() < until:  # as with `busy_polling`: who sleeps wakes up to cold caches
             select.select([], [], [], 0.0)
-        self._answered_at = perf_counter()
+        self._answered_at = begun = perf_counter()
+        if self._sent:
+            self.waited.append(0.0)
         self.shell.verified(0, answer)
+        self.worked.append(perf_counter() - begun)
 
     def _asked(self, data: bytes) -> None:
         now = perf_counter()
-        self._call = self._calls.decode(data)
-        if self._answered_at is not None:
+        self._sent.append(self._calls.decode(data))
+        if self._answered_at is not None and len(self._sent) == 1:
             self.waited.append(now - self._answered_at)
-            rows = [item.num_nodes - 1 for item in self._call.verify]
-            self.drafted.append(sum(rows) / max(1, len(rows)))
         self._answered_at = None
 
 
-def measure(policy: str, requests: int, steps: int, seed: int = 0) -> Wait:
+def measure(policy: str, requests: int, steps: int, *, ahead: bool = False, seed: int = 0) -> Wait:
     """So many steps of so many requests, which run from the first to the last."""
-    cell = Cell(policy, seed)
+    cell = Cell(policy, seed, ahead=ahead)
     for number in range(requests):
         cell.submit(f"request-{number}")
     for _ in range(WARM_STEPS):
         cell.step()
-    cell.waited.clear()
-    cell.drafted.clear()
+    for measured in (cell.waited, cell.worked, cell.drafted):
+        measured.clear()
     for _ in range(steps):
         cell.step()
     waited = sorted(cell.waited)
-    drafted = float(np.mean(cell.drafted))
-    return Wait(policy, requests, 1e3 * median(waited), 1e3 * waited[len(waited) * 9 // 10], drafted)
+    return Wait(
+        policy,
+        requests,
+        ms=1e3 * median(waited),
+        p90_ms=1e3 * waited[len(waited) * 9 // 10],
+        work_ms=1e3 * median(cell.worked),
+        drafted=float(np.mean(cell.drafted)),
+        is_ahead=waited.count(0.0) / len(waited),
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -184,17 +219,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--policy", nargs="+", default=["flotilla", "adaserve", "smartspec"])
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 12, 32])
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--ahead", action="store_true", help="steps may be sent ahead")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     asked = parser.parse_args(argv)
     table = Table(title="Between the target's answer and its next call")
-    for column in ("policy", "requests", "ms", "90th percentile", "drafted each"):
+    for column in ("policy", "requests", "ms", "90th percentile", "all work, ms", "accepted each", "ahead"):
         table.add_column(column, justify="right")
     found = []
     for policy in asked.policy:
         for requests in asked.requests:
-            one = measure(policy, requests, asked.steps)
+            one = measure(policy, requests, asked.steps, ahead=asked.ahead)
             found.append(one)
-            table.add_row(policy, str(requests), f"{one.ms:.3f}", f"{one.p90_ms:.3f}", f"{one.drafted:.1f}")
+            figures = (f"{value:.3f}" for value in (one.ms, one.p90_ms, one.work_ms))
+            table.add_row(policy, str(requests), *figures, f"{one.drafted:.1f}", f"{one.is_ahead:.0%}")
     tables.console.print(table)
     if asked.json is not None:
         record = {
