@@ -5,7 +5,7 @@ python -m benchmarks.target_wait [--requests N ...] [--ahead] [--json FILE]
 Drafts are proposed with the target's answers, as EAGLE's are, so that all that is left between them happens
 in the cell's process: decoding the answer, committing, planning, drafting, selecting, encoding the next call.
 The workers are a script, and no model runs; but the target takes its time, as an 8B model on an H200 does.
-With `--ahead` steps are sent ahead: the target waits only where the scheduler's work takes longer than its own.
+With `--ahead` steps are sent ahead: it waits only where the scheduler's work takes longer than its own.
 """
 
 from __future__ import annotations

@@ -61,7 +61,9 @@ class Cell:
         self._is_draining = False
         self._metrics = CellMetrics(lambda: self._lifecycle.kinds)
         self._metrics.configured(self.config, self.served_name)
-        self._shell = shell = SchedulerShell(self.config, self._metrics, self._lost, self._drained)
+        call_later = asyncio.get_running_loop().call_later
+        shell = SchedulerShell(self.config, self._metrics, self._lost, self._drained, call_later)
+        self._shell = shell
         self._clients = ClientServer(self._token, shell.told, shell.left, self.config.health.heartbeat_s)
         self._address: tuple[str, int] = ("", 0)
         self._workers = WorkerSet(self.config, self._token, shell, Takeover(system, config), name)

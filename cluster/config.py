@@ -232,8 +232,8 @@ class SchedulerConfig(StrictModel):
     )
     async_scheduling: bool = Field(
         default=True,
-        description="While nobody is drafted for, or the target's own EAGLE layer or heads draft, the next call "
-        "is sent before the one at hand is answered, so that the target does not wait for the scheduler.",
+        description="While nobody is drafted for, or only the target's own EAGLE layer or heads draft, the "
+        "next call is sent before the one at hand is answered: the target does not wait for the scheduler.",
     )
     busy_polling: bool | Literal["auto"] = Field(
         default="auto",

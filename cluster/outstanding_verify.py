@@ -27,6 +27,7 @@ class OutstandingVerify:
         plans: of one that was planned ahead, the shapes of draft trees that were not known yet; else None.
         proposed: what those trees were grown from, once they are.
         reading: rows of its chunks.
+        proposes: whether something is proposed beside it, after its forward.
         members: all of them as they were: each with how often it had been preempted.
         num_tokens: rows, and so KV slots it may take.
         decides_one: whether it decides exactly one token of each request that decodes.
@@ -52,6 +53,7 @@ class OutstandingVerify:
     plans: Mapping[str, DraftPlan] | None = None
     proposed: dict[str, Proposals] = field(default_factory=dict)
     reading: Rows = NO_ROWS
+    proposes: bool = False
 
     @property
     def was_ahead(self) -> bool:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from cluster.cell_metrics import CellMetrics
 from cluster.cell_stats import CellStats
@@ -24,6 +25,7 @@ from cluster.events import (
     Event,
     Reject,
     RequestArrived,
+    Tick,
     Verify,
     VerifyDone,
 )
@@ -51,6 +53,14 @@ from verifier.messages import VerifyResult
 _log = logging.getLogger(__name__)
 
 
+class Cancellable(Protocol):
+    """What is to happen, and need not."""
+
+    def cancel(self) -> None:
+        """It does not happen any more."""
+        ...
+
+
 class SchedulerShell:
     """The scheduler that serves now, and its messages to and from workers and front ends.
 
@@ -59,6 +69,8 @@ class SchedulerShell:
         metrics: counts what happens.
         lost: told the name of a worker whose connection ended.
         drained: told the name of a drafter that has no requests any more and shall go.
+        call_later: has a function called after so many seconds, unless it is cancelled; without it calls that
+            could be held back are sent at once.
 
     Attributes:
         core: the scheduler; another one after `restart` and `change`.
@@ -71,6 +83,7 @@ class SchedulerShell:
         metrics: CellMetrics,
         lost: Callable[[str], None],
         drained: Callable[[str], None],
+        call_later: Callable[[float, Callable[[], None]], Cancellable] | None = None,
     ) -> None:
         self._metrics = metrics
         self._lost, self._drained = lost, drained
@@ -83,7 +96,9 @@ class SchedulerShell:
         self._last_verify_at: float | None = None
         self._workers: WorkerSet | None = None
         self._clients: ClientServer | None = None
-        self.core = make_core(config, CostModel(DEFAULT_PROFILE))
+        self._call_later = call_later
+        self._alarm: tuple[float, Cancellable] | None = None
+        self.core = self._made(config, CostModel(DEFAULT_PROFILE))
         self._cores: dict[str, SchedulerCore] = {}
         self.timeline = make_timeline(config)
 
@@ -109,7 +124,7 @@ class SchedulerShell:
 
     def restart(self, config: FlotillaConfig, cost: CostModel) -> None:
         """Begin with a scheduler that knows nothing but costs."""
-        self.core = make_core(config, cost)
+        self.core = self._made(config, cost)
 
     def change(self, before: FlotillaConfig, after: FlotillaConfig) -> None:
         """Go on with the scheduler of another configuration, with what it had learnt when it served.
@@ -118,7 +133,7 @@ class SchedulerShell:
             RuntimeError: while a request is being served, or the target is not there.
         """
         key, old = after.model_dump_json(), self.core
-        core = self._cores.get(key) or make_core(after, CostModel(old.cost.profile))
+        core = self._cores.get(key) or self._made(after, CostModel(old.cost.profile))
         take_over(core, old, time.monotonic())
         self._cores |= {before.model_dump_json(): old, key: core}
         self.core = core
@@ -176,6 +191,26 @@ class SchedulerShell:
             self._tell(self._call(reading, events))
         if self.core.is_idle:  # the last request was given up between two answers
             self._last_verify_at = None
+        self._set_alarm(self.core.sending_ahead.held_until)
+
+    def _made(self, config: FlotillaConfig, cost: CostModel) -> SchedulerCore:
+        core = make_core(config, cost)
+        core.sending_ahead.holds_back = self._call_later is not None
+        return core
+
+    def _set_alarm(self, at: float | None) -> None:
+        """The scheduler is to be asked again then, or only when something happens."""
+        if self._alarm is not None:
+            if self._alarm[0] == at:
+                return
+            self._alarm[1].cancel()
+            self._alarm = None
+        if at is not None and self._call_later is not None:
+            self._alarm = at, self._call_later(max(0.0, at - time.monotonic()), self._woken)
+
+    def _woken(self) -> None:
+        self._alarm = None
+        self.handle(Tick())
 
     def _decide(self, event: Event) -> Sequence[Action]:
         # Processor time of this thread: waiting for a core that others hold is not the scheduler's work.

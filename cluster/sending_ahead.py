@@ -24,6 +24,11 @@ from verifier.messages import VerifyCall
 # Where one who waits may be given the place of one who runs, so many steps are sent ahead in a row at most:
 # whose place is taken must be in none.
 MOST_BESIDE_WAITING = 2
+# A step is sent so long before the forward at hand should end, and each of its requests as much earlier:
+# planning takes as long. What is proposed after the forward is to spare.
+LEAD_S, LEAD_PER_REQUEST_S = 1.5e-3, 5e-5
+# Nobody is woken for less.
+LEAST_HELD_S = 5e-4
 
 
 @dataclass(slots=True)
@@ -34,11 +39,26 @@ class SendingAhead:
         planned_ahead: plans drafts of a step that is sent ahead, and its planner knows when there are none.
         batcher: its rule may let some requests wait.
         micro_batches: of the running requests.
+        holds_back: whether somebody will ask again at `held_until`, by a `Tick`.
+        held_until: when the next step is to be sent, if it could be sent now; else None.
     """
 
     planned_ahead: PlannedAhead
     batcher: Batcher
     micro_batches: MicroBatches
+    holds_back: bool = False
+    held_until: float | None = None
+
+    def _due_at(self, sent: OutstandingVerify, now: float) -> float | None:
+        """When the step after this one is to be sent, if not yet: who comes until then is read in it.
+
+        Only where something is proposed after the forward: that is to spare if it ends sooner than it should.
+        """
+        if not self.holds_back or not sent.proposes:
+            return None
+        lead_s = LEAD_S + LEAD_PER_REQUEST_S * len(sent.members)
+        at = sent.sent_at + sent.predicted_s - lead_s
+        return at if at > now + LEAST_HELD_S else None
 
     def complete(
         self,
@@ -89,8 +109,12 @@ class SendingAhead:
             max_model_tokens: longest sequence served.
             now: the scheduler's clock.
         """
+        self.held_until = None
         outstanding = self.planned_ahead.calls.all_outstanding
         if not self.planned_ahead.config.scheduler.async_scheduling or len(outstanding) != 1:
+            return None
+        self.held_until = self._due_at(outstanding[0], now)
+        if self.held_until is not None:
             return None
         sent, room = outstanding[0], free_slots + self.planned_ahead.calls.num_owed
         if self.micro_batches.count != 1 or sent.num_tokens + len(running) > room:

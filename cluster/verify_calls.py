@@ -154,6 +154,7 @@ class VerifyCalls:
             num_tokens=num_tokens + int(reading.num_tokens) + num_forced,
             decides_one=num_tokens + num_forced == len(requests),
             sent_at=now,
+            proposes=any(i.num_candidates for i in verify) or any(i.num_candidates for i in prefill),
         )
         return VerifyCall(
             call_id=self._last_id,
@@ -227,6 +228,7 @@ class VerifyCalls:
             num_ahead=before.num_ahead + 1,
             plans=plans,
             reading=reading,
+            proposes=any(one.num_candidates for one in all_wanted),
         )
         return VerifyCall(
             call_id=self._last_id,
