@@ -72,6 +72,7 @@ class PlannedAhead:
     calls: VerifyCalls
     config: FlotillaConfig
     newest: list[Grown] = field(default_factory=list)
+    _planned_for: int = -1
 
     def plan(
         self, requests: Sequence[Request], now: float, max_model_tokens: int
@@ -99,13 +100,17 @@ class PlannedAhead:
         room = max_model_tokens - 2 * (self.config.policy.deepest + 1)
         if any(request.num_tokens >= room for request in requests) or not self._are_of_heads(requests):
             return None
-        if planner.is_resting(len(requests), planner.totals.steps + 1):
+        step = planner.totals.steps + 1
+        if planner.is_resting(len(requests), step):
             return {}  # only the step after that may be drafted for
+        if self._planned_for == step:
+            return None  # once, and it did not fit
+        self._planned_for = step
         pool.assign(requests, now)
         if not self._are_of_heads(requests):
             return None
         batch = DecodeBatch(planner.decode_views.of_all(requests, now, max_model_tokens, is_ahead=True))
-        context = replace(planner.context(len(batch)), step=planner.totals.steps + 1, is_ahead=True)
+        context = replace(planner.context(len(batch)), step=step, is_ahead=True)
         plans = [
             _bounded(request, plan)
             for request, plan in zip(requests, policy.plan(batch, context), strict=True)
