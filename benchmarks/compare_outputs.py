@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from benchmarks.prompts import Prompt
 from benchmarks.workload import BenchRequest
 from engine.quantization import Quantization
 from engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from benchmarks.transformers_engine import Reference
 
 
 def key_of(request: BenchRequest) -> str:
@@ -92,9 +96,8 @@ def explain_all(
     if not differing:
         return []
     from benchmarks.near_ties import explain
-    from benchmarks.transformers_engine import Reference
 
-    reference = Reference(directory, quantization=quantization)
+    reference = _reference(directory, quantization)
     found = []
     for one in differing:
         request = one.outcome.request
@@ -116,6 +119,14 @@ def explain_all(
         )
         found.append(asdict(difference))
     return found
+
+
+@lru_cache(maxsize=1)
+def _reference(directory: str, quantization: Quantization | None) -> Reference:
+    """Loaded once for all runs: a large one takes longer to load than its differences to explain."""
+    from benchmarks.transformers_engine import Reference
+
+    return Reference(directory, quantization=quantization)
 
 
 def count(runs: Sequence[Mapping[str, Any]], outputs: Mapping[str, str]) -> tuple[int, int, int]:
