@@ -25,7 +25,7 @@ git switch -q -C "gpu-$call-call"
 git rm -rq $unneeded
 case $call in
 serve | serve-8b)
-    kept='^tests/(conftest|examples|__init__|(emulated|quick|eagle|own|plain|random|masked)_[a-z_]*|gpu/(conftest|waiting|__init__)'
+    kept='^tests/(conftest|examples|__init__|(emulated|quick|eagle|own|plain|random|masked)_[a-z_]*|gpu/(conftest|waiting|eagle_on_device|__init__)'
     for test in "$@"; do kept="$kept|gpu/test_${test}_on_gpu"; done
     # What tests of GPUs share with others.
     kept="$kept|(drafters|engine|verifier)/((__init__|[a-su-z][a-z0-9_]*|t[a-df-z][a-z0-9_]*)|test_(runners|attention|static_forwards)))\\.py\$"
@@ -33,6 +33,14 @@ serve | serve-8b)
     git ls-files tests | grep -vE "$kept" | xargs git rm -q
     ;;
 esac
+# A test that lacks something is better found here than there.
+if [ $# -gt 0 ] && [ -x .venv/bin/python ]; then
+    paths=
+    for test in "$@"; do paths="$paths tests/gpu/test_${test}_on_gpu.py"; done
+    # shellcheck disable=SC2086
+    .venv/bin/python -m pytest -q --collect-only $paths >/dev/null ||
+        { echo "tests that are to travel lack something; back by: git reset -q --hard && git switch -" >&2; exit 1; }
+fi
 git commit -qm "What a GPU session's call '$call' needs"
 # As an archive has it: a header of 512 bytes each, and whole blocks of as many.
 # shellcheck disable=SC2086

@@ -13,14 +13,14 @@ import torch
 from transformers import LlamaForCausalLM
 
 from engine.eagle_loading import EagleFiles
-from engine.loading import load_runner
 from engine.proposals import Proposals
-from engine.runner import ModelRunner, Segment
+from engine.runner import Segment
 from engine.sampling_params import SamplingParams
 from engine.stop_rules import EstimateRule, ForwardRule
 from engine.tree import TokenTree
 from tests.eagle_reference import EagleReference
 from tests.emulated_cuda import Emulation
+from tests.gpu.eagle_on_device import SAMPLINGS, assert_same_choices, drafting
 from tests.gpu.waiting import never_waiting
 from tests.verifier.target import spec_of
 from verifier import eagle_drafts
@@ -31,18 +31,6 @@ from verifier.request_state import RequestState
 from verifier.verifier import Verifier
 
 DEPTH, WIDTH = 3, 2
-SAMPLINGS = [
-    SamplingParams(temperature=0.0, max_tokens=99),
-    SamplingParams(temperature=0.8, top_p=0.95, seed=3, max_tokens=99),
-]
-
-
-def assert_same_choices(one: Proposals, other: Proposals) -> None:
-    """But for those that are ruled out, where a row has fewer that are not: any token stands there."""
-    is_choice = other.logp > -np.inf
-    np.testing.assert_array_equal(one.logp > -np.inf, is_choice)
-    np.testing.assert_array_equal(one.token[is_choice], other.token[is_choice])
-    np.testing.assert_array_equal(one.parent[is_choice], other.parent[is_choice])
 
 
 def assert_same_paths(one: Proposals, other: Proposals) -> None:
@@ -64,20 +52,6 @@ def paths_of(proposals: Proposals) -> list[dict[tuple[int, ...], float]]:
         layers.append(dict(zip(paths, map(float, logp), strict=True)))
         above = paths
     return layers
-
-
-def drafting(files: EagleFiles, target: Path, device: str) -> tuple[EagleDrafts, ModelRunner]:
-    runner = load_runner(
-        target,
-        num_slots=512,
-        attention="triton" if device == "cuda" else "padded",
-        device=device,
-        self_test=False,
-        feature_layers=files.layers,
-        beside=files.beside("float32", 64),
-    )
-    layer, reading = files.load(runner, 64)
-    return EagleDrafts(layer, reading, runner.shape.max_tokens), runner
 
 
 def serving(files: EagleFiles, target: Path, device: str) -> Verifier:

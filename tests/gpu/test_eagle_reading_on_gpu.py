@@ -15,7 +15,7 @@ from engine.padded_segments import Shape
 from engine.runner import ModelRunner, Segment
 from tests.eagle_reference import EagleReference
 from tests.emulated_cuda import Emulation
-from tests.gpu.test_eagle_on_gpu import SAMPLINGS, assert_same_choices, drafting
+from tests.gpu.eagle_on_device import SAMPLINGS, assert_same_choices, drafting
 from tests.verifier.target import spec_of
 from verifier import eagle_drafts, eagle_reading_graphs
 from verifier.eagle_drafts import EagleDrafts

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from engine.eagle_loading import EagleFiles
 from tests.eagle_reference import EagleReference
-from tests.gpu.test_eagle_on_gpu import assert_same_choices, drafting
+from tests.gpu.eagle_on_device import assert_same_choices, drafting
 from tests.gpu.waiting import never_waiting
 from tests.verifier.target import spec_of
 from verifier import eagle_reading

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 from drafters.messages import DraftPlan
 from engine.eagle_loading import EagleFiles
 from tests.eagle_reference import EagleReference
-from tests.gpu.test_eagle_on_gpu import drafting
+from tests.gpu.eagle_on_device import drafting
 from tests.verifier.planned import ahead, in_turn, verdicts_of
 from tests.verifier.target import spec_of
 from verifier.verifier import Verifier
