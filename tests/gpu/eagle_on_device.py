@@ -1,4 +1,4 @@
-"""EAGLE's drafts on a device, and whether two are the same; shared by tests, each of which may travel alone."""
+"""EAGLE's drafts on a device, and whether two are the same; for tests, each of which may travel alone."""
 
 from __future__ import annotations
 
