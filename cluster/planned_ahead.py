@@ -74,6 +74,12 @@ class PlannedAhead:
     newest: list[Grown] = field(default_factory=list)
     _planned_for: int = -1
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether the policy plans ahead, and something proposes beside a target of one rank."""
+        planner, has_ranks = self.planner, self.config.target.tensor_parallel > 1
+        return not has_ranks and planner.heads.are_there and getattr(planner.policy, "plans_ahead", False)
+
     def plan(
         self, requests: Sequence[Request], now: float, max_model_tokens: int
     ) -> Mapping[str, DraftPlan] | None:
@@ -92,9 +98,7 @@ class PlannedAhead:
         """
         planner = self.planner
         policy, heads, pool = planner.policy, planner.heads, planner.pool
-        if self.config.target.tensor_parallel > 1:
-            return None
-        if not (heads.are_there and getattr(policy, "plans_ahead", False)):
+        if not self.is_possible:
             return None
         # The step at the target brings as many tokens, and so does this one.
         room = max_model_tokens - 2 * (self.config.policy.deepest + 1)

@@ -54,7 +54,7 @@ class SendingAhead:
 
         Only where something is proposed after the forward: that is to spare if it ends sooner than it should.
         """
-        if not self.holds_back or not sent.proposes:
+        if not (self.holds_back and sent.proposes and self.planned_ahead.is_possible):
             return None
         lead_s = LEAD_S + LEAD_PER_REQUEST_S * len(sent.members)
         at = sent.sent_at + sent.predicted_s - lead_s

@@ -60,6 +60,15 @@ def test_a_plain_step_is_sent_at_once() -> None:
     world.check_ends()
 
 
+def test_a_policy_that_plans_with_the_answer_is_not_asked_before() -> None:
+    world = ProposingWorld(1, "smartspec")
+    world.core.sending_ahead.holds_back = True
+    world.begin("a", "b")
+    while world.answer_one():
+        assert world.core.sending_ahead.held_until is None
+    world.check_ends()
+
+
 @dataclass
 class Alarm:
     """What the shell asked to be called for."""
