@@ -131,10 +131,13 @@ class RequestTable:
         """Tokens of the request's sequence in the KV cache."""
         return self._cache.length(request_id)
 
-    def is_finished(self, request_id: str) -> bool:
-        """Whether the request is known and has all the tokens it may have."""
-        state = self._requests.get(request_id)
-        return state is not None and state.remaining <= 0
+    def is_finished(self, item: VerifyItem) -> bool:
+        """Whether the request is known and has all the tokens it may have.
+
+        Of one that was to go on from a verdict not known yet, also whether a stop token ended it.
+        """
+        state = self._requests.get(item.request_id)
+        return state is not None and (state.remaining <= 0 or (item.tree is None and state.is_stopped))
 
     def forget(self, request_id: str) -> None:
         """Drop a request if it is held; its KV stays findable as a shared prefix until evicted."""

@@ -98,6 +98,14 @@ class RequestState:
         return self._max_output - self.num_output
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether a stop token ended its output, as the scheduler judges."""
+        if not self.num_output or self.tokens[-1] not in self._stop:
+            return False
+        # A grammar may leave nothing but a stop token before `min_tokens`.
+        return self.num_output > self.params.min_tokens or self.params.constraint is not None
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether log-probabilities of the prompt are due; who has output got them before it."""
         return self.params.prompt_logprobs is not None and self.num_output == 0

@@ -264,7 +264,7 @@ class Verifier:
         trees: list[VerifyItem] = []
         for tree in call.verify:
             if is_first(tree):
-                if self._table.is_finished(tree.request_id):
+                if self._table.is_finished(tree):
                     begun.finished.append(Verdict(request_id=tree.request_id, tokens=[]))
                 else:
                     trees.append(tree)

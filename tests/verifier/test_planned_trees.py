@@ -11,12 +11,17 @@ from drafters.messages import DraftPlan
 from engine.sampling_params import SamplingParams
 from tests.eagle_reference import EagleReference
 from tests.verifier.planned import ahead, in_turn, verdicts_of
-from tests.verifier.target import Target, spec_of
+from tests.verifier.target import VOCAB, Target, spec_of
 from tests.verifier.test_eagle_drafts import GREEDY, verifier
 from verifier.messages import VerifyCall, VerifyItem
 
 TARGET = Target()
 PROMPTS = {"a": [5, 9, 33, 21], "b": [17, 2, 60, 21, 33, 9], "c": [40, 41, 7]}
+# Tokens that may be drafted, and that the target itself never says after these.
+SAID = {
+    token for name, prompt in PROMPTS.items() for token in TARGET.decode(spec_of(name, prompt, GREEDY))[0]
+}
+UNSAID = tuple(sorted(set(range(VOCAB)) - SAID))
 
 
 @pytest.mark.parametrize("kind", ["lean", "captured", "hf"])
@@ -31,7 +36,7 @@ PROMPTS = {"a": [5, 9, 33, 21], "b": [17, 2, 60, 21, 33, 9], "c": [40, 41, 7]}
             SamplingParams(temperature=0.0, max_tokens=12, presence_penalty=1.0, logprobs=1),
             DraftPlan(depth=3),
         ),
-        (SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=tuple(range(20))), DraftPlan(depth=3)),
+        (SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=UNSAID), DraftPlan(depth=3)),
     ],
     ids=["a chain", "a beam", "ended early", "sampled", "with penalties", "with stop tokens"],
 )
@@ -76,3 +81,18 @@ def test_what_was_proposed_after_another_token_is_not_drafted_from(tmp_path: Pat
     result = serving.step(VerifyCall(call_id=6, verify=[VerifyItem(request_id="a", plan=plan)]))
     assert result.num_tokens == 1
     assert len(result.verdicts[0].tokens) == 1
+
+
+def test_who_was_stopped_by_the_verdict_before_gets_no_rows(tmp_path: Path) -> None:
+    """The scheduler, which sent the step before it knew of that, waits for nothing."""
+    plain, _ = TARGET.decode(spec_of("a", PROMPTS["a"], GREEDY))
+    params = SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=(plain[2],))
+    specs = [spec_of("a", PROMPTS["a"], params), spec_of("b", PROMPTS["b"], GREEDY)]
+    serving = verifier(EagleReference(TARGET.plain), tmp_path, overlaps=True)
+    found, _ = ahead(serving, specs, DraftPlan(depth=3), 6)
+    of_a = [one.tokens for result in found for one in verdicts_of(result) if one.request_id == "a"]
+    first = plain.index(plain[2]) + 1
+    assert [token for tokens in of_a for token in tokens] == plain[:first]
+    assert of_a[-1] == []
+    # Its root would be a row, and what is drafted after it more.
+    assert found[-1].num_tokens <= 4
