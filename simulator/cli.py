@@ -116,6 +116,8 @@ def run(
         return
     try:
         chosen = hardware.load(profile)
+        if acceptance is not None and chosen.eagle is not None:
+            raise ValueError("--acceptance: a log of drafters says nothing of this profile's EAGLE layer")
         said = None if acceptance is None else RecordedAcceptance(AcceptanceTable.load(acceptance))
         bounds = systems.Bounds(
             prefill_chunk=prefill_chunk,

@@ -16,6 +16,7 @@ import msgspec
 from cluster.cost_model import CostProfile, LinearCost
 from simulator.acceptance import DraftQuality
 from simulator.pace import Phase
+from simulator.proposing import EAGLE, EagleProfile
 
 PROFILES = Path(__file__).with_name("profiles")
 
@@ -44,12 +45,21 @@ class Trips(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         verify_s, verify_request_s: of a verify call, and for each request in it.
         draft_s, draft_request_s: the same of a draft call.
+        plain_request_s: for each request of a verify call without drafts; `verify_request_s` if None.
     """
 
     verify_s: float
     verify_request_s: float = 0.0
     draft_s: float = 0.0
     draft_request_s: float = 0.0
+    plain_request_s: float | None = None
+
+    def call_s(self, num_requests: int, *, drafted: bool) -> float:
+        """Of a verify call."""
+        each_s = self.verify_request_s
+        if not drafted and self.plain_request_s is not None:
+            each_s = self.plain_request_s
+        return self.verify_s + each_s * num_requests
 
 
 class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +83,8 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
         after_drafting: factor on what decodes in a forward with drafts in it: drafters use the same caches.
             Rows of prompts beside it are not slowed.
         pace: phases in which all forwards take longer or shorter; none on a machine of one's own.
+        eagle: a layer of EAGLE beside the target, if there is one. Its drafts take the scheduler's process no
+            time but what `trips` say, and the scheduler is woken for calls that it holds back.
     """
 
     name: str
@@ -90,10 +102,13 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
     trips: Trips | None = None
     after_drafting: float = 1.0
     pace: list[Phase] = []
+    eagle: EagleProfile | None = None
 
     def cost_profile(self) -> CostProfile:
         """What the scheduler is told, if it is told the truth."""
         costs = {name: drafter.cost for name, drafter in self.drafters.items()}
+        if self.eagle is not None:
+            costs[EAGLE] = self.eagle.believed()
         return CostProfile(target=self.cost, drafters=costs, overhead_s=self.overhead_s)
 
     def check(self, kinds: Iterable[str]) -> None:
@@ -102,9 +117,10 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: if it is not.
         """
-        for drafter in self.drafters.values():
+        qualities = [drafter.quality for drafter in self.drafters.values()]
+        for quality in qualities if self.eagle is None else [*qualities, self.eagle.quality]:
             for kind in sorted(set(kinds)):
-                drafter.quality.rate_of(kind)
+                quality.rate_of(kind)
 
     def baseline_s(self, context: int = 512) -> float:
         """What relative objectives are multiples of: seconds per token without drafts, at so much context.
@@ -113,7 +129,7 @@ class HardwareProfile(msgspec.Struct, frozen=True, kw_only=True):
         itself a request is quicker by the other half.
         """
         trips = self.trips
-        beside_s = self.overhead_s if trips is None else trips.verify_s + trips.verify_request_s
+        beside_s = self.overhead_s if trips is None else trips.call_s(1, drafted=False)
         return self.cost.seconds(1, 1, context) + beside_s
 
 

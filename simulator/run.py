@@ -27,6 +27,7 @@ from cluster.events import (
 from cluster.policies.registry import make_policy
 from cluster.recorded_core import RecordedCore
 from cluster.stream_messages import Receipt, Submit
+from drafters.heads_drafter import HeadsDrafter
 from drafters.protocol import Capabilities
 from engine.sampling_params import SamplingParams
 from simulator.acceptance import AcceptanceModel, load_fitted
@@ -36,6 +37,7 @@ from simulator.machine import Machine
 from simulator.metrics import Outcome, RunResult
 from simulator.noise import bits, key_of, normal
 from simulator.pace import Pace
+from simulator.proposing import EAGLE, EagleProfile, ProposingTarget
 from simulator.recorded import RecordedAcceptance
 from simulator.scripts import Scripts
 from simulator.systems import System
@@ -59,6 +61,11 @@ class _Ended:
     """The script of a request that ended may go."""
 
     request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Woken:
+    """A call that was held back is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +97,15 @@ class Cell:
     def __init__(self, profile: HardwareProfile, system: System, options: Options) -> None:
         """A cell whose workers are ready at time 0."""
         self.profile, self.options = profile, options
-        self.clock: EventClock[Event | SimRequest | _Ended] = EventClock()
+        self.clock: EventClock[Event | SimRequest | _Ended | _Woken] = EventClock()
         cost = CostModel(options.believed or profile.cost_profile())
         model = options.acceptance or load_fitted()[profile.acceptance]
         self.scripts = Scripts(model, VOCAB_SIZE)
-        self.target = SimulatedTarget(self.scripts, profile.cost, profile.num_slots, profile.after_drafting)
+        target = SimulatedTarget if profile.eagle is None else ProposingTarget
+        self.target = target(self.scripts, profile.cost, profile.num_slots, profile.after_drafting)
         self.drafters: dict[str, SimulatedDrafter] = {}
+        self.in_place: dict[str, HeadsDrafter] = {}
+        self._held_until: float | None = None
         config = system.config.policy
         made = system.policy and system.policy(config, self.scripts, self.drafters)
         recorded = system.config.debug.decisions > 0
@@ -127,6 +137,22 @@ class Cell:
                 table, self.scripts, drafter.cost, capabilities, drafter.call_s
             )
             self.clock.at(0.0, DrafterReady(name, capabilities, DRAFTER_REQUESTS))
+        if profile.eagle is not None and isinstance(self.target, ProposingTarget):
+            self._add_eagle(profile.eagle, self.target)
+
+    def _add_eagle(self, eagle: EagleProfile, target: ProposingTarget) -> None:
+        width = self.options.max_width
+        self.in_place[EAGLE] = drafter = HeadsDrafter(
+            num_heads=eagle.layers,
+            vocab_size=VOCAB_SIZE + 1,
+            max_tokens=self.profile.max_tokens,
+            num_candidates=width,
+            max_width=width,
+            kind="eagle",
+        )
+        target.eagle, target.table = eagle, self.scripts.table(EAGLE, eagle.quality, width)
+        self.core.sending_ahead.holds_back = True
+        self.clock.at(0.0, DrafterReady(EAGLE, drafter.capabilities, DRAFTER_REQUESTS))
 
     def submit(self, request: SimRequest) -> None:
         """Let a request arrive when it is due."""
@@ -140,18 +166,19 @@ class Cell:
             progress: told the simulated time and how many requests have ended, once a simulated second.
         """
         clock = self.clock
-        clock.at(clock.now + TICK_S, Tick())
+        ticking = Tick()
+        clock.at(clock.now + TICK_S, ticking)
         while clock:
             event = self._take_due()
             if event is None:
                 continue
-            if isinstance(event, Tick):
+            if event is ticking:
                 num_ended = len(self.receipts) + self.num_rejected
                 if progress is not None:
                     progress(clock.now, num_ended)
                 if num_ended == self._num_submitted or clock.now > self.options.max_s:
                     return
-                clock.at(clock.now + TICK_S, event)
+                clock.at(clock.now + TICK_S, ticking)
             self._handle(event)
 
     def _take_due(self) -> Event | None:
@@ -160,6 +187,8 @@ class Cell:
         if isinstance(event, _Ended):
             self.scripts.remove(event.request_id)
             return None
+        if isinstance(event, _Woken):
+            return Tick()
         if isinstance(event, VerifyDone):
             return self._timed(event)
         return self._arrived(event) if isinstance(event, SimRequest) else event
@@ -170,6 +199,10 @@ class Cell:
             self._act(action)
         for action in self.core.reflect():
             self._act(action)
+        until = self.core.sending_ahead.held_until
+        if until is not None and until != self._held_until:
+            self.clock.at(max(until, self.clock.now), _Woken())
+        self._held_until = until
 
     def _arrived(self, request: SimRequest) -> RequestArrived:
         """The request as a front end would submit it; its prompt is made only now, for memory's sake."""
@@ -185,6 +218,11 @@ class Cell:
 
     def _act(self, action: Action) -> None:
         match action:
+            case Draft(name, call) if name in self.in_place:
+                result = self.in_place[name].draft(call)
+                # What it took itself is among the times of a step besides forwards.
+                result = msgspec.structs.replace(result, seconds=result.forward_seconds)
+                self.clock.at(self.clock.now, DraftDone(name, result))
             case Draft(name, call):
                 result = self.drafters[name].draft(call)
                 if self._pace is not None:
@@ -209,7 +247,7 @@ class Cell:
 
     def _verify(self, call: VerifyCall) -> None:
         result = self.target.step(call)
-        seconds = self._vary(result.forward_seconds)
+        seconds = self._vary(result.forward_seconds) + _beside_s(result)
         hop_s = self._verify_hop_s(result)
         done = self.machine.verify(call.call_id, self.clock.now + hop_s, seconds)
         self.clock.at(done + hop_s, VerifyDone(result))
@@ -221,11 +259,13 @@ class Cell:
             self.clock.at(due, done)
             return None
         seconds = self.machine.verified(done.result.call_id)
-        return VerifyDone(msgspec.structs.replace(done.result, seconds=seconds, forward_seconds=seconds))
+        forward_s = seconds - _beside_s(done.result)
+        return VerifyDone(msgspec.structs.replace(done.result, seconds=seconds, forward_seconds=forward_s))
 
     def _verify_hop_s(self, result: VerifyResult) -> float:
-        served = len(result.verdicts) + len(result.prefills)
-        return (self._trips.verify_s + self._trips.verify_request_s * served) / 2
+        verdicts = result.verdicts
+        drafted = any(one.nodes or one.proposals is not None for one in verdicts)
+        return self._trips.call_s(len(verdicts) + len(result.prefills), drafted=drafted) / 2
 
     def _vary(self, seconds: float) -> float:
         if self._pace is not None:
@@ -238,6 +278,11 @@ class Cell:
             self._noise = drawn.tolist()[::-1]
             self._num_forwards += 1024
         return seconds * self._noise.pop()
+
+
+def _beside_s(result: VerifyResult) -> float:
+    """Seconds of a step beside the target's forward."""
+    return result.seconds - result.forward_seconds
 
 
 def submission(request: SimRequest) -> Submit:
