@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from cluster.events import DrafterReady, VerifyDone
 from drafters.heads_drafter import HeadsDrafter
@@ -49,8 +49,7 @@ class ProposingWorld(AheadWorld):
             drafter = HeadsDrafter(
                 num_heads=layers, vocab_size=VOCAB, max_tokens=200, num_candidates=CANDIDATES, kind=self.kind
             )
-            self.own = drafter
-            self.drafters[name] = drafter  # type: ignore[assignment]
+            self.drafters[name] = cast(Any, drafter)
             self.handle(DrafterReady(name, drafter.capabilities, 64))
         elif self._is_begun:
             super().start_drafter(name)

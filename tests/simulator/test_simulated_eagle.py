@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cluster.cost_model import LinearCost
+from cluster.outstanding_verify import OutstandingVerify
 from drafters.messages import DraftPlan
 from engine.proposed_growth import grown
 from simulator import hardware, systems
@@ -51,7 +52,7 @@ def test_texts_survive_a_full_cache_beside_steps_sent_ahead() -> None:
     assert texts_of("flotilla", bounds=AHEAD, drafters={}, eagle=LAYER, num_slots=500) == plain()
 
 
-def test_both_ends_grow_the_same_trees() -> None:
+def test_both_ends_grow_the_same_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell(small_profile(drafters={}, eagle=LAYER), systems.parse("flotilla", AHEAD), Options())
     target = cell.target
     assert isinstance(target, ProposingTarget)
@@ -67,7 +68,7 @@ def test_both_ends_grow_the_same_trees() -> None:
 
     verified = cell.core.learning.verified
 
-    def watched(result, sent, *rest):  # type: ignore[no-untyped-def]
+    def watched(result: VerifyResult, sent: OutstandingVerify, *rest: Any) -> None:
         nonlocal compared
         for request_id, size in planned[result.call_id].items():
             request = cell.core.requests.get(request_id)
@@ -76,8 +77,8 @@ def test_both_ends_grow_the_same_trees() -> None:
                 compared += 1
         verified(result, sent, *rest)
 
-    target.step = noted  # type: ignore[method-assign]
-    cell.core.learning = cast(Any, SimpleNamespace(verified=watched))
+    monkeypatch.setattr(target, "step", noted)
+    monkeypatch.setattr(cell.core, "learning", SimpleNamespace(verified=watched))
     for number in range(12):
         cell.submit(one_request(number))
     cell.run()
