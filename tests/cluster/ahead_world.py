@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from hypothesis import strategies as st
 
-from cluster.events import Action, Verify, VerifyDone
-from cluster.stream_messages import Submit
+from cluster.events import Action, Cancelled, Verify, VerifyDone
+from cluster.invariants import check_at_rest
+from cluster.stream_messages import Speculation, Submit
 from engine.sampling_params import SamplingParams
+from tests.cluster.simulated import submit
 from tests.cluster.test_core import World
 from verifier.messages import VerifyCall
 
@@ -57,3 +60,53 @@ def is_ahead(call: VerifyCall) -> bool:
 
 def ends(num_tokens: int, **changes: Any) -> SamplingParams:
     return msgspec.structs.replace(LONG, max_tokens=num_tokens, **changes)
+
+
+def interrupt(
+    world: AheadWorld,
+    data: st.DataObject,
+    *,
+    share_off: float,
+    others: Mapping[str, Callable[[], None]] | None = None,
+) -> None:
+    """Requests come, answers arrive, and what may happen in between does: each gets its text nevertheless.
+
+    Args:
+        world: where.
+        data: draws what happens.
+        share_off: of the requests that must not be drafted for.
+        others: what may happen besides, by name.
+    """
+    others = others or {}
+    cancelled: set[str] = set()
+    number = 0
+    for _ in range(data.draw(st.integers(10, 60))):
+        kinds = ["send", "answer", "answer", "answer", "cancel", "again", "withhold", "lose", *others]
+        kind = data.draw(st.sampled_from(kinds))
+        live = sorted(world.core.requests)
+        if kind == "send":
+            wish = Speculation(mode="off") if world.rng.random() < share_off else Speculation()
+            world.send(submit(number, world.rng, speculation=wish))
+            number += 1
+        elif kind == "cancel" and live:
+            victim = world.rng.choice(live)
+            cancelled.add(victim)
+            world.handle(Cancelled(victim))
+        elif kind == "again" and live:
+            victim = world.rng.choice(live)
+            world.handle(Cancelled(victim))
+            world.send_again(victim)
+        elif kind == "withhold":
+            before, world.target.num_slots = world.target.num_slots, 0
+            world.answer_one()
+            world.target.num_slots = before
+        elif kind == "lose":
+            world.lose("verifier")
+            world.start_target()
+        elif kind in others:
+            others[kind]()
+        else:
+            world.answer_one()
+    world.drain()
+    world.check_ends(frozenset(cancelled))
+    check_at_rest(world.core)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -14,14 +15,14 @@ from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
 from cluster.cost_model import DEFAULT_PROFILE, CostModel
 from cluster.decisions import StepRecord, decode_entry, read_entries
-from cluster.events import Cancelled, DrafterDraining
+from cluster.events import DrafterDraining
 from cluster.invariants import check_at_rest
 from cluster.policies.registry import make_policy
 from cluster.recorded_core import RecordedCore, make_core
 from cluster.replay import Replay, ReplayedStep
 from cluster.stream_messages import Objective, Speculation, Submit
 from engine.constraint import Constraint
-from tests.cluster.ahead_world import LONG, ends, ids, is_ahead
+from tests.cluster.ahead_world import LONG, ends, ids, interrupt, is_ahead
 from tests.cluster.heads_world import CHEAP, OVERHEAD_S, HeadsWorld
 from tests.cluster.proposing_target import LAYERS, ProposingTarget
 from tests.cluster.proposing_world import ProposingWorld, is_planned
@@ -302,39 +303,13 @@ def test_random_interruptions_change_no_text(seed: int, data: st.DataObject) -> 
     )
     num_slots = data.draw(st.sampled_from([300, 4000]))
     world = ProposingWorld(seed, kind=kind, accuracy=accuracy, num_slots=num_slots)
-    has_other = data.draw(st.booleans())
-    if has_other:
+    others: dict[str, Callable[[], None]] = {}
+    if data.draw(st.booleans()):
         world.start_drafter("poor")
-    cancelled: set[str] = set()
-    number = 0
-    for _ in range(data.draw(st.integers(10, 60))):
-        kinds = ["send", "answer", "answer", "answer", "cancel", "again", "withhold", "lose", "drafter"]
-        what = data.draw(st.sampled_from(kinds))
-        live = sorted(world.core.requests)
-        if what == "send":
-            wish = Speculation(mode="off") if world.rng.random() < 0.2 else Speculation()
-            world.send(submit(number, world.rng, speculation=wish))
-            number += 1
-        elif what == "cancel" and live:
-            victim = world.rng.choice(live)
-            cancelled.add(victim)
-            world.handle(Cancelled(victim))
-        elif what == "again" and live:
-            victim = world.rng.choice(live)
-            world.handle(Cancelled(victim))
-            world.send_again(victim)
-        elif what == "withhold":
-            before, world.target.num_slots = world.target.num_slots, 0
-            world.answer_one()
-            world.target.num_slots = before
-        elif what == "lose":
-            world.lose("verifier")
-            world.start_target()
-        elif what == "drafter" and has_other:
+
+        def lose_other() -> None:
             world.lose("poor")
             world.start_drafter("poor")
-        else:
-            world.answer_one()
-    world.drain()
-    world.check_ends(frozenset(cancelled))
-    check_at_rest(world.core)
+
+        others["drafter"] = lose_other
+    interrupt(world, data, share_off=0.2, others=others)

@@ -14,7 +14,7 @@ from cluster.invariants import check_at_rest
 from cluster.requests import State
 from cluster.stream_messages import Speculation, Submit
 from engine.constraint import Constraint
-from tests.cluster.ahead_world import LONG, AheadWorld, ends, ids, is_ahead
+from tests.cluster.ahead_world import LONG, AheadWorld, ends, ids, interrupt, is_ahead
 from tests.cluster.simulated import STOP, expected_output, submit
 from tests.examples import examples
 from verifier.messages import VerifyCall, VerifyResult
@@ -355,33 +355,4 @@ def test_a_rule_that_lets_somebody_wait_is_heeded(verb: str, monkeypatch: pytest
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_random_interruptions_change_no_text(seed: int, data: st.DataObject) -> None:
     world = AheadWorld(seed, data.draw(st.sampled_from(["autoregressive", "flotilla", "smartspec"])))
-    cancelled: set[str] = set()
-    number = 0
-    for _ in range(data.draw(st.integers(10, 60))):
-        kinds = ["send", "answer", "answer", "answer", "cancel", "again", "withhold", "lose"]
-        kind = data.draw(st.sampled_from(kinds))
-        live = sorted(world.core.requests)
-        if kind == "send":
-            wish = OFF if world.rng.random() < 0.5 else Speculation()
-            world.send(submit(number, world.rng, speculation=wish))
-            number += 1
-        elif kind == "cancel" and live:
-            victim = world.rng.choice(live)
-            cancelled.add(victim)
-            world.handle(Cancelled(victim))
-        elif kind == "again" and live:
-            victim = world.rng.choice(live)
-            world.handle(Cancelled(victim))
-            world.send_again(victim)
-        elif kind == "withhold":
-            before, world.target.num_slots = world.target.num_slots, 0
-            world.answer_one()
-            world.target.num_slots = before
-        elif kind == "lose":
-            world.lose("verifier")
-            world.start_target()
-        else:
-            world.answer_one()
-    world.drain()
-    world.check_ends(frozenset(cancelled))
-    check_at_rest(world.core)
+    interrupt(world, data, share_off=0.5)
