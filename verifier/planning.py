@@ -134,10 +134,11 @@ class RequestTable:
     def is_finished(self, item: VerifyItem) -> bool:
         """Whether the request is known and has all the tokens it may have.
 
-        Of one that was to go on from a verdict not known yet, also whether a stop token ended it.
+        Of one whose tree was planned before its last verdict was known, also whether a stop token ended it.
+        Not of plain steps, which some ranks begin before that verdict: all of them run the same forward.
         """
         state = self._requests.get(item.request_id)
-        return state is not None and (state.remaining <= 0 or (item.tree is None and state.is_stopped))
+        return state is not None and (state.remaining <= 0 or (item.plan is not None and state.is_stopped))
 
     def forget(self, request_id: str) -> None:
         """Drop a request if it is held; its KV stays findable as a shared prefix until evicted."""

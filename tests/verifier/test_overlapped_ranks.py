@@ -141,3 +141,25 @@ def test_room_for_forced_tokens_waits_for_what_is_rejected(max_forced: int) -> N
     item = VerifyItem(request_id="b", tree=root, max_forced=max_forced)
     following = verifier.begin_following(VerifyCall(call_id=2, verify=[item]), begun)
     assert (following is None) == (max_forced > 0)
+
+
+def test_ranks_compute_the_same_rows_for_one_whose_stop_token_only_some_know_of() -> None:
+    """A rank that begins a plain step early does not know yet, and all must run the same forward."""
+    plain, _ = TARGET.decode(spec_of("a", [7, 3, 11]))
+    spec = spec_of(
+        "a", [7, 3, 11], SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=(plain[1],))
+    )
+    calls = [
+        VerifyCall(call_id=0, prefill=[PrefillItem(request_id="a", num_tokens=9, spec=spec)]),
+        *(VerifyCall(call_id=number, verify=[VerifyItem(request_id="a")]) for number in (1, 2)),
+    ]
+    rows = []
+    for is_early in (False, True):
+        verifier = Verifier(TARGET.runner(), overlaps=True, num_ranks=2)
+        verifier.step(calls[0])
+        begun = verifier.begin(calls[1])
+        following = verifier.begin_following(calls[2], begun) if is_early else None
+        assert (following is not None) == is_early
+        assert verifier.finish(begun).verdicts[0].tokens == [plain[1]]
+        rows.append(verifier.finish(following or verifier.begin(calls[2])).num_tokens)
+    assert rows == [1, 1]
