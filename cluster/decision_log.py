@@ -26,6 +26,7 @@ from cluster.decisions import (
 from cluster.forest import Forest
 from cluster.open_step import OpenStep
 from cluster.phase_trace import SelectionTrace, chosen_by_phase
+from cluster.planned_ahead import Grown
 from cluster.policies.base import DecodeRequest, Int32, StepContext
 from cluster.recorded_context import calibration_state, context_values
 from drafters.messages import DraftPlan, DraftResult
@@ -133,14 +134,17 @@ class DecisionLog:
         step.record.select = self._call(step, batch, context, budget=trace.budget)
 
     def grown(
-        self, trees: Mapping[str, TokenTree], calibration: Calibration, drafts: Sequence[DraftCallRecord]
+        self, trees: Mapping[str, TokenTree], calibration: Calibration, drafts: Sequence[Grown]
     ) -> None:
         """A step that was planned ahead begins: trees by request id, all verified, and what they took."""
         step = self._joined(trees)
         if step is None:
             return
         step.record.time_s = self.now
-        step.record.drafts.extend(drafts)
+        for one in drafts:
+            seconds = Seconds(predicted=one.predicted_s, actual=one.seconds)
+            record = DraftCallRecord(drafter=one.drafter, num_requests=one.num_requests, seconds=seconds)
+            step.record.drafts.append(record)
         for request_id, tree in trees.items():
             place = step.index.get(request_id)
             if place is None:

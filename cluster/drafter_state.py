@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from cluster.requests import Request
 from drafters.messages import DraftItem, DraftPlan
 from drafters.protocol import Capabilities
+from engine.proposals import Proposals
 
 # A prefetch: catch up on what was committed, and draft nothing.
 READ = DraftPlan(depth=0)
@@ -113,7 +115,21 @@ class DrafterState:
             self.release.append(request_id)
 
 
-def call_width(items: Sequence[DraftItem]) -> int:
+class Shaped(Protocol):
+    """What a draft of one request is to be, and what it is made from."""
+
+    @property
+    def plan(self) -> DraftPlan:
+        """Its shape."""
+        ...
+
+    @property
+    def proposals(self) -> Proposals | None:
+        """What was proposed beside the target, if anything was."""
+        ...
+
+
+def call_width(items: Sequence[Shaped]) -> int:
     """Nodes of a layer that a draft call with these items is to be paid for.
 
     Those of its widest plan, or of the beams that were grown beside the target already; decoding heads cost
@@ -126,7 +142,7 @@ def call_width(items: Sequence[DraftItem]) -> int:
     return width
 
 
-def call_depth(items: Sequence[DraftItem]) -> int:
+def call_depth(items: Sequence[Shaped]) -> int:
     """Layers that a draft call with these items is to be paid for.
 
     Those of its deepest plan; but what is proposed beside the target has been, perhaps more than it uses.

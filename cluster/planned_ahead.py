@@ -19,13 +19,14 @@ from typing import NamedTuple
 import msgspec
 
 from cluster.config import FlotillaConfig
-from cluster.decisions import DraftCallRecord, Seconds
+from cluster.drafter_state import call_depth, call_width
 from cluster.outstanding_verify import OutstandingVerify
 from cluster.planning import StepPlanner
 from cluster.policies.decode_batch import DecodeBatch
 from cluster.requests import Request
 from cluster.verify_calls import VerifyCalls
 from drafters.messages import DraftPlan
+from engine.proposals import Proposals
 from engine.proposed_growth import Layers, grown
 from engine.tree import TokenTree
 from verifier.messages import VerifyResult
@@ -50,10 +51,10 @@ class Grown(NamedTuple):
     predicted_s: float
     seconds: float
 
-    def record(self) -> DraftCallRecord:
-        """As a draft call in the record of decisions."""
-        seconds = Seconds(predicted=self.predicted_s, actual=self.seconds)
-        return DraftCallRecord(drafter=self.drafter, num_requests=self.num_requests, seconds=seconds)
+
+class _Shape(NamedTuple):
+    plan: DraftPlan
+    proposals: Proposals | None
 
 
 @dataclass(slots=True)
@@ -173,9 +174,8 @@ class PlannedAhead:
         """What these trees took, and came to."""
         planner, proposed = self.planner, [r.proposals for r in requests if r.proposals is not None]
         seconds = sum([one.seconds for one in proposed])
-        width = max([plans[request.request_id].width for request in requests])
-        width = max([one.parent.shape[1] if one.parent is not None else width for one in proposed])
-        depth = max([len(one.token) for one in proposed])
+        shapes = [_Shape(plans[request.request_id], request.proposals) for request in requests]
+        width, depth = call_width(shapes), call_depth(shapes)
         num_context = sum([request.num_tokens for request in requests])
         cost, count = planner.cost, len(requests)
         predicted_s = cost.draft_seconds(name, count, width, depth, num_context)

@@ -104,8 +104,7 @@ class RecordedCore(SchedulerCore):
         if sent is not None and sent.plans:
             trees = {item.request_id: sent.trees[item.request_id] for item in going_on}
             going_on = [replace(item, tree=trees[item.request_id]) for item in going_on]
-            drafts = [one.record() for one in self.planned_ahead.newest]
-            self.log.grown(trees, self.planner.calibration, drafts)
+            self.log.grown(trees, self.planner.calibration, self.planned_ahead.newest)
         if going_on or not call.verify:
             self._verify_sent(replace(call, verify=going_on), now)
 
