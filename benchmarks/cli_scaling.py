@@ -21,7 +21,7 @@ def scaling(
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Raise the number of cells by load and lower it again; count lost and differing answers."""
+    """Raise the number of cells by load and lower it again; exits 1 if an answer is lost or differs."""
     from benchmarks import scaling as measured
     from benchmarks import tables
 
@@ -49,3 +49,5 @@ def scaling(
         from benchmarks.scaling_plot import draw
 
         write_plot(draw, record, plot)
+    if record["num_failed"] or record["num_differing"]:
+        raise typer.Exit(1)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 
 from cluster.config import FlotillaConfig
 from cluster.core import SchedulerCore
+from cluster.cost_model import PER_CALL
 from cluster.metric_catalog import CAUSES, OBJECTIVES, REFUSALS
 from cluster.metric_set import MetricSet
 from cluster.placement import instance_names
@@ -67,9 +68,8 @@ class CellMetrics:
 
     def configured(self, config: FlotillaConfig, model: str) -> None:
         """What is served how; whatever can be missed later is there from now on, at zero."""
-        self.set.clear("flotilla_config_info")
         names = (config.policy.name, config.selector.name, config.scheduler.batching)
-        self.set.gauge("flotilla_config_info", model, *names).set(1)
+        self.set.show("flotilla_config_info", [((model, *names), 1)])
         self._kinds.update(drafter.name for drafter in config.drafters)
         for kind in self._kinds:
             for outcome in ("drafted", "verified", "accepted"):
@@ -279,8 +279,6 @@ class CellMetrics:
                 ("absolute_error", account.error_s),
             ):
                 self.set.grow(core, f"flotilla_cost_model_{field}_seconds_total", seconds, label)
-        for model, factor in core.cost.corrections.items():
-            self.set.gauge("flotilla_cost_model_correction_ratio", model.replace(" ", "_")).set(factor)
 
     def _refresh_state(self, core: SchedulerCore) -> None:
         num_slots = core.verifier.num_slots if core.verifier else 0
@@ -293,9 +291,9 @@ class CellMetrics:
         for name, requests in (("running", core.running.values()), ("waiting", core.waiting)):
             counts = Counter(dict.fromkeys(tiers, 0)) + Counter()
             counts.update(request.submit.tier for request in requests)
-            self.set.clear(f"flotilla_requests_{name}")
-            for tier in {*tiers, *counts}:
-                self.set.gauge(f"flotilla_requests_{name}", tier).set(counts[tier])
+            self.set.show(
+                f"flotilla_requests_{name}", [((tier,), counts[tier]) for tier in {*tiers, *counts}]
+            )
 
     def _refresh_speculation(self, core: SchedulerCore) -> None:
         totals, calibration = core.totals, core.planner.calibration
@@ -326,25 +324,34 @@ class CellMetrics:
             first_drafts, wait_s = switches.first_drafts[was_prepared], switches.wait_s[was_prepared]
             self.set.grow(core, "flotilla_drafter_switch_first_drafts_total", first_drafts, label)
             self.set.grow(core, "flotilla_drafter_switch_wait_seconds_total", wait_s, label)
-        for name in ("requests", "capacity_price", "capacity"):
-            self.set.clear(f"flotilla_drafter_{name}")  # instances and kinds come and go
-        self.set.clear("flotilla_drafters_ready")
         ready: Counter[str] = Counter()
         capacity: Counter[str] = Counter()
+        requests = []
         for drafter in pool.drafters.values():
             ready[drafter.kind] += 1
             capacity[drafter.kind] += drafter.max_requests
-            self.set.gauge("flotilla_drafter_requests", drafter.kind, drafter.name).set(len(drafter.served))
+            requests.append(((drafter.kind, drafter.name), len(drafter.served)))
             self.set.counter("flotilla_worker_restarts_total", drafter.name)  # zero until it is lost
-        self._kinds |= ready.keys()
-        prices = pool.selector.prices()
+        self.set.show("flotilla_drafter_requests", requests)
         # Of one that was lost this is zero; of one that was removed there is nothing.
-        kinds = self._kinds if self._wanted is None else {*self._wanted(), *ready}
-        for kind in kinds:
-            self.set.gauge("flotilla_drafters_ready", kind).set(ready[kind])
-            self.set.gauge("flotilla_drafter_capacity", kind).set(capacity[kind])
-        for kind in prices.keys() | kinds:
-            self.set.gauge("flotilla_drafter_capacity_price", kind).set(prices.get(kind, 0.0))
+        kinds = {*(self._kinds if self._wanted is None else self._wanted()), *ready}
+        self._kinds |= kinds
+        self.set.show("flotilla_drafters_ready", [((kind,), ready[kind]) for kind in kinds])
+        self.set.show("flotilla_drafter_capacity", [((kind,), capacity[kind]) for kind in kinds])
+        prices = pool.selector.prices()
+        self.set.show(
+            "flotilla_drafter_capacity_price",
+            [((kind,), prices.get(kind, 0.0)) for kind in prices.keys() | kinds],
+        )
+        removed = {model for kind in self._kinds - kinds for model in (kind, kind + PER_CALL)}
+        self.set.show(
+            "flotilla_cost_model_correction_ratio",
+            [
+                ((model.replace(" ", "_"),), factor)
+                for model, factor in core.cost.corrections.items()
+                if model not in removed
+            ],
+        )
         self.set.gauge("flotilla_selector_regret").set(estimated_regret(core))
 
 

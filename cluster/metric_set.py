@@ -48,6 +48,7 @@ class MetricSet:
         self._process = process
         self._own = CollectorRegistry(auto_describe=False)
         self._made: dict[str, Counter | Gauge | Histogram] = {}
+        self._shown: dict[str, set[Labels]] = {}
         self._growing = threading.Lock()
         self._seen: WeakKeyDictionary[object, dict[tuple[str, Labels], float]] = WeakKeyDictionary()
         for metric in exposed_by(process):
@@ -75,12 +76,21 @@ class MetricSet:
         """The histogram with these label values; raises as `counter`."""
         return self._find(Histogram, name, labels)
 
-    def clear(self, name: str) -> None:
-        """Forget all label values of a gauge: what it is about comes and goes."""
-        found = self._made.get(name)
-        if not isinstance(found, Gauge):
-            raise UndeclaredMetric(f"`{name}` is no gauge of a {self._process} in cluster/metric_catalog.py")
-        found.clear()
+    def show(self, name: str, values: Iterable[tuple[Labels, float]]) -> None:
+        """Set a gauge for these label values, and forget all others: what it is about comes and goes.
+
+        A scrape in another thread meanwhile misses none of those that stay.
+
+        Raises:
+            UndeclaredMetric, ValueError: as `counter`.
+        """
+        shown = set()
+        for labels, value in values:
+            self.gauge(name, *labels).set(value)
+            shown.add(labels)
+        for labels in self._shown.get(name, set()) - shown:
+            self._made[name].remove(*labels)
+        self._shown[name] = shown
 
     def grow(self, source: object, name: str, total: float, *labels: str) -> None:
         """Bring a counter up to date with a total that `source` keeps; several sources add up."""

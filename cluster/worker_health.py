@@ -56,11 +56,11 @@ class WorkerHealth:
         processes = self._processes(now)
         stalled: dict[str, str] = {}
         self._suspicions.keep({process for _, process, _ in processes})
-        self._metrics.clear("flotilla_worker_call_age_seconds")
+        ages = [((process,), signs.call_s or 0.0) for _, process, signs in processes]
+        self._metrics.show("flotilla_worker_call_age_seconds", ages)
         for life, process, signs in processes:
             floor_s = self._floor_s(life)
             reason = judge(signs, floor_s, self._config)
-            self._metrics.gauge("flotilla_worker_call_age_seconds", process).set(signs.call_s or 0.0)
             if not self._suspicions.confirm(process, reason) or life.name in stalled:
                 continue
             stalled[life.name] = process

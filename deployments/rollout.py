@@ -14,7 +14,7 @@ from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.schema import ApplicationStatus
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from cluster.config import FlotillaConfig
 from cluster.members import Member
@@ -24,6 +24,7 @@ from deployments.directory import DIRECTORY_NAME, ask
 
 _POLL_S = 0.5
 _CALL_TIMEOUT_S = 10.0
+_SILENCE_S = 60.0
 
 #: Settings by which clients and requests under way know the system; others may change.
 _FIXED = (
@@ -115,7 +116,8 @@ def begin(wanted: FlotillaConfig) -> Iterator[Progress]:
     The caller is connected to its Ray cluster. Who stops asking stops nothing.
 
     Raises:
-        RolloutError: if nothing runs there, or a setting cannot change; nothing was begun then.
+        RolloutError: if nothing runs there, or a setting cannot change; nothing was begun then. Later, if
+            Ray Serve has not told for a minute how far it is.
     """
     try:
         front_end = serve.get_deployment_handle("FrontEnd", APP_NAME)
@@ -128,9 +130,7 @@ def begin(wanted: FlotillaConfig) -> Iterator[Progress]:
     config = allowed(FlotillaConfig.model_validate(raw), wanted)
     target = serve.RunTarget(target=build_app(config), name=APP_NAME)
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-    while True:
-        time.sleep(_POLL_S)
-        application = serve.status().applications[APP_NAME]
+    for application in _told():
         status = ApplicationStatus(application.status).value
         reasons = [application.message, *(one.message for one in application.deployments.values())]
         message = " ".join(dict.fromkeys(reason for reason in reasons if reason))
@@ -138,6 +138,27 @@ def begin(wanted: FlotillaConfig) -> Iterator[Progress]:
         yield progress
         if progress.is_done or progress.has_failed:
             return
+
+
+def _told() -> Iterator[ApplicationStatusOverview]:
+    """What Ray Serve tells of the application, now and then.
+
+    Its controller is made again when it dies, and goes on with what it was asked for.
+    """
+    heard = time.monotonic()
+    while True:
+        time.sleep(_POLL_S)
+        try:
+            application = serve.status().applications[APP_NAME]
+        except Exception as error:  # a remote call: anything may come out of it
+            if time.monotonic() - heard >= _SILENCE_S:
+                raise RolloutError(
+                    f"Ray Serve has not told for {_SILENCE_S:g} s how far it is: {error!r}. It goes on once "
+                    "it is back; ask for the same again to see how far it has come"
+                ) from error
+            continue
+        heard = time.monotonic()
+        yield application
 
 
 async def _members() -> list[Member]:

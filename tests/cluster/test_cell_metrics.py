@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.cell_metrics import CellMetrics
 from cluster.config import FlotillaConfig, TargetConfig
+from cluster.cost_model import LinearCost
 from cluster.drafter_config import ModelDrafterConfig
 from cluster.events import Action, Cancelled, DraftDone, Emit, Reject, Verify, VerifyDone
 from cluster.placement import instance_names
@@ -296,18 +297,22 @@ def test_a_drafter_that_was_lost_is_told_from_one_that_was_removed() -> None:
     world = MeasuredWorld(4, "fixed")
     kind = next(iter(world.core.pool.drafters.values())).kind
     world.wanted = {kind, "lost"}
+    world.core.cost.learn("lost", LinearCost(delta=1e-3))
+    world.core.cost.observe_draft("lost", 1e-3, 2e-3)
     assert world.value("flotilla_drafters_ready", drafter=kind) > 0
 
-    def told() -> set[str]:
+    def told(name: str) -> set[str]:
         lines = world.metrics.set.render().splitlines()
-        return {line.split('"')[1] for line in lines if line.startswith("flotilla_drafters_ready{")}
+        return {line.split('"')[1] for line in lines if line.startswith(f"{name}{{")}
 
-    assert "lost" in told()
+    assert "lost" in told("flotilla_drafters_ready")
+    assert "lost" in told("flotilla_cost_model_correction_ratio")
     assert world.value("flotilla_drafters_ready", drafter="lost") == 0
     world.wanted = {kind}
     world.metrics.refresh(world.core)
-    assert "lost" not in told()
-    assert kind in told()
+    for name in ("flotilla_drafters_ready", "flotilla_cost_model_correction_ratio"):
+        assert "lost" not in told(name)
+    assert kind in told("flotilla_drafters_ready")
 
 
 def test_what_the_target_does_beside_its_forwards_is_a_phase_of_its_own() -> None:

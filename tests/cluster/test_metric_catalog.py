@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -133,3 +134,24 @@ def test_two_scrapes_at_once_count_once_what_was_added_since_the_last() -> None:
     metrics.grow(source, name, Total(7))
     other.join()
     assert f"{name} 7.0" in metrics.render()
+
+
+def test_a_gauge_is_never_without_the_labels_that_stay() -> None:
+    """A scrape reads in a thread of its own, while another brings the metrics up to date."""
+    metrics, name = MetricSet("cell"), "flotilla_requests_running"
+
+    def tiers() -> set[str]:
+        lines = metrics.render().splitlines()
+        return {line.split('"')[1] for line in lines if line.startswith(f"{name}{{")}
+
+    def values() -> Iterator[tuple[tuple[str, ...], float]]:
+        yield ("stays",), 1
+        assert tiers() == {"stays", "goes"}  # a scrape now
+        yield ("comes",), 2
+
+    metrics.show(name, [(("stays",), 3), (("goes",), 4)])
+    assert tiers() == {"stays", "goes"}
+    metrics.show(name, values())
+    assert tiers() == {"stays", "comes"}
+    with pytest.raises(UndeclaredMetric):
+        metrics.show("flotilla_requests_total", [(("stop", "default"), 1)])

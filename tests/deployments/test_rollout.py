@@ -16,13 +16,16 @@ import pytest
 from fastapi import FastAPI
 from httpx import ASGITransport, AsyncClient
 from ray._private import services
+from ray.exceptions import ActorUnavailableError
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, ServeStatus
 from rich.console import Console
 from starlette.responses import PlainTextResponse, Response
 from typer.testing import CliRunner
 
 from cluster.config import FlotillaConfig
 from cluster.members import Member, State
-from deployments import cli, serving
+from deployments import cli, rollout, serving
+from deployments.application import APP_NAME
 from deployments.farewell import Farewell
 from deployments.preflight import StartError
 from deployments.rollout import Progress, RolloutError, allowed
@@ -105,6 +108,35 @@ def test_it_is_done_when_all_that_are_there_are_new_and_serve() -> None:
     assert progress("DEPLOY_FAILED").has_failed
     shown = progress("RUNNING", member("cell", "new"), member("front_end", "old-front-end")).summary()
     assert shown == "cells: 1 of 1 new ready, 0 old left; front ends: 0 of 0 new ready, 1 old left"
+
+
+def test_a_controller_that_is_made_again_meanwhile_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was the end of the command, with a traceback."""
+    application = ApplicationStatusOverview(
+        status=ApplicationStatus.RUNNING, message="", last_deployed_time_s=0.0, deployments={}
+    )
+    there = ServeStatus(applications={APP_NAME: application})
+    told: list[ServeStatus | Exception] = [
+        there,
+        ActorUnavailableError("the controller is gone", b"0" * 16),
+        ServeStatus(),  # none there, either
+        there,
+    ]
+
+    def status() -> ServeStatus:
+        found = told.pop(0) if told else ActorUnavailableError("for good", b"0" * 16)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(rollout.serve, "status", status)
+    monkeypatch.setattr(rollout, "_POLL_S", 0.01)
+    monkeypatch.setattr(rollout, "_SILENCE_S", 1.0)
+    seen = rollout._told()
+    assert [next(seen), next(seen)] == [application, application]
+    assert told == []
+    with pytest.raises(RolloutError, match=r"for 1 s.*for good"):
+        next(seen)
 
 
 def test_the_command_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
