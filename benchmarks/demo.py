@@ -38,15 +38,17 @@ def every_kind() -> FlotillaConfig:
     """The demo family with a suffix automaton in place of prompt lookup, and decoding heads."""
     demo = demo_config()
     models = tuple(drafter for drafter in demo.drafters if drafter.kind == "model")
-    return demo.model_copy(
-        update={"drafters": (*models, SuffixAutomatonConfig(), HeadsConfig(path=f"zoo:{HEADS}"))}
-    )
+    return demo.model_copy(update={"drafters": (*models, SuffixAutomatonConfig(), heads())})
 
 
-def with_eagle() -> FlotillaConfig:
-    """The demo family with the target's EAGLE layer beside it."""
-    demo = demo_config()
-    return demo.model_copy(update={"drafters": (*demo.drafters, EagleConfig(path=f"zoo:{EAGLE}"))})
+def eagle() -> EagleConfig:
+    """The demo target's EAGLE layer."""
+    return EagleConfig(path=f"zoo:{EAGLE}")
+
+
+def heads() -> HeadsConfig:
+    """The demo target's decoding heads."""
+    return HeadsConfig(path=f"zoo:{HEADS}")
 
 
 def other_vocabulary() -> ModelDrafterConfig:

@@ -27,6 +27,10 @@ CONFIGURATIONS: MappingProxyType[str, dict[str, dict[str, Any]]] = MappingProxyT
         "weights of eight bits": {"policy": {"name": "adaserve"}, "target": {"quantization": "fp8"}},
         "every kind, each drafter": {"policy": {"name": "adaserve"}},
         "EAGLE, each drafter": {"policy": {"name": "adaserve"}},
+        # Drafts are planned ahead where nobody is drafted for by others than the target's heads.
+        "EAGLE alone, chains sent ahead": {"policy": {"name": "fixed", "fixed_depth": 4}},
+        "EAGLE alone, default policy": {},
+        "decoding heads alone, chains sent ahead": {"policy": {"name": "fixed", "fixed_depth": 3}},
         # Exploration that never ends: every three steps each request draws another drafter.
         "switching every 3 steps": {
             "policy": {"name": "adaserve"},
@@ -42,8 +46,12 @@ def configuration(name: str) -> FlotillaConfig:
     if name.startswith("every kind"):
         config = demo.every_kind()
         config = config.model_copy(update={"drafters": (*config.drafters, demo.other_vocabulary())})
+    elif name.startswith("EAGLE alone"):
+        config = config.model_copy(update={"drafters": (demo.eagle(),)})
     elif name.startswith("EAGLE"):
-        config = demo.with_eagle()
+        config = config.model_copy(update={"drafters": (*config.drafters, demo.eagle())})
+    elif name.startswith("decoding heads alone"):
+        config = config.model_copy(update={"drafters": (demo.heads(),)})
     raw = config.model_dump()
     raw["http"]["port"] = 0
     for section, changes in CONFIGURATIONS[name].items():

@@ -258,6 +258,8 @@ class CellMetrics:
         totals = core.totals
         for name, counter in _COUNTERS.items():
             self.set.grow(core, name, getattr(totals, counter))
+        for has_drafts, steps in totals.steps_ahead.items():
+            self.set.grow(core, "flotilla_steps_ahead_total", steps, _flag(has_drafts))
         phases = {"draft": totals.step_draft_s, "verify": totals.step_verify_s}
         phases["target"] = totals.step_target_s
         self.set.grow(self, "flotilla_step_phase_seconds_total", scheduler_s, "schedule")

@@ -43,7 +43,7 @@ class Learning:
             now: the scheduler's clock.
         """
         planner = self.planned_ahead.planner
-        planner.totals.count_step(result)
+        planner.totals.count_step(result, sent)
         self.forecast.verified(result, running.values(), now)
         self.cost.observe_call(sent.parts, result.forward_seconds)
         self.pace.verified(result, sent.trees, requests)

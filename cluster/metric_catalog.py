@@ -11,30 +11,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cluster.metric import Metric, Process
-
-# Seconds. vLLM's buckets for TTFT; finer ones for time per token, where objectives are a few milliseconds.
-# They reach as far as may be waited, for a cell two minutes and for an answer ten: a quantile beyond the last
-# one is shown as that.
-TTFT_BUCKETS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
-    *(20, 40, 80, 160),
+from cluster.metric_buckets import (
+    BATCH_BUCKETS,
+    E2E_BUCKETS,
+    HTTP_BUCKETS,
+    RATIO_BUCKETS,
+    STEP_BUCKETS,
+    TOKEN_BUCKETS,
+    TPOT_BUCKETS,
+    TTFT_BUCKETS,
 )
-TPOT_BUCKETS = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.3, 1)
-E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
-STEP_BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048)
-HTTP_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
-TOKEN_BUCKETS = (
-    *(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000),
-    *(20000, 50000, 100000, 200000),
-)
-BATCH_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
-RATIO_BUCKETS = (0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 4)
 
 #: Why an objective was missed (cluster/violations.py).
 CAUSES = ("queue", "prefill", "draft", "verify", "preempt", "other")
 #: Objectives; `all` is those of a request together.
 OBJECTIVES = ("ttft", "tpot", "e2e")
-PHASES = ("draft", "verify", "schedule", "other")
 #: Why a well-formed request is refused: counted from zero on.
 REFUSALS = ("queue_full", "saturated", "slo_infeasible")
 
@@ -229,6 +220,11 @@ _DRAFTERS = (
 
 _STEPS = (
     _counter("flotilla_steps_total", "Verify calls answered."),
+    _counter(
+        "flotilla_steps_ahead_total",
+        "Of those, sent before the one before was answered, by whether drafts were planned in them.",
+        "drafts",
+    ),
     _counter("flotilla_iterations_total", "Decode iterations: drafted, verified, committed."),
     _histogram(
         "flotilla_step_seconds", "From one verify answer to the next, while there is work.", STEP_BUCKETS

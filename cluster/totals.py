@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from cluster.outstanding_verify import OutstandingVerify
 from verifier.messages import VerifyResult
 
 
@@ -13,6 +14,8 @@ class Totals:
     """Counters since the start; rates are derived by whoever reads them."""
 
     steps: int = 0
+    # Of these, sent before the one before was answered, by whether drafts were planned in them.
+    steps_ahead: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
     drafted_tokens: int = 0
     verified_tokens: int = 0
     accepted_tokens: int = 0
@@ -36,9 +39,11 @@ class Totals:
     accepted_by_drafter: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     verified_by_drafter: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
-    def count_step(self, result: VerifyResult) -> None:
-        """One verify step."""
+    def count_step(self, result: VerifyResult, sent: OutstandingVerify) -> None:
+        """One verify step, and as what it was sent."""
         self.steps += 1
+        if sent.was_ahead:
+            self.steps_ahead[bool(sent.plans)] += 1
         self.forward_s += result.forward_seconds
         self.key_tokens += result.key_tokens
         self.padded_tokens += result.padded_tokens

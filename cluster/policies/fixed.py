@@ -11,7 +11,13 @@ from engine.tree import TokenTree
 
 
 class Fixed:
-    """Chains of `fixed_depth` tokens, all verified."""
+    """Chains of `fixed_depth` tokens, all verified.
+
+    Attributes:
+        plans_ahead: nothing in its plans depends on an answer; vLLM, too, sends EAGLE's drafts ahead.
+    """
+
+    plans_ahead = True
 
     def __init__(self, config: PolicyConfig) -> None:
         self._depth = config.fixed_depth

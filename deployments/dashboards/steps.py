@@ -92,9 +92,11 @@ STEPS = Board(
                 ),
                 series(
                     "Calls and iterations",
-                    "Verify calls answered, and decode iterations committed.",
+                    "Verify calls answered, decode iterations committed, and calls that had been sent before "
+                    "the one before was answered: the target begins one as it ends the other.",
                     "ops",
                     (rate("flotilla_steps_total"), "calls"),
+                    (rate("flotilla_steps_ahead_total", "drafts"), "sent ahead, drafts: {{drafts}}"),
                     (rate("flotilla_iterations_total"), "iterations"),
                 ),
                 series(

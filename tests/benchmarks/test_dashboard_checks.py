@@ -14,7 +14,7 @@ import pytest
 from benchmarks import dashboard_checks as checking
 from benchmarks.prometheus_server import Prometheus, QueryFailed
 from cluster.metric import Metric, Process
-from cluster.metric_catalog import CAUSES, OBJECTIVES, PHASES, exposed_by
+from cluster.metric_catalog import CAUSES, OBJECTIVES, exposed_by
 from cluster.metric_set import MetricSet
 from deployments.dashboards.command import generated
 
@@ -31,7 +31,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "method": ("Generate",),
     "objective": (*OBJECTIVES, "all"),
     "outcome": ("drafted", "verified", "accepted"),
-    "phase": (*PHASES, "decode", "prefill"),
+    "phase": ("draft", "verify", "target", "schedule", "other", "decode", "prefill"),
     "route": ("/v1/completions",),
     "signal": (
         "attainment",

@@ -35,8 +35,11 @@ KINDS = pytest.mark.parametrize("kind", ["eagle", "heads"])
 
 
 @KINDS
-def test_the_target_has_the_next_drafts_plan_while_it_works_on_one(kind: Literal["heads", "eagle"]) -> None:
-    world = ProposingWorld(1, kind=kind, accuracy=1.0)
+@pytest.mark.parametrize("policy", ["flotilla", "fixed"])
+def test_the_target_has_the_next_drafts_plan_while_it_works_on_one(
+    policy: str, kind: Literal["heads", "eagle"]
+) -> None:
+    world = ProposingWorld(1, policy, kind=kind, accuracy=1.0)
     world.begin("a", "b", sampling=ends(120))
     for _ in range(8):
         assert world.num_at_target == 2
@@ -54,6 +57,10 @@ def test_the_target_has_the_next_drafts_plan_while_it_works_on_one(kind: Literal
         assert totals.accepted_tokens == totals.verified_tokens
     assert totals.drafted_tokens >= totals.verified_tokens
     assert len(world.calls) < 120 / 2
+    ahead = [call for call in world.calls if is_ahead(call)]
+    planned = sum(map(is_planned, ahead))
+    assert totals.steps_ahead == {True: planned, False: len(ahead) - planned}
+    assert planned > len(world.calls) / 2
 
 
 def test_what_is_learnt_of_drafts_is_what_they_were() -> None:
@@ -95,7 +102,7 @@ def test_times_are_those_of_the_step_and_of_what_was_proposed() -> None:
         ("flotilla", {}, {"async_scheduling": False}),
         ("flotilla", {}, {"micro_batches": 2}),
         ("smartspec", {}, {}),
-        ("fixed", {}, {}),
+        ("adaserve", {}, {}),
         ("flotilla", {"sampling": GRAMMAR}, {}),
     ],
     ids=["switched off", "of two micro-batches", "a policy that waits", "one that selects", "with a grammar"],
@@ -297,12 +304,13 @@ def test_decisions_made_ahead_are_recorded_and_made_again() -> None:
 @examples(80)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_random_interruptions_change_no_text(seed: int, data: st.DataObject) -> None:
-    accuracy, kind = (
+    policy, accuracy, kind = (
+        data.draw(st.sampled_from(["flotilla", "fixed"])),
         data.draw(st.sampled_from([0.5, 0.9, 1.0])),
         data.draw(st.sampled_from(["eagle", "heads"])),
     )
     num_slots = data.draw(st.sampled_from([300, 4000]))
-    world = ProposingWorld(seed, kind=kind, accuracy=accuracy, num_slots=num_slots)
+    world = ProposingWorld(seed, policy, kind=kind, accuracy=accuracy, num_slots=num_slots)
     others: dict[str, Callable[[], None]] = {}
     if data.draw(st.booleans()):
         world.start_drafter("poor")
