@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +26,7 @@ from deployments.grpc_retries import KEY, KeyedCalls, refuse_keys
 from deployments.idempotency import Key, seeded
 from deployments.objectives import ObjectiveError, asked_by_headers
 from deployments.openai_api import flotilla_version
-from deployments.prompt_preparation import in_thread_if
+from deployments.prompt_preparation import INLINE_BYTES, in_thread_if
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.refusals import code_of, log_refusal
 from deployments.request_context import TRACE_CONTEXT
@@ -291,7 +292,8 @@ class GenerationService:
         name = self._named(grant, request_id)
         call_id = new_call_id(name, message.proxy_call_id if self._behind_proxy else None)
         try:
-            request = seeded(mapping.generation_request(message, stream=stream), key)
+            read = partial(mapping.generation_request, message, stream=stream)
+            request = seeded(await in_thread_if(message.ByteSize() > INLINE_BYTES, read), key)
             headers = asked_by_headers(metadata)
             call = await self._service.begin(
                 request,

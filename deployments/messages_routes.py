@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -24,7 +25,7 @@ from deployments.messages_schema import (
 )
 from deployments.openai_schema import NEUTRAL_VALUES, GenerationRequest
 from deployments.openapi import body_schema
-from deployments.prompt_preparation import prompts_of
+from deployments.prompt_preparation import INLINE_BYTES, in_thread_if, prompts_of
 
 #: A request's body as it came, and the JSON object in it, of which fields that are not known may be left out.
 ReadBody = Callable[[Request, Container[str]], Awaitable[tuple[bytes, dict[str, Any]]]]
@@ -53,7 +54,8 @@ def add_messages_routes(app: FastAPI, service: ApiService, read: ReadBody, respo
     async def messages(request: Request) -> Response:
         """Answer a conversation, as Anthropic's API does."""
         body, data = await read(request, MESSAGES_FIELDS)
-        chat, view = parse_messages(data), MessagesView()
+        view = MessagesView()
+        chat = await in_thread_if(len(body) > INLINE_BYTES, partial(parse_messages, data))
         try:
             return await respond(request, chat, body, view.answer, view.stream)
         except ApiError as error:
@@ -62,10 +64,11 @@ def add_messages_routes(app: FastAPI, service: ApiService, read: ReadBody, respo
     @app.post(f"{MESSAGES}/count_tokens", openapi_extra=schema)
     async def count_tokens(request: Request) -> Response:
         """How many tokens a conversation has; `max_tokens` may be left out."""
-        _, data = await read(request, MESSAGES_FIELDS)
+        body, data = await read(request, MESSAGES_FIELDS)
         if data.get("max_tokens") is None:
             data["max_tokens"] = 1
-        chat = parse_messages(data)  # its errors have this API's names already
+        # Its errors have this API's names already.
+        chat = await in_thread_if(len(body) > INLINE_BYTES, partial(parse_messages, data))
         try:
             info = await service.info()
             if chat.model is not None and chat.model != info.model:

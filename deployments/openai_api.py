@@ -16,6 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -57,6 +58,7 @@ from deployments.openai_schema import (
     validated,
 )
 from deployments.openapi import body_schema
+from deployments.prompt_preparation import INLINE_BYTES, in_thread_if
 from deployments.receipts import server_timing
 from deployments.refusals import error_body, error_response
 from deployments.request_context import RequestContext
@@ -138,7 +140,8 @@ def create_app(
 
     async def generate(request: Request, request_type: type[GenerationRequest]) -> Response:
         body, data = await read(request, request_type.model_fields.keys() | NEUTRAL_VALUES.keys())
-        return await respond(request, validated(data, request_type), body)
+        parsed = await in_thread_if(len(body) > INLINE_BYTES, partial(validated, data, request_type))
+        return await respond(request, parsed, body)
 
     async def respond(
         request: Request,
@@ -196,7 +199,7 @@ def create_app(
     async def responses(request: Request) -> Response:
         """Answer an input; nothing is stored."""
         body, data = await read(request, RESPONSES_FIELDS)
-        asked, chat = parse_responses(data)
+        asked, chat = await in_thread_if(len(body) > INLINE_BYTES, partial(parse_responses, data))
         view = ResponsesView(asked)
         try:
             return await respond(request, chat, body, view.answer, view.stream)

@@ -18,6 +18,8 @@ from deployments.tools import ToolUse
 
 #: Longer texts are tokenized in a thread, and more tokens decoded.
 INLINE_CHARS = 8192
+#: Longer bodies are checked in a thread: a megabyte of ids, or of short parts, takes tenths of a second.
+INLINE_BYTES = 1 << 15
 _Made = TypeVar("_Made")
 
 

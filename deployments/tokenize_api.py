@@ -18,7 +18,14 @@ from deployments.errors import bad_request, model_not_found
 from deployments.messages_routes import ReadBody
 from deployments.openai_schema import NEUTRAL_VALUES, validated
 from deployments.openapi import body_schema
-from deployments.prompt_preparation import INLINE_CHARS, chat_tokens, in_thread_if, opens_turn, text_tokens
+from deployments.prompt_preparation import (
+    INLINE_BYTES,
+    INLINE_CHARS,
+    chat_tokens,
+    in_thread_if,
+    opens_turn,
+    text_tokens,
+)
 from deployments.request_model import RequestModel
 from deployments.sampling_mapping import CellInfo, check_token_ids
 from deployments.schema_values import TokenId
@@ -56,8 +63,8 @@ def add_tokenize_routes(app: FastAPI, service: ApiService, read: ReadBody) -> No
     @app.post("/tokenize", openapi_extra=body_schema(TokenizeRequest, NEUTRAL_VALUES))
     async def tokenize(request: Request) -> Response:
         """The tokens of a prompt or conversation."""
-        _, data = await read(request, _known(TokenizeRequest))
-        asked = validated(data, TokenizeRequest)
+        body, data = await read(request, _known(TokenizeRequest))
+        asked = await in_thread_if(len(body) > INLINE_BYTES, partial(validated, data, TokenizeRequest))
         info = await _info(service, asked.model)
         tokens = await _tokens(service, asked)
         strings = None
@@ -75,8 +82,8 @@ def add_tokenize_routes(app: FastAPI, service: ApiService, read: ReadBody) -> No
     @app.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest, NEUTRAL_VALUES))
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
-        _, data = await read(request, _known(DetokenizeRequest))
-        asked = validated(data, DetokenizeRequest)
+        body, data = await read(request, _known(DetokenizeRequest))
+        asked = await in_thread_if(len(body) > INLINE_BYTES, partial(validated, data, DetokenizeRequest))
         check_token_ids("tokens", asked.tokens, await _info(service, asked.model))
         decode = partial(service.codec.decode, asked.tokens, skip_special_tokens=False)
         return _json({"prompt": await in_thread_if(len(asked.tokens) > INLINE_CHARS, decode)})

@@ -1,0 +1,94 @@
+"""Long bodies are checked in a thread, so that streams of other requests go on meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from pydantic import BaseModel
+
+from deployments.api_service import ApiService
+from deployments.grpc_service import GenerationService
+from deployments.openai_api import create_app
+from deployments.prompt_preparation import INLINE_BYTES
+from deployments.proto.flotilla.v1 import generation_pb2 as pb
+from deployments.request_model import RequestModel
+from tests.fakes.cell_stand_in import CellStandIn
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> set[threading.Thread]:
+    """Threads in which bodies were checked."""
+    found = set()
+
+    def model_validate(cls: type[BaseModel], *args: Any, **kwargs: Any) -> Any:
+        found.add(threading.current_thread())
+        return BaseModel.model_validate.__func__(cls, *args, **kwargs)
+
+    monkeypatch.setattr(RequestModel, "model_validate", classmethod(model_validate))
+    return found
+
+
+@pytest.fixture
+async def client(service: ApiService) -> AsyncIterator[httpx.AsyncClient]:
+    """Of an app with the server's own limit for bodies."""
+    transport = httpx.ASGITransport(app=create_app(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://cell") as made:
+        yield made
+
+
+def parts(number: int) -> list[dict[str, str]]:
+    return [{"type": "text", "text": "a"}] * number
+
+
+BODIES = pytest.mark.parametrize(
+    ("path", "body", "field", "item"),
+    [
+        ("/v1/completions", {"max_tokens": 1}, "prompt", 5),
+        ("/v1/chat/completions", {}, "messages", {"role": "user", "content": parts(4)}),
+        ("/v1/responses", {}, "input", {"role": "user", "content": "a"}),
+        ("/v1/messages", {"max_tokens": 1}, "messages", {"role": "user", "content": parts(4)}),
+        ("/v1/messages/count_tokens", {}, "messages", {"role": "user", "content": parts(4)}),
+        ("/tokenize", {}, "messages", {"role": "user", "content": parts(4)}),
+        ("/detokenize", {}, "tokens", 5),
+    ],
+)
+
+
+@BODIES
+async def test_only_a_long_body_is_checked_in_a_thread(
+    client: httpx.AsyncClient,
+    cell: CellStandIn,
+    threads: set[threading.Thread],
+    path: str,
+    body: dict[str, Any],
+    field: str,
+    item: object,
+) -> None:
+    cell.max_tokens = 1 << 20
+    short = await client.post(path, json={**body, field: [item] * 2})
+    assert short.status_code == 200, short.text
+    assert threads == {threading.current_thread()}
+    threads.clear()
+    number = INLINE_BYTES // len(msgspec.json.encode(item)) + 1
+    answer = await client.post(path, json={**body, field: [item] * number})
+    assert answer.status_code == 200, answer.text
+    assert threads
+    assert threading.current_thread() not in threads
+    wrong = await client.post(path, json={**body, field: [item] * number, "model": 7})
+    assert (wrong.status_code, wrong.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_so_it_is_over_grpc(
+    service: ApiService, cell: CellStandIn, threads: set[threading.Thread]
+) -> None:
+    cell.max_tokens = 1 << 20
+    calls = GenerationService(service)
+    for number, is_here in ((2, True), (INLINE_BYTES, False)):
+        threads.clear()
+        await calls.generate(pb.GenerateRequest(prompt_token_ids=[5] * number, max_tokens=1), {})
+        assert (threads == {threading.current_thread()}) is is_here
