@@ -39,6 +39,7 @@ from benchmarks.compare_workload import (
 from benchmarks.objectives import Slo, SloSpec, parse_slos
 from benchmarks.prompts import Prompt
 from benchmarks.serve import describe_objectives
+from benchmarks.weight_files import fingerprints
 from cluster.config import FlotillaConfig
 
 # Of runs whose requests bring no arrivals.
@@ -172,7 +173,8 @@ class Comparison:
         settings = {name: value for name, value in asdict(options).items() if name not in EXTENSIBLE}
         settings["cell"] = self.config.model_dump(mode="json")
         settings["code version"] = version_of(__name__)
-        # A file's path does not tell what is in it.
+        # Paths do not tell what is in files.
+        settings["weights"] = fingerprints(self.config)
         settings["prompts"] = hashlib.sha256(repr(loaded).encode()).hexdigest()[:12]
         self.record = Record.resume(options.json_file, settings, environment.describe())
         runs = schedule(list(self.entrants), list(self.points), options.seeds)
