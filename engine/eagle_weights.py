@@ -11,14 +11,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from engine.eagle_config import EagleDescription, UnsuitableEagle
+from engine.eagle_shape import eagle_shape
 from engine.linear import Linear
 from engine.rotary import paired, rotation_table
 
 _LAYER = "layers.0."
-# Of a flat configuration, what would be taken for a whole model's.
-_NOT_OF_LAYER = frozenset(
-    {"architectures", "auto_map", "dtype", "layer_types", "torch_dtype", "transformers_version"}
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,20 +73,12 @@ def load_eagle_weights(
     Raises:
         UnsuitableEagle: if weights are missing, of another shape, or not understood.
     """
-    # Here, for targets without such a drafter start without Transformers.
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
     take = _Taker(directory, dtype, device)
     try:
-        layer = LlamaConfig(**{name: x for name, x in config.layer.items() if name not in _NOT_OF_LAYER})
-        layer.max_position_embeddings = max(layer.max_position_embeddings, max_tokens)
-        rotary = LlamaRotaryEmbedding(layer)
+        shape = eagle_shape(config.layer, max_tokens)
     except Exception as error:  # Transformers raises more than one kind, some of its own
         raise take.refused(f"has a configuration of no Llama layer: {error!r}") from error
-    width, units = layer.hidden_size, layer.intermediate_size
-    heads, kv_heads = layer.num_attention_heads, layer.num_key_value_heads
-    dim = int(layer.head_dim or width // heads)
+    width, units, heads, kv_heads, dim = shape[:5]
     q = take(f"{_LAYER}self_attn.q_proj.weight", heads * dim, 2 * width)
     k, v = (take(f"{_LAYER}self_attn.{name}_proj.weight", kv_heads * dim, 2 * width) for name in "kv")
     gate, up = (take(f"{_LAYER}mlp.{name}_proj.weight", units, width) for name in ("gate", "up"))
@@ -108,8 +97,8 @@ def load_eagle_weights(
         norm_output=config.norm_output,
         embedding=_embedding(take, config, width),
         token_of=_token_of(take, config),
-        rotation=rotation_table(rotary, max_tokens, torch.device("cpu")).to(device),
-        eps=float(layer.rms_norm_eps),
+        rotation=rotation_table(shape.rotary, max_tokens, torch.device("cpu")).to(device),
+        eps=shape.eps,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=dim,
