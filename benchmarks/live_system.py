@@ -61,8 +61,18 @@ class SystemOptions:
     config: Path | None = None
 
     def record(self) -> dict[str, Any]:
-        """As it stands in a JSON file."""
-        return {**asdict(self), "config": None if self.config is None else str(self.config)}
+        """The options as they can be written to JSON; of a configuration file, what it says."""
+        if self.config is None:
+            return asdict(self)
+        served = self.served()
+        return {
+            "cells": served.scaling.cells.min,
+            "front_ends": served.http.front_ends,
+            "tensor_parallel": served.target.tensor_parallel,
+            "num_slots": served.target.num_slots,
+            "policy": served.policy.name,
+            "config": str(self.config),
+        }
 
     def served(self) -> FlotillaConfig:
         """The configuration."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from benchmarks.kill_recovery import (
 from benchmarks.kills import KillOptions, parse_roles
 from benchmarks.live_client import End
 from benchmarks.live_load import Ended
+from benchmarks.live_system import SystemOptions
 
 
 def ended(sent_s: float, ended_s: float, attained: bool = True, how: End = "answered") -> Ended:
@@ -120,3 +122,15 @@ def test_roles_that_do_not_exist_are_named() -> None:
         parse_roles("verifier,router")
     with pytest.raises(ValueError, match="at least 4 s"):
         KillOptions(every_s=1.0)
+
+
+def test_of_a_configuration_file_it_is_recorded_what_that_says(tmp_path: Path) -> None:
+    """It was the command's own options, which had not been served."""
+    own = SystemOptions(cells=2, policy="fixed").record()
+    assert (own["cells"], own["front_ends"], own["policy"], own["config"]) == (2, 2, "fixed", None)
+    path = tmp_path / "cell.yaml"
+    path.write_text("target: {path: zoo:target-8x384}\npolicy: {name: smartspec}\n")
+    found = SystemOptions(cells=2, policy="fixed", config=path).record()
+    assert found.keys() == own.keys()
+    assert (found["cells"], found["front_ends"], found["policy"]) == (1, 1, "smartspec")
+    assert found["config"] == str(path)
