@@ -61,7 +61,7 @@ def _plain(layer: Mapping[str, Any]) -> EagleShape | None:
     dim = layer.get("head_dim") or width // heads
     if type(dim) is not int or dim <= 0 or dim % 2 or width % heads or heads % kv_heads:
         return None
-    inv_freq = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
+    inv_freq = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float, device="cpu") / dim))
     rotary = SimpleNamespace(inv_freq=inv_freq, attention_scaling=1.0)
     return EagleShape(width, units, heads, kv_heads, dim, eps, rotary)
 

@@ -177,6 +177,8 @@ def test_the_step_before_a_plan_is_asked_for_proposals_and_not_sent_ahead() -> N
     """What is proposed in it the plan must not lack, though the policy still rests in it."""
 
     class RestsAtFirst(Fixed):
+        plans_ahead = False
+
         def rests(self, num_requests: int, step: int) -> bool:
             return step < 20
 
