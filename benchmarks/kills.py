@@ -282,7 +282,7 @@ async def _measure(options: KillOptions, system: LiveSystem) -> dict[str, Any]:
         load.ended,
         usual_rate=throughput.rate(quiet_from + 1.0, quiet_until),
         usual_gap_s=gap[1] - gap[0] if gap else 0.0,
-        one_cell=options.system.record()["cells"] == 1,
+        one_cell=system.config.scaling.cells.min == 1,
     )
     target = system.config.target
     ties = explain_differences(
