@@ -139,11 +139,21 @@ class PolicyConfig(StrictModel):
     smartspec_acceptance: Literal["global", "request", "confidence"] = Field(
         default="global", description="What `smartspec` predicts acceptance from."
     )
+    smartspec_ahead: bool = Field(
+        default=False,
+        description="Lengths of `smartspec` are planned while the target works on the step before, from "
+        "estimates a step old, and chains of EAGLE or heads are sent ahead. The paper plans with the answer.",
+    )
 
     @model_validator(mode="after")
-    def _has_depths_between(self) -> PolicyConfig:
+    def _is_consistent(self) -> PolicyConfig:
         if 0 < self.max_depth < self.min_depth:
             raise ValueError(f"min_depth {self.min_depth} is above max_depth {self.max_depth}")
+        if self.smartspec_ahead and self.smartspec_acceptance == "confidence":
+            raise ValueError(
+                "smartspec_ahead cannot go with smartspec_acceptance `confidence`, which shortens drafts "
+                "that it has seen; take `global` or `request`"
+            )
         return self
 
     @property

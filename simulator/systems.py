@@ -26,6 +26,8 @@ _PRESETS = {
     "adaserve-v1": ("adaserve-v1", "sarathi"),
     "flotilla": ("flotilla", "flotilla"),
 }
+# SmartSpec with lengths that are planned ahead of the answer, as no paper has it.
+_AHEAD = "smartspec-ahead"
 _SPEC = re.compile(r"vllm-spec-(\d+)|fixed-(\d+)")
 # As many requests as come are taken in: the papers refuse nobody.
 _UNBOUNDED = 1 << 20
@@ -79,25 +81,28 @@ def parse(text: str, bounds: Bounds | None = None) -> System:
     """A system by the name of a paper's system, or as `POLICY/BATCHING`.
 
     `vllm`, `sarathi`, `adaserve`, `flotilla`, `vllm-spec-4` and the like are the papers' systems; any policy
-    may be named with any batching rule (`specserve/sarathi`), and `fixed-4` drafts chains of four. A policy
-    alone is run with `sarathi`. A policy of one's own is named by its import path.
+    may be named with any batching rule (`specserve/sarathi`), `fixed-4` drafts chains of four, and
+    `smartspec-ahead` is `smartspec` with `smartspec_ahead`. A policy alone is run with `sarathi`. A policy of
+    one's own is named by its import path.
 
     Raises:
         ValueError: for a name that is none of these.
     """
     bounds = bounds or Bounds()
     policy, _, rule = text.partition("/")
-    depth = None
+    depth, is_ahead = None, policy == _AHEAD
     spec = _SPEC.fullmatch(policy)
     if spec is not None:
         depth = int(spec[1] or spec[2])
         default = "fcfs" if spec[1] else "sarathi"
         policy = "fixed"
+    elif is_ahead:
+        policy, default = "smartspec", "sarathi"
     else:
         policy, default = _PRESETS.get(policy, (policy, "sarathi"))
     rule = rule or default
     if policy not in POLICIES and not is_own(policy):
-        raise ValueError(f"unknown policy {policy!r}; known: {', '.join(sorted({*POLICIES, *_PRESETS}))}")
+        raise ValueError(f"unknown policy {policy!r}; known: {', '.join(sorted({*POLICIES, *_PRESETS, _AHEAD}))}")
     if rule not in BATCHING_RULES:
         raise ValueError(f"unknown batching rule {rule!r}; known: {', '.join(sorted(BATCHING_RULES))}")
     try:
@@ -108,6 +113,7 @@ def parse(text: str, bounds: Bounds | None = None) -> System:
             draft_budget=bounds.draft_budget,
             verify_budget=bounds.verify_budget,
             fixed_depth=4 if depth is None else depth,
+            smartspec_ahead=is_ahead,
         )
     except ValidationError as error:
         raise ValueError(f"{text}: {error.errors()[0]['msg']}") from None

@@ -45,10 +45,17 @@ class SmartSpec(PlannedEarly):
     The moving averages are the engine's estimates in `DecodeRequest.rate`. Which requests are batched (the
     prefixes of Algorithm 2) and whether a drafter reads a prompt (draft-prefill disabling, section 5) is
     not for a policy to say in this protocol. There is no probing while speculation is off.
+
+    With `smartspec_ahead`, which is ours, a length is of a step before its tokens are known: rates and
+    requests are a step old. Nothing is selected of what is sent so, and heads draft chains, too.
+
+    Attributes:
+        plans_ahead: whether it may be asked for such lengths.
     """
 
     def __init__(self, config: PolicyConfig) -> None:
         self._config = config
+        self.plans_ahead = config.smartspec_ahead
 
     def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
         """Lengths by goodput; with the confidence variant, as long as allowed."""
@@ -60,7 +67,7 @@ class SmartSpec(PlannedEarly):
             least = math.nextafter(log_probability(self._config.confidence_threshold), math.inf)
             return [DraftPlan(depth=k, stop_token_logp=least) for k in limits.tolist()]
         rates = np.array([request.rate for request in batch])
-        heads = head_limits(batch, limits)
+        heads = np.zeros_like(limits) if context.is_ahead else head_limits(batch, limits)
         limits = limits - heads
         make_times = StepTimes.of if self._config.smartspec_acceptance == "global" else StepTimes.by_level
         times = make_times(batch, limits, self._config.max_depth, context, int(limits.sum()))

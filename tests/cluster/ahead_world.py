@@ -23,7 +23,11 @@ class AheadWorld(World):
     """Keeps the calls to the target, and the states of its requests after each event."""
 
     def __init__(
-        self, seed: int, policy: str = "autoregressive", num_slots: int = 2000, **scheduler: Any
+        self,
+        seed: int,
+        policy: str | dict[str, object] = "autoregressive",
+        num_slots: int = 2000,
+        **scheduler: Any,
     ) -> None:
         self.calls: list[VerifyCall] = []
         super().__init__(seed, policy, num_slots=num_slots, **scheduler)

@@ -25,7 +25,7 @@ class ProposingWorld(AheadWorld):
     def __init__(
         self,
         seed: int,
-        policy: str = "flotilla",
+        policy: str | dict[str, object] = "flotilla",
         kind: Literal["heads", "eagle"] = "eagle",
         accuracy: float = 0.9,
         num_slots: int = 4000,

@@ -50,7 +50,7 @@ class World:
     def __init__(
         self,
         seed: int,
-        policy: str,
+        policy: str | dict[str, object],
         micro_batches: int | str = 1,
         num_slots: int = 400,
         batching: str = "flotilla",
@@ -61,7 +61,7 @@ class World:
         self.config = FlotillaConfig.model_validate(
             {
                 "target": {"path": "unused"},
-                "policy": {"name": policy},
+                "policy": {"name": policy} if isinstance(policy, str) else policy,
                 "selector": {"name": selector},
                 "scheduler": {
                     "batching": batching,

@@ -31,13 +31,14 @@ from tests.examples import examples
 from verifier.messages import VerifyCall, VerifyResult
 
 GRAMMAR = msgspec.structs.replace(LONG, constraint=Constraint(kind="regex", text="[a-z]*"))
+SMARTSPEC: dict[str, object] = {"name": "smartspec", "smartspec_ahead": True}
 KINDS = pytest.mark.parametrize("kind", ["eagle", "heads"])
 
 
 @KINDS
-@pytest.mark.parametrize("policy", ["flotilla", "fixed"])
+@pytest.mark.parametrize("policy", ["flotilla", "fixed", SMARTSPEC], ids=["flotilla", "fixed", "smartspec"])
 def test_the_target_has_the_next_drafts_plan_while_it_works_on_one(
-    policy: str, kind: Literal["heads", "eagle"]
+    policy: str | dict[str, object], kind: Literal["heads", "eagle"]
 ) -> None:
     world = ProposingWorld(1, policy, kind=kind, accuracy=1.0)
     world.begin("a", "b", sampling=ends(120))
@@ -305,7 +306,7 @@ def test_decisions_made_ahead_are_recorded_and_made_again() -> None:
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_random_interruptions_change_no_text(seed: int, data: st.DataObject) -> None:
     policy, accuracy, kind = (
-        data.draw(st.sampled_from(["flotilla", "fixed"])),
+        data.draw(st.sampled_from(["flotilla", "fixed", SMARTSPEC])),
         data.draw(st.sampled_from([0.5, 0.9, 1.0])),
         data.draw(st.sampled_from(["eagle", "heads"])),
     )

@@ -16,6 +16,7 @@ from tests.examples import examples
 CONFIGS = [PolicyConfig(name=name) for name in sorted(POLICIES)] + [
     PolicyConfig(name="smartspec", smartspec_acceptance="request"),
     PolicyConfig(name="smartspec", smartspec_acceptance="confidence"),
+    PolicyConfig(name="smartspec", smartspec_ahead=True),
     PolicyConfig(name="adaserve-v1", verify_budget=3, max_depth=0),
     PolicyConfig(name="equal-greedy", verify_budget=7),
     PolicyConfig(name="global-greedy", verify_budget=7),

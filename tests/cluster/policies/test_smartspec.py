@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from itertools import product
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from cluster.config import PolicyConfig
 from cluster.policies.goodput import StepTimes, best_prefix, chain_tokens, head_nodes, head_tokens
@@ -121,6 +123,21 @@ def test_only_a_rate_per_request_tells_requests_apart() -> None:
         policy = make_policy(PolicyConfig(name="smartspec", smartspec_acceptance=acceptance))
         first, second = policy.plan(batch, context())
         assert (first.depth > second.depth) is differ
+
+
+def test_ahead_of_the_answer_heads_draft_chains() -> None:
+    """Of a tree that is sent so nothing is selected, and a full tree would not be one."""
+    policy = make_policy(PolicyConfig(name="smartspec", smartspec_ahead=True))
+    batch = [request("a", num_heads=4, rate=0.6), request("b", rate=0.6)]
+    chains = policy.plan(batch, dataclasses.replace(context(), is_ahead=True))
+    assert [plan.width for plan in chains] == [1, 1]
+    assert chains[0].depth == chains[1].depth > 0
+    assert policy.plan(batch, context())[0].width > 1
+
+
+def test_what_is_selected_cannot_be_planned_ahead() -> None:
+    with pytest.raises(ValidationError, match="smartspec_ahead cannot go with smartspec_acceptance"):
+        PolicyConfig(name="smartspec", smartspec_ahead=True, smartspec_acceptance="confidence")
 
 
 def test_by_confidence_a_draft_is_verified_up_to_the_first_doubtful_token() -> None:
