@@ -81,11 +81,13 @@ class HeadProposals:
 
     Attributes:
         drafters: by name.
+        max_depth: deepest draft of the policy; a layer below it would be for nothing.
         rests: the policy, if it rests.
         num_steps: steps answered so far.
     """
 
     drafters: Mapping[str, DrafterState]
+    max_depth: int
     rests: Rests | None
     num_steps: Callable[[], int]
     _plans: dict[str, LastPlan] = field(default_factory=dict)
@@ -117,7 +119,7 @@ class HeadProposals:
         drafter = self.drafters.get(request.drafter)
         if drafter is None or drafter.capabilities.num_candidates == 0:
             return NOTHING_WANTED
-        most = _most_heads(request, drafter)
+        most = min(self.max_depth, _most_heads(request, drafter))
         step = self.num_steps() + num_outstanding + 1  # of the plan they would be for
         if most < 1 or (self.rests is not None and self.rests.rests(num_requests, step)):
             return NOTHING_WANTED

@@ -73,7 +73,7 @@ class StepPlanner:
         self._looks_ahead = policy if isinstance(policy, LooksAhead) else None
         self._tries_drafts = getattr(policy, "tries_drafts", True)
         self._looked_at, self.num_running = -1, 0
-        self.heads = HeadProposals(pool.drafters, self._rests, lambda: self.totals.steps)
+        self.heads = HeadProposals(pool.drafters, pool.max_depth, self._rests, lambda: self.totals.steps)
         self.decode_views = DecodeViews(pool, self.heads)
         self.stops_drafting = policy if isinstance(policy, StopsDrafting) else None
         self.proposing = Proposing()

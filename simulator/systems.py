@@ -102,7 +102,9 @@ def parse(text: str, bounds: Bounds | None = None) -> System:
         policy, default = _PRESETS.get(policy, (policy, "sarathi"))
     rule = rule or default
     if policy not in POLICIES and not is_own(policy):
-        raise ValueError(f"unknown policy {policy!r}; known: {', '.join(sorted({*POLICIES, *_PRESETS, _AHEAD}))}")
+        raise ValueError(
+            f"unknown policy {policy!r}; known: {', '.join(sorted({*POLICIES, *_PRESETS, _AHEAD}))}"
+        )
     if rule not in BATCHING_RULES:
         raise ValueError(f"unknown batching rule {rule!r}; known: {', '.join(sorted(BATCHING_RULES))}")
     try:

@@ -19,12 +19,12 @@ from tests.cluster.heads_world import (
     CHEAP,
     DEAR,
     DRAFT_S,
-    HEADS,
     OVERHEAD_S,
     HeadsWorld,
     asked,
     drafted,
 )
+from tests.cluster.proposing_target import LAYERS
 
 
 @pytest.mark.parametrize("policy", ["flotilla", "smartspec"])
@@ -110,12 +110,23 @@ def test_heads_and_candidates_are_those_that_the_plan_can_use() -> None:
     world.submit(0, 200)
     world.run()
     wanted = [found["r0"] for found in map(asked, world.calls) if found]
-    assert wanted[0] == (HEADS, CANDIDATES)
+    assert wanted[0] == (2, CANDIDATES)
     shares = {one: wanted.count(one) for one in set(wanted)}
-    # All of them now and then; near its end it cannot use two heads.
+    # All candidates now and then; near its end it cannot use two heads.
     assert shares.pop((2, 1)) > 0.85 * len(wanted)
-    assert shares.pop((HEADS, CANDIDATES)) <= len(wanted) / PROBE_STEPS + 2
-    assert set(shares) <= {(1, 1), (1, CANDIDATES), (2, CANDIDATES)}
+    assert shares.pop((2, CANDIDATES)) <= len(wanted) / PROBE_STEPS + 2
+    assert set(shares) <= {(1, 1), (1, CANDIDATES)}
+
+
+@pytest.mark.parametrize(("policy", "own"), [("fixed", "fixed_depth"), ("smartspec", "max_depth")])
+def test_no_layer_of_eagles_is_computed_that_the_policy_never_drafts(policy: str, own: str) -> None:
+    world = HeadsWorld(policy, CHEAP, 0.95, kind="eagle", **{own: 3})
+    assert LAYERS > 3
+    world.submit(0, 200)
+    world.run()
+    layers = [found["r0"][0] for found in map(asked, world.calls) if found]
+    assert max(layers) == 3
+    assert layers.count(3) > 0.9 * len(layers)
 
 
 def test_who_does_not_speculate_or_ends_with_the_step_is_not_asked_for() -> None:
