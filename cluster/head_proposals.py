@@ -17,6 +17,9 @@ from verifier.messages import VerifyResult
 # All heads are asked for once in so many steps, whatever was planned last: nothing is planned without
 # proposals, so that without this it would never be noticed that drafting, or drafting deeper, pays again.
 PROBE_STEPS = 32
+# Where plans took all layers of EAGLE's that there were, one more is tried once in so many steps, as long as
+# they do not take that, too: it is computed for all requests of a call.
+TRY_STEPS = 8
 # A plan for more requests than these, divided by this share, says nothing: drafting pays sooner for few.
 FEWER_SHARE = 0.8
 
@@ -173,21 +176,17 @@ class HeadProposals:
             if num_proposed(request) > 0
         ]
         for request, plan in with_proposals:
+            last = self._plans.get(request.request_id, self._of_batch)
+            ask = _next_depth(plan, num_proposed(request), step, last)
             self._plans[request.request_id] = LastPlan(
-                step,
-                n,
-                plan.depth,
-                plan.width,
-                _next_depth(plan, num_proposed(request)),
-                _least_logp(plan),
-                plan.stop_token_logp,
+                step, n, plan.depth, plan.width, ask, _least_logp(plan), plan.stop_token_logp
             )
         # A request that is about to end is drafted for as its end allows, which says nothing of others.
         telling = [(request, plan) for request, plan in with_proposals if not self._is_ending(request)]
         if telling:
             depth = max(plan.depth for _, plan in telling)
             width = max(plan.width for _, plan in telling)
-            ask = max(_next_depth(plan, num_proposed(request)) for request, plan in telling)
+            ask = max(self._plans[request.request_id].ask for request, _ in telling)
             least = min(_least_logp(plan) for _, plan in telling)
             stop_token = min(plan.stop_token_logp for _, plan in telling)
             self._of_batch = LastPlan(step, n, depth, width, ask, least, stop_token)
@@ -261,9 +260,15 @@ def _most_heads(request: Request, drafter: DrafterState) -> int:
     )
 
 
-def _next_depth(plan: DraftPlan, num_proposed: int) -> int:
-    """Layers to ask EAGLE for after this plan; where it took all there were, it might have taken more."""
-    return plan.depth + (plan.depth >= num_proposed)
+def _next_depth(plan: DraftPlan, num_proposed: int, step: int, last: LastPlan | None) -> int:
+    """Layers to ask EAGLE for after this plan; where it took all there were, it might have taken more.
+
+    Which it does if it took more than the one before; else that is tried now and then, for all in one step.
+    """
+    if plan.depth < num_proposed:
+        return plan.depth
+    is_tried = last is None or plan.depth > last.depth or step // TRY_STEPS != last.step // TRY_STEPS
+    return plan.depth + is_tried
 
 
 def _of_beam(most: int, widest: int, last: LastPlan | None, num_requests: int, *, is_due: bool) -> Wanted:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
 import pytest
 
+from cluster.config import PolicyConfig
+from cluster.core import SchedulerCore
 from cluster.cost_model import CostProfile, LinearCost
-from cluster.head_proposals import PROBE_STEPS
+from cluster.head_proposals import PROBE_STEPS, TRY_STEPS
+from cluster.policies.base import DecodeRequest, StepContext
+from cluster.policies.fixed import Fixed
 from cluster.policies.rest import REST_OF_FEW
+from drafters.messages import DraftPlan
 from tests.cluster.ahead_world import is_ahead
 from tests.cluster.heads_world import (
     CHEAP,
@@ -22,14 +29,40 @@ from tests.cluster.heads_world import (
 )
 
 
-def test_of_eagle_a_beam_of_the_planned_shape_is_asked_and_a_layer_more_where_all_is_used() -> None:
-    world = HeadsWorld("fixed", CHEAP, 0.95, kind="eagle", fixed_depth=3, max_width=1)
+class Deepens(Fixed):
+    """Chains of two or three tokens by its configuration, from some step on as long as they can be."""
+
+    def __init__(self, config: PolicyConfig, from_step: int) -> None:
+        super().__init__(config)
+        self._from_step = from_step
+
+    def plan(self, batch: Sequence[DecodeRequest], context: StepContext) -> list[DraftPlan]:
+        if context.step < self._from_step:
+            return super().plan(batch, context)
+        return [DraftPlan(depth=request.max_draft) for request in batch]
+
+
+def may_draft_deeper(depth: int, from_step: int = 1 << 20) -> HeadsWorld:
+    """Of a policy that might, by its configuration, draft as deep as EAGLE goes."""
+    world = HeadsWorld("smartspec", CHEAP, 0.95, kind="eagle", max_width=1)
+    config = world.core.config
+    policy = Deepens(config.policy.model_copy(update={"fixed_depth": depth}), from_step)
+    world.core = SchedulerCore(config, policy, world.core.cost)
+    return world
+
+
+def test_of_eagle_a_beam_of_the_planned_shape_is_asked_and_at_times_a_layer_more_where_all_is_used() -> None:
+    world = may_draft_deeper(3)
     world.submit(0, 200)
     world.run(30)
     wanted = [found["r0"] for found in map(asked, world.calls) if found]
     assert wanted[0] == (LAYERS, 1)  # how wide is for the policy to say
-    # Three of six were used, and then three of three: a fourth is offered, and not taken.
-    assert wanted[1:5] == [(3, 1), (4, 1), (3, 1), (4, 1)]
+    # Three of six were used, and then three of three: a fourth is offered now and then, and not taken.
+    assert wanted[1] == (3, 1)
+    tried = [place for place, one in enumerate(wanted) if one == (4, 1)]
+    assert {one - other for other, one in pairwise(tried)} == {TRY_STEPS}
+    assert len(tried) >= 2
+    assert set(wanted[1:]) == {(3, 1), (4, 1)}
     for number in (1, 2):  # beside it, and after it
         world.submit(number, 60)
         world.run(60)
@@ -39,6 +72,29 @@ def test_of_eagle_a_beam_of_the_planned_shape_is_asked_and_a_layer_more_where_al
             call for call in world.calls if f"r{number}" in {item.request_id for item in call.prefill}
         ]
         assert f"r{number}" in asked(first)
+
+
+def test_layers_that_are_tried_for_several_requests_are_tried_in_one_step() -> None:
+    """A layer is computed for all of a call, whoever asks for it."""
+    world = may_draft_deeper(3)
+    for number in range(5):
+        world.submit(number, 150 + 7 * number)
+        world.run(3)
+    world.run(20)
+    found = [{layers for layers, _ in asked(call).values()} for call in world.calls[-20:]]
+    assert found.count({4}) in {2, 3}
+    assert found.count({3}) == 20 - found.count({4})
+
+
+def test_a_policy_that_takes_more_is_offered_more_in_every_step() -> None:
+    world = may_draft_deeper(2, from_step=20)
+    world.submit(0, 200)
+    world.run(20 + TRY_STEPS + 4)
+    wanted = [found["r0"][0] for found in map(asked, world.calls) if found]
+    assert set(wanted[1:18]) == {2, 3}
+    first = wanted.index(4)
+    assert wanted[first : first + 3] == [4, 5, 6]
+    assert set(wanted[first + 3 :]) == {6}
 
 
 def test_a_beam_that_ended_for_want_of_likely_paths_is_asked_for_as_deep_again() -> None:

@@ -100,6 +100,21 @@ def test_of_many_requests_a_layer_must_bring_what_its_forward_costs_in_tokens() 
     assert rule.verify_tokens == pytest.approx(goodput * token_s)
 
 
+def test_drafts_sent_ahead_are_planned_as_deep_as_has_the_highest_goodput() -> None:
+    """Drafters find out how deep drafts of many pay; what is sent ahead is computed as deep as planned."""
+    policy = Flotilla(PolicyConfig(max_depth=6))
+    policy._try_drafts = policy._try_plain = Probing(1000)
+    many = [request(str(number), rate=0.8) for number in range(12)]
+    now = context(draft_s=1e-3)
+    ahead = replace(now, is_ahead=True)
+    outlook = policy._look(DecodeBatch(many), 1, now)
+    assert 0 < outlook.depth < 6
+    assert {plan.depth for plan in policy.plan(many, ahead)} == {outlook.depth}
+    # Few are planned for one by one.
+    few = [request("sure", rate=0.95), request("unsure", rate=0.3)]
+    assert len({plan.depth for plan in policy.plan(few, ahead)}) == 2
+
+
 def test_few_requests_and_drafters_that_cost_nothing_have_no_rule() -> None:
     policy = Flotilla(PolicyConfig(max_depth=6))
     many = [request(str(number)) for number in range(12)]
