@@ -32,7 +32,6 @@ class DecodeViews:
         max_model_tokens: int,
         *,
         has_proposals: bool = True,
-        is_ahead: bool = False,
     ) -> list[DecodeRequest]:
         """The requests as they stand, as if their drafters had read them all.
 
@@ -45,8 +44,6 @@ class DecodeViews:
             now: the scheduler's clock.
             max_model_tokens: longest sequence served.
             has_proposals: whether the target's heads may have proposed; if not, as if they will have.
-            is_ahead: whether they are for the step after that at the target, of which what they will have
-                proposed was asked.
         """
         views = []
         drafters, rate_of = self.pool.drafters, self.pool.acceptance.rate
@@ -67,9 +64,7 @@ class DecodeViews:
                         max_draft = max_draft if most is None else min(max_draft, most)
                     if capabilities.num_candidates:
                         num_heads = capabilities.max_depth if capabilities.has_independent_layers else 0
-                        if is_ahead:
-                            max_draft = min(max_draft, self.heads.num_asked(request))
-                        elif has_proposals:
+                        if has_proposals:
                             max_draft = min(max_draft, self.heads.num_proposed(request))
                     max_draft, max_width = max(0, max_draft), capabilities.max_width
                     rate = rate_of(request.request_id, drafter.kind)

@@ -17,9 +17,6 @@ from verifier.messages import VerifyResult
 # All heads are asked for once in so many steps, whatever was planned last: nothing is planned without
 # proposals, so that without this it would never be noticed that drafting, or drafting deeper, pays again.
 PROBE_STEPS = 32
-# Where plans took all layers of EAGLE's that there were, one more is tried once in so many steps, as long as
-# they do not take that, too: it is computed for all requests of a call.
-TRY_STEPS = 8
 # A plan for more requests than these, divided by this share, says nothing: drafting pays sooner for few.
 FEWER_SHARE = 0.8
 
@@ -165,19 +162,20 @@ class HeadProposals:
     def planned(
         self, requests: Sequence[Request], plans: Sequence[DraftPlan], *, is_ahead: bool = False
     ) -> None:
-        """The policy made these plans for these requests, `is_ahead` of the answer to the call before."""
+        """The policy made these plans for these requests, `is_ahead` of the answer to the call before.
+
+        In turn they are bounded by what was proposed. Ahead they are not: as deep is asked for next.
+        """
         if not self.are_there:
             return
         step, n = self.num_steps() + is_ahead, len(requests)
-        num_proposed = self.num_asked if is_ahead else self.num_proposed
         with_proposals = [
             (request, plan)
             for request, plan in zip(requests, plans, strict=True)
-            if num_proposed(request) > 0
+            if (self._is_of_heads(request) if is_ahead else self.num_proposed(request) > 0)
         ]
         for request, plan in with_proposals:
-            last = self._plans.get(request.request_id, self._of_batch)
-            ask = _next_depth(plan, num_proposed(request), step, last)
+            ask = plan.depth if is_ahead else _next_depth(plan, self.num_proposed(request))
             self._plans[request.request_id] = LastPlan(
                 step, n, plan.depth, plan.width, ask, _least_logp(plan), plan.stop_token_logp
             )
@@ -227,10 +225,12 @@ class HeadProposals:
 
     def num_asked(self, request: Request) -> int:
         """Layers that the latest call with the request asks of the target's heads."""
+        return self._asked.get(request.request_id, 0) if self._is_of_heads(request) else 0
+
+    def _is_of_heads(self, request: Request) -> bool:
+        """Whether its drafter is the target's heads."""
         drafter = self.drafters.get(request.drafter)
-        if drafter is None or drafter.capabilities.num_candidates == 0:
-            return 0
-        return self._asked.get(request.request_id, 0)
+        return drafter is not None and drafter.capabilities.num_candidates > 0
 
     def _is_ending(self, request: Request) -> bool:
         """Whether the request's own end bounds what its drafter may draft."""
@@ -260,15 +260,9 @@ def _most_heads(request: Request, drafter: DrafterState) -> int:
     )
 
 
-def _next_depth(plan: DraftPlan, num_proposed: int, step: int, last: LastPlan | None) -> int:
-    """Layers to ask EAGLE for after this plan; where it took all there were, it might have taken more.
-
-    Which it does if it took more than the one before; else that is tried now and then, for all in one step.
-    """
-    if plan.depth < num_proposed:
-        return plan.depth
-    is_tried = last is None or plan.depth > last.depth or step // TRY_STEPS != last.step // TRY_STEPS
-    return plan.depth + is_tried
+def _next_depth(plan: DraftPlan, num_proposed: int) -> int:
+    """Layers to ask EAGLE for after this plan; where it took all there were, it might have taken more."""
+    return plan.depth + (plan.depth >= num_proposed)
 
 
 def _of_beam(most: int, widest: int, last: LastPlan | None, num_requests: int, *, is_due: bool) -> Wanted:

@@ -114,7 +114,7 @@ class PlannedAhead:
         pool.assign(requests, now)
         if not self._are_of_heads(requests):
             return None
-        batch = DecodeBatch(planner.decode_views.of_all(requests, now, max_model_tokens, is_ahead=True))
+        batch = DecodeBatch(planner.decode_views.of_all(requests, now, max_model_tokens, has_proposals=False))
         context = replace(planner.context(len(batch)), step=step, is_ahead=True)
         plans = [
             _bounded(request, plan)
@@ -124,12 +124,13 @@ class PlannedAhead:
         asked = [plan.depth > 0 for view, plan in zip(batch, plans, strict=True) if view.max_draft]
         if asked:
             planner.proposing.planned(planner.num_running, sum(asked) / len(asked))
-        drafting = [request for request, plan in zip(requests, plans, strict=True) if plan.depth > 0]
+        drafting = [one for one in zip(requests, plans, strict=True) if one[1].depth > 0]
         if planner.stops_drafting is not None:
-            for name in {request.drafter for request in drafting}:
-                mine = [request for request in drafting if request.drafter == name]
+            for name in {request.drafter for request, _ in drafting}:
+                mine = [request for request, _ in drafting if request.drafter == name]
                 heads.ruled(mine, planner.stops_drafting.stop_rule(name, len(mine), batch, context))
-        return {r.request_id: plan for r, plan in zip(requests, plans, strict=True) if plan.depth > 0}
+        # Plans are what is wanted of the target's heads next; where nothing was asked there will be no drafts.
+        return {request.request_id: plan for request, plan in drafting if heads.num_asked(request)}
 
     def _are_of_heads(self, requests: Sequence[Request]) -> bool:
         """Whether the target's heads draft for some, and for the others nobody."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -13,7 +12,7 @@ import pytest
 from cluster.config import PolicyConfig
 from cluster.core import SchedulerCore
 from cluster.cost_model import CostProfile, LinearCost
-from cluster.head_proposals import PROBE_STEPS, TRY_STEPS
+from cluster.head_proposals import PROBE_STEPS
 from cluster.policies.base import DecodeRequest, StepContext
 from cluster.policies.fixed import Fixed
 from cluster.policies.rest import REST_OF_FEW
@@ -42,27 +41,24 @@ class Deepens(Fixed):
         return [DraftPlan(depth=request.max_draft) for request in batch]
 
 
-def may_draft_deeper(depth: int, from_step: int = 1 << 20) -> HeadsWorld:
+def may_draft_deeper(depth: int, from_step: int = 1 << 20, *, plans_ahead: bool = True) -> HeadsWorld:
     """Of a policy that might, by its configuration, draft as deep as EAGLE goes."""
     world = HeadsWorld("smartspec", CHEAP, 0.95, kind="eagle", max_width=1)
     config = world.core.config
     policy = Deepens(config.policy.model_copy(update={"fixed_depth": depth}), from_step)
+    policy.plans_ahead = plans_ahead
     world.core = SchedulerCore(config, policy, world.core.cost)
     return world
 
 
-def test_of_eagle_a_beam_of_the_planned_shape_is_asked_and_at_times_a_layer_more_where_all_is_used() -> None:
-    world = may_draft_deeper(3)
+def test_of_eagle_a_beam_of_the_planned_shape_is_asked_and_a_layer_more_where_all_is_used() -> None:
+    world = may_draft_deeper(3, plans_ahead=False)
     world.submit(0, 200)
     world.run(30)
     wanted = [found["r0"] for found in map(asked, world.calls) if found]
     assert wanted[0] == (LAYERS, 1)  # how wide is for the policy to say
-    # Three of six were used, and then three of three: a fourth is offered now and then, and not taken.
-    assert wanted[1] == (3, 1)
-    tried = [place for place, one in enumerate(wanted) if one == (4, 1)]
-    assert {one - other for other, one in pairwise(tried)} == {TRY_STEPS}
-    assert len(tried) >= 2
-    assert set(wanted[1:]) == {(3, 1), (4, 1)}
+    # Three of six were used, and then three of three: a fourth is offered, and not taken.
+    assert wanted[1:5] == [(3, 1), (4, 1), (3, 1), (4, 1)]
     for number in (1, 2):  # beside it, and after it
         world.submit(number, 60)
         world.run(60)
@@ -74,27 +70,29 @@ def test_of_eagle_a_beam_of_the_planned_shape_is_asked_and_at_times_a_layer_more
         assert f"r{number}" in asked(first)
 
 
-def test_layers_that_are_tried_for_several_requests_are_tried_in_one_step() -> None:
-    """A layer is computed for all of a call, whoever asks for it."""
-    world = may_draft_deeper(3)
-    for number in range(5):
-        world.submit(number, 150 + 7 * number)
-        world.run(3)
-    world.run(20)
-    found = [{layers for layers, _ in asked(call).values()} for call in world.calls[-20:]]
-    assert found.count({4}) in {2, 3}
-    assert found.count({3}) == 20 - found.count({4})
-
-
-def test_a_policy_that_takes_more_is_offered_more_in_every_step() -> None:
-    world = may_draft_deeper(2, from_step=20)
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_a_policy_that_would_take_more_is_asked_for_more(is_ahead: bool) -> None:
+    """At once where it plans before there are proposals; else it gets to see one layer more in each step."""
+    world = may_draft_deeper(2, from_step=20, plans_ahead=is_ahead)
     world.submit(0, 200)
-    world.run(20 + TRY_STEPS + 4)
+    world.run(34)
     wanted = [found["r0"][0] for found in map(asked, world.calls) if found]
-    assert set(wanted[1:18]) == {2, 3}
-    first = wanted.index(4)
-    assert wanted[first : first + 3] == [4, 5, 6]
+    first = next(place for place, layers in enumerate(wanted[1:], 1) if layers > 3 - is_ahead)
+    growing = [6, 6, 6] if is_ahead else [4, 5, 6]
+    assert 17 <= first <= 21
+    assert wanted[first : first + 3] == growing
     assert set(wanted[first + 3 :]) == {6}
+    assert set(wanted[1:first]) == ({2} if is_ahead else {2, 3})
+
+
+def test_a_policy_that_plans_ahead_needs_no_proposals_to_find_that_drafts_pay() -> None:
+    world = may_draft_deeper(0, from_step=20)
+    world.submit(0, 200)
+    world.run(40)
+    wanted = [sum(layers for layers, _ in asked(call).values()) for call in world.calls]
+    assert wanted[2:18] == [0] * 16
+    assert wanted[21:] == [6] * (len(wanted) - 21)
+    assert all(map(drafted, world.calls[23:]))
 
 
 def test_a_beam_that_ended_for_want_of_likely_paths_is_asked_for_as_deep_again() -> None:
