@@ -129,7 +129,7 @@ class PlannedAhead:
             for name in {request.drafter for request, _ in drafting}:
                 mine = [request for request, _ in drafting if request.drafter == name]
                 heads.ruled(mine, planner.stops_drafting.stop_rule(name, len(mine), batch, context))
-        # Plans are what is wanted of the target's heads next; where nothing was asked there will be no drafts.
+        # Plans are what is wanted of the target's heads next. Where nothing was asked there are no drafts.
         return {request.request_id: plan for request, plan in drafting if heads.num_asked(request)}
 
     def _are_of_heads(self, requests: Sequence[Request]) -> bool:
