@@ -191,9 +191,8 @@ class Flotilla:
             alone_s = {name: context.cost.draft_layer_seconds(name, 1, width) for name in layer_s}
             lookups = self._cheap(alone_s, context)
         if context.is_ahead and best_depth:
-            if not are_few:
-                # What is sent ahead is computed to the depth that is planned, and all of it is verified.
-                max_depth = best_depth
+            # As deep as planned is computed for all who draft together, and all of that is verified.
+            max_depth = best_depth
             # Else the selection does.
             self._follow(outlook.drafted_s, context, outlook.draft_s)
         plans = []

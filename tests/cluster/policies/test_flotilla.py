@@ -110,9 +110,13 @@ def test_drafts_sent_ahead_are_planned_as_deep_as_has_the_highest_goodput() -> N
     outlook = policy._look(DecodeBatch(many), 1, now)
     assert 0 < outlook.depth < 6
     assert {plan.depth for plan in policy.plan(many, ahead)} == {outlook.depth}
-    # Few are planned for one by one.
-    few = [request("sure", rate=0.95), request("unsure", rate=0.3)]
-    assert len({plan.depth for plan in policy.plan(few, ahead)}) == 2
+    # Few are planned for one by one, but none deeper than pays for all of them.
+    few = [request("sure", rate=0.9), request("unsure", rate=0.4), request("too", rate=0.4)]
+    dearer = context(draft_s=2e-3)
+    deepest = policy._look(DecodeBatch(few), 1, dearer).depth
+    assert 0 < deepest < 6
+    assert policy.plan(few, replace(dearer, is_ahead=True))[0].depth == deepest
+    assert policy.plan(few, dearer)[0].depth == 6
 
 
 def test_few_requests_and_drafters_that_cost_nothing_have_no_rule() -> None:
