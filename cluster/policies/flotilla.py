@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -17,6 +16,7 @@ from cluster.policies.decode_batch import DecodeBatch
 from cluster.policies.depth_tokens import tokens_by_depth
 from cluster.policies.horizon import quantile
 from cluster.policies.on_time import num_on_time
+from cluster.policies.outlook import Outlook
 from cluster.policies.probing import LEAST_INTERVAL, PROBE_RUN, Probing
 from cluster.policies.realised import Realised
 from cluster.policies.rest import FEW_REQUESTS, Rest, with_objectives
@@ -59,29 +59,6 @@ MOST_CERTAIN = 0.9
 NO_DRAFT = DraftPlan(depth=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """What the next step is predicted to be, with drafts for everybody and without.
-
-    Attributes:
-        depth: of the drafts with the highest goodput, from 1 on; 0 where nobody can draft.
-        drafted: expected tokens per second with them, by the seconds that decoding pays for; 0 likewise.
-        drafted_s: seconds of such a step, prompts apart; 0 likewise.
-        draft_s: seconds of that which drafting takes.
-        plain: tokens per second without drafts.
-        plain_s: seconds of such a step.
-        by_rates: tokens per second of the whole step with drafts, by acceptance rates and costs alone.
-    """
-
-    depth: int
-    drafted: float
-    drafted_s: float
-    draft_s: float
-    plain: float
-    plain_s: float
-    by_rates: float
-
-
 class Flotilla:
     """Speculates as deep and wide as raises expected tokens per second, and more where an SLO needs it."""
 
@@ -93,6 +70,7 @@ class Flotilla:
         self._try_drafts, self._try_plain = Probing(), Probing(LEAST_INTERVAL)
         self._rest = Rest()
         self._paid = False  # whether drafts did when asked last
+        self._depth_ahead = 0  # of the drafts that were planned ahead last
         self._realised = Realised()
         # Tokens that a second is worth in the step planned last, and what verifying one costs of them. Both
         # are 0 while drafts are tried, which then are as deep as they are planned.
@@ -192,7 +170,7 @@ class Flotilla:
             lookups = self._cheap(alone_s, context)
         if context.is_ahead and best_depth:
             # As deep as planned is computed for all who draft together, and all of that is verified.
-            max_depth = best_depth
+            max_depth = self._depth_ahead = outlook.steady_depth(self._depth_ahead)
             # Else the selection does.
             self._follow(outlook.drafted_s, context, outlook.draft_s)
         plans = []
@@ -372,6 +350,7 @@ class Flotilla:
         plain_s = cost.verify_seconds(n, n, num_context) + context.plain_overhead_s
         plain = n / (plain_s - spent_on_prompts(context, drafted=False))
         best_depth, best, best_s, best_draft_s, by_rates = 0, 0.0, 0.0, 0.0, 0.0
+        by_depth = [0.0]
         drafts_s = [
             cost.draft_seconds_by_depth(name, count, width, deepest, tokens)
             for name, (count, tokens) in load.items()
@@ -385,11 +364,12 @@ class Flotilla:
             verify_s = cost.verify_seconds(n, n + round(drafted[depth]), num_context, drafted=True)
             step_s = slowest_s[depth] + verify_s + context.draft_overhead_s
             goodput = expected[depth] / (step_s - spent_s)
+            by_depth.append(goodput)
             if goodput > best:
                 best_depth, best, best_s, by_rates = depth, goodput, step_s, expected[depth] / step_s
                 best_draft_s = slowest_s[depth]
         goodput = best * self._realised.gain(n)
-        return Outlook(best_depth, goodput, best_s, best_draft_s, plain, plain_s, by_rates)
+        return Outlook(best_depth, goodput, best_s, best_draft_s, plain, plain_s, by_rates, by_depth)
 
     @staticmethod
     def _cheap(layer_s: dict[str, float], context: StepContext) -> set[str]:

@@ -15,6 +15,7 @@ from cluster.cost_model import CostModel, CostProfile, LinearCost
 from cluster.policies.base import StepContext
 from cluster.policies.decode_batch import DecodeBatch
 from cluster.policies.flotilla import PROBE_DEPTH, STILL_PAYS, Flotilla
+from cluster.policies.outlook import ALIKE
 from cluster.policies.probing import PROBE_RUN, Probing
 from cluster.policies.step_seconds import MOST_ON_PROMPTS, drafted_step_s
 from engine.tree import TokenTree
@@ -117,6 +118,30 @@ def test_drafts_sent_ahead_are_planned_as_deep_as_has_the_highest_goodput() -> N
     assert 0 < deepest < 6
     assert policy.plan(few, replace(dearer, is_ahead=True))[0].depth == deepest
     assert policy.plan(few, dearer)[0].depth == 6
+
+
+def test_drafts_sent_ahead_stay_as_deep_while_that_is_about_as_good() -> None:
+    policy = Flotilla(PolicyConfig(max_depth=6))
+    policy._try_drafts = policy._try_plain = Probing(1000)
+    ahead = replace(context(draft_s=1e-3), is_ahead=True)
+
+    def depth_at(rate: float) -> int:
+        (depth,) = {
+            plan.depth for plan in policy.plan([request(str(n), rate=rate) for n in range(12)], ahead)
+        }
+        return depth
+
+    rates = np.linspace(0.55, 0.85, 61).tolist()
+    rising, falling = list(map(depth_at, rates)), list(map(depth_at, reversed(rates)))[::-1]
+    best = [
+        policy._look(DecodeBatch([request(str(n), rate=rate) for n in range(12)]), 1, ahead) for rate in rates
+    ]
+    assert rising[0] < rising[-1]
+    # It follows late, both ways, and by no more than predictions are worth.
+    assert any(up < down for up, down in zip(rising, falling, strict=True))
+    assert all(up <= down for up, down in zip(rising, falling, strict=True))
+    for outlook, up, down in zip(best, rising, falling, strict=True):
+        assert min(outlook.by_depth[up], outlook.by_depth[down]) >= ALIKE * outlook.by_depth[outlook.depth]
 
 
 def test_few_requests_and_drafters_that_cost_nothing_have_no_rule() -> None:
