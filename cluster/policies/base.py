@@ -75,7 +75,8 @@ class StepContext:
         prompts_s: seconds that prompts added to the last step's forward, as predicted.
         step: number of the step, for policies that probe now and then.
         is_ahead: whether the step is planned while the one before is at the target, whose tokens are not
-            counted yet. Of its drafts nothing is selected: all of them are verified.
+            counted yet. Of its drafts nothing is selected: all of them are verified. Requests are shown as if
+            all that can be proposed for them were; as deep as planned is asked for next.
         sends_ahead: whether plain steps may be sent ahead, as far as it is known beforehand that they are.
     """
 

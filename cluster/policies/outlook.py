@@ -32,7 +32,7 @@ class Outlook:
     plain: float
     plain_s: float
     by_rates: float
-    by_depth: Sequence[float] = ()
+    by_depth: Sequence[float]
 
     def steady_depth(self, before: int) -> int:
         """The depth that was planned before, while it brings about as much as the best; else that."""
