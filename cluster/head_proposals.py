@@ -14,7 +14,7 @@ from drafters.messages import DraftPlan, DraftResult
 from engine.stop_rules import StopRule
 from verifier.messages import VerifyResult
 
-# All heads are asked for once in so many steps, whatever was planned last: nothing is planned without
+# All heads are asked for once in so many steps, whatever was planned last: in turn nothing is planned without
 # proposals, so that without this it would never be noticed that drafting, or drafting deeper, pays again.
 PROBE_STEPS = 32
 # A plan for more requests than these, divided by this share, says nothing: drafting pays sooner for few.
@@ -43,7 +43,7 @@ NOTHING_WANTED = Wanted()
 
 
 class LastPlan(NamedTuple):
-    """The latest plan that was made with proposals at hand.
+    """The latest plan that was made with proposals at hand, or ahead of them.
 
     Attributes:
         step: when.
@@ -93,7 +93,7 @@ class HeadProposals:
     _plans: dict[str, LastPlan] = field(default_factory=dict)
     # Layers that EAGLE was asked for last, by request.
     _asked: dict[str, int] = field(default_factory=dict)
-    # Of the requests planned for last, those that had proposals; for requests that have had no plan.
+    # Of the requests planned for last, those with such plans; for requests that have had none.
     _of_batch: LastPlan | None = None
     # Of the newest plan that drafts may be in again, as the policy found when it looked ahead.
     _looked_for: int = -1
