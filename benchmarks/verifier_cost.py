@@ -2,8 +2,9 @@
 
 python -m benchmarks.verifier_cost [--json FILE]
 
-The model's part is left out: logits are there already, those of random numbers. On a GPU, whose forward of
-an 8B model takes 5 to 8 ms, this is what it waits for between two forwards, but for the decisions.
+The model's part is left out: logits are there already, those of random numbers, and so is what EAGLE
+drafts. On a GPU, whose forward of an 8B model takes 5 to 8 ms, this is what it waits for between two
+forwards, but for the decisions.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -23,10 +24,15 @@ from rich.table import Table
 
 from benchmarks.environment import describe
 from benchmarks.tables import console
+from engine.devices import CPU, Stopwatch
+from engine.draft_plan import DraftPlan
+from engine.proposals import Proposals
 from engine.runner import KeyTokens, ModelShape, Segment
 from engine.sampling_params import RequestSpec, SamplingParams
+from engine.stop_rules import StopRule
 from engine.tree import TokenTree
 from verifier.messages import PrefillItem, VerifyCall, VerifyItem
+from verifier.proposing import Asking, Read
 from verifier.verifier import Verifier
 
 VOCAB, PROMPT_TOKENS, MOST_TOKENS = 4096, 300, 4096
@@ -49,6 +55,45 @@ class NoModel:
         return self._logits[: len(keep)]
 
 
+class NoLayer:
+    """A `ReadingProposer` of chains that are there before it is asked."""
+
+    def __init__(self, depth: int) -> None:
+        """So deep."""
+        self._depth = depth
+        self._rng = np.random.default_rng(0)
+
+    def hold(self, num_rows: int) -> torch.Tensor:
+        """See `ReadingProposer`."""
+        return torch.empty(num_rows, 0)
+
+    def read(self, reads: Sequence[Read], *, is_asked: bool, held: torch.Tensor | None = None) -> Stopwatch:
+        """See `ReadingProposer`."""
+        watch = Stopwatch(CPU)
+        watch.stop()
+        return watch
+
+    def release(self, request_id: str) -> None:
+        """See `ReadingProposer`."""
+
+    def forget_all(self) -> None:
+        """See `ReadingProposer`."""
+
+    def propose(
+        self, asking: Sequence[Asking], rule: StopRule | None = None
+    ) -> Callable[[], list[Proposals]]:
+        """See `Proposer`."""
+        shape = (len(asking), self._depth, 1)
+        token = self._rng.integers(0, VOCAB, shape, dtype=np.int32)
+        logp, parent = np.full(shape, -0.1, dtype=np.float32), np.zeros(shape, dtype=np.int32)
+        positions = [len(one.state.tokens) + len(one.tokens) for one in asking]
+        found = [
+            Proposals(position=position, token=token[i], logp=logp[i], parent=parent[i])
+            for i, position in enumerate(positions)
+        ]
+        return lambda: found
+
+
 @dataclass(frozen=True)
 class Cost:
     """Processor milliseconds of a call, the median, for so many requests with trees of so many nodes."""
@@ -62,10 +107,12 @@ class Cost:
 def measure(requests: int, nodes: int, pool: int, calls: int, *, is_ahead: bool = False) -> Cost:
     """Verify chains that the target nearly always refuses, of requests that began with one prompt.
 
-    If `is_ahead`, roots without their token, as of calls that are sent before it is known.
+    If `is_ahead`, as of calls that are sent before the token at the root is known: the root alone, or a chain
+    as was proposed beside the target.
     """
     rng = np.random.default_rng(0)
-    verifier = Verifier(NoModel(pool, max(requests * nodes, requests)))
+    depth = nodes - 1 if is_ahead else 0
+    verifier = Verifier(NoModel(pool, requests * nodes), proposer=NoLayer(depth) if depth else None)
     prompt = rng.integers(0, VOCAB, PROMPT_TOKENS).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=MOST_TOKENS - PROMPT_TOKENS)
     names = [f"r{number}" for number in range(requests)]
@@ -74,7 +121,7 @@ def measure(requests: int, nodes: int, pool: int, calls: int, *, is_ahead: bool 
         for name in names
     ]
     chunks = [
-        PrefillItem(request_id=name, num_tokens=PROMPT_TOKENS, spec=spec)
+        PrefillItem(request_id=name, num_tokens=PROMPT_TOKENS, spec=spec, num_candidates=min(depth, 1))
         for name, spec in zip(names, specs, strict=True)
     ]
     done = verifier.step(VerifyCall(call_id=0, prefill=chunks)).prefills
@@ -87,11 +134,19 @@ def measure(requests: int, nodes: int, pool: int, calls: int, *, is_ahead: bool 
             )
             for name in names
         }
-        items = [VerifyItem(request_id=name, tree=None if is_ahead else trees[name]) for name in names]
+        if is_ahead:
+            plan = DraftPlan(depth=depth, width=1) if depth else None
+            items = [
+                VerifyItem(request_id=name, plan=plan, num_candidates=min(depth, 1), num_heads=depth or None)
+                for name in names
+            ]
+        else:
+            items = [VerifyItem(request_id=name, tree=trees[name]) for name in names]
         call = VerifyCall(call_id=number + 1, verify=items)
         start = time.thread_time()
         result = verifier.step(call)
         found.append(time.thread_time() - start)
+        assert result.num_tokens == requests * nodes
         roots = {verdict.request_id: verdict.tokens[-1] for verdict in result.verdicts}
     return Cost(requests, nodes, pool, median(found[calls // 4 :]) * 1e3)
 
@@ -103,7 +158,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--pool", type=int, nargs="+", default=[65_536, 1_048_576], help="KV slots")
     parser.add_argument("--calls", type=int, default=60)
-    parser.add_argument("--ahead", action="store_true", help="calls that are sent ahead, for nodes of 1")
+    parser.add_argument(
+        "--ahead", action="store_true", help="calls that are sent ahead, with chains as EAGLE proposes them"
+    )
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -114,9 +171,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for pool in arguments.pool:
         for nodes in arguments.nodes:
             for requests in arguments.requests:
-                cost = measure(
-                    requests, nodes, pool, arguments.calls, is_ahead=arguments.ahead and nodes == 1
-                )
+                cost = measure(requests, nodes, pool, arguments.calls, is_ahead=arguments.ahead)
                 costs.append(cost)
                 table.add_row(
                     f"{pool:,}",

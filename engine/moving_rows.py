@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -49,8 +49,7 @@ class BeamShape(NamedTuple):
         return self.width == other.width and self.requests >= other.requests and is_near
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BeamRows:
+class BeamRows(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One request's rows, over all layers of its beam.
 
     Attributes:
@@ -162,25 +161,30 @@ class MovingRows:
         """Describe what comes before the first layer of some beams, which find room."""
         (requests, width), layers = self.shape, max(beam.num_layers for beam in beams)
         numbers = np.zeros(4 * requests + layers * requests * width, dtype=np.int64)
-        first_position, widths, own_column, _ = numbers[: 4 * requests].reshape(4, requests)
-        layer_slots = numbers[4 * requests :].reshape(layers, requests, width)
-        layer_slots[:] = self._spare
-        table = self._of_nobody()
+        of_beams = numbers[: 4 * requests].reshape(4, requests)
+        of_beams[:3, : len(beams)] = (
+            [beam.position for beam in beams],
+            [beam.width for beam in beams],
+            [len(beam.above) for beam in beams],
+        )
+        self._lay_out(beams, numbers[4 * requests :].reshape(layers, requests, width))
+        lines: list[tuple[int, ...]] = []
         keys: list[Int32] = []
         first_key = 0
         for number, beam in enumerate(beams):
-            own, rows = beam.num_layers, beam.width
-            first_position[number], widths[number] = beam.position, rows
-            own_column[number] = len(beam.above)
-            layer_slots[:own, number, :rows] = beam.slots.reshape(own, rows)
-            columns = _columns(beam, layers)
-            behind = np.full(columns - beam.num_columns, self._spare, dtype=np.int32)
-            keys += [beam.past, beam.above, beam.slots, behind]
+            committed, above = len(beam.past), len(beam.above)
+            keys += (beam.past, beam.above, beam.slots)
+            columns = above + layers * beam.width
+            missing = columns - above - len(beam.slots)
+            if missing:
+                keys.append(np.full(missing, self._spare, dtype=np.int32))
             first_seen = -1 if width == 1 else number * width * MOST_COLUMNS
             # Keys move on before each layer, and with them those that all rows of a chain see.
-            num_keys, committed = len(beam.past) + len(beam.above), len(beam.past)
-            table[number] = (number * width, width, first_key, num_keys, committed, first_seen, MOST_COLUMNS)
-            first_key += len(beam.past) + columns
+            num_keys = committed + above
+            lines.append((number * width, width, first_key, num_keys, committed, first_seen, MOST_COLUMNS))
+            first_key += committed + columns
+        table = self._of_nobody()
+        table[: len(beams)] = lines
         overwrite(self._numbers[: len(numbers)], numbers)
         staged = staging(self._num_fields + first_key, torch.int32, self._integers.device)
         values = staged.numpy()
@@ -189,6 +193,18 @@ class MovingRows:
         self._integers[: len(values)].copy_(staged, non_blocking=True)
         if width > 1:
             self._begin_to_see(beams)
+
+    def _lay_out(self, beams: Sequence[BeamRows], layer_slots: NDArray[np.int64]) -> None:
+        """Write the beams' slots to int64 [layers, requests, width]; rows of nobody get the spare one."""
+        layers, _, width = layer_slots.shape
+        layer_slots[:] = self._spare
+        if all(len(beam.slots) == layers * width for beam in beams):
+            slots = np.concatenate([beam.slots for beam in beams]).reshape(len(beams), layers, width)
+            layer_slots[:, : len(beams)] = slots.transpose(1, 0, 2)
+            return
+        for number, beam in enumerate(beams):
+            own = beam.slots.reshape(-1, beam.width)
+            layer_slots[: len(own), number, : beam.width] = own
 
     def _of_nobody(self) -> Int32:
         """A table of beams whose rows see nothing: attention leaves zeros for them, not what memory held."""

@@ -106,10 +106,14 @@ def grown(root: int, plan: DraftPlan, stops: frozenset[int], proposals: Proposal
     """The whole tree, as deep as the plan and what was proposed allow."""
     if proposals is None or plan.depth < 1:
         return TokenTree.root_only(root)
-    layers = Layers(proposals)
     if plan.width == 1:
-        return ChainGrowth(root, plan, stops, layers).whole()
-    tree = BeamGrowth(root, plan, stops, layers)
+        if proposals.token.shape[1] == 1:  # nothing is to be chosen
+            tokens, logps = proposals.token.ravel().tolist(), proposals.logp.ravel().tolist()
+        else:
+            tokens, logps = _first_choices(Layers(proposals))
+        token, logp, _ = _cut(root, plan, stops, tokens, logps)
+        return _chain(token, logp)
+    tree = BeamGrowth(root, plan, stops, Layers(proposals))
     while tree.grow():
         pass
     return tree.tree()
@@ -190,25 +194,9 @@ class ChainGrowth:
     __slots__ = ("_depth", "_is_open", "_logp", "_token")
 
     def __init__(self, root: int, plan: DraftPlan, stops: frozenset[int], layers: Layers) -> None:
-        token, logp = [root], [0.0]
-        path, place, is_open = 0.0, 0, True
-        parents, depth, least, least_path = layers.parent, plan.depth, plan.stop_token_logp, plan.stop_logp
-        for layer, (tokens, logps) in enumerate(zip(layers.token, layers.logp, strict=True)):
-            if layer >= depth:
-                break
-            place = 0 if parents is None else _first(parents[layer], place)
-            if place < 0 or place >= len(tokens) or logps[place] == -math.inf:
-                break
-            child, value = tokens[place], logps[place]
-            path += value
-            token.append(child)
-            logp.append(path)
-            if child in stops or value < least or path < least_path:
-                is_open = False
-                break
-        self._token, self._logp = token, logp
+        self._token, self._logp, is_open = _cut(root, plan, stops, *_first_choices(layers))
         # Of the last node; those before it have a child.
-        self._is_open = is_open and len(token) <= plan.depth
+        self._is_open = is_open and len(self._token) <= plan.depth
         self._depth = 0
 
     def grow(self) -> bool:
@@ -227,23 +215,56 @@ class ChainGrowth:
         is_last = self._depth + 1 == len(self._token)
         return [] if is_last and not self._is_open else [math.exp(self._logp[self._depth])]
 
-    def whole(self) -> TokenTree:
-        """As it is once it grows no more."""
-        self._depth = len(self._token) - 1
-        return self.tree()
-
     def tree(self) -> TokenTree:
         """See `Growth`."""
         n = self._depth + 1
-        if n == 1:
-            return TokenTree.root_only(self._token[0])
-        is_usual = n <= _USUAL_NODES
-        return TokenTree(
-            token=np.array(self._token[:n], dtype=np.int32),
-            parent=_PARENTS[:n] if is_usual else np.arange(-1, n - 1, dtype=np.int32),
-            logp=np.array(self._logp[:n], dtype=np.float32),
-            depth=_DEPTHS[:n] if is_usual else np.arange(n, dtype=np.int32),
-        )
+        return _chain(self._token[:n], self._logp[:n])
+
+
+def _chain(token: list[int], logp: list[float]) -> TokenTree:
+    """The chain of these nodes."""
+    n = len(token)
+    if n == 1:
+        return TokenTree.root_only(token[0])
+    is_usual = n <= _USUAL_NODES
+    return TokenTree(
+        np.array(token, np.int32),
+        _PARENTS[:n] if is_usual else np.arange(-1, n - 1, dtype=np.int32),
+        np.array(logp, np.float32),
+        _DEPTHS[:n] if is_usual else np.arange(n, dtype=np.int32),
+    )
+
+
+def _cut(
+    root: int, plan: DraftPlan, stops: frozenset[int], tokens: Sequence[int], logps: Sequence[float]
+) -> tuple[list[int], list[float], bool]:
+    """As much of a chain as the plan allows: its tokens, log-probabilities of the paths to them, and whether
+    the last one might have a child."""
+    token, logp, path = [root], [0.0], 0.0
+    least, least_path = plan.stop_token_logp, plan.stop_logp
+    for child, value in zip(tokens[: plan.depth], logps, strict=False):
+        if value == -math.inf:
+            break
+        path += value
+        token.append(child)
+        logp.append(path)
+        if value < least or path < least_path or child in stops:
+            return token, logp, False
+    return token, logp, True
+
+
+def _first_choices(layers: Layers) -> tuple[list[int], list[float]]:
+    """The first choice after the first choice, layer by layer, and their log-probabilities."""
+    tokens: list[int] = []
+    logps: list[float] = []
+    place = 0
+    for layer, choices in enumerate(layers.token):
+        place = 0 if layers.parent is None else _first(layers.parent[layer], place)
+        if not 0 <= place < len(choices):
+            break
+        tokens.append(choices[place])
+        logps.append(layers.logp[layer][place])
+    return tokens, logps
 
 
 def _first(parents: list[int], place: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,8 +14,7 @@ from numpy.typing import NDArray
 Int32 = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Segment:
+class Segment(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One request's rows in a forward pass.
 
     Attributes:

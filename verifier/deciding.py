@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from verifier.launching import Launched
@@ -14,8 +14,7 @@ from verifier.proposing import Read
 from verifier.verdicts import verdict_of
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Decided:
+class Decided(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What became of one planned item.
 
     Attributes:
@@ -31,20 +30,31 @@ class Decided:
 
 def rows_read(planned: Planned, decided: Decided, first: int) -> Read:
     """The rows kept of an item whose rows begin at `first` of the forward, and the token after each."""
-    segment, verdict = planned.segment, decided.verdict
-    kept = np.array(decided.kept, dtype=np.int32)
-    if verdict is not None and verdict.tokens:
-        last = verdict.tokens[-1]
-    else:  # nothing was decided: what is known of the prompt goes on
-        last = planned.state.tokens[int(segment.positions[kept[-1]]) + 1]
+    segment, verdict, kept = planned.segment, decided.verdict, decided.kept
+    n = len(kept)
+    if verdict is not None and len(verdict.tokens) == n:  # of a tree: each decided what comes after it
+        tokens = np.array(verdict.tokens, dtype=np.int32)
+    else:
+        if verdict is not None and verdict.tokens:
+            last = verdict.tokens[-1]
+        else:  # nothing was decided: what is known of the prompt goes on
+            last = planned.state.tokens[int(segment.positions[kept[-1]]) + 1]
+        tokens = np.append(segment.tokens[kept[1:]], np.int32(last))
+    request_id, is_prompt = planned.state.request_id, planned.is_prefill
+    if kept[-1] == n - 1:  # the first ones, as of prompts and chains: views are enough
+        rows = np.arange(first, first + n, dtype=np.int32)
+        return Read(
+            request_id, rows, tokens, segment.positions[:n], segment.slots[:n], segment.past, is_prompt
+        )
+    which = np.array(kept, dtype=np.int32)
     return Read(
-        request_id=planned.state.request_id,
-        rows=kept + np.int32(first),
-        tokens=np.append(segment.tokens[kept[1:]], np.int32(last)),
-        positions=segment.positions[kept],
-        slots=segment.slots[kept],
-        past=segment.past,
-        is_prompt=planned.is_prefill,
+        request_id,
+        which + np.int32(first),
+        tokens,
+        segment.positions[which],
+        segment.slots[which],
+        segment.past,
+        is_prompt,
     )
 
 
@@ -53,19 +63,21 @@ def decided_of(planned: Sequence[Planned], launched: Launched) -> list[Decided]:
     tokens, gaps = launched.fetch()
     decided: list[Decided] = []
     first = 0
+    failures = launched.failures
     for p in planned:
-        context = list(range(p.num_context))
         if p.tree is None:
-            decided.append(Decided(None, context))
+            decided.append(Decided(None, list(range(p.num_context))))
             continue
-        end = first + len(p.tree)
-        failure = launched.failures.get(p.state.request_id)
+        end = first + len(p.tree.token)
+        failure = failures.get(p.state.request_id) if failures else None
         if failure is not None:
-            decided.append(Decided(failure, context))
+            decided.append(Decided(failure, list(range(p.num_context))))
             first = end
             continue
         verdict, path = verdict_of(p, p.tree, tokens[first:end], gaps[first:end], launched.logits, first)
         last = first + path[-1] if path else first
-        decided.append(Decided(verdict, context + [p.num_context + node for node in path], last))
+        if p.num_context:
+            path = [*range(p.num_context), *[p.num_context + node for node in path]]
+        decided.append(Decided(verdict, path, last))
         first = end
     return decided

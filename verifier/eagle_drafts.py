@@ -153,6 +153,9 @@ class EagleDrafts:
         zero = np.zeros(1, dtype=np.int32)
         rows = _WARM_ROWS if self._graphs is None else _CAPTURED_ROWS
         shapes = [(n, width) for n, width in product(rows, _WARM_WIDTHS) if width == 1 or n <= _MOST_WIDE]
+        if self._reading_graphs is not None:  # first: drafts after a captured read are captured by it
+            self._runner.forward([Segment(zero, zero, zero, zero[:0])], zero)
+            self._capture_reads(self._reading_graphs)
         for n, width in shapes:
             numbers = np.arange(n, dtype=np.int32)
             self._runner.forward(
@@ -166,8 +169,6 @@ class EagleDrafts:
             for state in states if self._graphs is not None else states[:1]:
                 for _ in range(1 if self._graphs is None else CAPTURE_AT):
                     self.propose([Asking(state, [0], i, width, _WARM_DEPTH, i) for i in range(n)])()
-        if self._reading_graphs is not None:
-            self._capture_reads(self._reading_graphs)
 
     def _capture_reads(self, graphs: ReadingGraphs) -> None:
         """Of what usual steps keep: few rows of each request."""
@@ -180,28 +181,23 @@ class EagleDrafts:
     def _grow(self, asking: Sequence[Asking], depth: int, width: int, rule: StopRule | None) -> torch.Tensor:
         """float64 [3, requests, layers, width], tokens, parents and log-probabilities of all beams."""
         rankings = _rankings(asking, depth)
-        hidden, scores = self._after([one.read for one in asking])
-        logp, token = self._best(scores, None if rankings is None else rankings[0], width)
-        width = token.shape[1]  # a vocabulary may be smaller
-        if depth == 1:
-            return _stacked([Growth.of(asking, self.device).first(logp, token)])
-        ending = Ending(asking, depth, self.device, rule, self._endings)
-        reads = [self._reads[one.read] for one in asking]
-        roots = Roots(reads, hidden, width, depth, self._last_position)
-        if rankings is None and self._graphs is not None:
+        roots = self._roots(asking, depth, width, has_rankings=rankings is not None)
+        ending = Ending(asking, depth, self.device, rule, self._endings) if depth > 1 else None
+        if rankings is None and ending is not None and self._graphs is not None:
             growing = self._graphs.growing(roots, asking)
             if growing is not None:
-                newest = growing.first(logp, token)
-                for _ in range(1, depth):
-                    if not ending.another(newest):
-                        break
+                newest = growing.newest()
+                while growing.num_layers < depth and ending.another(newest):
                     newest = growing.next()
                 return growing.found()
-        growth = Growth.of(asking, self.device)
+        growth, width = Growth.of(asking, self.device), roots.width
+        logp, token = self._best(roots.scores, None if rankings is None else rankings[0], width)
         layers = [growth.first(logp, token)]
-        forwards = self._forwards(roots)
+        forwards = None if ending is None else self._forwards(roots)
         for below in range(1, depth):
             layer = layers[-1]
+            assert ending is not None
+            assert forwards is not None
             if not ending.another(layer):
                 break
             ranked = None if rankings is None else [row for row in rankings[below] for _ in range(width)]
@@ -209,14 +205,22 @@ class EagleDrafts:
             layers.append(growth.next(layer, logp, token))
         return _stacked(layers)
 
-    def _after(self, which: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the layer made of the last rows of some of the requests read, and what it says comes next."""
-        hidden, scores = self._last
-        if which != list(range(len(hidden))):
+    def _roots(self, asking: Sequence[Asking], depth: int, width: int, *, has_rankings: bool) -> Roots:
+        """What was read last of these requests."""
+        hidden, scores, held = self._last
+        which = [one.read for one in asking]
+        if which == list(range(len(which))):  # the first ones: prompts, of which some do not ask, come last
+            hidden, scores = hidden[: len(which)], None if scores is None else scores[: len(which)]
+        else:
             rows = index_on(np.array(which), self.device)
-            hidden = hidden.index_select(0, rows)
+            hidden, held = hidden.index_select(0, rows), None
             scores = None if scores is None else scores.index_select(0, rows)
-        return hidden, self._layer.logits(hidden) if scores is None else scores
+        if scores is None:
+            scores = self._layer.logits(hidden)
+        # A vocabulary may be smaller; the target ranks tokens that are not drafted, too.
+        num_tokens = self._runner.shape.vocab_size if has_rankings else scores.shape[1]
+        reads = [self._reads[read] for read in which]
+        return Roots(reads, hidden, scores, held, min(width, num_tokens), depth, self._last_position)
 
     def _forwards(self, roots: Roots) -> Forwards:
         found = None if self._graphs is None else self._graphs.forwards(roots)

@@ -27,6 +27,8 @@ class Roots:
     Attributes:
         reads: of each request, whose last row its beam follows.
         hidden: [requests, hidden], what the layer made of those rows.
+        scores: float32 [requests, drafted tokens], what comes after.
+        held: as of `LastRows`; None if these rows are not the first ones.
         width: of the beams.
         depth: layers that they have at most.
         last_position: that a sequence may have.
@@ -34,6 +36,8 @@ class Roots:
 
     reads: Sequence[Read]
     hidden: torch.Tensor
+    scores: torch.Tensor
+    held: tuple[torch.Tensor, torch.Tensor] | None
     width: int
     depth: int
     last_position: int
@@ -74,10 +78,11 @@ class DraftSlots:
         """Layers of beams that find room."""
         return (self.number - 1) // (requests * width)
 
-    def of(self, request: int, requests: int, rows: int) -> Int32:
-        """int32 [rows], those of the first rows of one of so many requests' beams."""
+    def of(self, requests: int, rows: int) -> Int32:
+        """int32 [requests, rows], those of the first rows of each of so many requests' beams."""
         size = (self.number - 1) // requests
-        return np.arange(rows, dtype=np.int32) + np.int32(self.first + request * size)
+        firsts = self.first + size * np.arange(requests, dtype=np.int32)
+        return np.add.outer(firsts, np.arange(rows, dtype=np.int32)).astype(np.int32)
 
 
 class LaidOutForwards:
@@ -114,8 +119,8 @@ class LaidOutForwards:
     def _segments(self) -> list[Segment]:
         roots, width, below = self._roots, self._roots.width, self._below
         segments = []
-        for number, read in enumerate(roots.reads):
-            drafted = self._slots.of(number, len(roots.reads), below * width)
+        slots = self._slots.of(len(roots.reads), below * width)
+        for drafted, read in zip(slots, roots.reads, strict=True):
             position = min(int(read.positions[-1]) + below, roots.last_position)
             segments.append(
                 Segment(

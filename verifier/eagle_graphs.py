@@ -61,7 +61,8 @@ class EagleGraphs:
         return found if found is not None and found.begin(beams, roots.hidden) else None
 
     def growing(self, roots: Roots, asking: Sequence[Asking]) -> GrowingLayers | None:
-        """The layers of beams that are ranked by logits alone; None if they are chosen one by one."""
+        """The layers of beams that are ranked by logits alone, begun with the one after the roots; None
+        if they are chosen one by one."""
         shape, beams = BeamShape(power_of_two(len(roots.reads)), roots.width), self._beams(roots)
         if shape.num_rows > MOST_ROWS or not can_move(beams):
             return None
@@ -69,8 +70,12 @@ class EagleGraphs:
         if max(map(len, stops)) > MOST_STOPS:
             return None
         found = self._serving(self._growing, shape, partial(self._capture_growing, shape, roots))
+        if found is None:
+            return None
+        if roots.held is not None and found.held is not roots.held:
+            self._capture_first(found, roots.held)
         least = [one.stop_token_logp for one in asking]
-        return found if found is not None and found.begin(beams, roots.hidden, stops, least) else None
+        return found if found.begin(beams, roots, stops, least) else None
 
     @property
     def shapes(self) -> list[BeamShape]:
@@ -93,15 +98,16 @@ class EagleGraphs:
     def _beams(self, roots: Roots) -> list[BeamRows]:
         n, width = len(roots.reads), roots.width
         nothing = np.zeros(0, dtype=np.int32)
+        slots = self._slots.of(n, (roots.depth - 1) * width)
         return [
             BeamRows(
                 past=np.concatenate((read.past, read.slots)),
                 above=nothing,
-                slots=self._slots.of(number, n, (roots.depth - 1) * width),
+                slots=own,
                 width=width,
                 position=int(read.positions[-1]) + 1,
             )
-            for number, read in enumerate(roots.reads)
+            for own, read in zip(slots, roots.reads, strict=True)
         ]
 
     def _capture_growing(self, shape: BeamShape, roots: Roots) -> GrowingLayers:
@@ -109,6 +115,15 @@ class EagleGraphs:
         made = GrowingLayers(self._layer, shape, self._max_tokens, spare, hidden)
         made.graph = captured(made.compute, self._pool, self._graphs)
         return made
+
+    def _capture_first(self, growing: GrowingLayers, held: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Capture the layer after roots that are read by a graph, if there is memory for it."""
+        if not self._growing.has_room or growing.shape.requests > len(held[0]):
+            return
+        try:
+            growing.capture_first(held, lambda compute: captured(compute, self._pool, self._graphs))
+        except torch.cuda.OutOfMemoryError:
+            self._growing.has_room = False
 
     def _hidden_of(self, roots: Roots) -> torch.Tensor:
         if not len(self._hidden):

@@ -8,7 +8,7 @@ are ranked by logits alone. So a captured layer finds its own, as a model drafte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from engine.eagle import EagleLayer
 from engine.moving_rows import MOST_LAYERS, BeamRows, BeamShape, MovingRows
 from engine.triton_attention import TritonAttention
 from verifier.eagle_beams import Beams, Growth
+from verifier.eagle_forwards import Roots
 
 #: Tokens that end a request, at most.
 MOST_STOPS = 8
@@ -29,6 +30,9 @@ class GrowingLayers:
 
     Attributes:
         graph: of `compute`, once captured.
+        held: what the layer after the roots is captured for (`LastRows`); None before.
+        num_layers: that are there.
+        shape: of the beams.
     """
 
     def __init__(
@@ -37,7 +41,9 @@ class GrowingLayers:
         """Of nobody, until `begin`; `hidden` [rows or more, hidden] is what layers hand on."""
         assert isinstance(layer.attention, TritonAttention)
         self.graph: torch.cuda.CUDAGraph | None = None
-        self._layer, self._shape = layer, shape
+        self.held: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._first: torch.cuda.CUDAGraph | None = None
+        self._layer, self.shape = layer, shape
         self._hidden, device, integer = hidden[: shape.num_rows], hidden.device, torch.int64
         # The newest layer, of all beams of the shape.
         self._all = Beams(
@@ -56,28 +62,52 @@ class GrowingLayers:
         self._found = torch.zeros(MOST_LAYERS + 1, 3, *shape, dtype=torch.float64, device=device)
         self._number = torch.zeros(1, dtype=integer, device=device)
         self._told: tuple[list[list[int]], list[float]] | None = None
-        self._num_requests = self._num_layers = 0
+        self._num_requests = self.num_layers = 0
 
     def begin(
         self,
         beams: Sequence[BeamRows],
-        roots: torch.Tensor,
+        roots: Roots,
         stops: list[list[int]],
         least: list[float],
     ) -> bool:
-        """Describe the beams after `roots` [requests, hidden]; False if they find no room.
+        """Find the layer after the roots, and describe the beams' next; False if they find no room.
 
         By request, `stops` are the tokens that end it, and a token with less than `least` has no children.
         """
         if not self._rows.holds(beams):
             return False
-        self._rows.begin(beams)
-        self._num_requests = n = len(beams)
-        width = self._shape.width
-        hidden = self._hidden[: n * width].view(n, width, -1)
-        hidden.copy_(roots.unsqueeze(1).expand_as(hidden))
+        self._num_requests, self.num_layers = len(beams), 1
         self._tell(stops, least)
+        if self._first is not None and roots.held is self.held:
+            self._first.replay()
+        else:
+            self._begin_with(roots.hidden, roots.scores)
+        self._rows.begin(beams)  # while the device is at it
         return True
+
+    def capture_first(
+        self,
+        held: tuple[torch.Tensor, torch.Tensor],
+        capture: Callable[[Callable[[], None]], torch.cuda.CUDAGraph],
+    ) -> None:
+        """Have the layer after roots in the first rows of `held` captured from now on."""
+        hidden, scores = (one[: self.shape.requests] for one in held)
+        self._first = capture(lambda: self._begin_with(hidden, scores))
+        self.held = held
+
+    def _begin_with(self, hidden: torch.Tensor, scores: torch.Tensor) -> None:
+        """The layer after the roots [requests, ...], of their best next tokens; may be captured."""
+        n, width = len(hidden), self.shape.width
+        logp, token = highest_log_probabilities(scores, width)
+        if (token_of := self._layer.weights.token_of) is not None:
+            token = token_of[token]
+        of_rows = self._hidden[: n * width].view(n, width, -1)
+        of_rows.copy_(hidden.unsqueeze(1).expand_as(of_rows))
+        self._all.token[:n].copy_(token)
+        self._all.logp[:n].copy_(logp)
+        self._number.zero_()
+        self._keep(self._growth.first(self._all.logp, self._all.token))
 
     def _tell(self, stops: list[list[int]], least: list[float]) -> None:
         """Where paths end, if that is not what the device knows."""
@@ -92,30 +122,20 @@ class GrowingLayers:
         overwrite(self._stops, filled)
         overwrite(self._least, bounds)
 
-    def first(self, logp: torch.Tensor, token: torch.Tensor) -> Beams:
-        """The layer after the roots, of their best next tokens [requests, width]."""
-        n = self._num_requests
-        self._all.token[:n].copy_(token)
-        self._all.logp[:n].copy_(logp)
-        self._number.zero_()
-        self._keep(self._growth.first(self._all.logp, self._all.token))
-        self._num_layers = 1
-        return self._newest()
-
     def next(self) -> Beams:
         """The layer after; its tensors are valid until the next one's."""
         assert self.graph is not None
         self.graph.replay()
-        self._num_layers += 1
-        return self._newest()
+        self.num_layers += 1
+        return self.newest()
 
     def found(self) -> torch.Tensor:
         """float64 [3, requests, layers, width], tokens, parents and log-probabilities of all layers."""
-        return self._found[: self._num_layers, :, : self._num_requests].permute(1, 2, 0, 3)
+        return self._found[: self.num_layers, :, : self._num_requests].permute(1, 2, 0, 3)
 
     def compute(self) -> None:
         """The next layer; captured."""
-        rows, width, hidden = self._rows, self._shape.width, self._hidden
+        rows, width, hidden = self._rows, self.shape.width, self._hidden
         if width > 1:
             rows.see_from(self._all.parent)
             hidden = hidden.index_select(0, (self._all.parent + self._first_rows).flatten())
@@ -139,6 +159,7 @@ class GrowingLayers:
         self._found.index_copy_(0, self._number, found.unsqueeze(0))
         self._number.add_(1)
 
-    def _newest(self) -> Beams:
+    def newest(self) -> Beams:
+        """The latest layer, valid until the next one is there."""
         n, held = self._num_requests, self._all
         return Beams(held.token[:n], held.parent[:n], held.logp[:n], held.path_logp[:n], held.open_logp[:n])

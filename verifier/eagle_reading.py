@@ -8,8 +8,9 @@ many, or until their request goes and leaves its prefix to others. Prompts are m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import torch
 
@@ -63,13 +64,15 @@ class EagleReading:
             what was read of each request, and what the layer made of the last row of each.
         """
         features = self._features(reads, held)
-        merged, parts = [], []
-        for one, own in zip(reads, features, strict=True):
-            before = self._taken(one.request_id)
-            if not before.goes_on_with(one):
-                before = _Unread()
-            merged.append(_joined([*before.reads, one]))
-            parts += [*before.features, own]
+        merged, parts = list(reads), [features]
+        if self._unread:
+            merged, parts = [], []
+            for one, own in zip(reads, _split(features, reads), strict=True):
+                before = self._taken(one.request_id)
+                if not before.goes_on_with(one):
+                    before = _Unread()
+                merged.append(_joined([*before.reads, one]))
+                parts += [*before.features, own]
         segments = _segments(merged)
         found = None if self._graphs is None else self._graphs.read(segments, parts)
         if found is None:
@@ -84,12 +87,14 @@ class EagleReading:
         if prompts:
             self.read(prompts, held)
         decoded = [one for one in reads if not one.is_prompt]
-        for one, own in zip(decoded, self._features(decoded, held), strict=True):
+        if not decoded:
+            return
+        for one, own in zip(decoded, _split(self._features(decoded, held), decoded), strict=True):
             unread = self._unread.get(one.request_id)
             if unread is None or not unread.goes_on_with(one):
                 self._taken(one.request_id)
                 unread = self._unread[one.request_id] = _Unread()
-                one = replace(one, past=one.past.copy())  # it is a view of what changes
+                one = msgspec.structs.replace(one, past=one.past.copy())  # it is a view of what changes
             unread.reads.append(one)
             unread.features.append(own)
             self.num_unread += len(one.tokens)
@@ -118,18 +123,14 @@ class EagleReading:
             [part for unread in every for part in unread.features],
         )
 
-    def _features(self, reads: Sequence[Read], held: torch.Tensor | None) -> Sequence[torch.Tensor]:
-        """Of the rows of each."""
-        if not reads:
-            return []
+    def _features(self, reads: Sequence[Read], held: torch.Tensor | None) -> torch.Tensor:
+        """Of the rows of all of them."""
         rows = np.concatenate([one.rows for one in reads])
         if held is None:
-            features = self._runner.features(rows)
-        elif len(rows) == len(held):  # all of them, as of most steps: nothing is to be picked out
-            features = held
-        else:
-            features = held.index_select(0, index_on(rows, held.device))
-        return torch.split(features, [len(one.rows) for one in reads])
+            return self._runner.features(rows)
+        if len(rows) == len(held):  # all of them, as of most steps: nothing is to be picked out
+            return held
+        return held.index_select(0, index_on(rows, held.device))
 
     def _forward(self, segments: Sequence[Segment], features: Sequence[torch.Tensor]) -> torch.Tensor:
         """What the layer makes of all rows."""
@@ -142,6 +143,11 @@ class EagleReading:
         return self._layer.forward(hidden, tokens, positions, plan)
 
 
+def _split(features: torch.Tensor, reads: Sequence[Read]) -> Sequence[torch.Tensor]:
+    """Those of each."""
+    return torch.split(features, [len(one.rows) for one in reads])
+
+
 def _segments(reads: Sequence[Read]) -> list[Segment]:
     return [Segment(one.tokens, one.positions, one.slots, one.past) for one in reads]
 
@@ -150,7 +156,7 @@ def _joined(reads: Sequence[Read]) -> Read:
     """Rows of one request, one part after the other; `rows` means nothing where there are several."""
     if len(reads) == 1:
         return reads[0]
-    return replace(
+    return msgspec.structs.replace(
         reads[0],
         tokens=np.concatenate([one.tokens for one in reads]),
         positions=np.concatenate([one.positions for one in reads]),

@@ -34,10 +34,12 @@ class LastRows(NamedTuple):
     Attributes:
         hidden: [requests, hidden], what the layer made of it.
         scores: float32 [requests, drafted tokens], what comes after; None if not computed yet.
+        held: the tensors that these are the first rows of, where they are captured: always the same.
     """
 
     hidden: torch.Tensor
     scores: torch.Tensor | None
+    held: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class _Static:
@@ -72,7 +74,7 @@ class ReadingGraphs:
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._pool = torch.cuda.graph_pool_handle()
         # What reads of all shapes leave: each is read before the next is begun.
-        self._hidden = self._scores = torch.empty(0, device=layer.attention.device)
+        self._held: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
     def shapes(self) -> list[Shape]:
@@ -101,8 +103,9 @@ class ReadingGraphs:
             self._captured.has_room = False
             return None
         static.graph.replay()
-        n = len(segments)
-        return LastRows(self._hidden[:n], self._scores[:n])
+        assert self._held is not None
+        n, (hidden, scores) = len(segments), self._held
+        return LastRows(hidden[:n], scores[:n], self._held)
 
     def _fill(self, static: _Static, segments: Sequence[Segment], features: Sequence[torch.Tensor]) -> None:
         """Describe the rows to a shape that holds them."""
@@ -130,16 +133,20 @@ class ReadingGraphs:
             return found
         if not self._captured.is_due(shape, at_once=at_once):
             return self._captured.serving(shape)
-        if not len(self._hidden):
+        if self._held is None:
             num_scores = self._layer.logits(self._layer.combined(features[0][:1])).shape[1]
             width, device = self._layer.weights.hidden_size, self._attention.device
-            self._hidden = torch.zeros(MOST_REQUESTS, width, dtype=features[0].dtype, device=device)
-            self._scores = torch.zeros(MOST_REQUESTS, num_scores, device=device)
+            self._held = (
+                torch.zeros(MOST_REQUESTS, width, dtype=features[0].dtype, device=device),
+                torch.zeros(MOST_REQUESTS, num_scores, device=device),
+            )
         return _Static(self._attention, shape, features[0], self._max_tokens)
 
     def _compute(self, static: _Static) -> None:
         layer, plan = self._layer, static.attention.plan
         made = layer.forward(layer.combined(static.features), static.tokens, static.positions, plan)
         last = made.index_select(0, static.last)
-        self._hidden[: len(last)].copy_(last)
-        self._scores[: len(last)].copy_(layer.logits(last))
+        assert self._held is not None
+        hidden, scores = self._held
+        hidden[: len(last)].copy_(last)
+        scores[: len(last)].copy_(layer.logits(last))

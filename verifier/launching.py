@@ -70,21 +70,9 @@ def launch(
         planned: at least one.
         following: int64 [items], tokens of the first of them, of a row each, that only the device knows.
     """
-    keep: list[Int32] = []
-    prompts: list[Int32] = []
-    row = 0
-    for p in planned:
-        end = row + len(p.segment.tokens)
-        if p.tree is not None:
-            keep.append(np.arange(row + p.num_context, end, dtype=np.int32))
-        if p.is_prefill and p.state.wants_prompt_logprobs:
-            prompts.append(np.arange(row, row + p.num_context, dtype=np.int32))
-        row = end
-    num_decided = sum(map(len, keep))
-    keep += prompts
-    watch = Stopwatch(device)
     segments = [p.segment for p in planned]
-    kept = np.concatenate(keep) if keep else np.empty(0, dtype=np.int32)
+    kept, num_decided = _rows_kept(planned)
+    watch = Stopwatch(device)
     if following is None:
         logits = runner.forward(segments, kept)
     else:
@@ -104,13 +92,33 @@ def launch(
     return Launched(logits[:num_decided], logits[num_decided:], watch, decision, runner.key_tokens, failures)
 
 
+def _rows_kept(planned: Sequence[Planned]) -> tuple[Int32, int]:
+    """Rows whose logits are wanted: those that decide, how many these are, and then those of prompts."""
+    if not any(p.is_prefill for p in planned):  # all of them
+        num_rows = sum([len(p.segment.tokens) for p in planned])
+        return np.arange(num_rows, dtype=np.int32), num_rows
+    decided: list[Int32] = []
+    prompts: list[Int32] = []
+    row = 0
+    for p in planned:
+        end = row + len(p.segment.tokens)
+        if p.tree is not None:
+            decided.append(np.arange(row + p.num_context, end, dtype=np.int32))
+        if p.is_prefill and p.state.wants_prompt_logprobs:
+            prompts.append(np.arange(row, row + p.num_context, dtype=np.int32))
+        row = end
+    parts = decided + prompts
+    kept = np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+    return kept, sum(map(len, decided))
+
+
 def _mask_prefilled(p: Planned) -> Verdict | None:
     """Mask the decision at the end of a prefill: after the forward, so that a grammar compiles meanwhile.
 
     Returns:
         the verdict of a request whose grammar cannot be followed, else None.
     """
-    if p.tree is None or p.masks is not None:
+    if p.tree is None or p.masks is not None or p.state.params.constraint is None:
         return None
     try:
         masked = p.state.masked(p.tree)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,8 +28,7 @@ logger = logging.getLogger(__name__)
 _UNKNOWN = TokenTree.root_only(0)
 
 
-@dataclass(slots=True, eq=False)
-class Planned:
+class Planned(msgspec.Struct, eq=False, gc=False):
     """One item's share of the forward.
 
     Attributes:
@@ -61,6 +60,11 @@ class Planned:
     stop_token_logp: float = float("-inf")
     masks: list[TokenMask] | None = None
     is_kept: bool = False
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each of its rows follows the one before."""
+        return self.segment.visible is None
 
     @property
     def decides_one(self) -> bool:
@@ -113,6 +117,9 @@ class RequestTable:
         self._prefix_sharing = prefix_sharing
         self._cache = KVCache(num_slots, prefix_sharing=prefix_sharing)
         self._requests: dict[str, RequestState] = {}
+        # Those of chains are views of it.
+        self._positions = np.arange(shape.max_tokens + 1, dtype=np.int32)
+        self._positions.flags.writeable = False
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._requests
@@ -266,13 +273,13 @@ class RequestTable:
 
     def _of_draft(self, draft: _Draft, item: VerifyItem, slots: Int32) -> Planned:
         state, tree = draft.state, draft.tree
-        segment = Segment(
-            tokens=tree.token,
-            positions=tree.depth + np.int32(len(state.tokens) - 1),
-            slots=slots,
-            past=self._cache.past(state.request_id),
-            visible=None if len(tree.token) == 1 else _mask_of(tree),
-        )
+        size, root = len(tree.token), len(state.tokens) - 1
+        visible = None if size == 1 else _mask_of(tree)
+        if visible is None and root + size <= len(self._positions):
+            positions = self._positions[root : root + size]
+        else:
+            positions = tree.depth + np.int32(root)
+        segment = Segment(tree.token, positions, slots, self._cache.past(state.request_id), visible)
         return Planned(
             state,
             segment,

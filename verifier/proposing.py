@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,8 +22,7 @@ from verifier.request_state import RequestState
 Int32 = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Read:
+class Read(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Rows of one request in the latest forward whose keys and values are kept.
 
     Attributes:
@@ -44,8 +43,7 @@ class Read:
     is_prompt: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
+class Asking(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One request whose next tokens are asked for.
 
     Attributes:

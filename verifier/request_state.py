@@ -35,6 +35,7 @@ class RequestState:
     __slots__ = (
         "_history",
         "_max_output",
+        "_row",
         "_stop",
         "is_prefilled",
         "matcher",
@@ -71,7 +72,9 @@ class RequestState:
             if self.params.needs_history
             else None
         )
-
+        # The decision wherever it is the same at all positions.
+        is_anywhere = self.is_plain and self.params.is_greedy and not self.params.min_tokens
+        self._row = Row(self.params, 0) if is_anywhere else None
         self.matcher: Matcher | None = None
         if self.params.constraint is not None and grammars is not None:
             self.matcher = matcher_of(grammars, self.params.constraint, self.tokens[self.prompt_len :])
@@ -136,6 +139,8 @@ class RequestState:
             tree: the draft tree.
             masks: per node, what the grammar allows after it, if there is one.
         """
+        if self._row is not None:
+            return [self._row] * len(tree.token)
         first = self.num_output
         if len(tree) == 1 and self._history is None:
             return [Row(self.params, first, allowed=masks[0] if masks is not None else None)]

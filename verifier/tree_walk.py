@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from engine.tree import TokenTree
 
 
-def walk(tree: TokenTree, decided: Sequence[int]) -> tuple[list[int], int]:
+def walk(tree: TokenTree, decided: Sequence[int], *, is_chain: bool = False) -> tuple[list[int], int]:
     """Walk from the root while some child holds the token the target decided on.
 
     Args:
         tree: the draft tree; of siblings with the same token the first counts.
         decided: the target's next token after each node, one per node.
+        is_chain: whether it is known to be one; if not, that is found out.
 
     Returns:
         (accepted nodes from the top down, root excluded; the bonus token: the decision at the last of
@@ -21,9 +22,10 @@ def walk(tree: TokenTree, decided: Sequence[int]) -> tuple[list[int], int]:
     if len(decided) == 1:
         return [], decided[0]
     tokens = tree.token.tolist()
-    parents = tree.parent.tolist()
     size = len(tokens)
-    if parents[-1] == size - 2 and parents[1:] == list(range(size - 1)):  # a chain, as most trees are
+    parents = [] if is_chain else tree.parent.tolist()
+    # A chain, as most trees are.
+    if is_chain or (parents[-1] == size - 2 and parents[1:] == list(range(size - 1))):
         node = 0
         while node + 1 < size and tokens[node + 1] == decided[node]:
             node += 1

@@ -17,6 +17,7 @@ from engine.proposals import Proposals
 from engine.tree import TokenTree
 from verifier.messages import TokenLogprobs, Verdict
 from verifier.planning import Planned
+from verifier.request_state import RequestState
 from verifier.tree_walk import walk
 
 logger = logging.getLogger(__name__)
@@ -41,11 +42,8 @@ def verdict_of(
     `decided` and `gaps` are those of its nodes, whose rows of `logits` begin at `first`.
     """
     state = planned.state
-    if len(decided) == 1 and planned.nodes is None and state.params.logprobs is None:
-        # Plain decoding, of which there may be hundreds in a call.
-        if state.remaining > 0:
-            return Verdict(request_id=state.request_id, tokens=[decided[0]], min_gap=gaps[0]), [0]
-        return Verdict(request_id=state.request_id, tokens=[]), []
+    if planned.is_chain and planned.nodes is None and state.params.logprobs is None:
+        return _of_chain(state, tree, decided, gaps)
     accepted, _ = walk(tree, decided)
     path = [0, *accepted]
     path = path[: state.cut([decided[node] for node in path])]
@@ -65,11 +63,31 @@ def verdict_of(
         num_accepted=len(drafted),
         nodes=drafted,
         logprobs=logprobs,
-        min_gap=min((gaps[node] for node in path), default=float("inf")),
+        min_gap=min([gaps[node] for node in path], default=float("inf")),
         num_forced=num_forced,
         num_forced_accepted=len(accepted) - len(drafted),
     )
     return verdict, path
+
+
+def _of_chain(
+    state: RequestState, tree: TokenTree, decided: Sequence[int], gaps: Sequence[float]
+) -> tuple[Verdict, list[int]]:
+    """As `verdict_of`, of a chain or a root alone, of which there may be hundreds in a call."""
+    if len(decided) == 1:
+        if state.remaining > 0:
+            return Verdict(request_id=state.request_id, tokens=[decided[0]], min_gap=gaps[0]), [0]
+        return Verdict(request_id=state.request_id, tokens=[]), []
+    accepted, _ = walk(tree, decided, is_chain=True)
+    size = state.cut(decided[: len(accepted) + 1])
+    verdict = Verdict(
+        request_id=state.request_id,
+        tokens=list(decided[:size]),
+        num_accepted=len(accepted),
+        nodes=accepted,
+        min_gap=min(gaps[:size], default=float("inf")),
+    )
+    return verdict, list(range(size))
 
 
 def with_proposals(

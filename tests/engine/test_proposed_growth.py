@@ -10,14 +10,23 @@ from hypothesis import strategies as st
 
 from drafters.messages import DraftPlan
 from engine.proposals import Proposals
-from engine.proposed_growth import BeamGrowth, ChainGrowth, Layers, growth
+from engine.proposed_growth import BeamGrowth, ChainGrowth, Layers, grown, growth
+from engine.tree import TokenTree
 from tests.examples import examples
+
+
+def assert_same(ours: TokenTree, theirs: TokenTree) -> None:
+    """Node by node, and of the same types."""
+    for name in ("token", "parent", "logp", "depth"):
+        assert getattr(ours, name).tolist() == getattr(theirs, name).tolist()
+        assert getattr(ours, name).dtype == getattr(theirs, name).dtype
+
 
 BOUNDS = st.sampled_from([-math.inf, -3.0, -1.0, -0.25])
 
 
 @st.composite
-def proposed(draw: st.DrawFn) -> Layers:
+def proposed(draw: st.DrawFn) -> Proposals:
     """Layers of heads or of a beam; few tokens, so that some repeat, and some are ruled out."""
     depth, width = draw(st.integers(1, 6)), draw(st.integers(1, 4))
     logps = st.sampled_from([-math.inf, -2.0, -1.0, -0.5, -0.125, -0.0])
@@ -27,36 +36,52 @@ def proposed(draw: st.DrawFn) -> Layers:
     is_beam = draw(st.booleans())
     # Candidates of a parent come best first.
     logp = -np.sort(-logp.reshape(depth, width), axis=1)
-    return Layers(
-        Proposals(
-            position=3,
-            token=np.array(token, dtype=np.int32).reshape(depth, width),
-            logp=logp,
-            parent=np.array(parent, dtype=np.int32).reshape(depth, width) if is_beam else None,
-        )
+    return Proposals(
+        position=3,
+        token=np.array(token, dtype=np.int32).reshape(depth, width),
+        logp=logp,
+        parent=np.array(parent, dtype=np.int32).reshape(depth, width) if is_beam else None,
     )
 
 
 @given(proposed(), st.integers(1, 8), BOUNDS, BOUNDS, st.frozensets(st.integers(0, 5), max_size=2))
 @examples(400)
 def test_a_chain_is_a_beam_one_wide(
-    layers: Layers, depth: int, stop: float, stop_token: float, stops: frozenset[int]
+    proposals: Proposals, depth: int, stop: float, stop_token: float, stops: frozenset[int]
 ) -> None:
     plan = DraftPlan(depth=depth, width=1, stop_logp=stop, stop_token_logp=stop_token)
+    layers = Layers(proposals)
     chain = growth(7, plan, stops, layers)
     beam = BeamGrowth(7, plan, stops, layers)
     assert isinstance(chain, ChainGrowth)
     while True:
         ours, theirs = chain.tree(), beam.tree()
-        for name in ("token", "parent", "logp", "depth"):
-            assert getattr(ours, name).tolist() == getattr(theirs, name).tolist()
-            assert getattr(ours, name).dtype == getattr(theirs, name).dtype
+        assert_same(ours, theirs)
         grew = chain.grow()
         assert grew == beam.grow()
         if not grew:
             return
         assert chain.last_acceptance() == beam.last_acceptance()
         assert chain.open_acceptance() == beam.open_acceptance()
+
+
+@given(
+    proposed(),
+    st.integers(0, 8),
+    st.integers(1, 3),
+    BOUNDS,
+    BOUNDS,
+    st.frozensets(st.integers(0, 5), max_size=2),
+)
+@examples(400)
+def test_the_whole_tree_is_what_grows_layer_by_layer(
+    proposals: Proposals, depth: int, width: int, stop: float, stop_token: float, stops: frozenset[int]
+) -> None:
+    plan = DraftPlan(depth=depth, width=width, stop_logp=stop, stop_token_logp=stop_token)
+    growing = BeamGrowth(7, plan, stops, Layers(proposals))
+    while growing.grow():
+        pass
+    assert_same(grown(7, plan, stops, proposals), growing.tree())
 
 
 def test_a_chain_deeper_than_usual() -> None:

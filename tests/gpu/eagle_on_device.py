@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,13 @@ import numpy as np
 from engine.eagle_loading import EagleFiles
 from engine.loading import load_runner
 from engine.proposals import Proposals
-from engine.runner import ModelRunner
+from engine.runner import ModelRunner, Segment
 from engine.sampling_params import SamplingParams
+from tests.verifier.target import spec_of
 from verifier.eagle_drafts import EagleDrafts
+from verifier.eagle_reading_graphs import ReadingGraphs
+from verifier.proposing import Asking, Read
+from verifier.request_state import RequestState
 
 SAMPLINGS = [
     SamplingParams(temperature=0.0, max_tokens=99),
@@ -40,3 +45,50 @@ def drafting(files: EagleFiles, target: Path, device: str) -> tuple[EagleDrafts,
     )
     layer, reading = files.load(runner, 64)
     return EagleDrafts(layer, reading, runner.shape.max_tokens), runner
+
+
+def reading(drafts: EagleDrafts) -> ReadingGraphs:
+    """Its captured reads, whose shapes are captured when they come for the first time."""
+    graphs = drafts._reading_graphs
+    assert graphs is not None
+    graphs._captured._capture_at = graphs._captured._capture_at_beside = 1
+    return graphs
+
+
+class Decoding:
+    """Requests whose target's forwards are read, step by step."""
+
+    def __init__(
+        self,
+        drafts: EagleDrafts,
+        runner: ModelRunner,
+        number: int,
+        samplings: Sequence[SamplingParams] = SAMPLINGS,
+    ) -> None:
+        self.drafts, self.runner = drafts, runner
+        self.lengths = [0] * number
+        self.states = [
+            RequestState(spec_of(f"r{i}", [5 + i], samplings[i % len(samplings)]), runner.shape)
+            for i in range(number)
+        ]
+
+    def step(self, counts: dict[int, int], *, is_asked: bool = True) -> None:
+        """Forward and read so many more rows of some requests."""
+        segments, reads, first = [], [], 0
+        for i, rows in counts.items():
+            length, slots = self.lengths[i], np.arange(60, dtype=np.int32) + np.int32(60 * i)
+            numbers = np.arange(length, length + rows, dtype=np.int32)
+            tokens = (7 * numbers + 3 * i) % 80 + 2
+            segment = Segment(tokens, numbers, slots[length : length + rows], slots[:length])
+            segments.append(segment)
+            kept = np.arange(rows, dtype=np.int32) + np.int32(first)
+            after = (7 * (numbers + 1) + 3 * i) % 80 + 2
+            reads.append(Read(f"r{i}", kept, after, numbers, segment.slots, segment.past))
+            first += rows
+            self.lengths[i] = length + rows
+        self.runner.forward(segments, np.arange(first, dtype=np.int32))
+        self.drafts.read(reads, is_asked=is_asked)
+
+    def asking(self, requests: Sequence[int], depth: int = 2, width: int = 2) -> list[Asking]:
+        """For requests, by their places among those read last."""
+        return [Asking(self.states[i], [7], 0, width, depth, place) for place, i in enumerate(requests)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -99,7 +98,7 @@ def test_drafts_are_those_of_a_cpu_and_wait_once(target: Path, tmp_path: Path, c
     found = never_waiting(lambda: drafts.propose(asking)())
     assert [one.token.shape for one in found] == [(DEPTH, WIDTH)] * 2
     # What ends drafts is asked a layer late, and waits for events only.
-    certain = [dataclasses.replace(one, least_logp=0.0) for one in asking]
+    certain = [msgspec.structs.replace(one, least_logp=0.0) for one in asking]
     found = never_waiting(lambda: drafts.propose(certain)())
     assert [one.token.shape for one in found] == [(2, WIDTH)] * 2
     dear = EstimateRule(

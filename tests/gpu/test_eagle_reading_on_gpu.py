@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,64 +11,16 @@ from transformers import LlamaForCausalLM
 
 from engine.eagle_loading import EagleFiles
 from engine.padded_segments import Shape
-from engine.runner import ModelRunner, Segment
 from tests.eagle_reference import EagleReference
 from tests.emulated_cuda import Emulation
-from tests.gpu.eagle_on_device import SAMPLINGS, assert_same_choices, drafting
-from tests.verifier.target import spec_of
+from tests.gpu.eagle_on_device import Decoding, assert_same_choices, drafting, reading
 from verifier import eagle_drafts, eagle_reading_graphs
-from verifier.eagle_drafts import EagleDrafts
-from verifier.eagle_reading_graphs import ReadingGraphs
-from verifier.proposing import Asking, Read
-from verifier.request_state import RequestState
-
-WIDTH, DEPTH = 2, 2
 
 
 @pytest.fixture
 def files(target: Path, tmp_path: Path) -> EagleFiles:
     reference = EagleReference(LlamaForCausalLM.from_pretrained(target).eval(), draft_tokens=range(2, 90))
     return EagleFiles.of(reference.write(tmp_path / "eagle"), target)
-
-
-def reading(drafts: EagleDrafts) -> ReadingGraphs:
-    """Its captured reads, whose shapes are captured when they come for the first time."""
-    graphs = drafts._reading_graphs
-    assert graphs is not None
-    graphs._captured._capture_at = graphs._captured._capture_at_beside = 1
-    return graphs
-
-
-class Decoding:
-    """Requests whose target's forwards are read, step by step."""
-
-    def __init__(self, drafts: EagleDrafts, runner: ModelRunner, number: int) -> None:
-        self.drafts, self.runner = drafts, runner
-        self.lengths = [0] * number
-        self.states = [
-            RequestState(spec_of(f"r{i}", [5 + i], SAMPLINGS[i % 2]), runner.shape) for i in range(number)
-        ]
-
-    def step(self, counts: dict[int, int], *, is_asked: bool = True) -> None:
-        """Forward and read so many more rows of some requests."""
-        segments, reads, first = [], [], 0
-        for i, rows in counts.items():
-            length, slots = self.lengths[i], np.arange(60, dtype=np.int32) + np.int32(60 * i)
-            numbers = np.arange(length, length + rows, dtype=np.int32)
-            tokens = (7 * numbers + 3 * i) % 80 + 2
-            segment = Segment(tokens, numbers, slots[length : length + rows], slots[:length])
-            segments.append(segment)
-            kept = np.arange(rows, dtype=np.int32) + np.int32(first)
-            after = (7 * (numbers + 1) + 3 * i) % 80 + 2
-            reads.append(Read(f"r{i}", kept, after, numbers, segment.slots, segment.past))
-            first += rows
-            self.lengths[i] = length + rows
-        self.runner.forward(segments, np.arange(first, dtype=np.int32))
-        self.drafts.read(reads, is_asked=is_asked)
-
-    def asking(self, requests: Sequence[int], depth: int = DEPTH) -> list[Asking]:
-        """For requests, by their places among those read last."""
-        return [Asking(self.states[i], [7], 0, WIDTH, depth, place) for place, i in enumerate(requests)]
 
 
 def test_what_is_read_is_what_a_cpu_reads(files: EagleFiles, target: Path, cuda: torch.device) -> None:
