@@ -35,7 +35,7 @@ from verifier.messages import PrefillItem, VerifyCall, VerifyItem
 from verifier.proposing import Asking, Read
 from verifier.verifier import Verifier
 
-VOCAB, PROMPT_TOKENS, MOST_TOKENS = 4096, 300, 4096
+PROMPT_TOKENS, MOST_TOKENS = 300, 4096
 
 
 class NoModel:
@@ -43,12 +43,12 @@ class NoModel:
 
     key_tokens = KeyTokens(0, 0)
 
-    def __init__(self, num_slots: int, rows: int) -> None:
+    def __init__(self, num_slots: int, rows: int, vocab: int) -> None:
         """Logits for so many rows."""
         self.num_slots = num_slots
-        self.shape = ModelShape(VOCAB, MOST_TOKENS, num_layers=1, kv_bytes_per_token=1)
+        self.shape = ModelShape(vocab, MOST_TOKENS, num_layers=1, kv_bytes_per_token=1)
         generator = torch.Generator().manual_seed(0)
-        self._logits = torch.randn(rows, VOCAB, generator=generator)
+        self._logits = torch.randn(rows, vocab, generator=generator)
 
     def forward(self, segments: Sequence[Segment], keep: NDArray[np.int32]) -> torch.Tensor:
         """See `ModelRunner`."""
@@ -58,9 +58,9 @@ class NoModel:
 class NoLayer:
     """A `ReadingProposer` of chains that are there before it is asked."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, vocab: int) -> None:
         """So deep."""
-        self._depth = depth
+        self._depth, self._vocab = depth, vocab
         self._rng = np.random.default_rng(0)
 
     def hold(self, num_rows: int) -> torch.Tensor:
@@ -84,7 +84,7 @@ class NoLayer:
     ) -> Callable[[], list[Proposals]]:
         """See `Proposer`."""
         shape = (len(asking), self._depth, 1)
-        token = self._rng.integers(0, VOCAB, shape, dtype=np.int32)
+        token = self._rng.integers(0, self._vocab, shape, dtype=np.int32)
         logp, parent = np.full(shape, -0.1, dtype=np.float32), np.zeros(shape, dtype=np.int32)
         positions = [len(one.state.tokens) + len(one.tokens) for one in asking]
         found = [
@@ -104,7 +104,9 @@ class Cost:
     ms: float
 
 
-def measure(requests: int, nodes: int, pool: int, calls: int, *, is_ahead: bool = False) -> Cost:
+def measure(
+    requests: int, nodes: int, pool: int, calls: int, *, is_ahead: bool = False, vocab: int = 4096
+) -> Cost:
     """Verify chains that the target nearly always refuses, of requests that began with one prompt.
 
     If `is_ahead`, as of calls that are sent before the token at the root is known: the root alone, or a chain
@@ -112,8 +114,9 @@ def measure(requests: int, nodes: int, pool: int, calls: int, *, is_ahead: bool 
     """
     rng = np.random.default_rng(0)
     depth = nodes - 1 if is_ahead else 0
-    verifier = Verifier(NoModel(pool, requests * nodes), proposer=NoLayer(depth) if depth else None)
-    prompt = rng.integers(0, VOCAB, PROMPT_TOKENS).tolist()
+    proposer = NoLayer(depth, vocab) if depth else None
+    verifier = Verifier(NoModel(pool, requests * nodes, vocab), proposer=proposer)
+    prompt = rng.integers(0, vocab, PROMPT_TOKENS).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=MOST_TOKENS - PROMPT_TOKENS)
     names = [f"r{number}" for number in range(requests)]
     specs = [
@@ -130,7 +133,7 @@ def measure(requests: int, nodes: int, pool: int, calls: int, *, is_ahead: bool 
     for number in range(calls):
         trees = {
             name: TokenTree.chain(
-                roots[name], rng.integers(0, VOCAB, nodes - 1).tolist(), [-0.5] * (nodes - 1)
+                roots[name], rng.integers(0, vocab, nodes - 1).tolist(), [-0.5] * (nodes - 1)
             )
             for name in names
         }
@@ -161,6 +164,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--ahead", action="store_true", help="calls that are sent ahead, with chains as EAGLE proposes them"
     )
+    parser.add_argument(
+        "--vocab",
+        type=int,
+        default=4096,
+        help="tokens; decisions over few take next to nothing, as for a GPU",
+    )
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -171,7 +180,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     for pool in arguments.pool:
         for nodes in arguments.nodes:
             for requests in arguments.requests:
-                cost = measure(requests, nodes, pool, arguments.calls, is_ahead=arguments.ahead)
+                cost = measure(
+                    requests,
+                    nodes,
+                    pool,
+                    arguments.calls,
+                    is_ahead=arguments.ahead,
+                    vocab=arguments.vocab,
+                )
                 costs.append(cost)
                 table.add_row(
                     f"{pool:,}",
