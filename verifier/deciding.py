@@ -32,6 +32,8 @@ def rows_read(planned: Planned, decided: Decided, first: int) -> Read:
     """The rows kept of an item whose rows begin at `first` of the forward, and the token after each."""
     segment, verdict, kept = planned.segment, decided.verdict, decided.kept
     n = len(kept)
+    # The first ones, as of prompts and chains: views are enough.
+    which = slice(n) if kept[-1] == n - 1 else np.array(kept, dtype=np.int32)
     if verdict is not None and len(verdict.tokens) == n:  # of a tree: each decided what comes after it
         tokens = np.array(verdict.tokens, dtype=np.int32)
     else:
@@ -39,22 +41,15 @@ def rows_read(planned: Planned, decided: Decided, first: int) -> Read:
             last = verdict.tokens[-1]
         else:  # nothing was decided: what is known of the prompt goes on
             last = planned.state.tokens[int(segment.positions[kept[-1]]) + 1]
-        tokens = np.append(segment.tokens[kept[1:]], np.int32(last))
-    request_id, is_prompt = planned.state.request_id, planned.is_prefill
-    if kept[-1] == n - 1:  # the first ones, as of prompts and chains: views are enough
-        rows = np.arange(first, first + n, dtype=np.int32)
-        return Read(
-            request_id, rows, tokens, segment.positions[:n], segment.slots[:n], segment.past, is_prompt
-        )
-    which = np.array(kept, dtype=np.int32)
+        tokens = np.append(segment.tokens[which][1:], np.int32(last))
     return Read(
-        request_id,
-        which + np.int32(first),
-        tokens,
-        segment.positions[which],
-        segment.slots[which],
-        segment.past,
-        is_prompt,
+        request_id=planned.state.request_id,
+        rows=np.arange(first, first + n, dtype=np.int32) if isinstance(which, slice) else which + first,
+        tokens=tokens,
+        positions=segment.positions[which],
+        slots=segment.slots[which],
+        past=segment.past,
+        is_prompt=planned.is_prefill,
     )
 
 
