@@ -140,3 +140,28 @@ def test_policies_with_the_costlier_target() -> None:
             said = numbers(rows[f"goodput in tokens, `flotilla` to {label}".strip("`")][place])[0]
             assert as_written(goodput["flotilla"] / goodput[other], said, digits), (point["key"], label)
     assert len(points) == 4
+
+
+def test_beside_vllm() -> None:
+    rows = table("../benchmarks/README.md", "| | demo target, one stream |", "## Beside vLLM")
+    engines = ("flotilla", "vllm base", "vllm ngram", "vllm draft")
+    in_readme = (DOCS.parent / "README.md").read_text()
+    for name, first, short in (("vllm-compiled", 0, ""), ("vllm-compiled-deep", 2, "costlier target ")):
+        held = record(name)
+        for place, streams in ((first, 1), (first + 1, 8)):
+            column = [numbers(row[1:][place]) for row in rows]
+            rates = {
+                one["engine"]: one["tokens_per_s"]
+                for one in held["cells"]
+                if (one["domain"], one["concurrency"]) == ("all", streams)
+            }
+            assert len(rates) == len(engines)
+            for engine, said in zip(engines, column[:4], strict=True):
+                assert as_written(rates[engine], said[0], 0), (name, streams, engine)
+            times = {one["engine"]: one for one in held["latency"] if one["concurrency"] == streams}
+            for key, row in (("tpot_ms", column[4]), ("ttft_ms", column[5])):
+                for engine, said in zip(engines, row, strict=True):
+                    digits = 1 if said != int(said) or said < 20 else 0
+                    assert as_written(times[engine][key]["p50"], said, digits), (name, streams, key, engine)
+            ratios = " / ".join(f"{rates['flotilla'] / rates[engine]:.1f}x" for engine in engines[1:])
+            assert f"{short}{ratios} |" in in_readme or f"{short}{ratios};" in in_readme, ratios
