@@ -187,6 +187,11 @@ def add_console_routes(app: FastAPI, state: ConsoleState) -> None:
         """The page."""
         return served(request, "index.html")
 
+    @app.get("/console/", include_in_schema=False)
+    async def console_directory() -> Response:
+        """Sent to the page, relative: a proxy may serve it under a prefix."""
+        return Response(status_code=308, headers=HEADERS | {"Location": "../console"})
+
     @app.get("/console/state")
     async def console_state() -> Response:
         """What the console shows of cells, drafters and objectives."""

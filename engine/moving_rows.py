@@ -74,11 +74,6 @@ class BeamRows(msgspec.Struct, frozen=True, eq=False, gc=False):
         """That have slots."""
         return len(self.slots) // self.width
 
-    @property
-    def num_columns(self) -> int:
-        """Keys of which rows see some."""
-        return len(self.above) + len(self.slots)
-
 
 class MovingRows:
     """What the forwards of the layers of beams of one shape are given, in tensors that stay where they are.

@@ -193,11 +193,11 @@ class EagleDrafts:
         growth, width = Growth.of(asking, self.device), roots.width
         logp, token = self._best(roots.scores, None if rankings is None else rankings[0], width)
         layers = [growth.first(logp, token)]
-        forwards = None if ending is None else self._forwards(roots)
+        if ending is None:
+            return _stacked(layers)
+        forwards = self._forwards(roots)
         for below in range(1, depth):
             layer = layers[-1]
-            assert ending is not None
-            assert forwards is not None
             if not ending.another(layer):
                 break
             ranked = None if rankings is None else [row for row in rankings[below] for _ in range(width)]

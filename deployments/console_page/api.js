@@ -14,7 +14,8 @@ export class ApiError extends Error {
   }
 }
 
-const at = (path) => new URL(path, document.baseURI);
+// The page is `console` beside the API, under whatever prefix a proxy puts both.
+const at = (path) => new URL(path.slice(1), document.baseURI);
 
 function headers(extra = {}) {
   return key === "" ? extra : { ...extra, Authorization: `Bearer ${key}` };

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from functools import partial
+from urllib.parse import urljoin
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 from cluster.members import Member
 from cluster.security_config import SecurityConfig
@@ -91,8 +93,16 @@ def test_metrics_of_several_cells_are_counted_together() -> None:
 async def test_the_page_comes_without_a_key_and_from_here_alone(http: httpx.AsyncClient) -> None:
     page = await http.get("/console")
     assert page.status_code == 200
-    for name in re.findall(r'(?:href|src)="(/[^"]*)"', page.text):
-        assert (await http.get(name)).status_code == 200
+    files = re.findall(r'(?:href|src)="(?!data:|#)([^"]*)"', page.text)
+    assert len(files) == 2
+    for name in files:
+        assert (await http.get(urljoin("/console", name))).status_code == 200
+        assert urljoin("/behind/a/console", name).startswith("/behind/a/console/"), (
+            "a proxy may have a prefix"
+        )
+    slashed = await http.get("/console/")
+    assert slashed.status_code == 308
+    assert urljoin("http://host/behind/console/", slashed.headers["location"]) == "http://host/behind/console"
     for path in PAGE.iterdir():
         response = await http.get("/console" if path.name == "index.html" else f"/console/{path.name}")
         assert response.content == path.read_bytes()
@@ -202,6 +212,32 @@ async def test_the_page_asks_for_the_key_and_keeps_it_nowhere(url: str, cell: Ce
             assert stored == [0, 0, ""]
             assert KEY not in json.dumps(await context.storage_state())
             assert await page.locator("#key").input_value() == ""
+        finally:
+            await browser.close()
+
+
+@needs_chromium
+async def test_the_page_works_under_a_prefix_that_a_proxy_takes_off(cell: CellStandIn) -> None:
+    from playwright.async_api import async_playwright, expect
+
+    app = create_app(ApiService(cell, codec()))
+
+    async def proxied(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            assert scope["path"].startswith("/behind/a/"), scope["path"]
+            scope = {**scope, "path": scope["path"].removeprefix("/behind/a")}
+        await app(scope, receive, send)
+
+    async with served(proxied) as url, async_playwright() as playwright:
+        browser = await playwright.chromium.launch(**LAUNCH)
+        try:
+            page = await browser.new_page()
+            await page.goto(f"{url}/behind/a/console/")
+            assert page.url == f"{url}/behind/a/console"
+            await expect(page.locator("#connection")).to_contain_text("live")
+            await page.locator("#send").click()
+            await expect(page.locator("#answer-status")).to_contain_text("done: ")
+            assert await page.locator("#answer").text_content() == ANSWER
         finally:
             await browser.close()
 
