@@ -73,7 +73,7 @@ class EagleDrafts:
         self._graphs: EagleGraphs | None = None
         self._reading_graphs: ReadingGraphs | None = None
         if graphs and isinstance(layer.attention, TritonAttention) and self.device.type == "cuda":
-            self._graphs = EagleGraphs(layer, self._slots, max_tokens)
+            self._graphs = EagleGraphs(layer, self._slots, max_tokens, runner.shape.vocab_size)
             self._reading_graphs = ReadingGraphs(layer, self._slots.spare, max_tokens)
         self._endings = Endings(self.device)
         self._reading = EagleReading(layer, runner, self._reading_graphs)
@@ -146,8 +146,11 @@ class EagleDrafts:
         """First drafts of small batches, whose cost no request should pay, and captures; before the first
         request."""
         states = []
-        for temperature in (0.0, 1.0):
-            params = SamplingParams(temperature=temperature, max_tokens=1 << 20, seed=0)
+        # Greedy, sampled, and of those whose tokens are not chosen by what is captured.
+        for temperature, presence_penalty in ((0.0, 0.0), (1.0, 0.0), (1.0, 0.5)):
+            params = SamplingParams(
+                temperature=temperature, presence_penalty=presence_penalty, max_tokens=1 << 20, seed=0
+            )
             spec = RequestSpec(request_id="warm-up", tokens=[0], prompt_len=1, sampling=params)
             states.append(RequestState(spec, self._runner.shape))
         zero = np.zeros(1, dtype=np.int32)
@@ -165,7 +168,6 @@ class EagleDrafts:
             self.read(
                 [Read(str(i), one, zero, zero, one, zero[:0]) for i, one in enumerate(slots)], is_asked=True
             )
-            # Those of greedy requests are captured with the choice of their tokens, others without.
             for state in states if self._graphs is not None else states[:1]:
                 for _ in range(1 if self._graphs is None else CAPTURE_AT):
                     self.propose([Asking(state, [0], i, width, _WARM_DEPTH, i) for i in range(n)])()
@@ -183,7 +185,7 @@ class EagleDrafts:
         rankings = _rankings(asking, depth)
         roots = self._roots(asking, depth, width, has_rankings=rankings is not None)
         ending = Ending(asking, depth, self.device, rule, self._endings) if depth > 1 else None
-        if rankings is None and ending is not None and self._graphs is not None:
+        if ending is not None and self._graphs is not None:
             growing = self._graphs.growing(roots, asking)
             if growing is not None:
                 newest = growing.newest()

@@ -14,15 +14,16 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from engine.captured_shapes import CapturedShapes
+from engine.captured_shapes import CapturedShapes, ShapeOf
 from engine.capturing import captured
 from engine.eagle import EagleLayer
 from engine.moving_rows import BeamRows, BeamShape, MovingRows, can_move
 from engine.padded_segments import power_of_two
 from engine.triton_attention import TritonAttention
+from engine.triton_sampling import described_rows
 from verifier.eagle_beams import Beams, ends
 from verifier.eagle_forwards import DraftSlots, Roots
-from verifier.eagle_growing import MOST_STOPS, GrowingLayers
+from verifier.eagle_growing import MOST_STOPS, GrowingLayers, GrowingShape
 from verifier.proposing import Asking
 
 Captured = TypeVar("Captured")
@@ -39,13 +40,14 @@ class EagleGraphs:
     With tensor parallelism all ranks capture at the same calls.
     """
 
-    def __init__(self, layer: EagleLayer, slots: DraftSlots, max_tokens: int) -> None:
-        """For beams over `slots` of the layer's attention, after at most `max_tokens` of a sequence."""
+    def __init__(self, layer: EagleLayer, slots: DraftSlots, max_tokens: int, vocab_size: int) -> None:
+        """For beams over `slots` of the layer's attention, after at most `max_tokens` of a sequence of the
+        target, which has so many tokens."""
         assert isinstance(layer.attention, TritonAttention)
         self._layer, self._attention, self._slots = layer, layer.attention, slots
-        self._max_tokens = max_tokens
+        self._max_tokens, self._vocab_size = max_tokens, vocab_size
         self._captured = CapturedShapes[BeamShape, CapturedLayer](MOST_SHAPES)
-        self._growing = CapturedShapes[BeamShape, GrowingLayers](MOST_SHAPES)
+        self._growing = CapturedShapes[GrowingShape, GrowingLayers](MOST_SHAPES)
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._pool = torch.cuda.graph_pool_handle()
         # What layers of all shapes leave: each is read before the next is begun.
@@ -61,13 +63,14 @@ class EagleGraphs:
         return found if found is not None and found.begin(beams, roots.hidden) else None
 
     def growing(self, roots: Roots, asking: Sequence[Asking]) -> GrowingLayers | None:
-        """The layers of beams that are ranked by logits alone, begun with the one after the roots; None
-        if they are chosen one by one."""
-        shape, beams = BeamShape(power_of_two(len(roots.reads)), roots.width), self._beams(roots)
-        if shape.num_rows > MOST_ROWS or not can_move(beams):
+        """The layers of beams, begun with the one after the roots; None if they are chosen one by one."""
+        params = [one.state.params for one in asking]
+        is_sampled = not all(one.is_greedy for one in params)
+        shape = GrowingShape(BeamShape(power_of_two(len(roots.reads)), roots.width), is_sampled)
+        beams, stops = self._beams(roots), ends(asking)
+        if shape.num_rows > MOST_ROWS or not can_move(beams) or max(map(len, stops)) > MOST_STOPS:
             return None
-        stops = ends(asking)
-        if max(map(len, stops)) > MOST_STOPS:
+        if any(one.adjusts_logits for one in params):
             return None
         found = self._serving(self._growing, shape, partial(self._capture_growing, shape, roots))
         if found is None:
@@ -75,15 +78,19 @@ class EagleGraphs:
         if roots.held is not None and found.held is not roots.held:
             self._capture_first(found, roots.held)
         least = [one.stop_token_logp for one in asking]
-        return found if found.begin(beams, roots, stops, least) else None
+        sampling = None
+        if found.shape.is_sampled:
+            positions = [one.state.num_output + len(one.tokens) for one in asking]
+            sampling = described_rows(params, positions, self._vocab_size)
+        return found if found.begin(beams, roots, stops, least, sampling) else None
 
     @property
-    def shapes(self) -> list[BeamShape]:
+    def shapes(self) -> list[BeamShape | GrowingShape]:
         """Those that are replayed, in the order of their capture, and then those that grow by themselves."""
         return [*self._captured.shapes, *self._growing.shapes]
 
     def _serving(
-        self, captured: CapturedShapes[BeamShape, Captured], shape: BeamShape, capture: Callable[[], Captured]
+        self, captured: CapturedShapes[ShapeOf, Captured], shape: ShapeOf, capture: Callable[[], Captured]
     ) -> Captured | None:
         """What serves a shape, captured now if that is due."""
         found = captured[shape]
@@ -110,15 +117,21 @@ class EagleGraphs:
             for own, read in zip(slots, roots.reads, strict=True)
         ]
 
-    def _capture_growing(self, shape: BeamShape, roots: Roots) -> GrowingLayers:
-        hidden, spare = self._hidden_of(roots), self._slots.spare
-        made = GrowingLayers(self._layer, shape, self._max_tokens, spare, hidden)
+    def _capture_growing(self, shape: GrowingShape, roots: Roots) -> GrowingLayers:
+        made = GrowingLayers(
+            self._layer,
+            shape,
+            max_tokens=self._max_tokens,
+            vocab_size=self._vocab_size,
+            spare=self._slots.spare,
+            hidden=self._hidden_of(roots),
+        )
         made.graph = captured(made.compute, self._pool, self._graphs)
         return made
 
     def _capture_first(self, growing: GrowingLayers, held: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Capture the layer after roots that are read by a graph, if there is memory for it."""
-        if not self._growing.has_room or growing.shape.requests > len(held[0]):
+        if not self._growing.has_room or growing.shape.beams.requests > len(held[0]):
             return
         try:
             growing.capture_first(held, lambda compute: captured(compute, self._pool, self._graphs))

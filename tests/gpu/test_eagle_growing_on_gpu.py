@@ -17,19 +17,27 @@ from tests.eagle_reference import EagleReference
 from tests.emulated_cuda import Emulation
 from tests.gpu.eagle_on_device import Decoding, assert_same_choices, drafting, reading
 from verifier import eagle_graphs
+from verifier.eagle_growing import GrowingShape
 from verifier.proposing import Asking
 
 DEPTH = 3
-GREEDY = [
-    SamplingParams(temperature=0.0, max_tokens=99, stop_token_ids=stops) for stops in ((), (2, 3, 44), (5,))
+STOPS = ((), (2, 3, 44), (5,))
+GREEDY = [SamplingParams(temperature=0.0, max_tokens=99, stop_token_ids=stops) for stops in STOPS]
+# Two that sample, each in its own way, and a greedy one between.
+SAMPLED = [
+    SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=99, stop_token_ids=STOPS[0]),
+    GREEDY[1],
+    SamplingParams(temperature=1.3, top_k=20, min_p=0.01, seed=4, max_tokens=99, stop_token_ids=STOPS[2]),
 ]
 
 
-def decoding(target: Path, tmp_path: Path, device: str) -> Decoding:
+def decoding(
+    target: Path, tmp_path: Path, device: str, samplings: Sequence[SamplingParams] = GREEDY
+) -> Decoding:
     """Three requests, each with its own stop tokens; reads are captured at once."""
     reference = EagleReference(LlamaForCausalLM.from_pretrained(target).eval(), draft_tokens=range(2, 90))
     files = EagleFiles.of(reference.write(tmp_path / device), target)
-    found = Decoding(*drafting(files, target, device), 3, GREEDY)
+    found = Decoding(*drafting(files, target, device), 3, samplings)
     if device == "cuda":
         reading(found.drafts)
     return found
@@ -49,10 +57,13 @@ def assert_same_drafts(there: Decoding, here: Decoding, places: Sequence[int], w
         np.testing.assert_allclose(got.logp, expected.logp, atol=1e-3)
 
 
+@pytest.mark.parametrize("samplings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("width", [1, pytest.param(2, marks=pytest.mark.thorough)])
-def test_drafts_are_those_of_a_cpu(width: int, target: Path, tmp_path: Path, cuda: torch.device) -> None:
+def test_drafts_are_those_of_a_cpu(
+    width: int, samplings: list[SamplingParams], target: Path, tmp_path: Path, cuda: torch.device
+) -> None:
     """Of all that were read, of the first of them, and in another order, which no captured layer is for."""
-    there, here = (decoding(target, tmp_path, device) for device in ("cuda", "cpu"))
+    there, here = (decoding(target, tmp_path, device, samplings) for device in ("cuda", "cpu"))
     for number, (counts, places) in enumerate(
         [
             ((3, 9, 6), (0, 1, 2)),
@@ -67,12 +78,15 @@ def test_drafts_are_those_of_a_cpu(width: int, target: Path, tmp_path: Path, cud
         assert_same_drafts(there, here, places, width)
         graphs = there.drafts._graphs
         assert graphs is not None
-        growing = graphs._growing[BeamShape(4, width)]
+        growing = graphs._growing[GrowingShape(BeamShape(4, width), samplings is SAMPLED)]
         assert (growing is not None and growing.held is not None) == (number > 0)
 
 
-def test_a_draft_is_a_launch_a_layer(target: Path, tmp_path: Path, emulated: Emulation) -> None:
-    there = decoding(target, tmp_path, "cuda")
+@pytest.mark.parametrize("samplings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_draft_is_a_launch_a_layer(
+    samplings: list[SamplingParams], target: Path, tmp_path: Path, emulated: Emulation
+) -> None:
+    there = decoding(target, tmp_path, "cuda", samplings)
     for _ in range(2):
         there.step({0: 2, 1: 2, 2: 2})
         there.drafts.propose(asking(there, (0, 1, 2), 1))()
@@ -94,7 +108,7 @@ def test_without_memory_for_it_the_first_layer_is_computed_as_ever(
     graphs = there.drafts._graphs
     assert graphs is not None
     (shape,) = graphs._growing.shapes
-    assert shape == BeamShape(4, 1)
+    assert shape == GrowingShape(BeamShape(4, 1), is_sampled=False)
 
     def full(*arguments: object) -> None:
         raise torch.cuda.OutOfMemoryError("no more")

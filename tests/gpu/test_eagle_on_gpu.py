@@ -143,7 +143,11 @@ def test_captured_layers_draft_as_a_cpu_does(
     """Beams of other requests and depths before and after, and one request less than the shape has."""
     reference = EagleReference(LlamaForCausalLM.from_pretrained(target).eval(), draft_tokens=range(2, 90))
     files = EagleFiles.of(reference.write(tmp_path / "eagle"), target)
-    (captured, states), (ordinary, _) = proposing(files, target, "cuda"), proposing(files, target, "cpu")
+    # Of requests whose logits are adjusted, whose tokens are chosen outside.
+    adjusted = [msgspec.structs.replace(one, presence_penalty=0.5) for one in SAMPLINGS]
+    (captured, states), (ordinary, _) = (
+        proposing(files, target, device, adjusted) for device in ("cuda", "cpu")
+    )
     graphs = captured._graphs
     assert graphs is not None
     assert ordinary._graphs is None
@@ -194,7 +198,7 @@ def test_layers_that_grow_by_themselves_draft_as_a_cpu_does(
                 np.testing.assert_array_equal(one.token, other.token)
             # Behind what has ended stands any token, in any order.
             assert_same_paths(one, other)
-    assert graphs._growing.shapes == [(4, width)]
+    assert graphs._growing.shapes == [((4, width), False)]
     assert not graphs._captured.shapes
     # Where a path ends, and the rule of a call, are heard of as ever: a layer late.
     certain = [Asking(states[i], [7], 0, width, 5, i, least_logp=0.0) for i in range(3)]
