@@ -280,8 +280,8 @@ serve-8b)
     # Meanwhile nothing is timed. What tests need is in the tree only if the branch leaves it there.
     if [ -d tests/gpu ] && wanted tests; then
         python3 -m zipfile -e .gpu-ray/pytest_asyncio-*.whl /tmp/site-tests
-        for file in ${SESSION_TESTS:-captured_layers capturing decoding_attention drafts eagle eagle_reading \
-            hf_runner lossless nccl overlapped overlapped_eagle runners verify}; do
+        for file in ${SESSION_TESTS:-captured_layers capturing decoding_attention drafts eagle eagle_growing eagle_reading \
+            hf_runner lossless nccl overlapped overlapped_eagle planned_trees runners verify}; do
             beside "tests-$file" "${BESIDE_SECONDS:-80}" env TORCH_CUDNN_SDPA_DEPRIORITIZED=1 \
                 PYTHONPATH="$PYTHONPATH:/tmp/site-tests" $pytest "tests/gpu/test_${file}_on_gpu.py" \
                 -k "${SESSION_TESTS_KEYWORDS:-not flashinfer}"
@@ -334,7 +334,7 @@ serve-8b)
         sed "s|\"decisions_file\": *null|\"decisions_file\":$recorded|" "$found/serve.yaml" >"$found/compare.yaml"
         # shellcheck disable=SC2086
         bench compare "${COMPARE_SECONDS:-240}" compare --config "$found/compare.yaml" $policies \
-            --seeds 1 --duration "${SESSION_DURATION:-8}" --max-tokens 256
+            --seeds 1 --duration "${SESSION_DURATION:-8}" --max-tokens 256 --temperature "${SESSION_TEMPERATURE:-0}"
         # In pieces that are small enough to come back.
         [ ! -s "$found/decisions.jsonl" ] ||
             gzip -c "$found/decisions.jsonl" | split -b 15m - "$out/decisions.jsonl.gz."
