@@ -10,8 +10,9 @@ from transformers import LlamaForCausalLM
 
 from drafters.messages import DraftPlan
 from engine.eagle_loading import EagleFiles
+from engine.sampling_params import SamplingParams
 from tests.eagle_reference import EagleReference
-from tests.gpu.eagle_on_device import drafting
+from tests.gpu.eagle_on_device import SAMPLINGS, drafting
 from tests.verifier.planned import ahead, in_turn, verdicts_of
 from tests.verifier.target import spec_of
 from verifier.verifier import Verifier
@@ -19,13 +20,13 @@ from verifier.verifier import Verifier
 STEPS = 4
 
 
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize(("width", "samplings"), [(1, SAMPLINGS[:1]), (2, SAMPLINGS[:1]), (1, SAMPLINGS)])
 def test_planned_trees_are_those_that_would_have_been_sent(
-    target: Path, tmp_path: Path, cuda: torch.device, width: int
+    target: Path, tmp_path: Path, cuda: torch.device, width: int, samplings: list[SamplingParams]
 ) -> None:
     reference = EagleReference(LlamaForCausalLM.from_pretrained(target).eval(), draft_tokens=range(2, 90))
     files = EagleFiles.of(reference.write(tmp_path / "eagle"), target)
-    specs = [spec_of(f"r{i}", [3, 14, 15 + i, 9]) for i in range(3)]
+    specs = [spec_of(f"r{i}", [3, 14, 15 + i, 9], samplings[i % len(samplings)]) for i in range(3)]
     plan = DraftPlan(depth=3, width=width)
 
     def served(overlaps: bool) -> Verifier:
