@@ -131,12 +131,6 @@ def measure(
     roots = {one.request_id: one.verdict.tokens[-1] for one in done if one.verdict is not None}
     found = []
     for number in range(calls):
-        trees = {
-            name: TokenTree.chain(
-                roots[name], rng.integers(0, vocab, nodes - 1).tolist(), [-0.5] * (nodes - 1)
-            )
-            for name in names
-        }
         if is_ahead:
             plan = DraftPlan(depth=depth, width=1) if depth else None
             items = [
@@ -144,7 +138,11 @@ def measure(
                 for name in names
             ]
         else:
-            items = [VerifyItem(request_id=name, tree=trees[name]) for name in names]
+            drafts = rng.integers(0, vocab, (requests, nodes - 1)).tolist()
+            items = [
+                VerifyItem(request_id=name, tree=TokenTree.chain(roots[name], draft, [-0.5] * (nodes - 1)))
+                for name, draft in zip(names, drafts, strict=True)
+            ]
         call = VerifyCall(call_id=number + 1, verify=items)
         start = time.thread_time()
         result = verifier.step(call)

@@ -182,8 +182,8 @@ class EagleDrafts:
 
     def _grow(self, asking: Sequence[Asking], depth: int, width: int, rule: StopRule | None) -> torch.Tensor:
         """float64 [3, requests, layers, width], tokens, parents and log-probabilities of all beams."""
-        rankings = _rankings(asking, depth)
-        roots = self._roots(asking, depth, width, has_rankings=rankings is not None)
+        has_rankings = not all(one.state.params.ranks_by_logits for one in asking)
+        roots = self._roots(asking, depth, width, has_rankings=has_rankings)
         ending = Ending(asking, depth, self.device, rule, self._endings) if depth > 1 else None
         if ending is not None and self._graphs is not None:
             growing = self._graphs.growing(roots, asking)
@@ -192,6 +192,7 @@ class EagleDrafts:
                 while growing.num_layers < depth and ending.another(newest):
                     newest = growing.next()
                 return growing.found()
+        rankings = _rankings(asking, depth) if has_rankings else None
         growth, width = Growth.of(asking, self.device), roots.width
         logp, token = self._best(roots.scores, None if rankings is None else rankings[0], width)
         layers = [growth.first(logp, token)]
@@ -267,9 +268,7 @@ def _stacked(layers: Sequence[Beams]) -> torch.Tensor:
     return torch.stack([part.double() for part in of_layers])
 
 
-def _rankings(asking: Sequence[Asking], depth: int) -> list[list[Row]] | None:
-    """Per layer and request what the target's decision there depends on; None if on its logits alone."""
-    if all(one.state.params.ranks_by_logits for one in asking):
-        return None
+def _rankings(asking: Sequence[Asking], depth: int) -> list[list[Row]]:
+    """Per layer and request what the target's decision there depends on."""
     ahead = [one.state.rows_ahead(one.tokens, depth) for one in asking]
     return [list(rows) for rows in zip(*ahead, strict=True)]

@@ -64,13 +64,15 @@ class EagleGraphs:
 
     def growing(self, roots: Roots, asking: Sequence[Asking]) -> GrowingLayers | None:
         """The layers of beams, begun with the one after the roots; None if they are chosen one by one."""
-        params = [one.state.params for one in asking]
+        params, stops = [one.state.params for one in asking], ends(asking)
         is_sampled = not all(one.is_greedy for one in params)
         shape = GrowingShape(BeamShape(power_of_two(len(roots.reads)), roots.width), is_sampled)
-        beams, stops = self._beams(roots), ends(asking)
-        if shape.num_rows > MOST_ROWS or not can_move(beams) or max(map(len, stops)) > MOST_STOPS:
+        if shape.num_rows > MOST_ROWS or max(map(len, stops)) > MOST_STOPS:
             return None
         if any(one.adjusts_logits for one in params):
+            return None
+        beams = self._beams(roots)
+        if not can_move(beams):
             return None
         found = self._serving(self._growing, shape, partial(self._capture_growing, shape, roots))
         if found is None:
