@@ -101,8 +101,7 @@ def show(record: Record, summary: Sequence[PointSummary]) -> None:
     if any(point.paired for point in summary):
         tables.console.print(paired_table({point.key: point.paired for point in summary}))
     tables.console.print(
-        "In brackets: 95 % bootstrap intervals over seeds, of paired times over requests. "
-        "Steps: seconds of whole decode iterations."
+        "In brackets: 95 % bootstrap intervals over seeds. Steps: seconds of whole decode iterations."
     )
     errors: dict[str, int] = {}
     for run in record.runs:

@@ -31,6 +31,8 @@ LEAST_CHUNK = 8
 # A prompt that has waited for so many seconds is computed whatever it costs the others: no queue of prompts
 # forms, and short bursts are smoothed.
 PROMPT_PATIENCE_S = 0.3
+# Only prompts wait whose tokens take less than this share of their time if they are read in pieces.
+CHEAP_SHARE = 0.8
 # Nor does it wait longer than the tightest TPOT objective for whose sake it waits allows for so many tokens.
 # The work of a prompt is only put off, and who waits for it makes the batches after it larger.
 PATIENCE_TOKENS = 2
@@ -128,9 +130,11 @@ class Flotilla:
         running: Collection[Request],
         context: BatchContext,
     ) -> list[Chunk]:
-        """Prompts by deadline, as many tokens as no running request's TPOT objective is broken by.
+        """Prompts by deadline, in pieces that break no running request's TPOT objective, where pieces save time.
 
-        Once a prompt has waited for its patience, `PROMPT_PATIENCE_S` at most, there is no such limit.
+        Elsewhere a prompt waits for nobody: it would be read a call later, for as long, and by then those who
+        decode are mostly the same. Once one has waited for its patience, `PROMPT_PATIENCE_S` at most, no
+        prompt does.
         """
         if not prefilling or awaits_drafts(verifying, running, context):
             return []
@@ -138,18 +142,40 @@ class Flotilla:
         limit_s = call_limit_s(verifying, num_rows, running, context)
         if limit_s == INFINITE or _is_impatient(prefilling, running, context):
             return chunked(ordered, context.chunk_tokens)
-        time = CallTime.of(verifying, num_rows, context)
+        time, empty = (CallTime.of(verifying, num_rows, context) for _ in range(2))
         chunks: list[Chunk] = []
         budget = context.chunk_tokens
         for request in ordered:
-            most = min(budget, tokens_left(request))
-            tokens = time.most_tokens(request, most, limit_s / MARGIN)
-            if tokens == 0 or tokens < min(LEAST_CHUNK, most):
+            if budget == 0:
                 break
+            most = tokens = min(budget, tokens_left(request))
+            if _pieces_save(empty, request, most):
+                tokens = time.most_tokens(request, most, limit_s / MARGIN)
+            if tokens == 0 or tokens < min(LEAST_CHUNK, most):
+                continue
             time.add(request, tokens, is_chunk=True)
             chunks.append((request, tokens))
             budget -= tokens
         return chunks
+
+
+def _pieces_save(empty: CallTime, request: Request, num_tokens: int) -> bool:
+    """Whether tokens of a prompt take less time a few to a call than so many in one.
+
+    They do where rows up to the roofline's knee are nearly free, as on a GPU beside few that decode.
+
+    Args:
+        empty: the call without any prompt, as later ones are taken to be.
+        request: the prompt's.
+        num_tokens: of its prompt, that the call could take.
+    """
+    few = max(LEAST_CHUNK, num_tokens // 8)
+    if few >= num_tokens:
+        return False
+    without_s = empty.seconds()
+    few_s = (empty.seconds_with(request, few) - without_s) / few
+    all_s = (empty.seconds_with(request, num_tokens) - without_s) / num_tokens
+    return few_s < CHEAP_SHARE * all_s
 
 
 def _is_impatient(prefilling: Sequence[Request], running: Collection[Request], context: BatchContext) -> bool:

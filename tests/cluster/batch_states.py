@@ -41,6 +41,14 @@ def cost(token_s: float = 5e-4, each_s: float = 2e-4, fixed_s: float = 5e-3) -> 
     )
 
 
+def roofline(num_free: int, fixed_s: float = 5e-3) -> CostModel:
+    """A target whose rows are nearly free up to so many: prompts read in pieces take less of its time."""
+    target = LinearCost(
+        alpha=1e-7, gamma=5e-6, rho=2e-4, delta=fixed_s, gamma_knee=5e-4, knee_tokens=num_free
+    )
+    return CostModel(CostProfile(target=target, overhead_s=5e-4))
+
+
 def context(**changes: Any) -> BatchContext:
     fields: dict[str, Any] = {
         "now": NOW,

@@ -1,4 +1,4 @@
-"""Our batching rule: no chunk breaks an objective that could be kept, and nobody waits forever."""
+"""Our batching rule: where pieces save time none breaks an objective that could be kept; nobody waits long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.batching.flotilla import LEAST_CHUNK, PATIENCE_TOKENS, PROMPT_PATIE
 from cluster.batching.registry import make_rule
 from cluster.batching.slack import MARGIN
 from cluster.requests import Request, State
-from tests.cluster.batch_states import NOW, cells, context, cost, ids, of_state, request, requests_in
+from tests.cluster.batch_states import NOW, cells, context, ids, of_state, request, requests_in, roofline
 from tests.examples import examples
 
 FLOTILLA = make_rule("flotilla")
@@ -25,7 +25,13 @@ def call_seconds(
     """The call with a chunk of one prompt in it, straight from the cost model's coefficients."""
     target = c.cost.profile.target
     seconds = target.delta + target.rho * (len(verifying) + (chunk > 0)) + target.gamma * (num_rows + chunk)
+    seconds += target.gamma_knee * max(0.0, num_rows + chunk - target.knee_tokens)
     return seconds + target.alpha * sum(r.num_tokens for r in verifying)
+
+
+def just_in_time_s(tpot_ms: float) -> float:
+    """What is fixed of a call that keeps one request's objective, but not beside any prompt."""
+    return (tpot_ms / MARGIN - 0.3) / 1e3
 
 
 def is_kept(member: Request, seconds: float, c: BatchContext) -> bool:
@@ -41,12 +47,14 @@ def is_kept(member: Request, seconds: float, c: BatchContext) -> bool:
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[list[Request], Request, BatchContext]:
-    """Drafted requests, a prompt that has just arrived, and nobody else."""
+    """Drafted requests, a prompt that has just arrived, and nobody else; some rows of a prompt are free."""
     limits = context(
-        chunk_tokens=draw(st.sampled_from([16, 64])), num_committed=draw(st.sampled_from([1.0, 2.5]))
+        chunk_tokens=draw(st.sampled_from([16, 64])),
+        num_committed=draw(st.sampled_from([1.0, 2.5])),
+        cost=roofline(draw(st.sampled_from([18, 20]))),
     )
     verifying = [draw(requests_in(n, State.DRAFTED)) for n in range(draw(st.integers(1, 5)))]
-    prompt = request(9, State.PREFILLING, prompt=draw(st.integers(1, 100)), arrived=NOW)
+    prompt = request(9, State.PREFILLING, prompt=draw(st.integers(9, 100)), arrived=NOW)
     return verifying, prompt, limits
 
 
@@ -98,10 +106,32 @@ def test_a_prompt_that_has_waited_is_computed_at_any_cost(
     """As long as some tokens of the objective it waits for, a share of its own, and never for long."""
     verifying = [request(0, State.DRAFTED, tpot_ms=tpot_ms, output=1, decoding_s=0.0)]
     prompt = request(1, State.PREFILLING, prompt=40, ttft_ms=ttft_ms)
-    limits = context(num_committed=1.0, cost=cost(fixed_s=(0.9 * tpot_ms - 1.6) / 1e3))
+    limits = context(num_committed=1.0, cost=roofline(10, just_in_time_s(tpot_ms)))
     for waited_s, chunks in ((patience_s - 0.01, []), (patience_s + 1e-6, [(prompt, 40)])):
         prompt.arrived = NOW - waited_s
         assert FLOTILLA.prefill([prompt], verifying, 1, [*verifying, prompt], limits) == chunks
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "num_free", "is_put_off"), [(40, 0, False), (40, 10, True), (8, 4, False)]
+)
+def test_a_prompt_waits_only_where_pieces_save_time(num_prompt: int, num_free: int, is_put_off: bool) -> None:
+    """Not where every row costs as much, nor if it is too short to be cut."""
+    verifying = [request(0, State.DRAFTED, tpot_ms=8.0, output=1, decoding_s=0.0)]
+    prompt = request(1, State.PREFILLING, prompt=num_prompt, arrived=NOW)
+    limits = context(num_committed=1.0, cost=roofline(num_free, just_in_time_s(8.0)))
+    chunks = FLOTILLA.prefill([prompt], verifying, 1, [*verifying, prompt], limits)
+    assert chunks == ([] if is_put_off else [(prompt, num_prompt)])
+
+
+def test_who_waits_does_not_keep_others_waiting() -> None:
+    """Behind a prompt of which nothing is read one that is too short to be cut is read."""
+    verifying = [request(0, State.DRAFTED, tpot_ms=8.0, output=1, decoding_s=0.0)]
+    long = request(1, State.PREFILLING, prompt=40, arrived=NOW)
+    short = request(2, State.PREFILLING, prompt=8, arrived=NOW)
+    limits = context(num_committed=1.0, cost=roofline(10, just_in_time_s(8.0)))
+    chunks = FLOTILLA.prefill([long, short], verifying, 1, [*verifying, long, short], limits)
+    assert chunks == [(short, 8)]
 
 
 @pytest.mark.parametrize("rule", ["flotilla", "sarathi", "priority"])
