@@ -142,6 +142,33 @@ def test_policies_with_the_costlier_target() -> None:
     assert len(points) == 4
 
 
+def test_policies_since_prompts_wait_for_nobody() -> None:
+    """Means with their intervals; times are in pairs with the default policy's."""
+    rows = table("benchmarks.md", "| at 1.5, then 2.9 requests/s")
+    points = {point["key"]: point for point in record("compare-deep-prompts")["summary"]}
+    assert len(rows) == 4
+    for key, place, label in ((k, p, n) for k, p in (("rate=1.5", 1), ("rate=2.9", 4)) for n in range(4)):
+        policies = {one["policy"]: one for one in points[key]["policies"]}
+        paired = {one["policy"]: one for one in points[key]["paired"]}
+        policy = ("flotilla", "smartspec", "fixed:fixed_depth=3", "flotilla:batching=sarathi")[label]
+        met, goodput, times = rows[label][place : place + 3]
+        if policy not in policies:
+            assert (met, goodput, times) == ("", "", "")
+            continue
+        held = [
+            (policies[policy]["attainment"], 100.0, 1),
+            (policies[policy]["goodput_tokens_per_s"], 1.0, 1),
+        ]
+        held += [(paired[policy][time], 1.0, 2) for time in ("tpot", "ttft") if policy in paired]
+        said = numbers(met) + numbers(goodput) + (numbers(times) if policy in paired else [])
+        wanted = [
+            (scale * one[bound], digits) for one, scale, digits in held for bound in ("mean", "low", "high")
+        ]
+        assert len(said) == len(wanted)
+        for (value, digits), written in zip(wanted, said, strict=True):
+            assert as_written(value, written, digits), (key, policy)
+
+
 def test_beside_vllm() -> None:
     rows = table("../benchmarks/README.md", "| | demo target, one stream |", "## Beside vLLM")
     engines = ("flotilla", "vllm base", "vllm ngram", "vllm draft")

@@ -1,4 +1,4 @@
-"""Our batching rule: where pieces save time none breaks an objective that could be kept; nobody waits long."""
+"""Our batching rule: pieces of prompts, where they save time, keep every objective; nobody waits long."""
 
 from __future__ import annotations
 
