@@ -130,7 +130,7 @@ class Flotilla:
         running: Collection[Request],
         context: BatchContext,
     ) -> list[Chunk]:
-        """Prompts by deadline, in pieces that keep every TPOT objective of who decodes, where pieces save time.
+        """Prompts by deadline; where pieces save time, in such as keep every TPOT objective of who decodes.
 
         Elsewhere a prompt waits for nobody: it would be read a call later, for as long, and by then those who
         decode are mostly the same. Once one has waited for its patience, `PROMPT_PATIENCE_S` at most, no
