@@ -124,6 +124,15 @@ def test_a_prompt_waits_only_where_pieces_save_time(num_prompt: int, num_free: i
     assert chunks == ([] if is_put_off else [(prompt, num_prompt)])
 
 
+def test_a_gap_between_drafts_is_filled_and_no_more() -> None:
+    """Also where pieces save nothing: trees come soon, of requests that can be on time."""
+    drafting = request(0, State.DRAFTING, tpot_ms=40.0, output=1, decoding_s=0.0)
+    prompt = request(1, State.PREFILLING, prompt=64, arrived=NOW)
+    limits = context(overlaps=True, draft_left_s=0.02, num_committed=1.0)
+    ((_, num_tokens),) = FLOTILLA.prefill([prompt], [], 0, [drafting, prompt], limits)
+    assert 0.9 * 0.02 <= MARGIN * call_seconds([], 0, prompt, num_tokens, limits) <= 0.02
+
+
 def test_who_waits_does_not_keep_others_waiting() -> None:
     """Behind a prompt of which nothing is read one that is too short to be cut is read."""
     verifying = [request(0, State.DRAFTED, tpot_ms=8.0, output=1, decoding_s=0.0)]
