@@ -31,8 +31,9 @@ LEAST_CHUNK = 8
 # A prompt that has waited for so many seconds is computed whatever it costs the others: no queue of prompts
 # forms, and short bursts are smoothed.
 PROMPT_PATIENCE_S = 0.3
-# Only prompts wait whose tokens take less than this share of their time if they are read in pieces.
+# Only prompts wait whose tokens take less than this share of their time if they are read in so many pieces.
 CHEAP_SHARE = 0.8
+NUM_PIECES = 8
 # Nor does it wait longer than the tightest TPOT objective for whose sake it waits allows for so many tokens.
 # The work of a prompt is only put off, and who waits for it makes the batches after it larger.
 PATIENCE_TOKENS = 2
@@ -54,7 +55,7 @@ DECODING = (State.READY, State.DRAFTING, State.DRAFTED, State.VERIFYING)
 
 
 class Flotilla:
-    """Deadlines first; as much prefill per step as keeps every TPOT objective; best effort fills up."""
+    """Deadlines first; pieces of prompts, where they save time, keep TPOT objectives; best effort fills up."""
 
     def admit(
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
@@ -170,7 +171,7 @@ def _pieces_save(empty: CallTime, request: Request, num_tokens: int) -> bool:
         request: the prompt's.
         num_tokens: of its prompt, that the call could take.
     """
-    few = max(LEAST_CHUNK, num_tokens // 8)
+    few = max(LEAST_CHUNK, num_tokens // NUM_PIECES)
     if few >= num_tokens:
         return False
     without_s = empty.seconds()
