@@ -55,7 +55,7 @@ DECODING = (State.READY, State.DRAFTING, State.DRAFTED, State.VERIFYING)
 
 
 class Flotilla:
-    """Deadlines first; pieces of prompts, where they save time, keep TPOT objectives; best effort fills up."""
+    """Deadlines first; prompts in pieces that keep TPOT objectives, where those save time; best effort last."""
 
     def admit(
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
