@@ -55,7 +55,7 @@ DECODING = (State.READY, State.DRAFTING, State.DRAFTED, State.VERIFYING)
 
 
 class Flotilla:
-    """Deadlines first; prompts in pieces that keep TPOT objectives, where those save time; best effort last."""
+    """Deadlines first; prompts in pieces that keep TPOT objectives, if that saves time; best effort last."""
 
     def admit(
         self, waiting: Sequence[Request], running: Collection[Request], context: BatchContext
