@@ -28,12 +28,12 @@ from cluster.requests import Request, State
 
 # Smaller chunks are not worth their place in a call.
 LEAST_CHUNK = 8
-# A prompt that has waited for so many seconds is computed whatever it costs the others: no queue of prompts
-# forms, and short bursts are smoothed.
-PROMPT_PATIENCE_S = 0.3
 # Only prompts wait whose tokens take less than this share of their time if read in so many pieces.
 CHEAP_SHARE = 0.8
 NUM_PIECES = 8
+# A prompt that has waited for so many seconds is computed whatever it costs the others: no queue of prompts
+# forms, and short bursts are smoothed.
+PROMPT_PATIENCE_S = 0.3
 # Nor does it wait longer than the tightest TPOT objective for whose sake it waits allows for so many tokens.
 # The work of a prompt is only put off, and who waits for it makes the batches after it larger.
 PATIENCE_TOKENS = 2
