@@ -1,4 +1,4 @@
-"""Our default: stall-free batching in which every request's objectives bound what else a step may hold.
+"""Our default: stall-free batching in which objectives bound what a step holds, where that saves time.
 
 Chunked prefill is Sarathi-Serve's (OSDI 2024), the deadline of a step is AdaServe's A(r) (EuroSys 2026)
 turned around, and prompts are ordered by deadline and length. Without objectives it is the rule `sarathi`.
@@ -7,6 +7,7 @@ turned around, and prompts are ordered by deadline and length. Without objective
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from cluster.admission import Room
 from cluster.batching.base import Admission, BatchContext, Chunk
@@ -143,7 +144,8 @@ class Flotilla:
         limit_s = call_limit_s(verifying, num_rows, running, context)
         if limit_s == INFINITE or _is_impatient(prefilling, running, context):
             return chunked(ordered, context.chunk_tokens)
-        time, empty = (CallTime.of(verifying, num_rows, context) for _ in range(2))
+        time = CallTime.of(verifying, num_rows, context)
+        empty = replace(time)
         chunks: list[Chunk] = []
         budget = context.chunk_tokens
         for request in ordered:
