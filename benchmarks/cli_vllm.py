@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -65,8 +66,9 @@ def vllm(
         num_speculative_tokens=num_speculative_tokens,
         eager=eager,
         seed=seed,
-        **({} if draft_model is None else {"draft_model": draft_model}),
     )
+    if draft_model is not None:
+        options = replace(options, draft_model=draft_model)
     # As an interrupt does, being told to end must take the servers down with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
@@ -85,3 +87,27 @@ def vllm_install(venv: VllmVenv = DEFAULT_VENV) -> None:
         installer.install(venv.expanduser().absolute())
     except (RuntimeError, OSError) as error:
         raise failed("vllm install", error) from None
+
+
+@vllm_app.command("answers")
+def vllm_answers(
+    venv: VllmVenv = DEFAULT_VENV,
+    config: Annotated[
+        Path | None, typer.Option(exists=True, help="Our cell's configuration; the demo family if unset.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Send both servers the same requests, by field, right and wrong; say how answers differ, and why.
+
+    Ends with 1 if a difference has no reason (`benchmarks/vllm_known_differences.py`).
+    """
+    from benchmarks import tables, vllm_answers
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        record = vllm_answers.run(venv.expanduser().absolute(), config)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise failed("vllm answers", error) from None
+    tables.write_json(json_file, record)
+    if any(one["reason"] is None for entry in record["answers"] for one in entry["differences"]):
+        raise typer.Exit(1)

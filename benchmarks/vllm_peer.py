@@ -53,6 +53,7 @@ class VllmOptions:
     num_speculative_tokens: int = 4
     eager: bool = False
     seed: int = 0
+    arguments: tuple[str, ...] = ()
 
 
 def speculation(options: VllmOptions, mode: str) -> dict[str, Any] | None:
@@ -75,6 +76,7 @@ def vllm_command(
     command += ["--max-num-seqs", str(max(32, *options.concurrencies))]
     if options.eager:
         command.append("--enforce-eager")
+    command += options.arguments
     config = speculation(options, mode)
     if config is not None:
         command += ["--speculative-config", json.dumps(config)]

@@ -30,6 +30,7 @@ from cluster.pool_changes import PoolChanges
 from cluster.pool_scaling import PoolScaling
 from cluster.recorded_core import newest_decisions
 from cluster.scheduler_shell import SchedulerShell
+from cluster.served_target import served_path, system_fingerprint
 from cluster.takeover import Takeover
 from cluster.worker_health import WorkerHealth
 from cluster.worker_set import WorkerSet
@@ -89,6 +90,8 @@ class Cell:
         chunk = chunk_tokens(self.config.scheduler, profile.target)
         return {
             "model": self.served_name,
+            "path": served_path(self.config.target),
+            "fingerprint": system_fingerprint(self.config.target),
             "max_tokens": self.core.max_model_tokens,
             "vocab_size": self._lifecycle.target.vocab_size,
             "drafters": sorted(self.core.pool.drafters),

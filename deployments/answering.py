@@ -13,9 +13,11 @@ import msgspec
 
 from cluster.stream_messages import Terms
 from deployments.cell_client import CellLost, RequestRejected
+from deployments.choice_state import ChoiceState
 from deployments.errors import ApiError, from_rejection, internal, not_ready
 from deployments.generation import Update
-from deployments.openai_responses import ChatFormat, ChoiceState, CompletionFormat
+from deployments.openai_responses import ChatFormat, CompletionFormat
+from deployments.openai_schema import GenerationRequest
 from deployments.prompt_preparation import in_thread_if
 from deployments.receipts import ChoiceOutcome, metrics, usage
 from deployments.request_log import observed
@@ -41,6 +43,7 @@ class Call:
         counts_tokens: whether every chunk tells the token counts so far.
         shows_all: whether a chunk is due also for tokens whose text is still held back.
         request_id: how the client and the log call it.
+        request: what is asked, with the model's own defaults.
         outcomes: of the choices that have finished.
         num_streamed: output tokens so far, of a stream.
         num_kept: choices returned for each prompt, the likeliest of those generated; None for all.
@@ -59,6 +62,7 @@ class Call:
     counts_tokens: bool
     shows_all: bool
     request_id: str
+    request: GenerationRequest
     outcomes: dict[int, ChoiceOutcome] = field(default_factory=dict)
     num_streamed: int = 0
     num_kept: int | None = None

@@ -17,11 +17,12 @@ from deployments.answering import Call
 from deployments.call_ids import call_prefix, new_call_id
 from deployments.cell_client import Endpoint, LocatedCell
 from deployments.cell_clients import CellClients, CellSource
+from deployments.choice_state import ChoiceState
 from deployments.detokenizer import Detokenizer
 from deployments.errors import ApiError, model_not_found, not_ready
 from deployments.generation import TextAssembler, Update, generate, merge, prompt_only
 from deployments.objectives import Asked
-from deployments.openai_responses import ChatFormat, ChoiceState, CompletionFormat, Envelope
+from deployments.openai_responses import ChatFormat, CompletionFormat, Envelope
 from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
 from deployments.prompt_preparation import prompts_of
 from deployments.sampling_defaults import OPENAI_SAMPLING, SamplingDefaults
@@ -314,6 +315,7 @@ class ApiService:
             or mapping.num_logprobs(request) is not None
             or speculation.trace,
             request_id=request_id,
+            request=request,
             num_kept=(request.n or 1) if is_best_of else None,
         )
 
@@ -375,6 +377,7 @@ class ApiService:
             response_id=("chatcmpl-" if is_chat else "cmpl-") + call_id,
             model=info.model,
             codec=self._codec,
+            fingerprint=info.fingerprint,
             shows_tier=request.service_tier is not None,
             with_token_ids=bool(request.return_token_ids),
             num_logprobs=mapping.num_logprobs(request),

@@ -12,9 +12,9 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from deployments.choice_state import ChoiceState
 from deployments.errors import ApiError, bad_request, no_trace
 from deployments.generation import Update
-from deployments.openai_responses import ChoiceState
 from deployments.openai_schema import (
     ChatRequest,
     CompletionRequest,

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import msgspec
 
 from deployments.answering import Call, translated
+from deployments.choice_state import ChoiceState
 from deployments.errors import ApiError
 from deployments.generation import Update
 from deployments.messages_blocks import INVALID_JSON
 from deployments.messages_schema import renamed
-from deployments.openai_responses import ChoiceState
 from deployments.tool_calls import CallDelta
 
 

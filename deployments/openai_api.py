@@ -216,6 +216,7 @@ def create_app(
             "object": "model",
             "created": started,
             "owned_by": "flotilla",
+            "root": info.path or info.model,
             # As Anthropic's client reads it.
             "type": "model",
             "display_name": info.model,

@@ -7,86 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from deployments.choice_state import ChoiceState
 from deployments.generation import Update
-from deployments.reasoning import ReasoningParser
 from deployments.text_codec import TextCodec
-from deployments.text_offsets import TextOffsets, echo_offsets
-from deployments.tool_calls import CallDelta, Parsed, ToolParser
+from deployments.text_offsets import echo_offsets
+from deployments.tool_calls import CallDelta
 from verifier.messages import TokenLogprobs
 
 #: OpenAI's stand-in for minus infinity, which JSON cannot hold.
 _LEAST_LOGPROB = -9999.0
-
-
-@dataclass
-class ChoiceState:
-    """A choice as it grows.
-
-    Attributes:
-        prompt: its prompt's tokens. echo: its prompt's text, if asked for in front of the answer.
-        text, tokens, logprobs, finish_reason, stop_reason: what arrived so far; a stream keeps only what
-            the next chunk depends on.
-        offsets: of the answer's tokens in its text, for completions' log-probabilities.
-        parser: finds calls of tools in the text; None if there are none to be found.
-        reasoning: parts what the model thinks from what it says; None if that is not known, or not asked for.
-        prompt_logprobs: of the prompt from its second token on, if asked for.
-        echoes_logprobs: whether those are still to be told in front of the answer's.
-    """
-
-    prompt: list[int]
-    echo: str = ""
-    text: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    started: bool = False
-    offsets: TextOffsets | None = None
-    parser: ToolParser | None = None
-    reasoning: ReasoningParser | None = None
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    echoes_logprobs: bool = False
-
-    def add(self, update: Update) -> None:
-        """Append an update, for a whole response."""
-        self.prompt_logprobs += update.prompt_logprobs
-        self.text.append(update.text)
-        self.tokens += update.tokens
-        self.logprobs += update.logprobs
-        self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
-
-    def parse(self, text: str, tokens: Sequence[int], *, ends: bool) -> Parsed:
-        """What new text, of these tokens, turns out to be, and at its end what was held back."""
-        thought = ""
-        if self.reasoning is not None:
-            thought, text = self.reasoning.feed(text, tokens)
-            if ends:
-                thought_last, text_last = self.reasoning.finish()
-                thought, text = thought + thought_last, text + text_last
-        if self.parser is None:
-            return Parsed(text, thought)
-        parsed = self.parser.feed(text)
-        parsed.reasoning = thought
-        for part in self.parser.finish().parts if ends else ():
-            parsed.add(part)
-        return parsed
-
-    @property
-    def holds_back(self) -> bool:
-        """Whether text may come later than its tokens, until it is certain what it is."""
-        return self.parser is not None or self.reasoning is not None
-
-    def shown_finish_reason(self, reason: str | None) -> str | None:
-        """OpenAI's finish reason, which tells of calls the model chose to make."""
-        parser = self.parser
-        chose = parser is not None and parser.num_calls > 0 and not parser.is_forced
-        return "tool_calls" if reason == "stop" and chose else reason
-
-    @property
-    def mean_logprob(self) -> float:
-        """Of the tokens so far; minus infinity without any."""
-        values = [entry.logprob for entry in self.logprobs]
-        return sum(values) / len(values) if values else float("-inf")
 
 
 @dataclass(frozen=True)
@@ -95,11 +24,13 @@ class Envelope:
 
     Attributes:
         shows_tier: whether the service tier is told, once it is known.
+        fingerprint: OpenAI's `system_fingerprint`: what text depends on besides the request.
     """
 
     response_id: str
     model: str
     codec: TextCodec
+    fingerprint: str | None = None
     shows_tier: bool = False
     with_token_ids: bool = False
     num_logprobs: int | None = None
@@ -137,6 +68,7 @@ class Envelope:
             "object": kind,
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint,
             "choices": choices,
         }
 
@@ -261,7 +193,7 @@ class CompletionFormat:
         return {
             "tokens": names,
             "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
-            "top_logprobs": alternatives if self.envelope.num_logprobs else None,
+            "top_logprobs": alternatives,
             "text_offset": offsets,
         }
 
@@ -305,7 +237,7 @@ class ChatFormat:
     def role_chunk(self, index: int, state: ChoiceState) -> dict[str, Any]:
         """The first chunk of a choice."""
         state.started = True
-        delta = {"role": "assistant", "content": ""}
+        delta = {"role": "assistant", "content": state.echo}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         body = self.envelope.wrap("chat.completion.chunk", [choice])
         if self.envelope.with_token_ids:
@@ -340,6 +272,8 @@ class ChatFormat:
             message["reasoning_content"] = parsed.reasoning or None
         if parsed.calls or parsed.reasoning or (state.parser is not None and not state.parser.has_text):
             message["content"] = parsed.content or None
+        if state.echo:
+            message["content"] = state.echo + parsed.content
         if parsed.calls:
             message["tool_calls"] = [_whole_call(call) for call in parsed.calls]
         return message

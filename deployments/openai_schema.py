@@ -143,7 +143,10 @@ class CommonFields(RequestModel):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, le=1 << 24, description="Keep only so many last tokens; -1 keeps what fits."
+        None, ge=-1, le=1 << 24, description="Keep only so many tokens; -1 keeps what fits."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Where tokens are then cut away; at the left if unset."
     )
     stream: bool | None = None
     slo: SloFields | None = None
@@ -214,6 +217,12 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(None, description="The answer goes on with the last message.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the chat template.")
+    documents: list[dict[str, Any]] | None = Field(
+        None, max_length=1024, description="What the template shows the model to answer from."
+    )
+    echo: bool | None = Field(
+        None, description="The answer begins with the last message, where that is the assistant's."
+    )
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None

@@ -53,19 +53,22 @@ async def prompts_of(
             ),
             continue_final_message=bool(request.continue_final_message),
             add_special_tokens=bool(request.add_special_tokens),
+            documents=request.documents,
             variables=request.template_variables,
         )
-        return [Prompt(_truncated(tokens, request, info))], "messages"
+        last = request.messages[-1]
+        echo = last.content if request.echo and last.role == "assistant" else ""
+        return [Prompt(_truncated(tokens, request, info), echo)], "messages"
     assert isinstance(request, CompletionRequest)
     found = []
     for prompt in request.prompt:
         if isinstance(prompt, str):
             ids = await text_tokens(codec, prompt, add_special_tokens=request.add_special_tokens is not False)
-            text = prompt
+            text, around = prompt, codec.tokens_around if request.add_special_tokens is not False else (0, 0)
         else:
             mapping.check_token_ids("prompt", prompt, info)
-            ids, text = prompt, ""
-        kept = _truncated(ids, request, info)
+            ids, text, around = prompt, "", (0, 0)
+        kept = _truncated(ids, request, info, around)
         if request.echo and (len(kept) < len(ids) or ids is prompt):
             text = await in_thread_if(len(kept) > INLINE_CHARS, partial(codec.decode, kept))
         found.append(Prompt(kept, text if request.echo else ""))
@@ -84,19 +87,21 @@ async def chat_tokens(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     add_special_tokens: bool = False,
+    documents: list[dict[str, object]] | None = None,
     variables: dict[str, object] | None = None,
 ) -> list[int]:
     """Token ids of a conversation; arguments as of `TextCodec.encode_chat`."""
     knows_tools = codec.knows_tools
     return await in_thread_if(
-        # How long tools are is not known before the template has written them; few are short.
-        use.parses or sum(message.num_chars for message in messages) > INLINE_CHARS,
+        # How long tools and documents are is not known before the template has written them; few are short.
+        use.parses or bool(documents) or sum(message.num_chars for message in messages) > INLINE_CHARS,
         lambda: codec.encode_chat(
             for_template(messages, use, knows_tools=knows_tools, parser=parser),
             tools=use.tools if knows_tools else None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             add_special_tokens=add_special_tokens,
+            documents=documents,
             variables=variables,
         ),
     )
@@ -114,14 +119,27 @@ def opens_turn(asked: bool | None, *, continues: bool | None) -> bool:
     return not continues if asked is None else asked
 
 
-def _truncated(tokens: list[int], request: GenerationRequest, info: CellInfo) -> list[int]:
-    """The last tokens, as many as `truncate_prompt_tokens` says."""
+def _truncated(
+    tokens: list[int], request: GenerationRequest, info: CellInfo, around: tuple[int, int] = (0, 0)
+) -> list[int]:
+    """As many tokens as `truncate_prompt_tokens` says, from the end or the beginning.
+
+    Args:
+        tokens: of the prompt. request: how many, and which. info: what fits.
+        around: how many the tokenizer has put in front and behind; they stay, as vLLM has it.
+    """
     most = request.truncate_prompt_tokens
     if most is None:
         return tokens
     if most == -1:
         most = max(1, info.max_tokens - mapping.reserved_tokens(request, info))
-    return tokens[-most:]
+    if len(tokens) <= most:
+        return tokens
+    front, behind = around if sum(around) < most else (0, 0)
+    end = len(tokens) - behind
+    left = most - front - behind
+    text = tokens[front : front + left] if request.truncation_side == "right" else tokens[end - left : end]
+    return [*tokens[:front], *text, *tokens[end:]]
 
 
 async def in_thread_if(is_long: bool, work: Callable[[], _Made]) -> _Made:

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from deployments.answering import Call, translated
+from deployments.choice_state import ChoiceState
 from deployments.errors import ApiError
 from deployments.generation import Update
-from deployments.openai_responses import ChoiceState, token_logprobs
+from deployments.openai_responses import token_logprobs
 from deployments.responses_schema import ResponsesRequest, renamed
 from deployments.single_tokens import divided
 from deployments.text_logprobs import TextLogprobs
@@ -239,7 +240,7 @@ class ResponsesView:
         return response
 
     def _response(self, call: Call, status: str) -> dict[str, Any]:
-        request, envelope = self._request, call.shape.envelope
+        request, served, envelope = self._request, call.request, call.shape.envelope
         done = "incomplete" if status in ("incomplete", "failed") else "completed"
         text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}
         return {
@@ -258,8 +259,9 @@ class ResponsesView:
             "reasoning": {"effort": request.reasoning and request.reasoning.effort, "summary": None},
             "background": False,
             "store": False,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
+            "temperature": 1.0 if served.temperature is None else served.temperature,
+            "top_p": 1.0 if served.top_p is None else served.top_p,
+            "top_logprobs": request.top_logprobs or 0,
             "text": {"format": {"type": "text"}} | text,
             "tool_choice": request.tool_choice or "auto",
             "tools": [tool.model_dump(exclude_none=True) for tool in request.functions],

@@ -37,6 +37,7 @@ class CellInfo:
         drafters: names a request may choose from.
         ready: whether it serves.
         is_loaded: whether it has served: then requests may wait for it to do so again.
+        path: of the model, as configured. fingerprint: what its texts depend on (`system_fingerprint`).
         policy: the speculation policy that runs.
         baseline: what it takes for one request by itself; None where it does not say.
     """
@@ -49,6 +50,8 @@ class CellInfo:
     policy: str = ""
     baseline: Baseline | None = None
     is_loaded: bool = True
+    path: str = ""
+    fingerprint: str | None = None
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> CellInfo:
@@ -66,6 +69,8 @@ class CellInfo:
             if "baseline" in description
             else None,
             is_loaded=bool(description["stage"] == "ready" if "stage" in description else ready),
+            path=str(description.get("path", "")),
+            fingerprint=description.get("fingerprint"),
         )
 
 
@@ -208,7 +213,7 @@ def num_logprobs(request: GenerationRequest) -> int | None:
 
 
 def echoes(request: GenerationRequest) -> bool:
-    """Whether the answer begins with the prompt."""
+    """Whether the answer begins with the prompt, as completions' may."""
     return isinstance(request, CompletionRequest) and bool(request.echo)
 
 

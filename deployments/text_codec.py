@@ -73,6 +73,13 @@ class TextCodec:
             ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
+    @cached_property
+    def tokens_around(self) -> tuple[int, int]:
+        """How many special tokens the tokenizer puts in front of a plain prompt, and how many behind."""
+        bare, whole = self.encode("a", add_special_tokens=False), self.encode("a")
+        front = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
+        return front, max(0, len(whole) - front - len(bare))
+
     def encode_chat(
         self,
         messages: list[dict[str, Any]],
@@ -81,6 +88,7 @@ class TextCodec:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        documents: list[dict[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation under the model's chat template.
@@ -90,6 +98,7 @@ class TextCodec:
             add_generation_prompt: whether an assistant turn is opened at the end.
             continue_final_message: whether the last message is left open, to be gone on with.
             add_special_tokens: whether the tokenizer adds its own besides those the template writes.
+            documents: to answer from, for a template that shows them.
             variables: of the template, besides.
 
         Raises:
@@ -104,12 +113,18 @@ class TextCodec:
                 "server do.",
                 "chat_template_kwargs",
             )
+        if documents and re.search(r"\bdocuments\b", self.template) is None:
+            raise bad_request(
+                "The model's chat template has no place for `documents`; put them into a message.",
+                "documents",
+            )
         refusal: Exception | None = None
         for conversation in _ways_to_tell(messages, goes_on=continue_final_message):
             try:
                 text = self._tokenizer.apply_chat_template(
                     [_in_parts(message) for message in conversation] if self.reads_parts else conversation,
                     tools=tools,
+                    documents=documents,
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
@@ -216,6 +231,10 @@ class TextCodec:
     def special_text(self, token: int) -> str | None:
         """A special token as it is written; None for any other token."""
         return str(self._tokenizer.convert_ids_to_tokens(token)) if token in self._special else None
+
+    def vocabulary_entry(self, token: int) -> str:
+        """A token as the vocabulary spells it: no two are spelled alike, and spaces may have other signs."""
+        return str(self._tokenizer.convert_ids_to_tokens(token))
 
     def token_text(self, token: int) -> str:
         """One token as shown in log-probabilities; invalid UTF-8 as OpenAI shows it."""

@@ -39,7 +39,9 @@ class TokenizeRequest(RequestModel):
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=4096)
     add_special_tokens: bool | None = Field(None, description="True with `prompt`, false with `messages`.")
-    return_token_strs: bool | None = Field(None, description="Also return the text of every token.")
+    return_token_strs: bool | None = Field(
+        None, description="Also return every token as the vocabulary spells it."
+    )
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -69,8 +71,8 @@ def add_tokenize_routes(app: FastAPI, service: ApiService, read: ReadBody) -> No
         tokens = await _tokens(service, asked)
         strings = None
         if asked.return_token_strs:
-            text_of = service.codec.token_text
-            strings = await in_thread_if(len(tokens) > INLINE_CHARS, lambda: list(map(text_of, tokens)))
+            entry = service.codec.vocabulary_entry
+            strings = await in_thread_if(len(tokens) > INLINE_CHARS, lambda: list(map(entry, tokens)))
         shown: dict[str, Any] = {
             "count": len(tokens),
             "max_model_len": info.max_tokens,

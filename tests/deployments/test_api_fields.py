@@ -216,6 +216,33 @@ async def test_prompts_are_cut_at_their_beginning(http: httpx.AsyncClient, cell:
     assert response.json()["error"]["param"] == "truncate_prompt_tokens"
 
 
+@pytest.mark.api("completions", "truncation_side")
+@pytest.mark.api("chat.completions", "truncation_side")
+async def test_what_the_tokenizer_adds_stays_when_a_text_is_cut(
+    http: httpx.AsyncClient, cell: CellStandIn
+) -> None:
+    """As of vLLM: a model that expects a token in front of every text is not left without."""
+    text = "the quick brown fox jumps over the lazy dog"
+    bos, *whole = codec().encode(text)
+    assert whole == ids(text)
+    for fields, expected in (
+        ({}, [bos, *whole[-2:]]),
+        ({"truncation_side": "left"}, [bos, *whole[-2:]]),
+        ({"truncation_side": "right"}, [bos, *whole[:2]]),
+        ({"add_special_tokens": False}, whole[-3:]),
+        ({"prompt": [bos, *whole], "truncation_side": "left"}, whole[-3:]),
+        ({"prompt": [bos, *whole], "truncation_side": "right"}, [bos, *whole[:2]]),
+        ({"truncate_prompt_tokens": 1}, whole[-1:]),
+        ({"truncate_prompt_tokens": len(whole) + 1}, [bos, *whole]),
+        ({"truncate_prompt_tokens": None, "truncation_side": "right"}, [bos, *whole]),
+    ):
+        await completed(http, **({"prompt": text, "truncate_prompt_tokens": 3} | fields))
+        assert cell.submissions[-1].prompt == expected, fields
+    await chatted(http)
+    await chatted(http, truncate_prompt_tokens=3, truncation_side="right")
+    assert cell.submissions[-1].prompt == cell.submissions[-2].prompt[:3]
+
+
 @pytest.mark.parametrize("window", [8, 256, 1024])
 @pytest.mark.api("completions", "truncate_prompt_tokens", "max_tokens")
 @pytest.mark.api("chat.completions", "truncate_prompt_tokens", "min_tokens")

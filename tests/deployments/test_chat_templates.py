@@ -37,13 +37,14 @@ def codec_of(template: str) -> TextCodec:
     return TextCodec(own)
 
 
-async def prompt_of(template: str, messages: list[dict[str, Any]]) -> list[int]:
+async def prompt_of(template: str, messages: list[dict[str, Any]], **fields: Any) -> list[int]:
     """What the model is given of the conversation."""
     cell = CellStandIn(lambda submit: [*ids("yes"), *codec_of(template).eos_ids])
     service = ApiService(cell, codec_of(template), give_up_after_s=1.5)
     transport = httpx.ASGITransport(app=create_app(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://cell") as http:
-        answer = await http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 9})
+        body = {"messages": messages, "max_tokens": 9, **fields}
+        answer = await http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
     await service.close()
     await cell.close()
@@ -119,6 +120,29 @@ async def test_systems_speak_where_they_do_if_the_template_lets_them() -> None:
     assert codec().decode(prompt, skip_special_tokens=False) == "<|system|>b<|user|>a<|system|>c<|user|>a"
 
 
+@pytest.mark.api("chat.completions", "documents")
+async def test_documents_are_the_templates_to_show() -> None:
+    shows = "{% for d in documents or [] %}[{{ d.title }}: {{ d.text }}]{% endfor %}" + PLAIN
+    documents = [{"title": "the", "text": "dog"}, {"title": "a", "text": "fox"}]
+    prompt = await prompt_of(shows, [USER], documents=documents)
+    assert codec().decode(prompt, skip_special_tokens=False) == "[the: dog][a: fox]<|user|>a"
+    for none in (None, []):
+        assert await prompt_of(shows, [USER], documents=none) == ids("<|user|>a")
+        assert await prompt_of(PLAIN, [USER], documents=none) == ids("<|user|>a")
+
+
+@pytest.mark.api("chat.completions", "documents")
+async def test_documents_that_a_template_would_leave_out_are_refused(http: httpx.AsyncClient) -> None:
+    """The model would answer as if it had not been given any."""
+    body = {"messages": [USER], "documents": [{"text": "dog"}]}
+    answer = await http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "documents"
+    answer = await http.post("/v1/chat/completions", json=body | {"documents": ["dog"]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "documents.0"
+
+
 LONG = "word " * 3000
 FUNCTION = {"name": "look", "description": LONG}
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": f'{{"a": "{LONG}"}}'}}
@@ -131,8 +155,9 @@ CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments":
         ({"messages": [{"role": "user", "content": LONG}]}, True),
         ({"tools": [{"type": "function", "function": FUNCTION}]}, True),
         ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}, USER]}, True),
+        ({"documents": [{"text": LONG}]}, True),
     ],
-    ids=["short", "text", "tools", "calls"],
+    ids=["short", "text", "tools", "calls", "documents"],
 )
 async def test_long_conversations_are_written_beside_the_event_loop(
     http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], is_long: bool

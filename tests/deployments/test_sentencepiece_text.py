@@ -13,8 +13,9 @@ from tokenizers import Tokenizer, decoders
 from transformers import PreTrainedTokenizerFast
 
 from deployments.api_service import ApiService
+from deployments.choice_state import ChoiceState
 from deployments.openai_api import create_app
-from deployments.openai_responses import ChoiceState, CompletionFormat, Envelope
+from deployments.openai_responses import CompletionFormat, Envelope
 from deployments.text_codec import TextCodec
 from deployments.text_offsets import TextOffsets
 from tests.drafters.tokenizers_of_all_kinds import byte_fallback
