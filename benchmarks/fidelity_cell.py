@@ -105,8 +105,6 @@ def fidelity_config(options: FidelityOptions, profile: Path | None = None) -> Fl
         raise ValueError(f"no model drafter is called {', '.join(sorted(unknown))}")
     raw["drafters"] = [one for one in models if not options.drafters or one["name"] in options.drafters]
     raw["scheduler"]["draft_ahead"] = 0
-    # Steps tell how long messages and scheduling take only where the target waits for them.
-    raw["scheduler"]["async_scheduling"] = False
     raw["debug"]["decisions"] = STEPS_KEPT
     raw["profile"] = None if profile is None else str(profile)
     return FlotillaConfig.model_validate(raw)

@@ -66,6 +66,7 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True):
         depths: planned for them.
         prompts: forwards of prompts alone since the step before, by the cost profile and as they were.
         decoding_s: of `profile_s`, what decodes alone; None in records that did not tell it yet.
+        ahead: sent while the iteration before was computed; then `whole_s` is from that one's verdicts.
     """
 
     num_requests: int
@@ -80,6 +81,7 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True):
     depths: list[int] = []
     prompts: list[tuple[float, float]] = []
     decoding_s: float | None = None
+    ahead: bool = False
 
 
 class ServedRun(msgspec.Struct, frozen=True, kw_only=True):

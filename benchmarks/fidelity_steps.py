@@ -61,6 +61,7 @@ def step_sample(step: StepRecord) -> StepSample | None:
         decoding_s=step.verify.profile_decoding,
         forward_s=step.verify.actual,
         whole_s=step.whole.actual,
+        ahead=step.ahead,
         drafts=drafts,
         told=known.values | {f"correction of {name}": value for name, value in corrections.items()},
         rates=[one.request.rate for one in planned],

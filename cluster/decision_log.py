@@ -257,11 +257,18 @@ class DecisionLog:
         return [item.request_id for item in call.verify if item.request_id not in self._step_of]
 
     def verify_sent(
-        self, call: VerifyCall, parts: CallParts, rested: Sequence[DecodeRequest], context: StepContext
+        self,
+        call: VerifyCall,
+        parts: CallParts,
+        rested: Sequence[DecodeRequest],
+        context: StepContext,
+        *,
+        ahead: bool = False,
     ) -> None:
         """A verify call is on its way; one of prompts alone belongs to no step, the next one tells of it.
 
-        `rested` are those `unplanned`: their step has no call of the policy, unless others share it.
+        `rested` are those `unplanned`: their step has no call of the policy, unless others share it. One sent
+        `ahead` was on its way before, and begins now.
         """
         seconds = ForwardSeconds(
             predicted=parts.seconds, profile=parts.profile_s, profile_decoding=parts.profile_decoding_s
@@ -278,7 +285,7 @@ class DecisionLog:
         for request in rested:
             self._decision(step, request, context)
         step.verify_call = call.call_id
-        step.record.verify = seconds
+        step.record.verify, step.record.ahead = seconds, ahead
         for item in call.verify:
             place = step.index.get(item.request_id)
             if place is not None:

@@ -183,6 +183,7 @@ class StepRecord(msgspec.Struct, kw_only=True, tag_field="record", tag="step", o
         verify: seconds of the target's forward.
         whole: seconds from planning to the verdicts.
         prompts: forwards of prompts alone that ended since the step before.
+        ahead: sent before the step before it was answered; it then begins with that answer.
     """
 
     step: int
@@ -196,6 +197,7 @@ class StepRecord(msgspec.Struct, kw_only=True, tag_field="record", tag="step", o
     verify: ForwardSeconds | None = None
     whole: Seconds | None = None
     prompts: list[ForwardSeconds] = []
+    ahead: bool = False
 
     @property
     def orders(self) -> list[int]:

@@ -88,12 +88,13 @@ class RecordedCore(SchedulerCore):
                     self._verify_sent(call, now)
         return actions
 
-    def _verify_sent(self, call: VerifyCall, now: float) -> None:
+    def _verify_sent(self, call: VerifyCall, now: float, *, ahead: bool = False) -> None:
         sent = self.verify_calls.sent(call.call_id)
         if sent is not None:
             unplanned = self.log.unplanned(call)
             rested = [resting_view(self.requests[request_id], now) for request_id in unplanned]
-            self.log.verify_sent(call, sent.parts, rested, self.planner.context(len(rested)))
+            context = self.planner.context(len(rested))
+            self.log.verify_sent(call, sent.parts, rested, context, ahead=ahead)
 
     def _begin_ahead(self, call: VerifyCall, now: float) -> None:
         """The call before is over, in one way or another; those who have not ended with it go on."""
@@ -106,7 +107,7 @@ class RecordedCore(SchedulerCore):
             going_on = [replace(item, tree=trees[item.request_id]) for item in going_on]
             self.log.grown(trees, self.planner.calibration, self.planned_ahead.newest)
         if going_on or not call.verify:
-            self._verify_sent(replace(call, verify=going_on), now)
+            self._verify_sent(replace(call, verify=going_on), now, ahead=True)
 
     def reflect(self) -> list[Action]:
         """As `SchedulerCore.reflect`; also writes what is known by now.

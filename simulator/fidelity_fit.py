@@ -246,10 +246,22 @@ def _bent(cost: LinearCost, line: _Line) -> LinearCost:
 
 
 def _trips(plain: Sequence[StepSample], drafted: Sequence[StepSample]) -> Trips:
-    """What is left of an iteration besides forwards, linear in its requests, without and with drafts."""
-    verify_s, verify_request_s = _line(plain) if len(plain) >= LEAST_SAMPLES else (0.0, 0.0)
+    """What is left of an iteration besides forwards, linear in its requests, without and with drafts.
+
+    Of plain ones sent ahead it is what is between two forwards; where hardly any other was seen, a plain step
+    in turn is taken to have no more.
+    """
+    ahead = [step for step in plain if step.ahead]
+    plain = [step for step in plain if not step.ahead]
+    gap_s, gap_request_s = _line(ahead) if len(ahead) >= LEAST_SAMPLES else (0.0, 0.0)
+    verify_s, verify_request_s = _line(plain) if len(plain) >= LEAST_SAMPLES else (gap_s, gap_request_s)
     if len(drafted) < LEAST_SAMPLES:
-        return Trips(verify_s=verify_s, verify_request_s=verify_request_s)
+        return Trips(
+            verify_s=verify_s,
+            verify_request_s=verify_request_s,
+            ahead_s=gap_s,
+            ahead_request_s=gap_request_s,
+        )
     both_s, both_request_s = _line(drafted)
     if len(plain) < LEAST_SAMPLES:
         share = _PLAIN_SHARE
@@ -262,6 +274,8 @@ def _trips(plain: Sequence[StepSample], drafted: Sequence[StepSample]) -> Trips:
         verify_request_s=verify_request_s,
         draft_s=max(0.0, both_s - verify_s),
         draft_request_s=max(0.0, both_request_s - verify_request_s),
+        ahead_s=gap_s,
+        ahead_request_s=gap_request_s,
     )
 
 
@@ -293,7 +307,10 @@ def _error(
     for step in steps:
         kind = bool(step.drafts)
         seconds = _forward_s(step, line, profile.after_drafting)
-        seconds += trips.verify_s + trips.verify_request_s * step.num_requests
+        if step.ahead:
+            seconds += trips.gap_s(step.num_requests)
+        else:
+            seconds += trips.verify_s + trips.verify_request_s * step.num_requests
         if kind:
             seconds += trips.draft_s + trips.draft_request_s * step.num_requests
             seconds += max(

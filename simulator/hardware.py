@@ -46,6 +46,8 @@ class Trips(msgspec.Struct, frozen=True, kw_only=True):
         verify_s, verify_request_s: of a verify call, and for each request in it.
         draft_s, draft_request_s: the same of a draft call.
         plain_request_s: for each request of a verify call without drafts; `verify_request_s` if None.
+        ahead_s, ahead_request_s: of a verify call sent while another is computed, between the two forwards:
+            what the target's process takes for messages and sampling. The rest is hidden.
     """
 
     verify_s: float
@@ -53,6 +55,12 @@ class Trips(msgspec.Struct, frozen=True, kw_only=True):
     draft_s: float = 0.0
     draft_request_s: float = 0.0
     plain_request_s: float | None = None
+    ahead_s: float = 0.0
+    ahead_request_s: float = 0.0
+
+    def gap_s(self, num_requests: int) -> float:
+        """From the end of a forward to the next one, where that was sent ahead."""
+        return self.ahead_s + self.ahead_request_s * num_requests
 
     def call_s(self, num_requests: int, *, drafted: bool) -> float:
         """Of a verify call."""

@@ -33,9 +33,12 @@ class Machine:
         self._drafters[name] = begin + seconds
         return begin + seconds
 
-    def verify(self, call_id: int, ready: float, seconds: float) -> float:
-        """When the target should have done a forward of `seconds` that reaches it at `ready`."""
-        begin = max([ready, *(until for _, until in self._forwards.values())])
+    def verify(self, call_id: int, ready: float, seconds: float, gap_s: float = 0.0) -> float:
+        """When the target should have done a forward of `seconds` that reaches it at `ready`.
+
+        After another it does not begin before `gap_s` have passed.
+        """
+        begin = max([ready, *(until + gap_s for _, until in self._forwards.values())])
         if self._collocated:
             beside = max((until - begin for until in self._drafters.values()), default=0.0)
             seconds += min(max(beside, 0.0), seconds)

@@ -249,7 +249,8 @@ class Cell:
         result = self.target.step(call)
         seconds = self._vary(result.forward_seconds) + _beside_s(result)
         hop_s = self._verify_hop_s(result)
-        done = self.machine.verify(call.call_id, self.clock.now + hop_s, seconds)
+        gap_s = self._trips.gap_s(len(result.verdicts) + len(result.prefills))
+        done = self.machine.verify(call.call_id, self.clock.now + hop_s, seconds, gap_s)
         self.clock.at(done + hop_s, VerifyDone(result))
 
     def _timed(self, done: VerifyDone) -> VerifyDone | None:
