@@ -119,7 +119,9 @@ def _merged(values: Sequence[Any], *, join: bool) -> Any:
     if all(isinstance(value, dict) for value in known):
         names = dict.fromkeys(name for value in known for name in value)
         return {
-            name: _merged([value.get(name) for value in known], join=join or name == "delta")
+            name: _merged(
+                [value.get(name) for value in known], join=(join or name == "delta") and name not in _WHOLE
+            )
             for name in names
         }
     if join and all(isinstance(value, str) for value in known):

@@ -89,11 +89,15 @@ def test_calls_in_a_stream_are_joined_by_their_index() -> None:
 
 
 def test_typed_events_keep_their_order_and_join_what_they_add() -> None:
+    added = [{"type": "add", "delta": {"type": "text", "text": letter}} for letter in "aab"]
     events = [
         {"type": "start", "text": ""},
-        *({"type": "add", "delta": x} for x in "ab"),
+        *added,
         {"type": "end", "n": 2},
+        {"type": "end", "n": 3},
+        added[0],
     ]
     found = of_stream([json.dumps(event) for event in events])
-    assert found["order"] == ["start", "add", "end"]
-    assert found["fields"]["add"] == {"type": "add", "delta": "ab"}
+    assert found["order"] == ["start", "add", "end", "add"]
+    assert found["fields"]["add"] == {"type": "add", "delta": {"type": "text", "text": "aaba"}}
+    assert found["fields"]["end"] == {"type": "end", "n": 3}

@@ -334,9 +334,9 @@ async def test_fields_of_sampling_and_service_reach_the_cell(
 
 
 @pytest.mark.api(
-    "messages", "bad_words", "skip_special_tokens", "truncate_prompt_tokens", "chat_template_kwargs",
-    "request_id", "user", "safety_identifier", "prompt_cache_key", "store", "cache_control",
-    "context_management", "diagnostics", "speed",
+    "messages", "bad_words", "skip_special_tokens", "truncate_prompt_tokens", "truncation_side",
+    "chat_template_kwargs", "request_id", "user", "safety_identifier", "prompt_cache_key", "store",
+    "cache_control", "context_management", "diagnostics", "speed",
 )  # fmt: skip
 async def test_fields_of_texts(http: httpx.AsyncClient, cell: CellStandIn) -> None:
     body = BODY | {"user": "u", "safety_identifier": "s", "prompt_cache_key": "k", "store": False}
@@ -347,6 +347,8 @@ async def test_fields_of_texts(http: httpx.AsyncClient, cell: CellStandIn) -> No
     await http.post(PATH, json=body | {"bad_words": ["dog"], "truncate_prompt_tokens": 2})
     assert cell.submissions[-1].sampling.bad_words
     assert len(cell.submissions[-1].prompt) == 2
+    await http.post(PATH, json=body | {"truncate_prompt_tokens": 2, "truncation_side": "right"})
+    assert prompt_of(cell) == "<|bos|><|user|>"
     await http.post(PATH, json=body | {"chat_template_kwargs": {"bos_token": "!"}})
     assert prompt_of(cell).startswith("!<|user|>")
     (eos,) = codec().eos_ids

@@ -276,7 +276,7 @@ async def test_fields_of_sampling_and_service_reach_the_cell(
 
 
 @pytest.mark.api(
-    "responses", "stop", "bad_words", "skip_special_tokens", "truncate_prompt_tokens",
+    "responses", "stop", "bad_words", "skip_special_tokens", "truncate_prompt_tokens", "truncation_side",
     "chat_template_kwargs", "request_id", "user", "safety_identifier", "prompt_cache_key",
 )  # fmt: skip
 async def test_fields_of_texts(http: httpx.AsyncClient, cell: CellStandIn) -> None:
@@ -285,9 +285,10 @@ async def test_fields_of_texts(http: httpx.AsyncClient, cell: CellStandIn) -> No
     assert response.headers["x-request-id"] == "r-1"
     text = response.json()["output"][0]["content"][0]["text"]
     assert text == ANSWER.partition(" answers")[0]
-    await http.post(PATH, json=body | {"bad_words": ["dog"], "truncate_prompt_tokens": 2})
+    cut = {"truncate_prompt_tokens": 2, "truncation_side": "right"}
+    await http.post(PATH, json=body | {"bad_words": ["dog"], **cut})
     assert cell.submissions[-1].sampling.bad_words
-    assert len(cell.submissions[-1].prompt) == 2
+    assert prompt_of(cell) == "<|bos|><|user|>"
     await http.post(PATH, json=body | {"chat_template_kwargs": {"bos_token": "!"}})
     assert prompt_of(cell).startswith("!<|user|>")
     (eos,) = codec().eos_ids

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,127 +15,34 @@ from benchmarks.fidelity_record import (
     TEST,
     DraftSample,
     FidelityRecord,
-    ServedRequest,
     ServedRun,
     StepSample,
 )
 from benchmarks.fidelity_steps import newest_step, read_steps
-from cluster.config import DebugConfig, FlotillaConfig
-from cluster.cost_model import CostProfile, LinearCost
+from cluster.config import DebugConfig
+from cluster.cost_model import CostProfile
 from cluster.recorded_core import newest_decisions
 from cluster.stream_messages import Objective
-from simulator.acceptance import AcceptanceModel, DraftQuality, choices
 from simulator.fidelity import compare, written_profile
 from simulator.fidelity_fit import BEND, draft_seconds, fit_profile, scaled
-from simulator.hardware import DrafterProfile, HardwareProfile, Trips
-from simulator.noise import key_of
-from simulator.recorded import RecordedAcceptance
 from simulator.run import Cell, Options
-from simulator.systems import System, parse
+from simulator.systems import parse
 from simulator.workloads import SimRequest
-
-# Costs as on a CPU, as a profile has them; the machine is slower by these factors and takes time besides.
-TOLD = CostProfile(
-    target=LinearCost(alpha=1e-6, beta=1.4e-7, gamma=9e-5, delta=2.5e-3, gamma_knee=3e-5, knee_tokens=4.0),
-    drafters={"small": LinearCost(gamma=2.5e-5, rho=1.3e-5, delta=3.5e-4)},
-    overhead_s=1e-3,
+from tests.simulator.known_machine import (
+    AFTER_DRAFTING,
+    CALL_S,
+    DRAFTER_FACTOR,
+    FACTOR,
+    QUALITY,
+    SATURATION,
+    TOLD,
+    TRIPS,
+    log,
+    machine,
+    served,
 )
-FACTOR, AFTER_DRAFTING, DRAFTER_FACTOR, CALL_S = 1.1, 1.2, 1.3, 6e-4
-TRIPS = Trips(verify_s=8e-4, verify_request_s=1e-4, draft_s=1.2e-3, draft_request_s=1.5e-4)
-QUALITY = DraftQuality(rate={"chat": 0.75}, offset=-1.0)
-SATURATION = 12.0
+
 FEW = 12
-
-
-def machine(*, target: float = FACTOR, trips: Trips = TRIPS) -> HardwareProfile:
-    drafter = DrafterProfile(
-        model="small",
-        cost=scaled(TOLD.drafters["small"], DRAFTER_FACTOR),
-        quality=QUALITY,
-        call_s=CALL_S,
-    )
-    return HardwareProfile(
-        name="known",
-        target="target",
-        hardware="simulated",
-        source="made up",
-        error="",
-        cost=scaled(TOLD.target, target),
-        num_slots=20_000,
-        max_tokens=512,
-        drafters={"small": drafter},
-        collocated=False,
-        trips=trips,
-        after_drafting=AFTER_DRAFTING,
-    )
-
-
-def log() -> AcceptanceTable:
-    parts = [
-        choices(AcceptanceModel(), QUALITY, "chat", seed, 0, num_positions=60, num_astray=0, width=4)
-        for seed in range(40)
-    ]
-    return AcceptanceTable(
-        drafters=["small"],
-        domains=["chat"] * len(parts),
-        width=4,
-        drafter=np.zeros(60 * len(parts), np.int16),
-        answer=np.repeat(np.arange(len(parts), dtype=np.int32), 60),
-        position=np.tile(np.arange(1, 61, dtype=np.int32), len(parts)),
-        logp=np.concatenate([part.logp for part in parts]).astype(np.float32),
-        rank=np.concatenate([part.rank for part in parts]).astype(np.int8),
-    )
-
-
-def served(
-    profile: HardwareProfile, table: AcceptanceTable, policy: str, phase: str, load: float, seed: int
-) -> ServedRun:
-    """A run on the known machine, as if it had been measured."""
-    rng = np.random.default_rng((seed, 7))
-    config = parse(f"{policy}/sarathi").config.model_copy(update={"debug": DebugConfig(decisions=10_000)})
-    options = Options(seed=seed, jitter=0.05, acceptance=RecordedAcceptance(table), believed=TOLD)
-    cell = Cell(profile, System(policy, config), options)
-    times = np.cumsum(rng.exponential(1.0 / (load * SATURATION), size=40)).tolist()
-    asked = [
-        SimRequest(
-            request_id=f"r{number}",
-            kind="chat",
-            arrival_s=time,
-            num_prompt=int(rng.integers(8, 40)),
-            num_output=int(rng.integers(16, 60)),
-            objective=Objective(tpot_ms=7.0),
-            seed=key_of(seed, number) >> 1,
-        )
-        for number, time in enumerate(times)
-    ]
-    for request in asked:
-        cell.submit(request)
-    cell.run()
-    answered = [
-        ServedRequest(
-            domain="chat",
-            arrival_s=request.arrival_s,
-            objective=request.objective,
-            receipt=cell.receipts[request.request_id][1],
-            max_tokens=request.num_output,
-            client_ms=None,
-        )
-        for request in asked
-    ]
-    return ServedRun(
-        policy=policy,
-        config=_dumped(config),
-        phase=phase,
-        load=load,
-        seed=seed,
-        duration_s=max(at for at, _ in cell.receipts.values()),
-        requests=answered,
-        steps=read_steps(newest_decisions(cell.core, 10_000) or b""),
-    )
-
-
-def _dumped(config: FlotillaConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,76 @@
+"""Steps that are sent ahead, in the record of a run, in what is fitted to it, and in the simulation."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks.fidelity_record import CALIBRATION, FidelityRecord, ServedRun
+from simulator.fidelity_fit import fit_profile
+from simulator.hardware import Trips
+from simulator.machine import Machine
+from tests.simulator.known_machine import FACTOR, SATURATION, TOLD, TRIPS, log, machine, served
+
+#: Of 0.8 ms and 0.1 ms for each request, in turn, half is the target's process's own.
+AHEAD = msgspec.structs.replace(TRIPS, ahead_s=4e-4, ahead_request_s=5e-5)
+
+
+def of(runs: list[ServedRun]) -> FidelityRecord:
+    return FidelityRecord(
+        environment={},
+        profile=TOLD,
+        num_slots=20_000,
+        max_tokens=512,
+        saturation=SATURATION,
+        acceptance_file="",
+        runs=runs,
+    )
+
+
+def plain_runs(trips: Trips, *, ahead: bool) -> list[ServedRun]:
+    return [
+        served(machine(trips=trips), log(), "autoregressive", CALIBRATION, load, seed, ahead=ahead)
+        for seed, load in ((1, 0.3), (2, 0.8))
+    ]
+
+
+def test_a_forward_begins_after_the_gap_and_not_before_its_call_came() -> None:
+    one = Machine(collocated=False)
+    assert one.verify(1, ready=1.0, seconds=0.5, gap_s=0.2) == pytest.approx(1.5)
+    assert one.verify(2, ready=1.1, seconds=0.5, gap_s=0.2) == pytest.approx(2.2)
+    assert one.verified(1) == pytest.approx(0.5)
+    assert one.verify(3, ready=9.0, seconds=0.5, gap_s=0.2) == pytest.approx(9.5)
+
+
+def test_what_is_between_forwards_sent_ahead_is_found() -> None:
+    runs = plain_runs(AHEAD, ahead=True)
+    steps = [step for run in runs for step in run.steps]
+    ahead = [step for step in steps if step.ahead]
+    assert len(ahead) > 0.8 * len(steps)
+    fitted = fit_profile(of(runs))
+    trips = fitted.profile.trips
+    assert trips is not None
+    for requests in (1, 3):
+        assert trips.gap_s(requests) == pytest.approx(AHEAD.gap_s(requests), rel=0.1)
+    assert fitted.factors["target"] == pytest.approx(FACTOR, rel=0.02)
+    assert abs(fitted.error) < 0.02
+
+
+def test_in_turn_nothing_is_sent_ahead_and_nothing_fitted_to_it() -> None:
+    runs = plain_runs(AHEAD, ahead=False)
+    assert not any(step.ahead for run in runs for step in run.steps)
+    trips = fit_profile(of(runs)).profile.trips
+    assert trips is not None
+    assert (trips.ahead_s, trips.ahead_request_s) == (0.0, 0.0)
+    assert trips.call_s(2, drafted=False) == pytest.approx(AHEAD.call_s(2, drafted=False), rel=0.1)
+
+
+def test_sending_ahead_hides_all_but_the_gap() -> None:
+    def between(trips: Trips, *, ahead: bool) -> float:
+        steps = [step for run in plain_runs(trips, ahead=ahead) for step in run.steps[1:]]
+        return float(np.median([step.whole_s - step.forward_s for step in steps if step.num_requests == 1]))
+
+    assert between(AHEAD, ahead=True) == pytest.approx(AHEAD.gap_s(1), rel=0.1)
+    assert between(TRIPS, ahead=True) == pytest.approx(0.0, abs=1e-5)
+    assert between(AHEAD, ahead=False) == pytest.approx(AHEAD.call_s(1, drafted=False), rel=0.1)
