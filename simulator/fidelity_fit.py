@@ -248,35 +248,36 @@ def _bent(cost: LinearCost, line: _Line) -> LinearCost:
 def _trips(plain: Sequence[StepSample], drafted: Sequence[StepSample]) -> Trips:
     """What is left of an iteration besides forwards, linear in its requests, without and with drafts.
 
-    Of plain ones sent ahead it is what is between two forwards; where hardly any other was seen, a plain step
-    in turn is taken to have no more.
+    Of plain ones sent ahead it is what is between two forwards. Where hardly any are of a kind, those few take
+    so much of what another kind takes: plain ones of drafted ones, and those sent ahead of those in turn or,
+    the other way round, as much.
     """
     ahead = [step for step in plain if step.ahead]
     plain = [step for step in plain if not step.ahead]
-    gap_s, gap_request_s = _line(ahead) if len(ahead) >= LEAST_SAMPLES else (0.0, 0.0)
-    verify_s, verify_request_s = _line(plain) if len(plain) >= LEAST_SAMPLES else (gap_s, gap_request_s)
-    if len(drafted) < LEAST_SAMPLES:
-        return Trips(
-            verify_s=verify_s,
-            verify_request_s=verify_request_s,
-            ahead_s=gap_s,
-            ahead_request_s=gap_request_s,
-        )
-    both_s, both_request_s = _line(drafted)
-    if len(plain) < LEAST_SAMPLES:
-        share = _PLAIN_SHARE
-        if plain:
-            told = sum(both_s + both_request_s * step.num_requests for step in plain)
-            share = min(1.0, max(0.0, sum(rest_s(step) for step in plain)) / told) if told else 1.0
-        verify_s, verify_request_s = share * both_s, share * both_request_s
+    gap = _line(ahead) if len(ahead) >= LEAST_SAMPLES else None
+    verify = _line(plain) if len(plain) >= LEAST_SAMPLES else None
+    both = _line(drafted) if len(drafted) >= LEAST_SAMPLES else None
+    if verify is None:
+        verify = (gap or (0.0, 0.0)) if both is None else _part_of(both, plain, _PLAIN_SHARE)
+    if gap is None:
+        gap = _part_of(verify, ahead, 1.0)
+    both = both or verify
     return Trips(
-        verify_s=verify_s,
-        verify_request_s=verify_request_s,
-        draft_s=max(0.0, both_s - verify_s),
-        draft_request_s=max(0.0, both_request_s - verify_request_s),
-        ahead_s=gap_s,
-        ahead_request_s=gap_request_s,
+        verify_s=verify[0],
+        verify_request_s=verify[1],
+        draft_s=max(0.0, both[0] - verify[0]),
+        draft_request_s=max(0.0, both[1] - verify[1]),
+        ahead_s=gap[0],
+        ahead_request_s=gap[1],
     )
+
+
+def _part_of(line: tuple[float, float], few: Sequence[StepSample], unknown: float) -> tuple[float, float]:
+    """A line scaled to what a few steps took, but to no more than itself; by `unknown` without any."""
+    told = sum(line[0] + line[1] * step.num_requests for step in few)
+    share = min(1.0, max(0.0, sum(rest_s(step) for step in few)) / told) if told else 1.0
+    share = share if few else unknown
+    return share * line[0], share * line[1]
 
 
 def _line(steps: Sequence[StepSample]) -> tuple[float, float]:

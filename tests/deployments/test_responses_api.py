@@ -285,14 +285,13 @@ async def test_fields_of_texts(http: httpx.AsyncClient, cell: CellStandIn) -> No
     assert response.headers["x-request-id"] == "r-1"
     text = response.json()["output"][0]["content"][0]["text"]
     assert text == ANSWER.partition(" answers")[0]
-    cut = {"truncate_prompt_tokens": 2, "truncation_side": "right"}
-    await http.post(PATH, json=body | {"bad_words": ["dog"], **cut})
+    fields = {"bad_words": ["dog"], "truncate_prompt_tokens": 2, "truncation_side": "right"}
+    await http.post(PATH, json=body | fields)
     assert cell.submissions[-1].sampling.bad_words
     assert prompt_of(cell) == "<|bos|><|user|>"
     await http.post(PATH, json=body | {"chat_template_kwargs": {"bos_token": "!"}})
     assert prompt_of(cell).startswith("!<|user|>")
-    (eos,) = codec().eos_ids
-    cell.script = lambda submit: [*ids("a"), eos, *ids("b")]
+    cell.script = lambda submit: [*ids("a"), *codec().eos_ids, *ids("b")]
     response = await http.post(PATH, json=body | {"skip_special_tokens": False, "ignore_eos": True})
     assert response.json()["output"][0]["content"][0]["text"] == "a<|end|>b"
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.fidelity_record import CALIBRATION, FidelityRecord, ServedRun
+from benchmarks.fidelity_record import CALIBRATION, FidelityRecord, ServedRun, StepSample
 from simulator.fidelity_fit import fit_profile
 from simulator.hardware import Trips
 from simulator.machine import Machine
@@ -14,6 +14,22 @@ from tests.simulator.known_machine import FACTOR, SATURATION, TOLD, TRIPS, log, 
 
 #: Of 0.8 ms and 0.1 ms for each request, in turn, half is the target's process's own.
 AHEAD = msgspec.structs.replace(TRIPS, ahead_s=4e-4, ahead_request_s=5e-5)
+
+
+STEP = StepSample(num_requests=1, num_tokens=1, num_committed=1, profile_s=4e-3, forward_s=5e-3, whole_s=7e-3)
+
+
+def run_of(steps: list[StepSample]) -> ServedRun:
+    return ServedRun(
+        policy="flotilla",
+        config={},
+        phase=CALIBRATION,
+        load=0.5,
+        seed=0,
+        duration_s=1.0,
+        requests=[],
+        steps=steps,
+    )
 
 
 def of(runs: list[ServedRun]) -> FidelityRecord:
@@ -57,13 +73,24 @@ def test_what_is_between_forwards_sent_ahead_is_found() -> None:
     assert abs(fitted.error) < 0.02
 
 
-def test_in_turn_nothing_is_sent_ahead_and_nothing_fitted_to_it() -> None:
+def test_where_nothing_was_sent_ahead_nothing_is_hidden() -> None:
     runs = plain_runs(AHEAD, ahead=False)
     assert not any(step.ahead for run in runs for step in run.steps)
     trips = fit_profile(of(runs)).profile.trips
     assert trips is not None
-    assert (trips.ahead_s, trips.ahead_request_s) == (0.0, 0.0)
+    # It is not known what would be hidden: nothing is taken to be.
+    assert (trips.ahead_s, trips.ahead_request_s) == (trips.verify_s, trips.verify_request_s)
     assert trips.call_s(2, drafted=False) == pytest.approx(AHEAD.call_s(2, drafted=False), rel=0.1)
+
+
+def test_a_few_steps_sent_ahead_tell_how_much_is_hidden() -> None:
+    """Policies that draft send few: were those free, simulated ones would draft less than they do."""
+    in_turn = msgspec.structs.replace(STEP, forward_s=5e-3, whole_s=7e-3)
+    ahead = msgspec.structs.replace(STEP, forward_s=5e-3, whole_s=6e-3, ahead=True)
+    trips = fit_profile(of([run_of([in_turn] * 50 + [ahead] * 4)])).profile.trips
+    assert trips is not None
+    assert trips.call_s(1, drafted=False) == pytest.approx(2e-3, rel=1e-6)
+    assert trips.gap_s(1) == pytest.approx(1e-3, rel=1e-6)
 
 
 def test_sending_ahead_hides_all_but_the_gap() -> None:
