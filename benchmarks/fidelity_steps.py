@@ -63,7 +63,9 @@ def step_sample(step: StepRecord) -> StepSample | None:
         whole_s=step.whole.actual,
         ahead=step.ahead,
         drafts=drafts,
-        told=known.values | {f"correction of {name}": value for name, value in corrections.items()},
+        # Some are flags, and the record is read again as numbers.
+        told={name: float(value) for name, value in known.values.items()}
+        | {f"correction of {name}": value for name, value in corrections.items()},
         rates=[one.request.rate for one in planned],
         prompts=[
             (one.profile, one.actual)

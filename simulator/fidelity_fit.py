@@ -248,7 +248,7 @@ def _bent(cost: LinearCost, line: _Line) -> LinearCost:
 def _trips(plain: Sequence[StepSample], drafted: Sequence[StepSample]) -> Trips:
     """What is left of an iteration besides forwards, linear in its requests, without and with drafts.
 
-    Of plain ones sent ahead it is what is between two forwards. Where hardly any are of a kind, those few take
+    Of plain ones sent ahead it is what is between two forwards. Where there are hardly any of a kind, those take
     so much of what another kind takes: plain ones of drafted ones, and those sent ahead of those in turn or,
     the other way round, as much.
     """
