@@ -73,6 +73,12 @@ def test_what_is_between_forwards_sent_ahead_is_found() -> None:
     assert abs(fitted.error) < 0.02
 
 
+def test_a_record_is_read_again_as_it_was_written() -> None:
+    record = of(plain_runs(AHEAD, ahead=True))
+    assert any(step.told for run in record.runs for step in run.steps)
+    assert msgspec.json.decode(msgspec.json.encode(record), type=FidelityRecord) == record
+
+
 def test_where_nothing_was_sent_ahead_nothing_is_hidden() -> None:
     runs = plain_runs(AHEAD, ahead=False)
     assert not any(step.ahead for run in runs for step in run.steps)
