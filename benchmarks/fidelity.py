@@ -11,7 +11,7 @@ import msgspec
 from benchmarks import tables
 from benchmarks.acceptance_table import AcceptanceTable
 from benchmarks.fidelity_cell import FidelityOptions, fidelity_config, measure
-from benchmarks.fidelity_record import FidelityRecord
+from benchmarks.fidelity_record import FidelityRecord, to_json
 
 RECORD = "record.json"
 # Largest relative error below saturation that is wanted (issue 7).
@@ -54,7 +54,7 @@ def measured(options: FidelityOptions) -> FidelityRecord:
     options.folder.mkdir(parents=True, exist_ok=True)
     with tables.console.status("...") as status:
         record = measure(options, status.update)
-    path.write_bytes(msgspec.json.encode(record))
+    path.write_bytes(to_json(record))
     tables.console.print(f"Wrote {path}.")
     return record
 

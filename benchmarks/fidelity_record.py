@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from typing import Any
 
 import msgspec
@@ -127,3 +129,20 @@ class FidelityRecord(msgspec.Struct, kw_only=True):
     saturation: float
     acceptance_file: str
     runs: list[ServedRun] = []
+
+
+def to_json(record: FidelityRecord) -> bytes:
+    """The record as JSON, which has no infinity: the gap of a request that had never two tokens to choose."""
+    return msgspec.json.encode(msgspec.structs.replace(record, runs=[_finite(run) for run in record.runs]))
+
+
+def _finite(run: ServedRun) -> ServedRun:
+    requests = [
+        one
+        if one.receipt is None or math.isfinite(one.receipt.min_gap)
+        else msgspec.structs.replace(
+            one, receipt=msgspec.structs.replace(one.receipt, min_gap=sys.float_info.max)
+        )
+        for one in run.requests
+    ]
+    return msgspec.structs.replace(run, requests=requests)
