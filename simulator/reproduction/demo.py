@@ -19,8 +19,8 @@ _load = Figure(
         shares={"code": 0.6, "chat": 0.2, "summary": 0.2},
         lengths={"code": (50, 52), "chat": (25, 27), "summary": (72, 12)},
         max_tokens=128,
-        # 1.2, 1.5 and 4.5 times what the cell measured for one request alone on that day: 8.5 ms a token, less
-        # than the same forwards take beside others.
+        # 1.2, 1.5 and 4.5 times what the cell measured for one request alone that day: 8.5 ms a token,
+        # less than the same forwards take beside others.
         objectives={"code": "10.22", "chat": "12.78", "summary": "38.34"},
         max_running=64,
     ),
