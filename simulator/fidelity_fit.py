@@ -249,8 +249,8 @@ def _trips(plain: Sequence[StepSample], drafted: Sequence[StepSample]) -> Trips:
     """What is left of an iteration besides forwards, linear in its requests, without and with drafts.
 
     Of plain ones sent ahead it is what is between two forwards. Hardly any of a kind tell only what part it
-    is of what another kind takes: plain ones of drafted ones, those sent ahead of those in turn. In turn they
-    take no less than ahead.
+    is of what another kind takes: plain ones of drafted ones, those sent ahead of those in turn. Where nobody
+    drafted, the few plain ones in turn take what those ahead take.
     """
     ahead = [step for step in plain if step.ahead]
     plain = [step for step in plain if not step.ahead]
