@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.acceptance_table import AcceptanceTable
-from benchmarks.fidelity_record import ServedRequest, ServedRun
+from benchmarks.fidelity_record import CALIBRATION, FidelityRecord, ServedRequest, ServedRun, StepSample
 from benchmarks.fidelity_steps import read_steps
 from cluster.config import DebugConfig
 from cluster.cost_model import CostProfile, LinearCost
@@ -129,3 +129,36 @@ def served(
         requests=answered,
         steps=read_steps(newest_decisions(cell.core, 10_000) or b""),
     )
+
+
+STEP = StepSample(num_requests=1, num_tokens=1, num_committed=1, profile_s=0.0, forward_s=0.0, whole_s=0.0)
+
+
+def record_of(
+    runs: list[ServedRun], profile: CostProfile = TOLD, acceptance_file: str = ""
+) -> FidelityRecord:
+    """What was measured on a cell that was told these costs."""
+    return FidelityRecord(
+        environment={},
+        profile=profile,
+        num_slots=20_000,
+        max_tokens=512,
+        saturation=SATURATION,
+        acceptance_file=acceptance_file,
+        runs=runs,
+    )
+
+
+def calibrated_on(steps: list[StepSample], profile: CostProfile = TOLD) -> FidelityRecord:
+    """One calibration run with these steps."""
+    run = ServedRun(
+        policy="autoregressive",
+        config={},
+        phase=CALIBRATION,
+        load=0.5,
+        seed=0,
+        duration_s=1.0,
+        requests=[],
+        steps=steps,
+    )
+    return record_of([run], profile)

@@ -16,11 +16,9 @@ from benchmarks.fidelity_record import (
     DraftSample,
     FidelityRecord,
     ServedRun,
-    StepSample,
 )
 from benchmarks.fidelity_steps import newest_step, read_steps
 from cluster.config import DebugConfig
-from cluster.cost_model import CostProfile
 from cluster.recorded_core import newest_decisions
 from cluster.stream_messages import Objective
 from simulator.fidelity import compare, written_profile
@@ -35,10 +33,13 @@ from tests.simulator.known_machine import (
     FACTOR,
     QUALITY,
     SATURATION,
+    STEP,
     TOLD,
     TRIPS,
+    calibrated_on,
     log,
     machine,
+    record_of,
     served,
 )
 
@@ -55,15 +56,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> FidelityRecord:
         for policy in ("autoregressive", "fixed")
         for phase, load, seed in ((CALIBRATION, 0.3, 1), (CALIBRATION, 0.8, 2), (TEST, 0.5, 3))
     ]
-    return FidelityRecord(
-        environment={},
-        profile=TOLD,
-        num_slots=20_000,
-        max_tokens=512,
-        saturation=SATURATION,
-        acceptance_file=str(path),
-        runs=runs,
-    )
+    return record_of(runs, acceptance_file=str(path))
 
 
 def briefly(run: ServedRun) -> ServedRun:
@@ -187,31 +180,6 @@ def test_a_wrong_machine_is_told_from_the_right_one(record: FidelityRecord) -> N
     assert point["figures"]["step_ms"]["error"] < -0.2
     # The costs of the test itself tell that it is the machine, and not the simulation.
     assert abs(point["figures"]["step_ms"]["error with own costs"]) < 0.1
-
-
-STEP = StepSample(num_requests=1, num_tokens=1, num_committed=1, profile_s=0.0, forward_s=0.0, whole_s=0.0)
-
-
-def calibrated_on(steps: list[StepSample], profile: CostProfile = TOLD) -> FidelityRecord:
-    run = ServedRun(
-        policy="autoregressive",
-        config={},
-        phase=CALIBRATION,
-        load=0.5,
-        seed=0,
-        duration_s=1.0,
-        requests=[],
-        steps=steps,
-    )
-    return FidelityRecord(
-        environment={},
-        profile=profile,
-        num_slots=1,
-        max_tokens=1,
-        saturation=1.0,
-        acceptance_file="",
-        runs=[run],
-    )
 
 
 def test_a_drafter_that_was_hardly_asked_is_as_slow_as_the_others() -> None:

@@ -8,42 +8,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.fidelity_record import CALIBRATION, FidelityRecord, ServedRun, StepSample, to_json
+from benchmarks.fidelity_record import CALIBRATION, FidelityRecord, ServedRun, to_json
 from simulator.fidelity_fit import fit_profile
 from simulator.hardware import Trips
 from simulator.machine import Machine
-from tests.simulator.known_machine import FACTOR, SATURATION, TOLD, TRIPS, log, machine, served
+from tests.simulator.known_machine import (
+    FACTOR,
+    STEP,
+    TRIPS,
+    calibrated_on,
+    log,
+    machine,
+    record_of,
+    served,
+)
 
 #: Of 0.8 ms and 0.1 ms for each request, in turn, half is the target's process's own.
 AHEAD = msgspec.structs.replace(TRIPS, ahead_s=4e-4, ahead_request_s=5e-5)
-
-
-STEP = StepSample(num_requests=1, num_tokens=1, num_committed=1, profile_s=4e-3, forward_s=5e-3, whole_s=7e-3)
-
-
-def run_of(steps: list[StepSample]) -> ServedRun:
-    return ServedRun(
-        policy="flotilla",
-        config={},
-        phase=CALIBRATION,
-        load=0.5,
-        seed=0,
-        duration_s=1.0,
-        requests=[],
-        steps=steps,
-    )
-
-
-def of(runs: list[ServedRun]) -> FidelityRecord:
-    return FidelityRecord(
-        environment={},
-        profile=TOLD,
-        num_slots=20_000,
-        max_tokens=512,
-        saturation=SATURATION,
-        acceptance_file="",
-        runs=runs,
-    )
 
 
 def plain_runs(trips: Trips, *, ahead: bool) -> list[ServedRun]:
@@ -66,7 +47,7 @@ def test_what_is_between_forwards_sent_ahead_is_found() -> None:
     steps = [step for run in runs for step in run.steps]
     ahead = [step for step in steps if step.ahead]
     assert len(ahead) > 0.8 * len(steps)
-    fitted = fit_profile(of(runs))
+    fitted = fit_profile(record_of(runs))
     trips = fitted.profile.trips
     assert trips is not None
     for requests in (1, 3):
@@ -76,7 +57,7 @@ def test_what_is_between_forwards_sent_ahead_is_found() -> None:
 
 
 def test_a_record_is_read_again_as_it_was_written() -> None:
-    record = of(plain_runs(AHEAD, ahead=True))
+    record = record_of(plain_runs(AHEAD, ahead=True))
     assert any(step.told for run in record.runs for step in run.steps)
     read = msgspec.json.decode(to_json(record), type=FidelityRecord)
     for run, again in zip(record.runs, read.runs, strict=True):
@@ -93,7 +74,7 @@ def test_a_record_is_read_again_as_it_was_written() -> None:
 def test_where_nothing_was_sent_ahead_nothing_is_hidden() -> None:
     runs = plain_runs(AHEAD, ahead=False)
     assert not any(step.ahead for run in runs for step in run.steps)
-    trips = fit_profile(of(runs)).profile.trips
+    trips = fit_profile(record_of(runs)).profile.trips
     assert trips is not None
     # It is not known what would be hidden: nothing is taken to be.
     assert (trips.ahead_s, trips.ahead_request_s) == (trips.verify_s, trips.verify_request_s)
@@ -102,9 +83,9 @@ def test_where_nothing_was_sent_ahead_nothing_is_hidden() -> None:
 
 def test_a_few_steps_sent_ahead_tell_how_much_is_hidden() -> None:
     """Policies that draft send few: were those free, simulated ones would draft less than they do."""
-    in_turn = msgspec.structs.replace(STEP, forward_s=5e-3, whole_s=7e-3)
-    ahead = msgspec.structs.replace(STEP, forward_s=5e-3, whole_s=6e-3, ahead=True)
-    trips = fit_profile(of([run_of([in_turn] * 50 + [ahead] * 4)])).profile.trips
+    in_turn = msgspec.structs.replace(STEP, profile_s=4e-3, forward_s=5e-3, whole_s=7e-3)
+    ahead = msgspec.structs.replace(in_turn, whole_s=6e-3, ahead=True)
+    trips = fit_profile(calibrated_on([in_turn] * 50 + [ahead] * 4)).profile.trips
     assert trips is not None
     assert trips.call_s(1, drafted=False) == pytest.approx(2e-3, rel=1e-6)
     assert trips.gap_s(1) == pytest.approx(1e-3, rel=1e-6)
