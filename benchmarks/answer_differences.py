@@ -50,10 +50,8 @@ def _short(value: object) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def of_values(
-    ours: Any, theirs: Any, where: str = "", *, unlike: frozenset[str] = UNLIKE
-) -> list[Difference]:
-    """Where two JSON values differ; what `unlike` names is compared by type alone.
+def of_values(ours: Any, theirs: Any, where: str = "") -> list[Difference]:
+    """Where two JSON values differ; what `UNLIKE` names is compared by type alone.
 
     A field that is null in one and missing in the other says the same in both.
     """
@@ -68,17 +66,17 @@ def of_values(
                 found.append(Difference(place, "missing", "", _short(there)))
             elif name not in theirs or there is None:
                 found.append(Difference(place, "added", _short(here), ""))
-            elif name in unlike:
+            elif name in UNLIKE:
                 if _type(here) != _type(there):
                     found.append(Difference(place, "type", _short(here), _short(there)))
             else:
-                found += of_values(here, there, place, unlike=unlike)
+                found += of_values(here, there, place)
         return found
     if isinstance(ours, list) and isinstance(theirs, list):
         if len(ours) != len(theirs):
             return [Difference(f"{where}[]", "value", _short(ours), _short(theirs))]
         pairs = zip(ours, theirs, strict=True)
-        each = [of_values(here, there, f"{where}[]", unlike=unlike) for here, there in pairs]
+        each = [of_values(here, there, f"{where}[]") for here, there in pairs]
         return _once(difference for differences in each for difference in differences)
     if _type(ours) != _type(theirs):
         return [Difference(where, "type", _short(ours), _short(theirs))]

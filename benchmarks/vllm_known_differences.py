@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -41,11 +40,6 @@ def _literal(pattern: str) -> str:
 def explained(request: str, difference: Difference) -> str | None:
     """The reason for a difference; None if there is none."""
     return next((known.reason for known in KNOWN if known.explains(request, difference)), None)
-
-
-def unexplained(request: str, differences: Iterable[Difference]) -> list[Difference]:
-    """Those without a reason."""
-    return [difference for difference in differences if explained(request, difference) is None]
 
 
 _ANY = ("*",)

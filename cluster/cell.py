@@ -56,6 +56,11 @@ class Cell:
 
     def __init__(self, config: FlotillaConfig, system: str = "", name: str = "") -> None:
         self.config = settle_draft_ahead(config, os.cpu_count() or 1)
+        # What reads files is not for every `describe`, in the scheduler's loop.
+        self._served = {
+            "path": served_path(config.target),
+            "fingerprint": system_fingerprint(config.target),
+        }
         self._token = secrets.token_hex(16).encode()
         self._stage = "starting"
         self._failure = ""
@@ -90,8 +95,7 @@ class Cell:
         chunk = chunk_tokens(self.config.scheduler, profile.target)
         return {
             "model": self.served_name,
-            "path": served_path(self.config.target),
-            "fingerprint": system_fingerprint(self.config.target),
+            **self._served,
             "max_tokens": self.core.max_model_tokens,
             "vocab_size": self._lifecycle.target.vocab_size,
             "drafters": sorted(self.core.pool.drafters),

@@ -37,9 +37,10 @@ class CellInfo:
         drafters: names a request may choose from.
         ready: whether it serves.
         is_loaded: whether it has served: then requests may wait for it to do so again.
-        path: of the model, as configured. fingerprint: what its texts depend on (`system_fingerprint`).
         policy: the speculation policy that runs.
         baseline: what it takes for one request by itself; None where it does not say.
+        path: where the model lies; empty where it does not say.
+        fingerprint: what its texts depend on (`cluster.served_target.system_fingerprint`).
     """
 
     model: str
