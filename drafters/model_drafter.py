@@ -24,6 +24,7 @@ from engine.beam import Beam
 from engine.cuda_graphs import GraphedRunner
 from engine.kv_cache import KVCache
 from engine.runner import ModelRunner
+from engine.sampling_params import namespace_of
 from engine.slots import OutOfSlots
 
 Int32 = NDArray[np.int32]
@@ -263,7 +264,7 @@ class ModelDrafter:
                 self._kv.release(request_id)
             return False
         if request_id not in self._kv:
-            shared = self._kv.open(request_id, tokens)
+            shared = self._kv.open(request_id, tokens, namespace_of(job.held.spec.cache_salt))
             if shared and shared == len(tokens) - 1 >= job.held.spec.prompt_len:
                 self._kv.truncate(request_id, shared - 1)  # who scores nothing seems unable to follow
             job.opened = True

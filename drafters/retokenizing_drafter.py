@@ -179,6 +179,7 @@ class RetokenizingDrafter:
                 max_tokens=_ENDLESS,
                 stop_token_ids=tuple(counterparts[stop] for stop in held.stops if stop in counterparts),
             ),
+            cache_salt=held.spec.cache_salt,
         )
         return DraftItem(request_id=item.request_id, start=0, tokens=_NO_TOKENS, plan=plan, spec=spec)
 

@@ -67,7 +67,12 @@ class CapturableRunner(DeviceRowsRunner, Protocol):
         ...
 
     def compute(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: PaddedPlan, selected: torch.Tensor | None
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        plan: PaddedPlan,
+        selected: torch.Tensor | None,
+        adapters: torch.Tensor | None = None,
     ) -> Computed:
         """The part of a forward that the device does, with nothing that waits for the host.
 
@@ -75,6 +80,7 @@ class CapturableRunner(DeviceRowsRunner, Protocol):
             tokens, positions: int32 or int64 [rows], on the device.
             plan: of the batch.
             selected: rows whose logits are wanted; None for all.
+            adapters: int64 [rows], which each row has, 0 for none; None if no row has one.
         """
         ...
 

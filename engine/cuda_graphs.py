@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.adapted_linear import adapters_of
 from engine.capturable import CapturableRunner
 from engine.captured_shapes import CAPTURE_AT, CapturedShapes
 from engine.capturing import captured
@@ -44,16 +45,17 @@ class _Static:
 
     Attributes:
         shape: which.
-        numbers: int64 [4, rows], all that the host says of the rows, in one transfer: tokens, positions,
-            slots to write to, and which rows are wanted.
+        numbers: int64 [4 or 5, rows], all that the host says of the rows, in one transfer: tokens, positions,
+            slots to write to, which rows are wanted, and where some may have one, their adapters.
         attention: what they attend to.
         graph: None before the first forward.
     """
 
     def __init__(self, shape: Shape, attend: Callable[[torch.Tensor], StaticAttention], device: torch.device):
         self.shape = shape
-        self.numbers = torch.zeros(4, shape.num_rows, dtype=torch.int64, device=device)
-        self.tokens, self.positions, write, _ = self.numbers.unbind(0)
+        self.numbers = torch.zeros(4 + shape.is_adapted, shape.num_rows, dtype=torch.int64, device=device)
+        self.tokens, self.positions, write = self.numbers[:3].unbind(0)
+        self.adapters = self.numbers[4] if shape.is_adapted else None
         self.attention = attend(write)
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -194,9 +196,11 @@ class GraphedRunner:
     ) -> torch.Tensor:
         """Logits of the rows `keep`, by the graph of the batch's shape, captured now if it is new."""
         padded = pad_rows(segments, static.shape, self._scratch)
-        numbers = np.zeros((4, static.shape.num_rows), dtype=np.int64)
+        numbers = np.zeros(static.numbers.shape, dtype=np.int64)
         numbers[:3] = padded.tokens, padded.positions, padded.write
         numbers[3, : len(keep)] = padded.batch_rows[keep]
+        if static.adapters is not None:
+            numbers[4, padded.batch_rows] = adapters_of(segments)
         overwrite(static.numbers, numbers)
         batch_rows = static.numbers[3, : len(keep)]
         if rows is not None:
@@ -273,7 +277,8 @@ class GraphedRunner:
 
     def _compute(self, static: _Static) -> None:
         plan = static.attention.plan
-        logits, final, features = self._runner.compute(static.tokens, static.positions, plan, None)
+        computed = self._runner.compute(static.tokens, static.positions, plan, None, static.adapters)
+        logits, final, features = computed
         self._logits[: len(logits)].copy_(logits)  # widens them, too
         self._final[: len(final)].copy_(final)
         if features.numel():

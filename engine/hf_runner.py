@@ -14,11 +14,14 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from engine.adapted_linear import adapters_on
+from engine.adapter_files import Adapter
 from engine.attention import PaddedAttention, PaddedPlan
 from engine.attention_kinds import AttentionKind, make_attention
 from engine.capturable import Computed
 from engine.device_rows import DeviceRows, tokens_of
 from engine.devices import index_on
+from engine.hf_adapters import attach_adapters
 from engine.hf_attention import ATTENTION_NAME, Pass, check_window, current
 from engine.runner import KeyTokens, ModelShape, Segment
 from engine.unsupported_model import UnsupportedModel
@@ -42,6 +45,7 @@ class HFRunner:
         *,
         max_tokens: int | None = None,
         attention: AttentionKind | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         """Wrap `model`, in evaluation mode on its device, with a pool of `num_slots` KV slots.
 
@@ -52,10 +56,11 @@ class HFRunner:
             num_slots: KV slots of the pool.
             max_tokens: longest sequence; by default what the model's configuration says.
             attention: how ragged keys are padded; see `engine.attention_kinds`.
+            adapters: what rows may have added to linear layers; these then do so wherever the model is used.
 
         Raises:
             UnsupportedModel: if the model does not use the attention interface in every layer, or needs
-                attention that is not implemented.
+                attention that is not implemented, or an adapter is another model's.
         """
         config = model.config.get_text_config()
         if model.config.is_encoder_decoder:
@@ -92,6 +97,7 @@ class HFRunner:
         self._output: torch.nn.Module = model.get_output_embeddings()
         self._final = torch.empty(0, device=self._device)
         self._output.register_forward_pre_hook(self._note_hidden)
+        self._adapters = attach_adapters(model, adapters) if adapters else None
         self._feature_layers: tuple[int, ...] = ()
         self._noted: dict[int, torch.Tensor] = {}  # what enters those layers in the forward under way
         self._features = torch.empty(0, 0, device=self._device)
@@ -240,13 +246,19 @@ class HFRunner:
     ) -> torch.Tensor:
         positions = np.concatenate([segment.positions for segment in segments])
         selected = None if keep is None else index_on(keep, self._device)
-        computed = self.compute(tokens, index_on(positions, self._device), plan, selected)
+        adapters = adapters_on(segments, self._device)
+        computed = self.compute(tokens, index_on(positions, self._device), plan, selected, adapters)
         self._key_tokens = plan.key_tokens
         self._final, self._features, self._feature_rows = computed.final, computed.features, None
         return computed.logits.float()
 
     def compute(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: PaddedPlan, selected: torch.Tensor | None
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        plan: PaddedPlan,
+        selected: torch.Tensor | None,
+        adapters: torch.Tensor | None = None,
     ) -> Computed:
         """See `CapturableRunner`; whether nothing waits for the host is up to the model.
 
@@ -260,12 +272,16 @@ class HFRunner:
         running = Pass(self._attention, plan, self._max_tokens)
         previous = current.running
         current.running = running
+        if self._adapters is not None:
+            self._adapters.begin(adapters)
         try:
             output = self._model(
                 input_ids=tokens.long()[None], position_ids=positions.long()[None], **arguments
             )
         finally:
             current.running = previous
+            if self._adapters is not None:
+                self._adapters.begin(None)  # else whoever calls the model itself would be given them
         if running.calls != self._num_layers:
             raise UnsupportedModel(
                 f"{running.calls} of {self._num_layers} layers of {type(self._model).__name__} went through "

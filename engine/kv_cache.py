@@ -16,10 +16,11 @@ Int32 = NDArray[np.int32]
 class _Table:
     """One request's slots: the committed ones in order of position, and those reserved for coming rows."""
 
-    __slots__ = ("length", "number", "reserved", "slots")
+    __slots__ = ("length", "namespace", "number", "reserved", "slots")
 
-    def __init__(self, number: int, slots: Int32) -> None:
+    def __init__(self, number: int, slots: Int32, namespace: bytes) -> None:
         self.number = number
+        self.namespace = namespace
         self.slots = np.empty(max(64, 2 * len(slots)), dtype=np.int32)
         self.slots[: len(slots)] = slots
         self.length = len(slots)
@@ -78,8 +79,10 @@ class KVCache:
         """Slots that `reserve` can give out without evicting anything."""
         return self._pool.free_count
 
-    def open(self, request_id: str, tokens: Sequence[int] | Int32) -> int:
+    def open(self, request_id: str, tokens: Sequence[int] | Int32, namespace: bytes = b"") -> int:
         """Start a request whose sequence begins with `tokens`; returns how many of them are cached.
+
+        Prefixes are shared within a namespace: what keys and values depend on besides the tokens.
 
         At most `len(tokens) - 1` are reported, since a forward pass needs one input row.
 
@@ -90,18 +93,22 @@ class KVCache:
             raise ValueError(f"request {request_id!r} is already open")
         shared = np.empty(0, dtype=np.int32)
         if self._prefixes is not None and len(tokens) > 1:
-            matched = self._prefixes.match(np.asarray(tokens, dtype=np.int32))
+            matched = self._prefixes.match(np.asarray(tokens, dtype=np.int32), namespace)
             shared = matched[: len(tokens) - 1]
             self._pool.retain(shared)
-        self._tables[request_id] = _Table(self._next_number, shared)
+        self._tables[request_id] = _Table(self._next_number, shared, namespace)
         self._next_number += 1
         return len(shared)
 
-    def would_share(self, tokens: Sequence[int], other: Sequence[int]) -> bool:
-        """Whether a request that begins with `tokens` would find more cached once `other` is published."""
+    def would_share(self, tokens: Sequence[int], other: Sequence[int], namespace: bytes = b"") -> bool:
+        """Whether a request that begins with `tokens` would find more cached once `other` is published.
+
+        Both are of one namespace.
+        """
         if self._prefixes is None:
             return False
-        common = self._prefixes.num_matched(np.asarray(tokens, dtype=np.int32)) + BLOCK_TOKENS
+        matched = self._prefixes.num_matched(np.asarray(tokens, dtype=np.int32), namespace)
+        common = matched + BLOCK_TOKENS
         return len(other) >= common and list(tokens[:common]) == list(other[:common])
 
     def length(self, request_id: str) -> int:
@@ -249,7 +256,7 @@ class KVCache:
         if self._prefixes is None:
             return
         own = table.slots[: min(table.length, len(tokens))]
-        kept = self._prefixes.insert(np.asarray(tokens[: len(own)], dtype=np.int32), own)
+        kept = self._prefixes.insert(np.asarray(tokens[: len(own)], dtype=np.int32), own, table.namespace)
         own = own[: len(kept)]
         differs = kept != own
         if differs.any():

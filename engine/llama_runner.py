@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from engine.adapted_linear import adapters_on
 from engine.attention import PaddedAttention, PaddedPlan
 from engine.attention_kinds import AttentionKind, make_attention
 from engine.capturable import Computed
@@ -147,7 +148,8 @@ class LlamaRunner:
         positions = np.concatenate([segment.positions for segment in segments])
         plan = self._attention.plan(segments)
         selected = self._selected(keep, len(tokens))
-        computed = self.compute(self._to_device(tokens), self._to_device(positions), plan, selected)
+        adapters = adapters_on(segments, self.device)
+        computed = self.compute(self._to_device(tokens), self._to_device(positions), plan, selected, adapters)
         return self._taken(computed, plan)
 
     @property
@@ -164,16 +166,25 @@ class LlamaRunner:
         plan = self._attention.plan_rows(segments, rows)
         selected = None if keep is None else self._selected(keep, len(positions))
         tokens = tokens_of(segments, rows)
-        return self._taken(self.compute(tokens, self._to_device(positions), plan, selected), plan)
+        adapters = adapters_on(segments, self.device)
+        computed = self.compute(tokens, self._to_device(positions), plan, selected, adapters)
+        return self._taken(computed, plan)
 
     def _selected(self, keep: Int32, num_rows: int) -> torch.Tensor | None:
         return None if len(keep) == num_rows and _is_range(keep) else self._to_device(keep)
 
     def compute(
-        self, tokens: torch.Tensor, positions: torch.Tensor, plan: PaddedPlan, selected: torch.Tensor | None
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        plan: PaddedPlan,
+        selected: torch.Tensor | None,
+        adapters: torch.Tensor | None = None,
     ) -> Computed:
         """See `CapturableRunner`."""
-        weights = self._weights
+        weights, adapted = self._weights, self._weights.adapters
+        if adapted is not None:
+            adapted.begin(adapters)
         x = weights.embedding.index_select(0, tokens)
         features = x.new_empty(len(x), len(self._feature_layers) * x.shape[1])
         rotation = weights.rotation.index_select(0, positions)
@@ -193,6 +204,8 @@ class LlamaRunner:
             if index == last and selected is not None:
                 # What follows is row by row, so rows whose logits nobody wants can go.
                 mixed, x = mixed.index_select(0, selected), x.index_select(0, selected)
+                if adapted is not None:
+                    adapted.select(selected)
             x = self._added(layer.out, x, mixed)
             given, norm = self._given(x, layer.gate_up)
             both = layer.gate_up(given)

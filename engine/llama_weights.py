@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import ProcessGroup
 
+from engine.adapted_linear import AdaptedLinear, AdapterRows
+from engine.adapter_files import Adapter, LowRank
 from engine.fp8 import Fp8Weight
 from engine.fp8_linear import Fp8Linear, make_linear
 from engine.linear import Linear
+from engine.llama_adapters import LlamaAdapters, Part
 from engine.rotary import paired, rotation_table
 from engine.runner_options import RunnerOptions
 from engine.stored_llama import StoredLlama
@@ -25,7 +29,7 @@ _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _FIXED_ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
 
 
-AnyLinear = Linear | Fp8Linear
+AnyLinear = Linear | Fp8Linear | AdaptedLinear
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +59,7 @@ class LlamaWeights:
         norm_floor: `sqrt(hidden * eps)` as a scalar tensor; None where the runner normalises with
             `rms_norm` or Triton: on GPUs, and where `dtype` is too coarse for the shortcut.
         group: ranks the model is spread over; None for a single one.
+        adapters: which adapter each row has; None where there are none.
     """
 
     layers: list[LlamaLayer]
@@ -73,6 +78,7 @@ class LlamaWeights:
     dtype: torch.dtype
     device: torch.device
     group: ProcessGroup | None = None
+    adapters: AdapterRows | None = None
 
 
 def why_not_lean(config: Any, *, max_tokens: int | None = None) -> str | None:
@@ -101,6 +107,7 @@ def load_llama_weights(
     world_size: int = 1,
     group: ProcessGroup | None = None,
     device: torch.device | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> LlamaWeights:
     """Convert the weights of a model, layer by layer; the model is left as and where it is.
 
@@ -111,9 +118,11 @@ def load_llama_weights(
         world_size: number of ranks; 1 takes everything.
         group: process group of the ranks, needed when there are several.
         device: where this rank's share goes, the rest of the model never does; the model's by default.
+        adapters: what rows may have added to linear maps.
 
     Raises:
         ValueError: if heads, key-value heads or feed-forward units cannot be divided by `world_size`.
+        UnsupportedModel: if an adapter is another model's.
     """
     config = model.config
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
@@ -130,6 +139,7 @@ def load_llama_weights(
     device = device or model.device
     base = model.base_model
     dtype: torch.dtype = base.embed_tokens.weight.dtype
+    layouts = LlamaAdapters(adapters, dtype=dtype, device=device) if adapters else None
     share = _Share(
         head_dim=head_dim,
         heads=heads,
@@ -138,6 +148,7 @@ def load_llama_weights(
         world_size=world_size,
         device=device,
         dtype=dtype,
+        adapters=layouts,
     )
     head = weight_of(model.get_output_embeddings())
     if isinstance(head, Fp8Weight):  # rare, and its rows are wanted without the final norm's scales, too
@@ -149,8 +160,11 @@ def load_llama_weights(
     with torch.no_grad():
         # First, for on the way it takes the most memory.
         projection = Linear(head.to(device), scale=_scale(base.norm, gain))
+        layers = [share.layer(index, layer, gain) for index, layer in enumerate(base.layers)]
+        if layouts is not None:
+            layouts.check_all_used()
         return LlamaWeights(
-            layers=[share.layer(layer, gain) for layer in base.layers],
+            layers=layers,
             embedding=base.embed_tokens.weight.detach().to(device),
             head=projection,
             head_scale=base.norm.weight.to(device).float() * gain,
@@ -166,11 +180,15 @@ def load_llama_weights(
             dtype=dtype,
             device=device,
             group=group if world_size > 1 else None,
+            adapters=None if layouts is None else layouts.rows,
         )
 
 
 def load_share(
-    model: PreTrainedModel | StoredLlama, device: torch.device, options: RunnerOptions
+    model: PreTrainedModel | StoredLlama,
+    device: torch.device,
+    options: RunnerOptions,
+    adapters: Sequence[Adapter] = (),
 ) -> LlamaWeights:
     """The weights of this process' rank, by what the runner is asked to be."""
     return load_llama_weights(
@@ -180,6 +198,7 @@ def load_share(
         world_size=options.world_size,
         group=torch.distributed.group.WORLD if options.world_size > 1 else None,
         device=device,
+        adapters=adapters,
     )
 
 
@@ -194,17 +213,12 @@ class _Share:
     world_size: int
     device: torch.device
     dtype: torch.dtype
+    adapters: LlamaAdapters | None
 
-    def layer(self, layer: Any, gain: float) -> LlamaLayer:
+    def layer(self, index: int, layer: Any, gain: float) -> LlamaLayer:
         attention, mlp = layer.self_attn, layer.mlp
         q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
-        qkv = joined(
-            [
-                self._heads_of(q, self.heads, is_rotated=True),
-                self._heads_of(k, self.kv_heads, is_rotated=True),
-                self._heads_of(v, self.kv_heads),
-            ]
-        )
+        qkv = joined([self._queries(weight_of(q)), self._keys(weight_of(k)), self._values(weight_of(v))])
         bias = None
         if q.bias is not None:
             bias = torch.cat(
@@ -223,46 +237,91 @@ class _Share:
                 self.kv_heads, -1
             )
             norms = torch.cat([query_scale, key_scale]).contiguous()
-        gate_up = joined([self._units_of(mlp.gate_proj), self._units_of(mlp.up_proj)])
+        gate_up = joined([self._units_of(weight_of(mlp.gate_proj)), self._units_of(weight_of(mlp.up_proj))])
         gate_up_bias = None
         if mlp.gate_proj.bias is not None:
             gate_up_bias = torch.cat([self._units(mlp.gate_proj.bias), self._units(mlp.up_proj.bias)])
+        name = f"model.layers.{index}"
         return LlamaLayer(
-            qkv=self._linear(qkv, bias, _scale(layer.input_layernorm, gain)),
-            out=self._row_split(attention.o_proj),
-            gate_up=self._linear(gate_up, gate_up_bias, _scale(layer.post_attention_layernorm, gain)),
-            down=self._row_split(mlp.down_proj),
+            qkv=self._linear(
+                qkv,
+                bias,
+                _scale(layer.input_layernorm, gain),
+                [
+                    Part.of(f"{name}.self_attn.q_proj", weight_of(q), _outputs(self._queries)),
+                    Part.of(f"{name}.self_attn.k_proj", weight_of(k), _outputs(self._keys)),
+                    Part.of(f"{name}.self_attn.v_proj", weight_of(v), _outputs(self._values)),
+                ],
+            ),
+            out=self._row_split(f"{name}.self_attn.o_proj", attention.o_proj),
+            gate_up=self._linear(
+                gate_up,
+                gate_up_bias,
+                _scale(layer.post_attention_layernorm, gain),
+                [
+                    Part.of(f"{name}.mlp.{one}", weight_of(getattr(mlp, one)), _outputs(self._units_of))
+                    for one in ("gate_proj", "up_proj")
+                ],
+            ),
+            down=self._row_split(f"{name}.mlp.down_proj", mlp.down_proj),
             head_norms=norms,
         )
 
     def _linear(
-        self, weight: Weight, bias: torch.Tensor | None, scale: torch.Tensor | None = None
+        self, weight: Weight, bias: torch.Tensor | None, scale: torch.Tensor | None, parts: Sequence[Part]
     ) -> AnyLinear:
-        return make_linear(weight, bias, scale, dtype=self.dtype)
+        base = make_linear(weight, bias, scale, dtype=self.dtype)
+        return base if self.adapters is None else self.adapters.adapted(base, parts, scale)
 
-    def _heads_of(self, linear: Any, heads: int, *, is_rotated: bool = False) -> Weight:
+    def _queries(self, weight: Weight) -> Weight:
+        return self._heads_of(weight, self.heads, is_rotated=True)
+
+    def _keys(self, weight: Weight) -> Weight:
+        return self._heads_of(weight, self.kv_heads, is_rotated=True)
+
+    def _values(self, weight: Weight) -> Weight:
+        return self._heads_of(weight, self.kv_heads)
+
+    def _heads_of(self, weight: Weight, heads: int, *, is_rotated: bool = False) -> Weight:
         size = heads * self.head_dim
-        own = torch.arange(self.rank * size, (self.rank + 1) * size, device=linear.weight.device)
-        return rows(weight_of(linear), paired(own, self.head_dim) if is_rotated else own).to(self.device)
+        own = torch.arange(self.rank * size, (self.rank + 1) * size, device=weight.device)
+        return rows(weight, paired(own, self.head_dim) if is_rotated else own).to(self.device)
 
     def _columns(self, bias: torch.Tensor, heads: int) -> torch.Tensor:
         size = heads * self.head_dim
         return bias[self.rank * size : (self.rank + 1) * size].to(self.device)
 
-    def _units_of(self, linear: Any) -> Weight:
-        weight = weight_of(linear)
+    def _units_of(self, weight: Weight) -> Weight:
         size = weight.shape[0] // self.world_size
         return rows(weight, slice(self.rank * size, (self.rank + 1) * size)).to(self.device)
 
     def _units(self, bias: torch.Tensor) -> torch.Tensor:
         return bias.chunk(self.world_size)[self.rank].to(self.device)
 
-    def _row_split(self, linear: Any) -> AnyLinear:
+    def _row_split(self, name: str, linear: Any) -> AnyLinear:
         # Outputs are summed over the ranks, so only one of them may add the bias.
         bias = linear.bias.to(self.device) if linear.bias is not None and self.rank == 0 else None
         weight = weight_of(linear)
+        return self._linear(
+            self._inputs_of(weight),
+            bias,
+            None,
+            [Part.of(name, weight, lambda low: LowRank(_floats(self._inputs_of(low.down)), low.up))],
+        )
+
+    def _inputs_of(self, weight: Weight) -> Weight:
         size = weight.shape[1] // self.world_size
-        return self._linear(columns(weight, self.rank * size, (self.rank + 1) * size).to(self.device), bias)
+        return columns(weight, self.rank * size, (self.rank + 1) * size).to(self.device)
+
+
+def _outputs(cut: Callable[[Weight], Weight]) -> Callable[[LowRank], LowRank]:
+    """Cuts outputs out of what is added to a layer, as `cut` does out of its weight."""
+    return lambda low: LowRank(low.down, _floats(cut(low.up)))
+
+
+def _floats(weight: Weight) -> torch.Tensor:
+    assert isinstance(weight, torch.Tensor)  # adapters have no weights of eight bits
+    return weight
 
 
 def _scale(norm: Any, gain: float) -> torch.Tensor:

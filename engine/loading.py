@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.adapter_files import Adapter, read_adapter
 from engine.attention_kinds import AttentionKind
 from engine.capturable import CapturableRunner
 from engine.checkpoint import Checkpoint
@@ -60,6 +61,7 @@ def load_runner(
     self_test: bool = True,
     trust_remote_code: bool = False,
     feature_layers: Sequence[int] = (),
+    adapters: Sequence[tuple[str, Path]] = (),
     beside: Beside = NOTHING_BESIDE,
 ) -> ModelRunner:
     """Load a local Hugging Face model directory: safetensors weights, no code from it unless that is trusted.
@@ -84,11 +86,12 @@ def load_runner(
             before (see `engine.self_test_record`).
         trust_remote_code: run Python code that the directory names.
         feature_layers: layers whose inputs are kept (see `engine.eagle.FeatureRunner`).
+        adapters: names and directories of the LoRA adapters that segments have, numbered from 1.
         beside: what is to be loaded on the device later.
 
     Raises:
         FileNotFoundError: if there is no model in `path`.
-        UnsupportedModel: if the model cannot be loaded, or would give wrong results.
+        UnsupportedModel: if the model or an adapter cannot be loaded, or would give wrong results.
         DeviceUnavailable: if there is no such device.
         NotEnoughMemory: if the weights or the pool do not fit on it.
     """
@@ -121,7 +124,9 @@ def load_runner(
         quantization=quantization,
         trust_remote_code=trust_remote_code,
         feature_layers=tuple(feature_layers),
+        adapters=tuple((name, str(path.resolve())) for name, path in adapters),
     )
+    low_ranks = [read_adapter(name, path) for name, path in adapters]
     first_slots = CPU_SLOTS if num_slots == "auto" else num_slots
     if where.type != "cpu":
         first_slots = min(first_slots, _TEST_SLOTS)
@@ -131,12 +136,17 @@ def load_runner(
     try:
         if stored is not None:
             _log.info("%s passed its self-test here before, and nothing has changed since", directory)
-            loaded = _load_stored(directory, where, options, stored, first_slots)
+            loaded = _load_stored(directory, where, options, stored, first_slots, low_ranks)
         else:
             from engine.transformers_loading import load_through_transformers
 
             loaded, stored = load_through_transformers(
-                directory, where, options, num_slots=first_slots, self_test=self_test
+                directory,
+                where,
+                options,
+                num_slots=first_slots,
+                self_test=self_test,
+                adapters=low_ranks,
             )
             if record is not None and stored is not None:
                 record.keep(stored)
@@ -197,12 +207,18 @@ def _captured_if_possible(runner: CapturableRunner, slots: int, directory: Path)
 
 
 def _load_stored(
-    directory: Path, device: torch.device, options: RunnerOptions, config: StoredConfig, num_slots: int
+    directory: Path,
+    device: torch.device,
+    options: RunnerOptions,
+    config: StoredConfig,
+    num_slots: int,
+    adapters: Sequence[Adapter],
 ) -> LlamaRunner:
     """A runner on what the files hold, without Transformers."""
     stays = device.type == "cpu"
     source = StoredLlama(Checkpoint(directory), config, options.torch_dtype, stays=stays)
-    runner = LlamaRunner(load_share(source, device, options), num_slots, options.attention)
+    weights = load_share(source, device, options, adapters)
+    runner = LlamaRunner(weights, num_slots, options.attention)
     runner.keep_features(options.feature_layers)
     return runner
 

@@ -37,7 +37,7 @@ def check_model_files(directory: Path) -> None:
     if not files or not (is_named or (directory / WHOLE).exists() or (directory / INDEX).exists()):
         there = f"; {files[0].name} is neither" if files else ""
         if (directory / "adapter_config.json").exists():
-            there += ". It holds an adapter: merge that into its model, and save them as one"
+            there += ". It holds an adapter: name its model here, and the adapter in `target.adapters`"
         raise BrokenFiles(
             f"no weights in {directory}: neither {WHOLE} nor {INDEX} with the files it names{there}; copy "
             "all *.safetensors files and their index there from where config.json came from"

@@ -36,12 +36,14 @@ class Shape(NamedTuple):
         keys: of each request; 0 where they do not matter.
         tokens: rows of the whole batch where requests have as many as they need (a token budget); 0 where
             each has `rows`.
+        is_adapted: whether rows may have adapters.
     """
 
     requests: int
     rows: int
     keys: int
     tokens: int = 0
+    is_adapted: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -56,7 +58,7 @@ class Shape(NamedTuple):
         )
         keys, others = self.requests * self.keys, other.requests * other.keys
         is_near = self.num_rows <= other.num_rows + MOST_ROWS_PADDED and keys <= MOST_KEYS_PADDED * others
-        return holds and self.keys >= other.keys and is_near
+        return holds and self.keys >= other.keys and is_near and self.is_adapted == other.is_adapted
 
 
 def power_of_two(number: int) -> int:
@@ -89,11 +91,12 @@ def shape_of(segments: Sequence[Segment], *, with_keys: bool, is_rectangle: bool
     counts = [len(segment.slots) for segment in segments]
     keys = max(len(segment.past) + len(segment.slots) for segment in segments)
     padded_keys = rounded_keys(keys) if with_keys else 0
+    is_adapted = any(segment.adapter for segment in segments)
     if is_rectangle:
-        return Shape(rounded(len(segments)), rounded(max(counts)), padded_keys)
+        return Shape(rounded(len(segments)), rounded(max(counts)), padded_keys, is_adapted=is_adapted)
     most = max(counts)
     rows = power_of_two(most) if most <= MOST_TREE_ROWS else max(most, MOST_PROMPT_ROWS)
-    return Shape(power_of_two(len(segments)), rows, padded_keys, rounded(sum(counts)))
+    return Shape(power_of_two(len(segments)), rows, padded_keys, rounded(sum(counts)), is_adapted)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,7 +31,8 @@ class PrefixCache:
     """A tree of token blocks; each node holds the slots of one block, and one reference on each slot.
 
     A node's key is its parent's number and the block's tokens themselves. That chains like a hash of
-    the whole prefix, but compares real tokens, so two prefixes can never be confused.
+    the whole prefix, but compares real tokens, so two prefixes can never be confused. Prefixes in different
+    namespaces share nothing: the key of a first block begins with its namespace.
     """
 
     def __init__(self, pool: SlotPool) -> None:
@@ -55,22 +56,22 @@ class PrefixCache:
         """Slots that would become free if everything were evicted: those nobody else holds."""
         return self._pool.num_unused
 
-    def num_matched(self, tokens: Int32) -> int:
+    def num_matched(self, tokens: Int32, namespace: bytes = b"") -> int:
         """How many tokens `match` would find slots of; nothing counts as used."""
-        return BLOCK_TOKENS * len(self._walk(tokens))
+        return BLOCK_TOKENS * len(self._walk(tokens, namespace))
 
-    def match(self, tokens: Int32) -> Int32:
-        """Slots, int32 [matched], of the longest indexed prefix of `tokens`, in whole blocks.
+    def match(self, tokens: Int32, namespace: bytes = b"") -> Int32:
+        """Slots, int32 [matched], of the longest prefix of `tokens` in the namespace, in whole blocks.
 
         Takes no references: the caller retains what it keeps before anything can be evicted.
         """
-        path = self._walk(tokens)
+        path = self._walk(tokens, namespace)
         self._touch(path)
         if not path:
             return np.empty(0, dtype=np.int32)
         return np.concatenate([block.slots for block in path])
 
-    def insert(self, tokens: Int32, slots: Int32) -> Int32:
+    def insert(self, tokens: Int32, slots: Int32, namespace: bytes = b"") -> Int32:
         """Index the full blocks of `tokens`, whose KV is in `slots` (equally long; the caller holds them).
 
         Returns the slots, int32 [indexed blocks * BLOCK_TOKENS], the index holds for these tokens. Where they
@@ -79,14 +80,14 @@ class PrefixCache:
         """
         num_blocks = min(len(tokens), len(slots)) // BLOCK_TOKENS
         tokens = np.ascontiguousarray(tokens[: num_blocks * BLOCK_TOKENS], dtype=np.int32)
-        path = self._walk(tokens)
+        path = self._walk(tokens, namespace)
         parent = path[-1] if path else None
         for index in range(len(path), num_blocks):
             span = slice(index * BLOCK_TOKENS, (index + 1) * BLOCK_TOKENS)
             if self._pool.kept[slots[span]].any():
                 break  # cut back into a block that is here, and continued otherwise: it cannot be in two
             block = _Block(
-                key=(parent.number if parent else 0, tokens[span].tobytes()),
+                key=_key(parent, tokens[span].tobytes(), namespace),
                 number=next(self._numbers),
                 parent=parent,
                 slots=np.array(slots[span], dtype=np.int32),
@@ -145,17 +146,16 @@ class PrefixCache:
             if not block.children and (block.number, block.last_used) not in queued:
                 raise AssertionError("a leaf can never be evicted")
 
-    def _walk(self, tokens: Int32) -> list[_Block]:
+    def _walk(self, tokens: Int32, namespace: bytes) -> list[_Block]:
         data = np.ascontiguousarray(tokens, dtype=np.int32).tobytes()
         step = BLOCK_TOKENS * 4
         path: list[_Block] = []
-        number = 0
+        block: _Block | None = None
         for start in range(0, len(data) - step + 1, step):
-            block = self._blocks.get((number, data[start : start + step]))
+            block = self._blocks.get(_key(block, data[start : start + step], namespace))
             if block is None:
                 break
             path.append(block)
-            number = block.number
         return path
 
     def _touch(self, path: list[_Block]) -> None:
@@ -180,3 +180,7 @@ class PrefixCache:
             block.parent.children -= 1
             self._queue(block.parent)
         return self._pool.let_go(block.slots)
+
+
+def _key(parent: _Block | None, tokens: bytes, namespace: bytes) -> tuple[int, bytes]:
+    return (0, namespace + tokens) if parent is None else (parent.number, tokens)

@@ -27,6 +27,7 @@ class Segment(msgspec.Struct, frozen=True, eq=False, gc=False):
             says which of the LAST `recent` keys each row attends to (recent >= rows), all keys before
             those are visible to every row. None is the causal case: every row sees all of `past`, itself
             and the rows before it.
+        adapter: number of the LoRA adapter that its rows are computed with, from 1; 0 for none.
     """
 
     tokens: Int32
@@ -34,6 +35,7 @@ class Segment(msgspec.Struct, frozen=True, eq=False, gc=False):
     slots: Int32
     past: Int32
     visible: NDArray[np.bool_] | None = None
+    adapter: int = 0
 
 
 class KeyTokens(NamedTuple):

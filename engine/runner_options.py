@@ -32,6 +32,7 @@ class RunnerOptions:
     quantization: Quantization | None
     trust_remote_code: bool
     feature_layers: tuple[int, ...]
+    adapters: tuple[tuple[str, str], ...]
 
     @property
     def torch_dtype(self) -> torch.dtype:

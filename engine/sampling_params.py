@@ -101,9 +101,24 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         tokens: prompt and the output committed so far.
         prompt_len: how many of `tokens` are the prompt; output position t is `tokens[prompt_len + t]`.
         sampling: how tokens are chosen.
+        adapter: name of the LoRA adapter that the target computes it with; empty for none. Drafters have
+            none: what they propose only has to be likely.
+        cache_salt: keys and values are shared only among requests of the same salt.
     """
 
     request_id: str
     tokens: list[int]
     prompt_len: int
     sampling: SamplingParams
+    adapter: str = ""
+    cache_salt: str = ""
+
+    @property
+    def namespace(self) -> bytes:
+        """What the target's keys and values depend on, or are kept apart by, besides the tokens."""
+        return namespace_of(self.cache_salt, self.adapter)
+
+
+def namespace_of(cache_salt: str, adapter: str = "") -> bytes:
+    """Of prefixes that may be shared: that of requests without either is empty."""
+    return f"{adapter}\0{cache_salt}".encode() if adapter or cache_salt else b""

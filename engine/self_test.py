@@ -30,13 +30,16 @@ def check_runner(
     reference: Reference,
     dtype: torch.dtype,
     weights: Iterable[tuple[str, torch.Tensor]] = (),
+    *,
+    adapter: int = 0,
 ) -> None:
     """Compare `runner` with `reference`: ragged prefill, trees beside a prompt chunk, decode after commit.
 
     And with itself: a row is to be the same beside one at the end of the longest sequence.
 
     Writes over the KV slots of the runner, which must hold nothing yet. Both are float models of `dtype`.
-    The reference's `weights`, by name, are looked through if its logits are no numbers.
+    The reference's `weights`, by name, are looked through if its logits are no numbers. All rows have the
+    `adapter` that the reference has, 0 for none.
 
     Raises:
         UnsupportedModel: if they differ by more than rounding, or the reference's logits are not finite.
@@ -67,7 +70,7 @@ def check_runner(
     for name, tokens in enumerate(sequences):
         cache.open(str(name), tokens)
         positions = np.arange(len(tokens), dtype=np.int32)
-        segments.append(_reserve(cache, str(name), tokens, positions, None))
+        segments.append(_reserve(cache, str(name), tokens, positions, None, adapter))
     logits = runner.forward(segments, np.arange(sum(lengths), dtype=np.int32))
     compare("ragged prefill", logits, torch.cat(reference(sequences)))
     for name, segment in enumerate(segments):
@@ -77,9 +80,9 @@ def check_runner(
     nodes = len(_TREE_PARENTS)
     trees = [rng.integers(0, shape.vocab_size, nodes).astype(np.int32) for _ in range(2)]
     chunk = rng.integers(0, shape.vocab_size, 4).astype(np.int32)
-    segments = [_tree_segment(cache, str(name), tokens) for name, tokens in enumerate(trees)]
+    segments = [_tree_segment(cache, str(name), tokens, adapter) for name, tokens in enumerate(trees)]
     positions = np.arange(lengths[2], lengths[2] + 4, dtype=np.int32)
-    segments.append(_reserve(cache, "2", chunk, positions, None))
+    segments.append(_reserve(cache, "2", chunk, positions, None, adapter))
     logits = runner.forward(segments, np.arange(2 * nodes + 4, dtype=np.int32))
     tree = _tree(trees[0])
     paths = [
@@ -97,16 +100,16 @@ def check_runner(
     cache.discard("0")
     accepted = np.concatenate([sequences[0], trees[0][branch]])
     token = rng.integers(0, shape.vocab_size, 1).astype(np.int32)
-    segment = _reserve(cache, "0", token, np.array([len(accepted)], dtype=np.int32), None)
+    segment = _reserve(cache, "0", token, np.array([len(accepted)], dtype=np.int32), None, adapter)
     first = np.zeros(1, dtype=np.int32)
     logits = runner.forward([segment], first).clone()
     compare("decode after commit", logits[0], reference([np.concatenate([accepted, token])])[0][-1])
 
     # 4. The same beside the longest sequence: a forward may compute what depends on it for all rows alike.
     cache.discard("0")
-    segment = _reserve(cache, "0", token, segment.positions, None)
+    segment = _reserve(cache, "0", token, segment.positions, None, adapter)
     cache.open("far", [0])
-    far = _reserve(cache, "far", token, np.array([shape.max_tokens - 1], dtype=np.int32), None)
+    far = _reserve(cache, "far", token, np.array([shape.max_tokens - 1], dtype=np.int32), None, adapter)
     compare("decode beside a long sequence", runner.forward([segment, far], first)[0], logits[0])
 
 
@@ -147,13 +150,18 @@ def _ancestors(node: int) -> list[int]:
     return parents
 
 
-def _tree_segment(cache: KVCache, name: str, tokens: Int32) -> Segment:
+def _tree_segment(cache: KVCache, name: str, tokens: Int32, adapter: int) -> Segment:
     tree = _tree(tokens)
-    return _reserve(cache, name, tokens, cache.length(name) + tree.depth, tree.ancestor_mask())
+    return _reserve(cache, name, tokens, cache.length(name) + tree.depth, tree.ancestor_mask(), adapter)
 
 
 def _reserve(
-    cache: KVCache, name: str, tokens: Int32, positions: Int32, visible: NDArray[np.bool_] | None
+    cache: KVCache,
+    name: str,
+    tokens: Int32,
+    positions: Int32,
+    visible: NDArray[np.bool_] | None,
+    adapter: int,
 ) -> Segment:
     return Segment(
         tokens=tokens,
@@ -161,4 +169,5 @@ def _reserve(
         slots=cache.reserve(name, len(tokens)),
         past=cache.past(name).copy(),
         visible=visible,
+        adapter=adapter,
     )

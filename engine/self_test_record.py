@@ -41,7 +41,8 @@ class SelfTestRecord:
         home = cache_directory()
         how = repr((str(directory.resolve()), platform.node(), str(device), asdict(options)))
         self._file = None if home is None else home / "self-tests" / f"{_hash(how.encode())[:32]}.json"
-        everything = (how, _device(device), _versions(), _sources(), _files(directory))
+        adapters = [_files(Path(path)) for _, path in options.adapters]
+        everything = (how, _device(device), _versions(), _sources(), _files(directory), adapters)
         self._digest = _hash(repr(everything).encode())
 
     def recall(self) -> StoredConfig | None:

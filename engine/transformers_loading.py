@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from engine.adapter_files import Adapter
 from engine.checkpoint import Checkpoint
 from engine.fp8_module import widen_linears, widened
+from engine.hf_adapters import adapted
 from engine.hf_runner import HFRunner
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_share, why_not_lean
@@ -41,6 +44,7 @@ def load_through_transformers(
     *,
     num_slots: int,
     self_test: bool,
+    adapters: Sequence[Adapter] = (),
 ) -> tuple[LlamaRunner | HFRunner, StoredConfig | None]:
     """Load a model with weights of any kind.
 
@@ -50,6 +54,7 @@ def load_through_transformers(
         options: how.
         num_slots: of the pool, for now.
         self_test: compare with the plain Transformers forward.
+        adapters: what rows may have added to linear layers.
 
     Returns:
         the runner; and how its weights are read without Transformers, None where that would not do.
@@ -83,6 +88,11 @@ def load_through_transformers(
             "%s runs through Transformers, which is slower than the lean runner (docs/gpu.md): %s",
             directory,
             obstacle,
+        )
+    if adapters and world_size > 1 and not lean:
+        raise UnsupportedModel(
+            f"over ranks only the lean runner serves adapters, and {directory} does not run by it: set "
+            "tensor_parallel to 1"
         )
     # The lean runner shards while it converts; Transformers shards while it loads.
     extra = sharding(world_size) if world_size > 1 and not lean else {}
@@ -119,19 +129,21 @@ def load_through_transformers(
                 stored = StoredConfig.of(model)
                 stays = device.type == "cpu"
                 source = StoredLlama(checkpoint, stored, options.torch_dtype, stays=stays)
-            loaded = LlamaRunner(load_share(source, device, options), num_slots, options.attention)
+            weights = load_share(source, device, options, adapters)
+            loaded = LlamaRunner(weights, num_slots, options.attention)
         else:
             loaded = HFRunner(
                 model if extra else model.to(device),
                 num_slots,
                 max_tokens=options.max_tokens,
                 attention=options.attention,
+                adapters=adapters,
             )
     loaded.keep_features(options.feature_layers)
     if self_test:
         if lean:
             put_beside(model, device)
-        _self_test(loaded, model, directory)
+        _self_test(loaded, model, directory, adapters)
         if is_fp8 and runs_triton(device):
             warm_up(loaded, PROMPT_ROWS)
     return loaded, stored
@@ -147,18 +159,25 @@ def _configuration(directory: Path, options: RunnerOptions) -> Any:
     return config
 
 
-def _self_test(runner: ModelRunner, model: PreTrainedModel, directory: Path) -> None:
+def _self_test(
+    runner: ModelRunner, model: PreTrainedModel, directory: Path, adapters: Sequence[Adapter]
+) -> None:
     # Where it does not fit beside the runner, its layers stay on the host and the rest is on the GPU.
     device = model.get_input_embeddings().weight.device
 
     @torch.inference_mode()
-    def reference(sequences: Sequence[NDArray[np.int32]]) -> list[torch.Tensor]:
+    def reference(
+        sequences: Sequence[NDArray[np.int32]], adapter: Adapter | None = None
+    ) -> list[torch.Tensor]:
         ids = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.int64, device=device)
         for row, tokens in zip(ids, sequences, strict=True):  # padded behind, where no token sees it
             row[: len(tokens)] = torch.from_numpy(tokens.astype(np.int64)).to(device)
-        with widened(model), runner.plain_attention() if isinstance(runner, HFRunner) else nullcontext():
+        own = runner.plain_attention() if isinstance(runner, HFRunner) else nullcontext()
+        with widened(model), own, nullcontext() if adapter is None else adapted(model, adapter):
             logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
         return [rows[: len(tokens)] for rows, tokens in zip(logits, sequences, strict=True)]
 
     with refused(directory):
         check_runner(runner, reference, model.dtype, model.named_parameters())
+        for number, adapter in enumerate(adapters, 1):
+            check_runner(runner, partial(reference, adapter=adapter), model.dtype, adapter=number)

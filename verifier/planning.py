@@ -108,12 +108,14 @@ class RequestTable:
         *,
         prefix_sharing: bool,
         grammars: Grammars | None = None,
+        adapters: Sequence[str] = (),
         leaving: Callable[[str], None] | None = None,
     ) -> None:
         """No requests yet; `leaving` hears of those that are dropped while they still have their slots."""
         self._shape = shape
         self._leaving = leaving
         self._grammars = grammars
+        self._adapters = adapters
         self._prefix_sharing = prefix_sharing
         self._cache = KVCache(num_slots, prefix_sharing=prefix_sharing)
         self._requests: dict[str, RequestState] = {}
@@ -213,12 +215,9 @@ class RequestTable:
         following = []
         for p, own in zip(planned, slots, strict=True):
             state = p.state
-            segment = Segment(
-                tokens=_UNKNOWN.token,
-                positions=np.array([len(state.tokens)], dtype=np.int32),
-                slots=own,
-                past=self._cache.past(state.request_id),
-            )
+            position = np.array([len(state.tokens)], dtype=np.int32)
+            past = self._cache.past(state.request_id)
+            segment = Segment(_UNKNOWN.token, position, own, past, None, state.adapter)
             following.append(Planned(state, segment, 0, _UNKNOWN, None, is_prefill=False))
         return following
 
@@ -279,7 +278,8 @@ class RequestTable:
             positions = self._positions[root : root + size]
         else:
             positions = tree.depth + np.int32(root)
-        segment = Segment(tree.token, positions, slots, self._cache.past(state.request_id), visible)
+        past = self._cache.past(state.request_id)
+        segment = Segment(tree.token, positions, slots, past, visible, state.adapter)
         return Planned(
             state,
             segment,
@@ -296,8 +296,13 @@ class RequestTable:
 
     def shares_with(self, spec: RequestSpec, before: Sequence[Planned]) -> bool:
         """Whether a prompt would find more of it cached after those that these complete."""
+        space = spec.namespace
         complete = [p.state for p in before if p.is_prefill and p.tree is not None]
-        return any(self._cache.would_share(spec.tokens, one.tokens[: one.prompt_len]) for one in complete)
+        return any(
+            self._cache.would_share(spec.tokens, one.tokens[: one.prompt_len], space)
+            for one in complete
+            if one.namespace == space
+        )
 
     def plan_prefill(self, item: PrefillItem) -> Planned:
         """Rows of the next chunk; opens the request if the item carries a new specification.
@@ -313,10 +318,10 @@ class RequestTable:
         state = self._requests.get(request_id)
         if item.spec is not None and (state is None or not state.same_as(item.spec)):
             self.forget(request_id)
-            state = RequestState(item.spec, self._shape, self._grammars)
+            state = RequestState(item.spec, self._shape, self._grammars, self._adapters)
             # A row's logits are those of a forward: with prefixes from the cache, some would be missing.
             shareable = [] if state.wants_prompt_logprobs else state.tokens
-            num_cached = self._cache.open(request_id, shareable)
+            num_cached = self._cache.open(request_id, shareable, state.namespace)
         if state is None:
             raise KeyError(request_id)
         if item.spec is None and state.is_prefilled:
@@ -338,6 +343,7 @@ class RequestTable:
             positions=np.arange(computed, end, dtype=np.int32),
             slots=slots,
             past=self._cache.past(request_id),
+            adapter=state.adapter,
         )
         return Planned(
             state,

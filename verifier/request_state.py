@@ -30,6 +30,8 @@ class RequestState:
         matcher: follows the output through the grammar of a request that has a constraint.
         is_prefilled: whether all it was opened with was read, and a token decided.
         proposals: what was proposed with its last verdict, if anything was.
+        adapter: number of the LoRA adapter that it is computed with, 0 for none.
+        namespace: of the prefixes that it may share.
     """
 
     __slots__ = (
@@ -37,8 +39,10 @@ class RequestState:
         "_max_output",
         "_row",
         "_stop",
+        "adapter",
         "is_prefilled",
         "matcher",
+        "namespace",
         "params",
         "prompt_len",
         "proposals",
@@ -46,12 +50,20 @@ class RequestState:
         "tokens",
     )
 
-    def __init__(self, spec: RequestSpec, shape: ModelShape, grammars: Grammars | None = None) -> None:
-        """Start from `spec`; `grammars` are needed if it has a constraint.
+    def __init__(
+        self,
+        spec: RequestSpec,
+        shape: ModelShape,
+        grammars: Grammars | None = None,
+        adapters: Sequence[str] = (),
+    ) -> None:
+        """Start from `spec`; `grammars` are needed if it has a constraint, `adapters` if it has one.
 
         Raises:
-            ValueError: if the sequence cannot be run by the model of `shape`.
+            ValueError: if the sequence cannot be run by the model of `shape`, or its adapter is not there.
         """
+        if spec.adapter and spec.adapter not in adapters:
+            raise ValueError(f"there is no adapter {spec.adapter!r}")
         if not 1 <= spec.prompt_len <= len(spec.tokens):
             raise ValueError(f"prompt of {spec.prompt_len} among {len(spec.tokens)} tokens")
         if len(spec.tokens) > shape.max_tokens:
@@ -59,6 +71,8 @@ class RequestState:
         if min(spec.tokens) < 0 or max(spec.tokens) >= shape.vocab_size:
             raise ValueError("token id outside the vocabulary")
         self.request_id = spec.request_id
+        self.adapter = adapters.index(spec.adapter) + 1 if spec.adapter else 0
+        self.namespace = spec.namespace
         self.is_prefilled = False
         self.proposals: Proposals | None = None
         self.tokens = list(spec.tokens)
@@ -82,7 +96,10 @@ class RequestState:
     def same_as(self, spec: RequestSpec) -> bool:
         """Whether `spec` describes exactly this state."""
         return (
-            self.prompt_len == spec.prompt_len and self.params == spec.sampling and self.tokens == spec.tokens
+            self.prompt_len == spec.prompt_len
+            and self.params == spec.sampling
+            and self.namespace == spec.namespace
+            and self.tokens == spec.tokens
         )
 
     @property

@@ -53,11 +53,14 @@ class Verifier:
         prefix_sharing: bool = True,
         proposer: Proposer | None = None,
         grammars: Grammars | None = None,
+        adapters: Sequence[str] = (),
         device: torch.device = CPU,
         overlaps: bool = False,
         num_ranks: int = 1,
     ) -> None:
         """Serve with the model of `runner`, what proposes beside it if anything does, and `grammars`.
+
+        `adapters` are the names of those that the runner has, in the order of their numbers.
 
         `device` is where the runner's logits are. If `overlaps`, a call may be begun while another is
         computed, which helps on a GPU. Which ones is a matter of when they come, to each of `num_ranks` by
@@ -76,6 +79,7 @@ class Verifier:
             runner.num_slots,
             prefix_sharing=prefix_sharing,
             grammars=grammars,
+            adapters=adapters,
             leaving=None if self._reader is None else self._reader.release,
         )
 

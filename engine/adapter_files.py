@@ -1,0 +1,152 @@
+"""LoRA adapters as PEFT saves them: what a directory holds, and what of it cannot be served."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.model_files import BrokenFiles, check_weights, read_json
+from engine.unsupported_model import UnsupportedModel
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+#: What PEFT writes in front of the base model's own names.
+_PREFIX = "base_model.model."
+_DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
+# Settings under which an adapter is more than sums of low rank beside linear layers, and what that is.
+_BEYOND = {
+    "use_dora": "it scales the model's own weights (DoRA)",
+    "modules_to_save": "it replaces layers of the model as a whole",
+    "lora_bias": "it adds biases",
+    "fan_in_fan_out": "it is of layers whose weights are stored the other way round",
+    "layer_replication": "it repeats layers of the model",
+    "target_parameters": "it changes weights that are not those of linear layers",
+    "trainable_token_indices": "it changes embeddings of tokens",
+    "alora_invocation_tokens": "it begins in the middle of a prompt (activated LoRA)",
+}
+# Begun with these, training subtracts from the model's own weights what the adapter starts as.
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """What is added to a linear layer's output for an input x: `up @ (down @ x)`; the scale is in `up`.
+
+    `down` is float32 [rank, inputs] (PEFT's A), `up` float32 [outputs, rank] (its B).
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """A LoRA adapter (Hu et al., arXiv 2106.09685).
+
+    Attributes:
+        name: by which requests ask for it.
+        directory: where it lies.
+        modules: by the names of the model's linear layers, as Transformers calls them.
+    """
+
+    name: str
+    directory: Path
+    modules: Mapping[str, LowRank]
+
+    @property
+    def rank(self) -> int:
+        """Of the module with the highest."""
+        return max(len(one.down) for one in self.modules.values())
+
+
+def read_adapter(name: str, directory: Path) -> Adapter:
+    """Read a directory that PEFT has saved, on the CPU.
+
+    Raises:
+        UnsupportedModel: if there is none, it is broken, or what it says is not all sums of low rank.
+    """
+    if not (directory / CONFIG).is_file():
+        raise UnsupportedModel(f"no adapter in {directory}: {CONFIG} is missing")
+    try:
+        config = read_json(directory / CONFIG)
+        if not (directory / WEIGHTS).is_file():
+            raise UnsupportedModel(
+                f"no weights in {directory}: {WEIGHTS} is missing (other formats than safetensors may run "
+                "code when they are read, and are not loaded)"
+            )
+        check_weights(directory / WEIGHTS)
+    except BrokenFiles as error:
+        raise UnsupportedModel(f"cannot read adapter {name!r}: {error}") from None
+    why = why_not_served(config)
+    if why is not None:
+        raise UnsupportedModel(
+            f"adapter {name!r} in {directory} cannot be served: {why}; merge it into its model"
+        )
+    modules = _modules(directory / WEIGHTS, config)
+    return Adapter(name, directory, modules)
+
+
+def why_not_served(config: Mapping[str, Any]) -> str | None:
+    """What in an `adapter_config.json` makes it more than sums of low rank; None if nothing does."""
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        return f"its `peft_type` is {kind!r}, not 'LORA'"
+    if config.get("bias", "none") != "none":
+        return f"it has biases of its own (`bias` {config['bias']!r})"
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
+        return (
+            f"it goes with weights that `init_lora_weights` {start!r} has changed; save it as an ordinary "
+            "one (PEFT: `path_initial_model_for_weight_conversion`)"
+        )
+    return next((f"{what} (`{field}`)" for field, what in _BEYOND.items() if config.get(field)), None)
+
+
+def _modules(file: Path, config: Mapping[str, Any]) -> dict[str, LowRank]:
+    found: dict[str, LowRank] = {}
+    try:
+        with safe_open(file, framework="pt") as stored:
+            names = set(stored.keys())
+            for name in sorted(names):
+                if not name.startswith(_PREFIX) or not name.endswith((_DOWN, _UP)):
+                    raise UnsupportedModel(f"`{name}` in {file} is no part of a LoRA that can be served")
+                module = name.removesuffix(_DOWN).removesuffix(_UP)
+                if not {module + _DOWN, module + _UP} <= names:
+                    raise UnsupportedModel(f"`{name}` in {file} lacks its other half")
+                if name.endswith(_DOWN):
+                    down, up = (stored.get_tensor(module + half).float() for half in (_DOWN, _UP))
+                    own = module.removeprefix(_PREFIX)
+                    found[own] = _low_rank(own, down, up, config, file)
+    except SafetensorError as error:
+        raise UnsupportedModel(f"cannot read {file}: {error}") from None
+    if not found:
+        raise UnsupportedModel(f"{file} holds no weights")
+    return found
+
+
+def _low_rank(
+    module: str, down: torch.Tensor, up: torch.Tensor, config: Mapping[str, Any], file: Path
+) -> LowRank:
+    if down.dim() != 2 or up.dim() != 2 or len(down) != up.shape[1]:
+        raise UnsupportedModel(
+            f"the halves of `{module}` in {file} do not fit: {tuple(down.shape)} and {tuple(up.shape)}"
+        )
+    if not (bool(down.isfinite().all()) and bool(up.isfinite().all())):
+        raise UnsupportedModel(f"the weights of `{module}` in {file} are NaN or infinite")
+    return LowRank(down, up * _scale(module, len(down), config))
+
+
+def _scale(module: str, rank: int, config: Mapping[str, Any]) -> float:
+    """What the product is multiplied by: alpha / r, or alpha / sqrt(r) (rsLoRA, arXiv 2312.03732)."""
+    alpha = float(config.get("lora_alpha", rank))
+    for pattern, value in (config.get("alpha_pattern") or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):  # as PEFT matches them
+            alpha = float(value)
+            break
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
