@@ -27,6 +27,7 @@ CODES = frozenset(
         "prompt_too_long",
         "empty_prompt",
         "bad_token",
+        "unknown_adapter",
         "duplicate_id",
     }
 )
@@ -59,6 +60,8 @@ def check(submit: Submit, cell: CellState) -> Rejected | None:
         return _reject(submit, "not_ready", "the target model is starting", retry_after_s=5.0)
     if not submit.prompt:
         return _reject(submit, "empty_prompt", "the prompt has no tokens")
+    if submit.adapter and submit.adapter not in [one.name for one in cell.config.target.adapters]:
+        return _reject(submit, "unknown_adapter", f"no adapter `{submit.adapter}` for `model` here")
     if cell.limits is not None:
         if max(submit.prompt) >= cell.limits.vocab_size or min(submit.prompt) < 0:
             message = f"prompt token ids must be in 0..{cell.limits.vocab_size - 1}"

@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,7 +29,7 @@ from cluster.pool_changes import PoolChanges
 from cluster.pool_scaling import PoolScaling
 from cluster.recorded_core import newest_decisions
 from cluster.scheduler_shell import SchedulerShell
-from cluster.served_target import served_path, system_fingerprint
+from cluster.served_target import served_adapters, served_path, system_fingerprint
 from cluster.takeover import Takeover
 from cluster.worker_health import WorkerHealth
 from cluster.worker_set import WorkerSet
@@ -58,7 +57,8 @@ class Cell:
         self.config = settle_draft_ahead(config, os.cpu_count() or 1)
         # What reads files is not for every `describe`, in the scheduler's loop.
         self._served = {
-            "path": served_path(config.target),
+            "path": served_path(config.target.path),
+            "adapters": served_adapters(config.target),
             "fingerprint": system_fingerprint(config.target),
         }
         self._token = secrets.token_hex(16).encode()
@@ -218,8 +218,7 @@ class Cell:
     @property
     def served_name(self) -> str:
         """Model id in the API."""
-        target = self.config.target
-        return target.served_name or Path(target.path.removeprefix("zoo:")).name
+        return self.config.target.model_id
 
     async def _start(self) -> None:
         try:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from cluster.adapter_config import AdapterConfig, check_adapters
 from cluster.admission_config import AdmissionConfig
 from cluster.config_names import BatchingName, PolicyName, SelectorName
 from cluster.device_config import DeviceConfig, NumSlots
@@ -16,7 +17,7 @@ from cluster.grpc_config import GrpcConfig
 from cluster.health_config import HealthConfig
 from cluster.http_config import HttpConfig as HttpConfig
 from cluster.idempotency_config import IdempotencyConfig
-from cluster.observability_config import LogConfig, MetricsConfig, TelemetryConfig
+from cluster.observability_config import DebugConfig, LogConfig, MetricsConfig, TelemetryConfig
 from cluster.placement_config import StrictModel, TargetPlacementConfig
 from cluster.pool_config import PoolConfig
 from cluster.scaling_config import ScalingConfig
@@ -67,6 +68,9 @@ class TargetConfig(DeviceConfig):
         default=None,
         description="Decoding heads or EAGLE layer beside it; if unset, what a drafter of these names.",
     )
+    adapters: tuple[AdapterConfig, ...] = Field(
+        default=(), description="LoRA adapters, each a model of its own to clients ([adapters](adapters.md))."
+    )
     sampling_defaults: Literal["model", "openai"] = Field(
         default="model",
         description="What requests get that name no `temperature`, `top_p`, `top_k`, `min_p` or "
@@ -94,6 +98,16 @@ class TargetConfig(DeviceConfig):
     placement: TargetPlacementConfig = Field(
         default=TargetPlacementConfig(), description="Where each rank runs."
     )
+
+    @property
+    def model_id(self) -> str:
+        """What the target is called in the API."""
+        return self.served_name or Path(self.path.removeprefix("zoo:")).name
+
+    @model_validator(mode="after")
+    def _has_distinct_names(self) -> TargetConfig:
+        check_adapters(self.adapters, self.model_id)
+        return self
 
 
 class PolicyConfig(StrictModel):
@@ -249,23 +263,6 @@ class SchedulerConfig(StrictModel):
         default="auto",
         description="Scheduler and workers look for messages without pause while the cell works, in place of "
         "sleeping until one comes. Each takes a processor core then. auto: where the target is on GPUs.",
-    )
-
-
-class DebugConfig(StrictModel):
-    """A record of what was decided in each step; costs nothing while off."""
-
-    decisions: int = Field(
-        default=0, ge=0, le=100_000, description="Newest steps kept for `GET /debug/decisions`; 0 is off."
-    )
-    decisions_file: Path | None = Field(
-        default=None, description="JSON lines to which every step is appended, for `flotilla replay`."
-    )
-    timeline: int = Field(
-        default=0,
-        ge=0,
-        le=1_000_000,
-        description="Newest slices of work, of all workers, kept for `GET /debug/timeline`; 0 is off.",
     )
 
 

@@ -15,23 +15,33 @@ def model_directory(path: str) -> Path:
 
     Raises `FileNotFoundError` or `KeyError`, saying which directory or which names there are.
     """
+    return _directory(path, "model", "config.json")
+
+
+def adapter_directory(path: str) -> Path:
+    """The same of a LoRA adapter."""
+    return _directory(path, "adapter", "adapter_config.json")
+
+
+def _directory(path: str, what: str, described_by: str) -> Path:
     if path.startswith(_ZOO):
         from zoo import registry
 
         directory = registry.weights_dir(path.removeprefix(_ZOO))
     else:
         directory = Path(path).expanduser()
-    if not (directory / "config.json").is_file():
-        raise FileNotFoundError(f"no model at {directory} (`{path}`): {_reason(path, directory)}")
+    if not (directory / described_by).is_file():
+        why = _reason(path, directory, what, described_by)
+        raise FileNotFoundError(f"no {what} at {directory} (`{path}`): {why}")
     return directory
 
 
-def _reason(path: str, directory: Path) -> str:
+def _reason(path: str, directory: Path, what: str, described_by: str) -> str:
     if directory.is_dir():
-        return "it has no config.json"
+        return f"it has no {described_by}"
     if _HUB_ID.fullmatch(path) is None:
         return "there is no such directory on this machine"
     return (
-        "there is no such directory, and nothing is downloaded: if it is a model of the Hub's, fetch it with "
-        f"`hf download {path} --local-dir DIRECTORY`, and name the directory"
+        f"there is no such directory, and nothing is downloaded: if it is a {what} of the Hub's, fetch it "
+        f"with `hf download {path} --local-dir DIRECTORY`, and name the directory"
     )

@@ -56,3 +56,20 @@ class TelemetryConfig(StrictModel):
         le=1,
         description="Share of requests traced, of those whose `traceparent` header does not say.",
     )
+
+
+class DebugConfig(StrictModel):
+    """A record of what was decided in each step; costs nothing while off."""
+
+    decisions: int = Field(
+        default=0, ge=0, le=100_000, description="Newest steps kept for `GET /debug/decisions`; 0 is off."
+    )
+    decisions_file: Path | None = Field(
+        default=None, description="JSON lines to which every step is appended, for `flotilla replay`."
+    )
+    timeline: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="Newest slices of work, of all workers, kept for `GET /debug/timeline`; 0 is off.",
+    )

@@ -236,6 +236,8 @@ class Request:
             tokens=self.submit.prompt + self.output,
             prompt_len=len(self.submit.prompt),
             sampling=self.submit.sampling,
+            adapter=self.submit.adapter,
+            cache_salt=self.submit.cache_salt,
         )
 
     def deferred(self) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 from cluster.config import TargetConfig
 from cluster.metric_set import flotilla_version
-from cluster.model_paths import model_directory
+from cluster.model_paths import adapter_directory, model_directory
 
 #: Settings of a target by which clients and requests under way know it. Other weights at the same path are
 #: not noticed.
@@ -20,7 +22,7 @@ ROUNDING_FIELDS = ("path", "dtype", "quantization", "tensor_parallel", "runner",
 
 def served_target(config: TargetConfig) -> str:
     """A short name of the target's text, the same for all whose texts can be gone on with."""
-    described = json.dumps([getattr(config, field) for field in FIELDS])
+    described = json.dumps([*(getattr(config, field) for field in FIELDS), *_adapters(config)])
     return hashlib.sha256(described.encode()).hexdigest()[:12]
 
 
@@ -29,13 +31,23 @@ def system_fingerprint(config: TargetConfig) -> str:
 
     Other weights at the same path, and another kind of processor, are not noticed.
     """
-    described = json.dumps([getattr(config, field) for field in ROUNDING_FIELDS])
+    described = json.dumps([*(getattr(config, field) for field in ROUNDING_FIELDS), *_adapters(config)])
     return f"flotilla-{flotilla_version()}-{hashlib.sha256(described.encode()).hexdigest()[:8]}"
 
 
-def served_path(config: TargetConfig) -> str:
-    """The target's directory, where clients on this machine find its tokenizer; else as configured."""
+def served_path(path: str, find: Callable[[str], Path] = model_directory) -> str:
+    """A model's directory, where clients on this machine find its tokenizer; else as configured."""
     try:
-        return str(model_directory(config.path))
+        return str(find(path))
     except (FileNotFoundError, KeyError):
-        return config.path
+        return path
+
+
+def served_adapters(config: TargetConfig) -> dict[str, str]:
+    """Directories of the adapters, by their names."""
+    return {adapter.name: served_path(adapter.path, adapter_directory) for adapter in config.adapters}
+
+
+def _adapters(config: TargetConfig) -> list[list[str]]:
+    """Names and paths: a request goes on only where its adapter is the same."""
+    return [[adapter.name, adapter.path] for adapter in config.adapters]

@@ -95,7 +95,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     cell had accepted it, with or without output: it is then not held to a share of the queue again, and who
     sends it comes back by itself. `waited_s` is how long it was without a cell, or in the queue of another,
     that was lost or gave it back, if it has no output: its times, and when its first token is due, count from
-    before that.
+    before that. `adapter` is the name of the LoRA adapter that answers it, empty for none; keys and values of
+    prompts are shared among requests of the same `cache_salt`.
     """
 
     request_id: str
@@ -111,6 +112,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     tenant: Tenant = NOBODY
     was_taken: bool = False
     waited_s: float = 0.0
+    adapter: str = ""
+    cache_salt: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

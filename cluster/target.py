@@ -10,7 +10,7 @@ import torch
 from cluster.config import TargetConfig
 from cluster.cost_model import StepPoint
 from cluster.events import VerifierReady
-from cluster.model_paths import model_directory
+from cluster.model_paths import adapter_directory, model_directory
 from cluster.rank import Rank
 from engine.devices import resolve_device
 from engine.eagle_config import is_eagle
@@ -108,6 +108,7 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
         quantization=config.quantization,
         trust_remote_code=config.trust_remote_code,
         feature_layers=() if eagle is None else eagle.layers,
+        adapters=[(adapter.name, adapter_directory(adapter.path)) for adapter in config.adapters],
         beside=NOTHING_BESIDE if eagle is None else eagle.beside(config.dtype, DRAFT_SLOTS),
     )
     if runs_triton(device):
@@ -129,6 +130,7 @@ def build_target(config: TargetConfig, rank: Rank | None = None) -> Target:
         prefix_sharing=config.prefix_sharing,
         proposer=proposer,
         grammars=grammars,
+        adapters=[adapter.name for adapter in config.adapters],
         device=device,
         overlaps=device.type == "cuda",
         num_ranks=num_ranks,

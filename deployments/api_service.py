@@ -19,7 +19,7 @@ from deployments.cell_client import Endpoint, LocatedCell
 from deployments.cell_clients import CellClients, CellSource
 from deployments.choice_state import ChoiceState
 from deployments.detokenizer import Detokenizer
-from deployments.errors import ApiError, model_not_found, not_ready
+from deployments.errors import ApiError, not_ready
 from deployments.generation import TextAssembler, Update, generate, merge, prompt_only
 from deployments.objectives import Asked
 from deployments.openai_responses import ChatFormat, CompletionFormat, Envelope
@@ -248,8 +248,7 @@ class ApiService:
         wish = request.speculation
         if wish is not None and not set(wish.drafters or ()) <= set(info.drafters):
             info = await self.describe()  # a drafter may have been added since
-        if request.model is not None and request.model != info.model:
-            raise model_not_found(request.model, info.model)
+        adapter = info.adapter_of(request.model)
         seed = mapping.choose_seed(request)
         speculation = mapping.speculation(request, info)
         use = self.tool_use(request)
@@ -288,6 +287,8 @@ class ApiService:
                     on_miss=contract.on_miss,
                     downgrades=contract.downgrades,
                     tenant=tenant,
+                    adapter=adapter,
+                    cache_salt=request.cache_salt or "",
                 )
                 state = ChoiceState(
                     prompt,
@@ -375,7 +376,7 @@ class ApiService:
         is_chat = isinstance(request, ChatRequest)
         envelope = Envelope(
             response_id=("chatcmpl-" if is_chat else "cmpl-") + call_id,
-            model=info.model,
+            model=request.model or info.model,
             codec=self._codec,
             fingerprint=info.fingerprint,
             shows_tier=request.service_tier is not None,

@@ -150,8 +150,12 @@ class CellRouter:
 
 
 def block_hashes(request: Submit) -> Iterator[int]:
-    """A number for each whole block of the prompt, which tells it with all that comes before it."""
-    prompt, before = request.prompt, 0
+    """A number for each whole block of the prompt, which tells it with all that comes before it.
+
+    Requests of different adapters or salts share no keys and values, and no numbers.
+    """
+    prompt = request.prompt
+    before = hash((request.adapter, request.cache_salt)) if request.adapter or request.cache_salt else 0
     for start in range(0, min(len(prompt) // BLOCK_TOKENS, MAX_BLOCKS) * BLOCK_TOKENS, BLOCK_TOKENS):
         before = hash((before, *prompt[start : start + BLOCK_TOKENS]))
         yield before

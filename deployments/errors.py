@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,8 @@ from cluster.validation_words import in_words
 
 #: Most characters of a client's value repeated in a message.
 _SHOWN = 80
+#: Most models that a message names.
+_MOST_NAMED = 8
 #: Of a body where more is wrong nothing is named.
 _MOST_WRONG = 1000
 
@@ -139,11 +141,13 @@ def bad_request(message: str, param: str | None = None, code: str | None = "inva
     return ApiError(400, message, param=param, code=code)
 
 
-def model_not_found(asked: str, served: str) -> ApiError:
-    """A 404 that says which model there is."""
+def model_not_found(asked: str, served: Sequence[str]) -> ApiError:
+    """A 404 that says which models there are, of which the first answers who names none."""
+    names = ", ".join(f"'{name}'" for name in served[:_MOST_NAMED])
+    more = f" or one of {len(served) - _MOST_NAMED} more (/v1/models)" if len(served) > _MOST_NAMED else ""
     return ApiError(
         404,
-        f"The model {_shorten(asked)} does not exist here. `model` may be '{served}', or be left out.",
+        f"The model {_shorten(asked)} does not exist here. `model` may be {names}{more}, or be left out.",
         param="model",
         code="model_not_found",
     )
@@ -205,6 +209,8 @@ def from_rejection(rejected: Rejected, prompt_field: str) -> ApiError:
     code, message, retry = rejected.code, rejected.message, rejected.retry_after_s
     if code == "prompt_too_long":
         return ApiError(400, message, param=prompt_field, code="context_length_exceeded")
+    if code == "unknown_adapter":
+        return ApiError(404, message, param="model", code="model_not_found")
     if code in ("empty_prompt", "bad_token"):
         return ApiError(400, message, param=prompt_field, code=code)
     predicted = {} if rejected.predicted is None else {"predicted": msgspec.to_builtins(rejected.predicted)}

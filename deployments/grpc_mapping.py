@@ -254,10 +254,11 @@ def metrics(body: dict[str, Any]) -> pb.Metrics:
     return json_format.ParseDict(body, pb.Metrics(), ignore_unknown_fields=True)
 
 
-def model(info: CellInfo) -> pb.Model:
-    """The served model."""
+def model(info: CellInfo, name: str | None = None) -> pb.Model:
+    """The served model, or its adapter of that name."""
     return pb.Model(
-        id=info.model,
+        id=name or info.model,
+        parent=info.model if name in info.adapters else None,
         max_model_len=info.max_tokens,
         vocab_size=info.vocab_size,
         drafters=info.drafters,

@@ -186,9 +186,10 @@ class GenerationService:
         return await self._service.cancel_call(call_id)
 
     async def list_models(self, metadata: Mapping[str, str] = MappingProxyType({})) -> pb.ListModelsResponse:
-        """The one served model."""
+        """The served model, and its adapters."""
         with self._admitted(metadata):
-            return pb.ListModelsResponse(models=[mapping.model(await self._service.info())])
+            info = await self._service.info()
+            return pb.ListModelsResponse(models=[mapping.model(info, name) for name in info.models])
 
     async def describe(self, metadata: Mapping[str, str] = MappingProxyType({})) -> pb.DescribeResponse:
         """What the server is; it answers also while it is not ready, but then without the model."""
@@ -319,7 +320,7 @@ class GenerationService:
             with_token_ids=bool(request.return_token_ids),
             with_logprobs=num_logprobs(request) is not None,
         )
-        return _Answer(call, call_id, info.model, int(time.time()), writer)
+        return _Answer(call, call_id, call.shape.envelope.model, int(time.time()), writer)
 
 
 def _named_id(request: pb.GenerateRequest | pb.CancelRequest, metadata: Mapping[str, str]) -> dict[str, str]:

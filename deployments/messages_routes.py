@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from deployments.answering import Call
 from deployments.api_service import ApiService
-from deployments.errors import ApiError, model_not_found
+from deployments.errors import ApiError
 from deployments.messages_api import MessagesView
 from deployments.messages_errors import MESSAGES
 from deployments.messages_schema import (
@@ -71,8 +71,7 @@ def add_messages_routes(app: FastAPI, service: ApiService, read: ReadBody, respo
         chat = await in_thread_if(len(body) > INLINE_BYTES, partial(parse_messages, data))
         try:
             info = await service.info()
-            if chat.model is not None and chat.model != info.model:
-                raise model_not_found(chat.model, info.model)
+            info.adapter_of(chat.model)
             use = service.tool_use(chat)
             (prompt,), _ = await prompts_of(chat, service.codec, info, use, service.tool_parser)
         except ApiError as error:

@@ -37,7 +37,7 @@ from deployments.call_ids import clean_request_id, new_call_id
 from deployments.console import ConsoleState, add_console_routes
 from deployments.cross_origin import CrossOrigin, headers_for_page
 from deployments.debug_api import add_debug_routes
-from deployments.errors import ApiError, bad_request, body_too_large, body_too_slow, internal, model_not_found
+from deployments.errors import ApiError, bad_request, body_too_large, body_too_slow, internal
 from deployments.event_streams import error_event, event_stream, unless_disconnected
 from deployments.front_end_metrics import FrontEndMetrics, RequestObserver
 from deployments.head_requests import HeadAsGet
@@ -70,6 +70,7 @@ from deployments.responses_schema import (
     parse_responses,
     renamed,
 )
+from deployments.sampling_mapping import CellInfo
 from deployments.tiers_api import add_tier_routes
 from deployments.tokenize_api import add_tokenize_routes
 from deployments.unknown_fields import IgnoredFields, leave_out
@@ -209,17 +210,17 @@ def create_app(
     add_messages_routes(app, service, read, respond)
     add_tokenize_routes(app, service, read)
 
-    async def model_card() -> dict[str, Any]:
-        info = await service.info()
+    def card(info: CellInfo, model: str) -> dict[str, Any]:
         return {
-            "id": info.model,
+            "id": model,
             "object": "model",
             "created": started,
             "owned_by": "flotilla",
-            "root": info.path or info.model,
+            "root": info.adapters.get(model) or info.path or info.model,
+            "parent": info.model if model in info.adapters else None,
             # As Anthropic's client reads it.
             "type": "model",
-            "display_name": info.model,
+            "display_name": model,
             "created_at": datetime.fromtimestamp(started, UTC).isoformat(),
             "max_model_len": info.max_tokens,
             "drafters": list(info.drafters),
@@ -228,18 +229,17 @@ def create_app(
 
     @app.get("/v1/models")
     async def models() -> Response:
-        """The one served model."""
-        card = await model_card()
-        pages = {"has_more": False, "first_id": card["id"], "last_id": card["id"]}
-        return _json({"object": "list", "data": [card], **pages})
+        """The served model, and its adapters."""
+        info = await service.info()
+        pages = {"has_more": False, "first_id": info.models[0], "last_id": info.models[-1]}
+        return _json({"object": "list", "data": [card(info, one) for one in info.models], **pages})
 
     @app.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> Response:
-        """The served model, by its id."""
-        card = await model_card()
-        if model_id != card["id"]:
-            raise model_not_found(model_id, str(card["id"]))
-        return _json(card)
+        """A served model, by its id."""
+        info = await service.info()
+        info.adapter_of(model_id)
+        return _json(card(info, model_id))
 
     @app.get("/health")
     async def health() -> Response:

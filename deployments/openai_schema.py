@@ -69,7 +69,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "guided_regex": (None,),
     "guided_choice": (None,),
     "guided_grammar": (None,),
-    "cache_salt": (None,),
     "kv_transfer_params": (None,),
     "vllm_xargs": (None, {}),
     # What an answer must look like or is made of, to vLLM and SGLang: left out, it would be another's.
@@ -155,6 +154,12 @@ class CommonFields(RequestModel):
     service_tier: str | None = Field(None, max_length=64)
     request_id: RequestId | None = None
     user: str | None = Field(None, description="Accepted and not used.")
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="Keys and values of prompts are shared only among requests of the same salt.",
+    )
     metadata: dict[str, str] | None = Field(None, description="Accepted and not used.")
     safety_identifier: str | None = Field(None, description="Accepted and not used.")
     prompt_cache_key: str | None = Field(

@@ -10,7 +10,7 @@ from itertools import combinations
 from pathlib import Path
 
 from cluster.config import FlotillaConfig
-from cluster.model_paths import model_directory
+from cluster.model_paths import adapter_directory, model_directory
 from cluster.placement import plan_cell
 from cluster.profile_file import ProfileError, load_profile
 from cluster.tier_config import DEFAULT_TIER
@@ -19,6 +19,7 @@ from deployments.exposure import check_certificate, exposure_warnings
 from deployments.key_store import KeyStore
 from deployments.listening import shared_listener
 from deployments.tokenizer_files import check_tokenizer, check_tokenizer_files
+from engine.adapter_config import UnsuitableAdapter, read_adapter_config
 from engine.eagle_config import check_eagle_target, is_eagle, read_eagle_config
 from engine.end_tokens import end_tokens_of_model
 from engine.heads_config import UnsuitableHeads, check_target, read_description
@@ -45,9 +46,9 @@ def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
     Raises:
         StartError: for a model that is missing, without a tokenizer, with files that are cut off, or in a
             format that is not trusted or quantized in a way that is not read, keys or certificates that
-            cannot be read, decoding heads or an EAGLE layer of another target, a cost profile that is missing
-            or of other models, a policy or selector of one's own that cannot be imported, placements that
-            contradict each other, or a port that is taken.
+            cannot be read, decoding heads or an EAGLE layer of another target, an adapter that cannot be
+            served, a cost profile that is missing or of other models, a policy or selector of one's own that
+            cannot be imported, placements that contradict each other, or a port that is taken.
     """
     try:
         for name, what in ((config.policy.name, "policy"), (config.selector.name, "selector")):
@@ -62,11 +63,13 @@ def check(config: FlotillaConfig, *, listens: bool = True) -> list[str]:
             model_directory(path)
         except (FileNotFoundError, KeyError) as error:
             raise StartError(str(error.args[0])) from None
-    if config.target.heads is not None:
-        try:
+    try:
+        if config.target.heads is not None:
             _check_beside(config)
-        except (FileNotFoundError, KeyError, UnsuitableHeads) as error:
-            raise StartError(str(error.args[0])) from None
+        for adapter in config.target.adapters:
+            read_adapter_config(adapter_directory(adapter.path))
+    except (FileNotFoundError, KeyError, UnsuitableHeads, UnsuitableAdapter) as error:
+        raise StartError(str(error.args[0])) from None
     try:
         for path in paths:
             directory = model_directory(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from cluster.baseline import Baseline
 from cluster.stream_messages import Speculation
 from cluster.tier_config import TierConfig
-from deployments.errors import WindowExceeded, bad_request
+from deployments.errors import WindowExceeded, bad_request, model_not_found
 from deployments.objectives import Asked, Contract, ObjectiveError, asked_by_fields, first_of
 from deployments.objectives import contract as resolve_contract
 from deployments.openai_schema import ChatRequest, CompletionRequest, GenerationRequest
@@ -41,6 +41,7 @@ class CellInfo:
         baseline: what it takes for one request by itself; None where it does not say.
         path: where the model lies; empty where it does not say.
         fingerprint: what its texts depend on (`cluster.served_target.system_fingerprint`).
+        adapters: where LoRA adapters lie, by the ids under which they are served besides `model`.
     """
 
     model: str
@@ -53,6 +54,20 @@ class CellInfo:
     is_loaded: bool = True
     path: str = ""
     fingerprint: str | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """All ids that a request may name, that of the target first."""
+        return (self.model, *self.adapters)
+
+    def adapter_of(self, model: str | None) -> str:
+        """The adapter that a request for a model is answered with, empty for none; raises 404 without one."""
+        if model is None or model == self.model:
+            return ""
+        if model not in self.adapters:
+            raise model_not_found(model, self.models)
+        return model
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> CellInfo:
@@ -72,6 +87,7 @@ class CellInfo:
             is_loaded=bool(description["stage"] == "ready" if "stage" in description else ready),
             path=str(description.get("path", "")),
             fingerprint=description.get("fingerprint"),
+            adapters=dict(description.get("adapters", {})),
         )
 
 

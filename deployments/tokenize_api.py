@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from deployments.api_service import ApiService
 from deployments.chat_messages import ChatMessage, check_messages
-from deployments.errors import bad_request, model_not_found
+from deployments.errors import bad_request
 from deployments.messages_routes import ReadBody
 from deployments.openai_schema import NEUTRAL_VALUES, validated
 from deployments.openapi import body_schema
@@ -97,8 +97,7 @@ def _known(kind: type[RequestModel]) -> Container[str]:
 
 async def _info(service: ApiService, model: str | None) -> CellInfo:
     info = await service.info()
-    if model is not None and model != info.model:
-        raise model_not_found(model, info.model)
+    info.adapter_of(model)  # all have the target's tokenizer
     return info
 
 

@@ -1,4 +1,4 @@
-"""LoRA adapters as PEFT saves them: what a directory holds, and what of it cannot be served."""
+"""The weights of LoRA adapters as PEFT saves them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.model_files import BrokenFiles, check_weights, read_json
+from engine.adapter_config import WEIGHTS, UnsuitableAdapter, read_adapter_config
 from engine.unsupported_model import UnsupportedModel
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 #: What PEFT writes in front of the base model's own names.
 _PREFIX = "base_model.model."
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
-# Settings under which an adapter is more than sums of low rank beside linear layers, and what that is.
-_BEYOND = {
-    "use_dora": "it scales the model's own weights (DoRA)",
-    "modules_to_save": "it replaces layers of the model as a whole",
-    "lora_bias": "it adds biases",
-    "fan_in_fan_out": "it is of layers whose weights are stored the other way round",
-    "layer_replication": "it repeats layers of the model",
-    "target_parameters": "it changes weights that are not those of linear layers",
-    "trainable_token_indices": "it changes embeddings of tokens",
-    "alora_invocation_tokens": "it begins in the middle of a prompt (activated LoRA)",
-}
-# Begun with these, training subtracts from the model's own weights what the adapter starts as.
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,41 +57,11 @@ def read_adapter(name: str, directory: Path) -> Adapter:
     Raises:
         UnsupportedModel: if there is none, it is broken, or what it says is not all sums of low rank.
     """
-    if not (directory / CONFIG).is_file():
-        raise UnsupportedModel(f"no adapter in {directory}: {CONFIG} is missing")
     try:
-        config = read_json(directory / CONFIG)
-        if not (directory / WEIGHTS).is_file():
-            raise UnsupportedModel(
-                f"no weights in {directory}: {WEIGHTS} is missing (other formats than safetensors may run "
-                "code when they are read, and are not loaded)"
-            )
-        check_weights(directory / WEIGHTS)
-    except BrokenFiles as error:
-        raise UnsupportedModel(f"cannot read adapter {name!r}: {error}") from None
-    why = why_not_served(config)
-    if why is not None:
-        raise UnsupportedModel(
-            f"adapter {name!r} in {directory} cannot be served: {why}; merge it into its model"
-        )
-    modules = _modules(directory / WEIGHTS, config)
-    return Adapter(name, directory, modules)
-
-
-def why_not_served(config: Mapping[str, Any]) -> str | None:
-    """What in an `adapter_config.json` makes it more than sums of low rank; None if nothing does."""
-    kind = config.get("peft_type")
-    if kind != "LORA":
-        return f"its `peft_type` is {kind!r}, not 'LORA'"
-    if config.get("bias", "none") != "none":
-        return f"it has biases of its own (`bias` {config['bias']!r})"
-    start = config.get("init_lora_weights")
-    if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
-        return (
-            f"it goes with weights that `init_lora_weights` {start!r} has changed; save it as an ordinary "
-            "one (PEFT: `path_initial_model_for_weight_conversion`)"
-        )
-    return next((f"{what} (`{field}`)" for field, what in _BEYOND.items() if config.get(field)), None)
+        config = read_adapter_config(directory)
+    except UnsuitableAdapter as error:
+        raise UnsupportedModel(f"adapter {name!r}: {error}") from None
+    return Adapter(name, directory, _modules(directory / WEIGHTS, config))
 
 
 def _modules(file: Path, config: Mapping[str, Any]) -> dict[str, LowRank]:

@@ -291,6 +291,7 @@ def test_a_resubmitted_request_continues_where_it_was() -> None:
         ({"prompt": [1] * 500}, "prompt_too_long"),
         ({"prompt": [VOCAB]}, "bad_token"),
         ({"prompt": [-1]}, "bad_token"),
+        ({"adapter": "nobody's"}, "unknown_adapter"),
         ({"objective": Objective(tpot_ms=0.001)}, "slo_infeasible"),
     ],
 )

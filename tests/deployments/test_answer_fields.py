@@ -90,9 +90,9 @@ async def test_the_model_says_where_its_tokenizer_lies(http: httpx.AsyncClient, 
 
 
 def test_an_embedded_model_is_told_by_its_directory() -> None:
-    path = Path(served_path(TargetConfig(path="zoo:target-8x384")))
+    path = Path(served_path("zoo:target-8x384"))
     assert (path / "tokenizer.json").is_file()
-    assert served_path(TargetConfig(path="/not/there")) == "/not/there"
+    assert served_path("/not/there") == "/not/there"
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,7 @@ async def test_body_too_large(http: httpx.AsyncClient) -> None:
         ("draining", None, 503, None),
         ("not_ready", 5.0, 503, None),
         ("bad_token", None, 400, "prompt"),
+        ("unknown_adapter", None, 404, "model"),
         ("duplicate_id", None, 409, None),
     ],
 )
@@ -293,7 +294,7 @@ async def test_rejection_is_a_status(
     param: str | None,
     stream: bool,
 ) -> None:
-    message = "`slo` and `prompt` cannot be had"
+    message = "`slo`, `model` and `prompt` cannot be had"
     cell.reject = Rejected(request_id="", code=code, message=message, retry_after_s=retry_after_s)
     response = await http.post(COMPLETIONS, json={"prompt": "a", "stream": stream})
     check_error(response, status, param)

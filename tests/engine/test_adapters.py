@@ -151,9 +151,7 @@ def test_an_adapter_of_half_precision_weights_is_the_same_model(tmp_path: Path) 
     path = tiny_adapters.write(tmp_path / "model", tmp_path / "first", seed=1)
     tensors = {name: one.half() for name, one in load_file(path / "adapter_model.safetensors").items()}
     save_file(tensors, path / "adapter_model.safetensors", metadata={"format": "pt"})
-    whole = tiny_adapters.merged(tmp_path / "model", None).float()
-    whole.save_pretrained(tmp_path / "floats")
-    oracle = tiny_adapters.merged(tmp_path / "floats", path)
+    oracle = tiny_adapters.merged(tmp_path / "model", path)
     for tokens, logits in session(loaded(tmp_path / "model", [path]), (1,)):
         torch.testing.assert_close(logits, tiny_adapters.logits(oracle, tokens)[-1], rtol=1e-4, atol=1e-4)
 
@@ -235,7 +233,7 @@ def test_broken_adapters_are_refused_by_name(tmp_path: Path) -> None:
     ):
         loaded(model, [wider])
     weights.write_bytes(weights.read_bytes()[:20])
-    with pytest.raises(UnsupportedModel, match="cannot read adapter 'one'"):
+    with pytest.raises(UnsupportedModel, match="adapter 'one': cannot read the adapter in"):
         loaded(model, [path])
     weights.unlink()
     with pytest.raises(UnsupportedModel, match="other formats than safetensors"):

@@ -105,11 +105,12 @@ def test_prefix_cache_evicts_old_leaves_first_and_spares_blocks_in_use() -> None
 
 
 class Oracle:
-    """What every slot should hold, (position, tokens up to it), following the cache's calls."""
+    """What every slot should hold, its namespace and the tokens up to it, following the cache's calls."""
 
     def __init__(self) -> None:
         self.cache = KVCache(SLOTS)
-        self.content: dict[int, tuple[int, ...]] = {}
+        self.content: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self.namespace: dict[str, bytes] = {}
         self.tokens: dict[str, list[int]] = {}
         self.reserved: dict[str, list[int]] = {}
 
@@ -119,11 +120,12 @@ class Oracle:
             past = self.cache.past(name).tolist()
             assert len(past) == len(set(past)) == self.cache.length(name) <= len(tokens)
             for position, slot in enumerate(past):
-                assert self.content[slot] == tuple(tokens[: position + 1])
+                assert self.content[slot] == (self.namespace[name], tuple(tokens[: position + 1]))
             assert not set(self.reserved[name]) & set(past)
 
-    def open(self, name: str, tokens: list[int]) -> None:
-        shared = self.cache.open(name, tokens)
+    def open(self, name: str, tokens: list[int], namespace: bytes) -> None:
+        shared = self.cache.open(name, tokens, namespace)
+        self.namespace[name] = namespace
         assert 0 <= shared <= max(0, len(tokens) - 1)
         self.tokens[name], self.reserved[name] = tokens, []
 
@@ -146,7 +148,7 @@ class Oracle:
         if slots:
             start = self.cache.length(name)
             for offset, slot in enumerate(slots[:n]):
-                self.content[slot] = tuple(self.tokens[name][: start + offset + 1])
+                self.content[slot] = (self.namespace[name], tuple(self.tokens[name][: start + offset + 1]))
             self.cache.commit(name, np.array(slots[:n], dtype=np.int32))
             self.reserved[name] = [slot for slot in self.reserved[name] if slot not in slots[:n]]
 
@@ -175,7 +177,9 @@ def test_kv_cache_shares_rolls_back_and_never_leaks(data: st.DataObject) -> None
         operation = data.draw(st.sampled_from(choices))
         if operation == "open":
             tail = data.draw(st.lists(st.integers(5, 6), max_size=4))
-            oracle.open(f"r{step}", [*data.draw(st.sampled_from(prefixes)), *tail])
+            # One that looks like the beginning of tokens is no other's.
+            namespace = data.draw(st.sampled_from([b"", b"", b"\x01\0\0\0", b"one"]))
+            oracle.open(f"r{step}", [*data.draw(st.sampled_from(prefixes)), *tail], namespace)
         else:
             name = data.draw(st.sampled_from(sorted(oracle.tokens)))
             if operation == "extend":
@@ -281,6 +285,21 @@ def test_open_reports_a_published_prefix_but_leaves_a_token_to_run() -> None:
     assert cache.free_slots == 33  # token 31, which nobody but the index holds any more
     assert "a" not in cache
     assert "b" in cache
+
+
+def test_prefixes_are_shared_within_a_namespace() -> None:
+    cache = KVCache(256)
+    tokens = list(range(32))
+    for name, namespace in (("a", b""), ("b", b"one"), ("c", b"other")):
+        assert cache.open(name, tokens, namespace) == 0
+        cache.commit(name, cache.reserve(name, 32))
+        cache.publish(name, tokens)
+        cache.check_invariants()
+    for name, namespace, first in (("d", b"", "a"), ("e", b"one", "b"), ("f", b"other", "c")):
+        assert cache.would_share([*tokens, *range(40)], [*tokens, *range(40)], namespace)
+        assert cache.open(name, tokens, namespace) == 31
+        assert cache.past(name).tolist() == cache.past(first)[:31].tolist()
+    assert cache.open("g", tokens, b"none of these") == 0
 
 
 def test_what_was_cut_back_into_a_published_block_and_went_on_is_not_published() -> None:

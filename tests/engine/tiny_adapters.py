@@ -60,7 +60,9 @@ def write(
 
 def merged(model: Path, adapter: Path | None, scale: float = 2.0) -> Any:
     """The Transformers model with W + scale * B A in place of each weight W that the adapter changes."""
-    whole = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").eval()
+    whole = AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     if adapter is None:
         return whole
     tensors = load_file(adapter / "adapter_model.safetensors")

@@ -46,7 +46,7 @@ class CellStandIn:
         stopped: say nothing at all, as a stopped process; what would have been said comes when it goes on.
         score: log-probability of every token of an answer.
         terms: what its receipts say that requests were served on.
-        path, fingerprint: of its model, as it describes itself.
+        path, fingerprint, adapters: of its model, as it describes itself.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class CellStandIn:
         self.stage: str | None = None
         self.num_described = 0
         self.path, self.fingerprint = "", "flotilla-0-0"
+        self.adapters: dict[str, str] = {}
         self.finish_reason: str | None = None
         self.error = ""
         self._token = b"sesame"
@@ -104,6 +105,7 @@ class CellStandIn:
             "ready": self.ready,
             "path": self.path,
             "fingerprint": self.fingerprint,
+            "adapters": self.adapters,
             "baseline": {"target": {"delta": 0.010, "gamma": 0.001}, "overhead_s": 0.001, "chunk_tokens": 8},
         }
 
