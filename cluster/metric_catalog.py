@@ -52,6 +52,7 @@ _REQUESTS = (
         "finish_reason",
         "tier",
     ),
+    _counter("flotilla_adapter_requests_total", "Requests ended that a LoRA adapter answered.", "adapter"),
     _counter(
         "flotilla_requests_rejected_total",
         "Requests refused by a cell, by reason; another cell may have taken them.",

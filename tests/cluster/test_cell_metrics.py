@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.adapter_config import AdapterConfig
 from cluster.cell_metrics import CellMetrics
 from cluster.config import FlotillaConfig, TargetConfig
 from cluster.cost_model import LinearCost
@@ -324,3 +325,19 @@ def test_what_the_target_does_beside_its_forwards_is_a_phase_of_its_own() -> Non
     }
     assert phase_s["verify"] > 0.05
     assert phase_s["target"] == pytest.approx(0.1 * phase_s["verify"])  # 1 ms beside forwards of 10
+
+
+def test_requests_of_adapters_are_counted_by_name() -> None:
+    world = MeasuredWorld(10, "fixed")
+    adapters = (AdapterConfig(name="terse", path="/a"), AdapterConfig(name="unused", path="/b"))
+    target = world.config.target.model_copy(update={"adapters": adapters})
+    world.metrics.configured(world.config.model_copy(update={"target": target}), "model")
+    assert world.value("flotilla_adapter_requests_total", adapter="unused") == 0
+    world.send(submit(0, world.rng))
+    world.drain()
+    ((_, receipt),) = world.receipts
+    for number, adapter in enumerate(("terse", "", "terse")):
+        asked = msgspec.structs.replace(submit(number, world.rng), adapter=adapter)
+        world.metrics.finished("stop", asked, receipt, DecodeTimes(), world.core)
+    assert world.value("flotilla_adapter_requests_total", adapter="terse") == 2
+    assert world.value("flotilla_adapter_requests_total") == 2

@@ -43,7 +43,7 @@ async def test_a_model_is_answered_with_its_adapter(
     named = {} if model is None else {"model": model}
     answer = await adapted.post(path, json=BODIES[path] | named)
     assert answer.status_code == 200, answer.text
-    assert answer.json()["model"] == model or "demo"
+    assert answer.json()["model"] == (model or "demo")
     assert cell.submissions[-1].adapter == ("" if model in ("demo", None) else model)
     streamed = await adapted.post(path, json=BODIES[path] | named | {"stream": True})
     assert f'"model":"{model or "demo"}"' in streamed.text.replace(" ", "")
@@ -89,10 +89,11 @@ async def test_adapters_over_grpc(adapted: httpx.AsyncClient, cell: CellStandIn,
     assert cell.submissions[-1].adapter == "terse"
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES])
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.api("completions", "cache_salt")
 @pytest.mark.api("chat.completions", "cache_salt")
 @pytest.mark.api("responses", "cache_salt")
+@pytest.mark.api("messages", "cache_salt")
 async def test_a_salt_reaches_the_cell(http: httpx.AsyncClient, cell: CellStandIn, path: str) -> None:
     for salt, told in (("one client's", "one client's"), (None, "")):
         answer = await http.post(path, json=BODIES[path] | {"cache_salt": salt})
@@ -101,7 +102,9 @@ async def test_a_salt_reaches_the_cell(http: httpx.AsyncClient, cell: CellStandI
     for wrong in ("", "x" * 257, 5, ["a"]):
         answer = await http.post(path, json=BODIES[path] | {"cache_salt": wrong})
         assert answer.status_code == 400, answer.text
-        assert answer.json()["error"]["param"] == "cache_salt"
+        error = answer.json()["error"]
+        assert "`cache_salt`" in error["message"]
+        assert path == MESSAGES or error["param"] == "cache_salt"
     answer = await http.post(
         path,
         content=b'{"cache_salt": "\\ud800", ' + str(BODIES[path]).replace("'", '"').encode()[1:],

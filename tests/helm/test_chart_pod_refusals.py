@@ -171,6 +171,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"config": {"drafters": [{**ON_VOLUME, "path": "/models/small"}]}},
         ("config.drafters[0].path", "/models/small", "models.source"),
     ),
+    "an adapter on a volume that is not mounted": (
+        {"config": {"target": {"adapters": [{"name": "sql", "path": "/models/sql"}]}}},
+        ("config.target.adapters[0].path", "/models/sql", "models.source"),
+    ),
     "a mount of no volume": (
         group(volumeMounts=[{"name": "own", "mountPath": "/data"}]),
         ("workerGroups[0] (cpu)", '"own"', "/data", "the volumes are: tmp"),

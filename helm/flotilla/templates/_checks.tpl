@@ -128,6 +128,9 @@
 {{- range $index, $drafter := $.Values.config.drafters -}}
 {{- $_ := set $paths (printf "config.drafters[%d].path" $index) (default "" .path) -}}
 {{- end -}}
+{{- range $index, $adapter := default list $target.adapters -}}
+{{- $_ := set $paths (printf "config.target.adapters[%d].path" $index) (default "" .path) -}}
+{{- end -}}
 {{- $isMounted := false -}}
 {{- range append $.Values.workerGroups $.Values.pods -}}
 {{- range .volumeMounts -}}{{- if hasPrefix $.Values.models.mountPath .mountPath -}}{{- $isMounted = true -}}{{- end -}}{{- end -}}
