@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,19 +20,19 @@ Int64 = NDArray[np.int64]
 class AdapterRows:
     """Which adapter each row of the forward under way has, for all adapted maps of a runner.
 
-    The low-rank halves of all adapters lie beside each other, so that a batch is multiplied with all at once
-    and every row keeps the columns of its own: the operations are the same whoever asks for which adapter,
-    and can be captured. A row without one adds zeros, which changes nothing.
-
     Attributes:
-        columns: of all adapters together.
+        columns: of the low-rank halves of all adapters together.
         mask: [rows, columns], 1 where a column is of the row's adapter; None while no row has one.
+        groups: number of each adapter that rows have, and which these are, int64; None for all. Only on a
+            CPU: on a GPU the host would wait for it.
     """
 
     def __init__(self, ranks: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> None:
         """For adapters numbered from 1, of these ranks."""
         self.columns = sum(ranks)
         self.mask: torch.Tensor | None = None
+        self.groups: list[tuple[int, torch.Tensor | None]] = []
+        self._adapters: torch.Tensor | None = None
         table = torch.zeros(len(ranks) + 1, self.columns, dtype=dtype)
         for number, (start, rank) in enumerate(zip(starts_of(ranks), ranks, strict=True), 1):
             table[number, start : start + rank] = 1
@@ -39,12 +40,72 @@ class AdapterRows:
 
     def begin(self, adapters: torch.Tensor | None) -> None:
         """The rows of the next forward have these adapters, int [rows], 0 for none; None if none has one."""
+        self._adapters = adapters
         self.mask = None if adapters is None else self._table.index_select(0, adapters)
+        if adapters is None or adapters.device.type != "cpu":
+            self.groups = []
+            return
+        numbers = [number for number in adapters.unique().tolist() if number]
+        rows = [torch.nonzero(adapters == number)[:, 0] for number in numbers]
+        self.groups = [
+            (number, None if len(own) == len(adapters) else own)
+            for number, own in zip(numbers, rows, strict=True)
+        ]
 
     def select(self, rows: torch.Tensor) -> None:
         """It goes on with these rows alone."""
-        if self.mask is not None:
-            self.mask = self.mask.index_select(0, rows)
+        if self._adapters is not None:
+            self.begin(self._adapters.index_select(0, rows))
+
+
+class Halves(NamedTuple):
+    """What adds to a map: `up` of `down`."""
+
+    down: Linear
+    up: Linear
+
+
+class StackedAdapters:
+    """What all adapters add to a map, multiplied at once: every row keeps the columns of its own.
+
+    The operations are the same whoever asks for which adapter, so that they can be captured. A row without
+    one adds zeros, which changes nothing.
+    """
+
+    def __init__(self, halves: Halves, rows: AdapterRows, *, parts: int) -> None:
+        """Of `parts` fused layers, each with `rows.columns` columns of its own."""
+        self._halves, self._rows, self._parts = halves, rows, parts
+
+    def add_to(self, product: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """`product` [rows, outputs] and what is added for `x` [rows, inputs]."""
+        mask = self._rows.mask
+        if mask is None:
+            return product
+        low = self._halves.down(x).view(len(x), self._parts, self._rows.columns).mul_(mask.unsqueeze(1))
+        return self._halves.up.add_to(product, low.view(len(x), -1))
+
+
+class GroupedAdapters:
+    """What each adapter adds to a map, for the rows that have it and those alone: least to compute.
+
+    Which rows these are the host has to know, so that it is for CPUs.
+    """
+
+    def __init__(self, halves: dict[int, Halves], rows: AdapterRows) -> None:
+        """By the numbers of the adapters that add something."""
+        self._halves, self._rows = halves, rows
+
+    def add_to(self, product: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """See `StackedAdapters`."""
+        for number, rows in self._rows.groups:
+            halves = self._halves.get(number)
+            if halves is None:
+                continue
+            if rows is None:
+                product = halves.up.add_to(product, halves.down(x))
+            else:
+                product.index_add_(0, rows, halves.up(halves.down(x.index_select(0, rows))))
+        return product
 
 
 class AdaptedLinear:
@@ -54,21 +115,9 @@ class AdaptedLinear:
         gain: what `x` is to be multiplied by before the call, as of the model's own map.
     """
 
-    def __init__(
-        self, base: Linear | Fp8Linear, down: Linear, up: Linear, rows: AdapterRows, *, parts: int
-    ) -> None:
-        """Add to `base` what `up` makes of `down`.
-
-        Args:
-            base: the model's own map.
-            down: to `parts` times `rows.columns` numbers.
-            up: from these to the outputs.
-            rows: whose columns a row keeps.
-            parts: layers of the model that `base` has fused, each with columns of its own.
-        """
-        self._base, self._down, self._up = base, down, up
-        self._rows = rows
-        self._parts = parts
+    def __init__(self, base: Linear | Fp8Linear, adapters: StackedAdapters | GroupedAdapters) -> None:
+        """Add to `base` what `adapters` say."""
+        self._base, self._adapters = base, adapters
         self.gain: torch.Tensor | None = base.gain
 
     @property
@@ -78,18 +127,11 @@ class AdaptedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, outputs] for `x` [rows, inputs]."""
-        return self._adapted(self._base(x), x)
+        return self._adapters.add_to(self._base(x), x)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """`residual` [rows, outputs] plus this map of `x` [rows, inputs], maybe in `residual`'s memory."""
-        return self._adapted(self._base.add_to(residual, x), x)
-
-    def _adapted(self, product: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        mask = self._rows.mask
-        if mask is None:
-            return product
-        low = self._down(x).view(len(x), self._parts, self._rows.columns).mul_(mask.unsqueeze(1))
-        return self._up.add_to(product, low.view(len(x), -1))
+        return self._adapters.add_to(self._base.add_to(residual, x), x)
 
 
 def starts_of(ranks: Sequence[int]) -> list[int]:

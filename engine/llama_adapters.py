@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.adapted_linear import AdaptedLinear, AdapterRows, starts_of
+from engine.adapted_linear import (
+    AdaptedLinear,
+    AdapterRows,
+    GroupedAdapters,
+    Halves,
+    StackedAdapters,
+    starts_of,
+)
 from engine.adapter_files import Adapter, LowRank
 from engine.fp8_linear import Fp8Linear
 from engine.linear import Linear
@@ -64,28 +71,20 @@ class LlamaAdapters:
             UnsupportedModel: if an adapter is of layers of another shape.
         """
         self._laid_out |= {part.module for part in parts}
-        found = [(index, *one) for index, part in enumerate(parts) for one in self._cut(part)]
-        if not found:
+        added = [self._cut(part) for part in parts]
+        if not any(added):
             return base
-        columns = self.rows.columns
         outputs = [len(part.cut(_nothing(part)).up) for part in parts]
-        down = torch.zeros(len(parts) * columns, found[0][2].down.shape[1])
-        up = torch.zeros(sum(outputs), len(parts) * columns)
-        for index, start, low in found:
-            first = index * columns + start
-            own = slice(first, first + len(low.down))
-            down[own] = low.down
-            row = sum(outputs[:index])
-            up[row : row + outputs[index], own] = low.up
-        if scale is not None and base.gain is not None:
-            scale = None  # the input has it already
-        return AdaptedLinear(
-            base,
-            Linear(self._placed(down), None, scale),
-            Linear(self._placed(up)),
-            self.rows,
-            parts=len(parts),
-        )
+        scale = None if base.gain is not None else scale  # else the input has it already
+        if self._device.type == "cpu":
+            numbers = sorted({number for one in added for number in one})
+            halves = {
+                number: self._halves([one.get(number) for one in added], outputs, scale) for number in numbers
+            }
+            return AdaptedLinear(base, GroupedAdapters(halves, self.rows))
+        columns = [_beside(one, self._ranks) for one in added]
+        stacked = StackedAdapters(self._halves(columns, outputs, scale), self.rows, parts=len(parts))
+        return AdaptedLinear(base, stacked)
 
     def check_all_used(self) -> None:
         """Refuse adapters of layers that no map was made of.
@@ -101,10 +100,10 @@ class LlamaAdapters:
                     "attention and feed-forward in this model: only those can be served with adapters"
                 )
 
-    def _cut(self, part: Part) -> list[tuple[int, LowRank]]:
-        """What adapters add to a layer, and the first of their columns."""
-        found = []
-        for start, adapter in zip(starts_of(self._ranks), self._adapters, strict=True):
+    def _cut(self, part: Part) -> dict[int, LowRank]:
+        """What adapters add to a layer, by their numbers."""
+        found = {}
+        for number, adapter in enumerate(self._adapters, 1):
             low = adapter.modules.get(part.module)
             if low is None:
                 continue
@@ -114,11 +113,37 @@ class LlamaAdapters:
                     f"adapter {adapter.name!r} is another model's: `{part.module}` is {part.shape} here, and "
                     f"{shape} there"
                 )
-            found.append((start, part.cut(low)))
+            found[number] = part.cut(low)
         return found
 
-    def _placed(self, matrix: torch.Tensor) -> torch.Tensor:
-        return matrix.to(self._device, self._dtype)
+    def _halves(
+        self, parts: Sequence[LowRank | None], outputs: Sequence[int], scale: torch.Tensor | None
+    ) -> Halves:
+        """Both halves for a map of fused layers: of each part its own columns go to its own outputs."""
+        inputs = next(low.down.shape[1] for low in parts if low is not None)
+        given = [
+            LowRank(torch.zeros(0, inputs), torch.zeros(size, 0)) if low is None else low
+            for low, size in zip(parts, outputs, strict=True)
+        ]
+        down = torch.cat([low.down.cpu() for low in given])
+        up = torch.block_diag(*(low.up.cpu() for low in given))
+        return Halves(
+            Linear(down.to(self._device, self._dtype), None, scale), Linear(up.to(self._device, self._dtype))
+        )
+
+
+def _beside(adapters: dict[int, LowRank], ranks: Sequence[int]) -> LowRank | None:
+    """Those of all adapters as one, each at its columns; None without any."""
+    if not adapters:
+        return None
+    first = next(iter(adapters.values()))
+    down = torch.zeros(sum(ranks), first.down.shape[1])
+    up = torch.zeros(len(first.up), sum(ranks))
+    for number, start in enumerate(starts_of(ranks), 1):
+        if number in adapters:
+            own = slice(start, start + len(adapters[number].down))
+            down[own], up[:, own] = adapters[number].down, adapters[number].up
+    return LowRank(down, up)
 
 
 def _nothing(part: Part) -> LowRank:
