@@ -253,6 +253,10 @@ def lossless(
         typer.Option(help="The model served, as `zoo:NAME` or a directory; the demo target if unset."),
     ] = None,
     quantization: QuantizationOption = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(help="LoRA adapter that `--model` names, as `zoo:NAME` or a directory: merged here."),
+    ] = None,
     prompts: Prompts = "zoo",
     num_prompts: PromptsOfEachClass = 200,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
@@ -297,6 +301,7 @@ def lossless(
         tolerance=tolerance,
         seed=seed,
         quantization=quantization,
+        adapter=adapter,
         **({} if target is None else {"target": target}),
     )
     try:

@@ -15,6 +15,7 @@ from benchmarks.near_ties import TOLERANCE, Difference, audit, explain
 from benchmarks.receipts import ReceiptSummary, summarise_receipts
 from benchmarks.serve import SPECULATION_OFF, find_model
 from benchmarks.transformers_engine import Reference
+from cluster.model_paths import adapter_directory
 from deployments.structured_outputs import StructuredFields, constraint_of
 from engine.quantization import Quantization
 from engine.sampling_params import SamplingParams
@@ -53,6 +54,7 @@ class LosslessOptions:
     model: str | None = None
     target: str = f"zoo:{TARGET}"
     quantization: Quantization | None = None
+    adapter: str | None = None
     source: str = "zoo"
     num_prompts: int = 200
     concurrency: int = 16
@@ -258,7 +260,8 @@ def _print(results: Sequence[VariantResult], reference: Reference) -> None:
 
 async def run(options: LosslessOptions) -> dict[str, Any]:
     """Run the suite, print its tables and return its JSON record."""
-    reference = Reference(demo.directory(options.target), "float32", options.quantization)
+    adapter = None if options.adapter is None else adapter_directory(options.adapter)
+    reference = Reference(demo.directory(options.target), "float32", options.quantization, adapter)
     loaded = prompts.load(options.source)
     equal = dict.fromkeys(sorted({prompt.domain for prompt in loaded}), 1.0)
     shares = {domain: 1.0 / len(equal) for domain in equal}

@@ -11,6 +11,7 @@ from benchmarks import demo, environment, lossless, tables
 from cluster.config import FlotillaConfig
 from deployments.demo import demo_config
 from deployments.serving import running
+from zoo.registry import ADAPTER
 
 # Changes to the demo configuration, by section. AdaServe drafts trees for every request in every step,
 # also where the default policy would refrain.
@@ -31,6 +32,10 @@ CONFIGURATIONS: MappingProxyType[str, dict[str, dict[str, Any]]] = MappingProxyT
         "EAGLE alone, chains sent ahead": {"policy": {"name": "fixed", "fixed_depth": 4}},
         "EAGLE alone, default policy": {},
         "decoding heads alone, chains sent ahead": {"policy": {"name": "fixed", "fixed_depth": 3}},
+        "a LoRA adapter, each drafter": {
+            "policy": {"name": "adaserve"},
+            "target": {"adapters": [{"name": ADAPTER, "path": f"zoo:{ADAPTER}"}]},
+        },
         # Exploration that never ends: every three steps each request draws another drafter.
         "switching every 3 steps": {
             "policy": {"name": "adaserve"},
@@ -70,6 +75,7 @@ def run(names: Sequence[str], num_prompts: int, max_tokens: int | None, seed: in
         config = configuration(name)
         # Every drafter alone is asked for once; elsewhere they serve together.
         drafters = tuple(d.name for d in config.drafters) if name.endswith("each drafter") else ()
+        adapter = next((one.name for one in config.target.adapters), None)
         with running(config) as url:
             reports[name] = asyncio.run(
                 lossless.run(
@@ -80,6 +86,8 @@ def run(names: Sequence[str], num_prompts: int, max_tokens: int | None, seed: in
                         drafters=drafters,
                         seed=seed,
                         quantization=config.target.quantization,
+                        model=adapter,
+                        adapter=None if adapter is None else f"zoo:{adapter}",
                     )
                 )
             )

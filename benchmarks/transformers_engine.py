@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from benchmarks.engine_under_test import RunResult, Task, until_end
 from benchmarks.prompts import Prompt
+from engine.adapter_files import read_adapter
 from engine.checkpoint import Checkpoint
 from engine.devices import resolve_device
 from engine.fp8_checkpoint import load
@@ -29,12 +30,21 @@ class Reference:
         path: Hugging Face directory.
         dtype: weights and arithmetic; losslessness is judged in `float32`.
         quantization: what the target's configuration says; the rounded numbers are multiplied as floats.
+        adapter: directory of a LoRA adapter that is merged into its weights.
     """
 
-    def __init__(self, path: str, dtype: str = "float32", quantization: Quantization | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        dtype: str = "float32",
+        quantization: Quantization | None = None,
+        adapter: Path | None = None,
+    ) -> None:
         self.path, self.dtype, self.quantization = path, dtype, quantization
         self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
         self.model: Any = load_model(path, dtype, quantization)
+        if adapter is not None:
+            merge(self.model, adapter)
         self.device: torch.device = self.model.device
         end = self.model.generation_config.eos_token_id
         self.end_tokens: tuple[int, ...] = tuple(end) if isinstance(end, list) else (end,)
@@ -89,6 +99,14 @@ def load_model(path: str, dtype: str, quantization: Quantization | None = None) 
         widen_linears(model, kind)
     model.eval().to(where)
     return model
+
+
+@torch.no_grad()
+def merge(model: Any, directory: Path) -> None:
+    """Put a LoRA adapter into the weights themselves: W + B A, with the scale in B, for each W it is of."""
+    for name, low in read_adapter(directory.name, directory).modules.items():
+        weight = model.get_submodule(name).weight
+        weight += (low.up.double() @ low.down.double()).to(weight.device, weight.dtype)
 
 
 def greedy_config(model: Any, **fields: Any) -> GenerationConfig:
