@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.vllm_completion_requests import SCHEMA
+from benchmarks.vllm_completion_requests import ADAPTER_NAME, SCHEMA
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Tell me about the sea."}]
 TOOL: dict[str, Any] = {
@@ -163,4 +163,8 @@ CHATS: dict[str, dict[str, Any]] = {
     "beyond the window": {"messages": [{"role": "user", "content": "sea " * 5000}]},
     "unknown field": {"nonsense": 1},
     "another model": {"model": "nonsense"},
+    "a LoRA adapter": {"model": ADAPTER_NAME, "max_tokens": 24},
+    "a LoRA adapter, sampled": {"model": ADAPTER_NAME, "temperature": 1.0, "top_k": 1, "max_tokens": 24},
+    "a LoRA adapter in a stream": {"model": ADAPTER_NAME, "stream": True},
+    "cache_salt": {"cache_salt": "one client's"},
 }

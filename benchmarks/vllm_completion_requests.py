@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+#: What both servers call the LoRA adapter that they serve besides the model.
+ADAPTER_NAME = "terse"
 PROMPT = "def merge(left, right):\n"
 SCHEMA = {
     "type": "object",
@@ -115,4 +117,11 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "stream_options without a stream": {"stream_options": {"include_usage": True}},
     "another model": {"model": "nonsense"},
     "no model": {"model": None},
+    "a LoRA adapter": {"model": ADAPTER_NAME},
+    "a LoRA adapter with logprobs": {"model": ADAPTER_NAME, "logprobs": 2, "max_tokens": 16},
+    "a LoRA adapter with the prompt's": {"model": ADAPTER_NAME, "echo": True, "logprobs": 1},
+    "a LoRA adapter in a stream": {"model": ADAPTER_NAME, "stream": True},
+    "cache_salt": {"cache_salt": "one client's"},
+    "cache_salt of nothing": {"cache_salt": ""},
+    "cache_salt that is no text": {"cache_salt": 5},
 }

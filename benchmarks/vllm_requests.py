@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.vllm_chat_requests import CHATS, HELLO, TOOL
-from benchmarks.vllm_completion_requests import COMPLETIONS, PROMPT, SCHEMA
+from benchmarks.vllm_completion_requests import ADAPTER_NAME, COMPLETIONS, PROMPT, SCHEMA
 
 FLAT_TOOL = {"type": "function", **TOOL["function"]}
 
@@ -52,6 +52,7 @@ _RESPONSES: dict[str, dict[str, Any]] = {
     "no input": {"input": None},
     "in the background": {"background": True, "store": False},
     "another model": {"model": "nonsense"},
+    "a LoRA adapter": {"model": ADAPTER_NAME},
 }
 
 _MESSAGES: dict[str, dict[str, Any]] = {
@@ -74,6 +75,7 @@ _MESSAGES: dict[str, dict[str, Any]] = {
     "max_tokens left out": {"max_tokens": None},
     "no messages": {"messages": []},
     "another model": {"model": "nonsense"},
+    "a LoRA adapter": {"model": ADAPTER_NAME},
 }
 
 _JSON = (("Content-Type", "application/json"),)
@@ -95,6 +97,7 @@ _OTHERS = (
     ),
     Question("tokenize a chat", "POST", "/tokenize", {"model": "demo", "messages": HELLO}),
     Question("tokenize nothing", "POST", "/tokenize", {"model": "demo"}),
+    Question("tokenize for a LoRA adapter", "POST", "/tokenize", {"model": ADAPTER_NAME, "prompt": "a"}),
     Question("tokenize for another model", "POST", "/tokenize", {"model": "nonsense", "prompt": "a"}),
     Question("detokenize", "POST", "/detokenize", {"model": "demo", "tokens": [100, 200, 300]}),
     Question("detokenize beyond", "POST", "/detokenize", {"model": "demo", "tokens": [99999999]}),

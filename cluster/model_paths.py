@@ -31,17 +31,17 @@ def _directory(path: str, what: str, described_by: str) -> Path:
     else:
         directory = Path(path).expanduser()
     if not (directory / described_by).is_file():
-        why = _reason(path, directory, what, described_by)
+        why = _reason(path, directory, described_by)
         raise FileNotFoundError(f"no {what} at {directory} (`{path}`): {why}")
     return directory
 
 
-def _reason(path: str, directory: Path, what: str, described_by: str) -> str:
+def _reason(path: str, directory: Path, described_by: str) -> str:
     if directory.is_dir():
         return f"it has no {described_by}"
     if _HUB_ID.fullmatch(path) is None:
         return "there is no such directory on this machine"
     return (
-        f"there is no such directory, and nothing is downloaded: if it is a {what} of the Hub's, fetch it "
-        f"with `hf download {path} --local-dir DIRECTORY`, and name the directory"
+        "there is no such directory, and nothing is downloaded: if it is one of the Hub's, fetch it with "
+        f"`hf download {path} --local-dir DIRECTORY`, and name the directory"
     )
