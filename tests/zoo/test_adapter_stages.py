@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from transformers import LlamaForCausalLM
 from tests.zoo import written_answers
 from tests.zoo.test_pair import TOKENIZER, data_of
 from zoo import adapter, adapter_data, adapter_save, models
-from zoo.adapter_model import MODULES, AdaptedLinear, adapt
-from zoo.agreement import prompt_ids
+from zoo.adapter_evaluate import is_one_sentence
+from zoo.adapter_model import ALPHA, MODULES, RANK, AdaptedLinear, adapt
+from zoo.agreement import greedy_continuations, prompt_ids
 from zoo.corpus import DOMAINS
 from zoo.optimizer import SharedOptimizer
-from zoo.registry import ADAPTER, load_prompts
+from zoo.registry import ADAPTER, MODELS, TARGET, load_prompts, weights_dir
 
 CPU = torch.device("cpu")
 TEXT = torch.tensor([[1, 40, 7, 99, 250, 31, 8, 77, 1000]])
@@ -74,15 +76,15 @@ def test_training_lowers_the_loss_and_leaves_the_target_as_it_is(tmp_path: Path)
     adapted = adapt(model)
     assert len(adapted) == written_answers.SHAPE.layers * len(MODULES)
     optimizer = SharedOptimizer(model, 0.02, 0.02)
-    tokens = data_of(load_prompts("chat")[:4], tmp_path)
+    tokens = data_of(load_prompts("chat")[:2], tmp_path)
     losses = []
-    for batch in islice(adapter_data.batches(tokens, 4, seed=0), 20):
+    for batch in islice(adapter_data.batches(tokens, 2, seed=0), 15):
         loss, _ = adapter.adapter_loss(model, batch, CPU)
         loss.backward()
         optimizer.step(1.0)
         losses.append(float(loss.detach()))
     # Through embeddings that know nothing and stay so, it cannot fall far.
-    assert losses[-1] < losses[0] - 0.1
+    assert losses[-1] < losses[0] - 0.1, losses
     trained = {name.replace(".base.", "."): weight for name, weight in model.state_dict().items()}
     assert all(torch.equal(trained[name], weight) for name, weight in before.items())
     assert all(bool(layer.up.any()) for layer in adapted.values())
@@ -126,3 +128,50 @@ def test_a_run_writes_an_adapter_of_the_target(tmp_path: Path) -> None:
     assert trained == tmp_path / "out" / ADAPTER / "model"
     adapter_save.merge(models.load(tmp_path / "target"), trained)
     assert (tmp_path / "out" / ADAPTER / "log.jsonl").exists()
+
+
+def test_the_shipped_adapter_has_pefts_files() -> None:
+    directory = weights_dir(ADAPTER)
+    assert ADAPTER not in MODELS
+    assert {path.name for path in directory.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    described = json.loads((directory / "adapter_config.json").read_text())
+    assert described["peft_type"] == "LORA"
+    assert described["base_model_name_or_path"] == TARGET
+    assert (described["r"], described["lora_alpha"]) == (RANK, ALPHA)
+    assert set(described["target_modules"]) == set(MODULES)
+    assert not any(described[key] for key in ("use_dora", "use_rslora", "fan_in_fan_out", "modules_to_save"))
+    tensors = load_file(directory / "adapter_model.safetensors")
+    assert all(tensor.dtype == torch.float16 for tensor in tensors.values())
+    shape = models.SHAPES[TARGET]
+    width, middle, kv = shape.hidden, shape.intermediate, shape.hidden // shape.heads * shape.kv_heads
+    sizes = {  # of each linear layer: features that come in, and that go out
+        "self_attn.q_proj": (width, width),
+        "self_attn.k_proj": (width, kv),
+        "self_attn.v_proj": (width, kv),
+        "self_attn.o_proj": (width, width),
+        "mlp.gate_proj": (width, middle),
+        "mlp.up_proj": (width, middle),
+        "mlp.down_proj": (middle, width),
+    }
+    wanted = {}
+    for i in range(shape.layers):
+        for name, (features_in, features_out) in sizes.items():
+            key = f"base_model.model.model.layers.{i}.{name}"
+            wanted[f"{key}.lora_A.weight"] = (RANK, features_in)
+            wanted[f"{key}.lora_B.weight"] = (features_out, RANK)
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == wanted
+    assert sum(path.stat().st_size for path in directory.iterdir()) < 1_200_000
+
+
+def test_with_the_shipped_adapter_answers_are_one_sentence() -> None:
+    """A few prompts whose answers by the target alone are longer; the model card has all of them."""
+    prompts = [prompt for prompt in load_prompts("chat") if "(" in prompt.messages[-1]["content"]][:4]
+    encoded = [prompt_ids(TOKENIZER, prompt) for prompt in prompts]
+    most = [64] * len(prompts)
+    target = models.load(weights_dir(TARGET))
+    alone = greedy_continuations(target, encoded, most)
+    adapted = greedy_continuations(adapter_save.merge(target, weights_dir(ADAPTER)), encoded, most)
+    for before, after in zip(alone, adapted, strict=True):
+        assert len(after) < 0.7 * len(before)
+        assert is_one_sentence(TOKENIZER, after)
+        assert not is_one_sentence(TOKENIZER, before)
