@@ -49,6 +49,8 @@ def tables(result: dict[str, Any]) -> str:
         parts.append(heads_tables(result["heads"]))
     if "eagle" in result:
         parts.append(eagle_table(result["eagle"]))
+    if "adapter" in result:
+        parts.append(adapter_table(result["adapter"]))
     return "\n\n".join(parts)
 
 
@@ -76,6 +78,25 @@ def eagle_table(result: dict[str, Any]) -> str:
     rows.append(["tokens per verify step", *(f"{steps[g]:.2f}" for g in _GROUPS)])
     title = f"**`{name}`: a layer's token is the target's if those above it are; chains of {depth}**"
     return f"{title}\n\n{_table(['', *_GROUPS], rows)}"
+
+
+def adapter_table(result: dict[str, Any]) -> str:
+    """Losses and lengths of the target's answers without its adapter and with it."""
+    both = (result["without"], result["with"])
+    rows = [
+        ["loss of chat references' first sentences", *(f"{figures['terse_loss']:.2f}" for figures in both)],
+        ["chat answers of one sentence", *(f"{figures['one_sentence']:.0%}" for figures in both)],
+    ]
+    for key, title, form in (
+        ("answer_tokens", "mean greedy answer in tokens", "{:.1f}"),
+        ("held_out_loss", "loss of whole references", "{:.2f}"),
+    ):
+        rows += [
+            [f"{title}: {domain}", *(form.format(figures[key][domain]) for figures in both)]
+            for domain in DOMAINS
+        ]
+    title = f"**`{result['name']}`: the target's answers without it and with it** (losses in nats per token)"
+    return f"{title}\n\n{_table(['', 'without', 'with'], rows)}"
 
 
 def replay_table(replay: dict[str, Any], names: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from zoo.registry import (
+    ADAPTER,
     DRAFTERS,
     EAGLE,
     HEADS,
@@ -188,6 +189,30 @@ def eagle(
     console.print(card.eagle_table(found), markup=False, highlight=False)
 
 
+@app.command()
+def adapter(
+    minutes: Annotated[float, typer.Option(min=LEAST_MINUTES, help="Minutes of training.")] = 12.0,
+    out: OutOption = BUILD,
+    weights: WeightsOption = None,
+    json_file: FiguresOption = EVALUATION,
+    shipped: Annotated[bool, typer.Option("--shipped", help="For the shipped target.")] = False,
+    evaluate_only: Annotated[bool, typer.Option("--evaluate-only", help="Measure the one there is.")] = False,
+) -> None:
+    """Train and measure the target's adapter (LoRA) that answers in one sentence. Processor time."""
+    from zoo import adapter as training
+    from zoo import adapter_evaluate, card
+    from zoo.progress import watching
+
+    weights = weights or out / "weights"
+    if not evaluate_only:
+        _find_target(out, shipped=shipped)
+        with watching(out, {ADAPTER: minutes}):
+            trained = training.run(out, out / TARGET / "model", out, minutes)
+        _publish_beside_target(trained, ADAPTER, out, weights)
+    found = _measured("adapter", adapter_evaluate.measure, weights, json_file)
+    console.print(card.adapter_table(found), markup=False, highlight=False)
+
+
 @app.command(name="prepare")
 def prepare_data(out: OutOption = BUILD) -> None:
     """Make the data of `pair`: the corpus in the shipped tokenizer, without what shipped prompts ask for."""
@@ -242,7 +267,7 @@ def evaluate(
     json_file: Annotated[Path, typer.Option("--json", help="Where the figures go.")] = EVALUATION,
 ) -> None:
     """Measure acceptance, goodput and best choices on the shipped held-out prompts."""
-    from zoo import card, eagle_evaluate, heads_evaluate
+    from zoo import adapter_evaluate, card, eagle_evaluate, heads_evaluate
     from zoo import evaluate as evaluation
 
     with console.status(f"evaluating {len(MODELS)} models"):
@@ -250,6 +275,7 @@ def evaluate(
         result = evaluation.evaluate(reading, weights)
         result["heads"] = heads_evaluate.measure(reading, weights)
         result["eagle"] = eagle_evaluate.measure(reading, weights)
+        result["adapter"] = adapter_evaluate.measure(reading, weights)
     evaluation.write(result, json_file)
     console.print(card.tables(result), markup=False, highlight=False)
 

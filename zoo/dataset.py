@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,9 @@ SHARES: dict[Domain, float] = {"code": 0.4, "chat": 0.4, "summary": 0.2}
 
 #: A domain that has too little is repeated at most this often.
 MAX_REPEAT = 2.0
+
+#: Examples of so many batches are sorted by length, so that those of a batch are about equally long.
+_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,25 @@ def order(
         chosen += [members] * int(whole)
         chosen.append(rng.permutation(members)[: round(rest * len(members))])
     return rng.permutation(np.concatenate(chosen))
+
+
+def like_length(
+    tokens: Tokens, shares: dict[Domain, float], rows: int, rng: np.random.Generator
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Endless batches of whole examples, pass after pass: indices [rows] of examples of about one length.
+
+    As many as there are where that is fewer than ``rows``. A domain that has little is repeated up to 20
+    times.
+    """
+    lengths = np.diff(tokens.starts)
+    rows = min(rows, len(tokens))
+    while True:
+        passed = order(tokens, shares, rng, most=20.0)
+        for first in range(0, len(passed) - rows + 1, rows * _BLOCK):
+            block = passed[first : first + rows * _BLOCK]
+            block = block[np.argsort(lengths[block], kind="stable")]
+            for at in rng.permutation(len(block) // rows) * rows:
+                yield block[at : at + rows]
 
 
 class Packer:

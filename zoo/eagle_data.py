@@ -10,14 +10,12 @@ import numpy.typing as npt
 import torch
 from transformers import LlamaForCausalLM
 
-from zoo.dataset import order
+from zoo.dataset import like_length
 from zoo.registry import Domain
 from zoo.scored import Scored
 
 #: What it is taught: shares of the response tokens, as of the drafter for everything.
 DIET: dict[Domain, float] = {"code": 0.4, "chat": 0.35, "summary": 0.25}
-#: Sequences of a block are sorted by length, so that those of a batch are about equally long.
-_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -34,18 +32,9 @@ class EagleBatch:
 
 def batches(scored: Scored, rows: int, seed: int) -> Iterator[EagleBatch]:
     """Endless batches of whole sequences, pass after pass."""
-    rng = np.random.default_rng(seed)
-    tokens = scored.tokens
-    lengths = np.diff(tokens.starts)
-    before = np.concatenate([[0], np.cumsum(tokens.answer, dtype=np.int64)])
-    rows = min(rows, len(tokens))
-    while True:
-        passed = order(tokens, DIET, rng, most=20.0)
-        for first in range(0, len(passed) - rows + 1, rows * _BLOCK):
-            block = passed[first : first + rows * _BLOCK]
-            block = block[np.argsort(lengths[block], kind="stable")]
-            for at in rng.permutation(len(block) // rows) * rows:
-                yield _batch(scored, block[at : at + rows], before)
+    before = np.concatenate([[0], np.cumsum(scored.tokens.answer, dtype=np.int64)])
+    for chosen in like_length(scored.tokens, DIET, rows, np.random.default_rng(seed)):
+        yield _batch(scored, chosen, before)
 
 
 def _batch(scored: Scored, chosen: npt.NDArray[np.int64], before: npt.NDArray[np.int64]) -> EagleBatch:

@@ -79,13 +79,13 @@ def _best(results: dict[str, list[Measured]], members: list[int]) -> dict[str, f
     return {name: round(count / len(members), 4) for name, count in wins.items()}
 
 
-def _losses(
+def reference_losses(
     target: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     prompts: list[Prompt],
     encoded: list[list[int]],
 ) -> dict[str, float]:
-    """Mean loss of the references under the target, nats per token, by domain."""
+    """Mean loss of the references under the target, nats per token, by domain that has prompts."""
     end = int(target.config.eos_token_id)
     totals: dict[str, list[float]] = {domain: [] for domain in DOMAINS}
     with torch.inference_mode():
@@ -94,7 +94,7 @@ def _losses(
             logits = target(torch.tensor([[*ids, *reference]])).logits[0, len(ids) - 1 : -1]
             each = torch.nn.functional.cross_entropy(logits, torch.tensor(reference), reduction="none")
             totals[prompt.domain] += each.tolist()
-    return {domain: round(float(np.mean(values)), 4) for domain, values in totals.items()}
+    return {domain: round(float(np.mean(values)), 4) for domain, values in totals.items() if values}
 
 
 def _samples(
@@ -146,7 +146,7 @@ def read(weights: Path = WEIGHTS, limit: int | None = None, samples: int = 6) ->
     encoded = [agreement.prompt_ids(tokenizer, prompt) for prompt in prompts]
     target = models.load(weights / TARGET)
     answers = agreement.greedy_continuations(target, encoded, [p.max_tokens for p in prompts])
-    losses = _losses(target, tokenizer, prompts, encoded)
+    losses = reference_losses(target, tokenizer, prompts, encoded)
     return Reading(
         prompts, encoded, answers, losses, _samples(target, tokenizer, prompts, encoded, answers, samples)
     )

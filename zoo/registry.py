@@ -25,6 +25,10 @@ OTHER_VOCABULARY: tuple[str, ...] = ("drafter-vocab1024-2x128",)
 HEADS = "heads-3x384"
 #: The target's EAGLE-3 draft layer (``engine.eagle``).
 EAGLE = "eagle-1x384"
+#: An adapter of the target (LoRA, in PEFT's file format): it answers questions in one sentence.
+ADAPTER = "lora-terse-8x384"
+#: All that ships.
+_FAMILY: tuple[str, ...] = (*MODELS, *OTHER_VOCABULARY, HEADS, EAGLE, ADAPTER)
 
 #: A larger pair of the same corpus and tokenizer, trained on a GPU (`flotilla zoo pair`); not shipped.
 LARGER_TARGET = "target-32x1024"
@@ -48,9 +52,8 @@ class Prompt:
 
 def weights_dir(name: str) -> Path:
     """The Hugging Face directory of a shipped model; ``KeyError`` for a name that is not in the family."""
-    if name not in (*MODELS, *OTHER_VOCABULARY, HEADS, EAGLE):
-        family = ", ".join((*MODELS, *OTHER_VOCABULARY, HEADS, EAGLE))
-        raise KeyError(f"unknown model {name!r}; the family is {family}")
+    if name not in _FAMILY:
+        raise KeyError(f"unknown model {name!r}; the family is {', '.join(_FAMILY)}")
     return WEIGHTS / name
 
 

@@ -11,8 +11,19 @@ from typer.testing import CliRunner
 
 from tests.zoo import written_answers
 from tests.zoo.test_pair import data_of
-from zoo import cli, distill, eagle, eagle_evaluate, evaluate, heads, heads_evaluate, tokenizer
-from zoo.registry import EAGLE, HEADS, TARGET, WEIGHTS, load_prompts
+from zoo import (
+    adapter,
+    adapter_evaluate,
+    cli,
+    distill,
+    eagle,
+    eagle_evaluate,
+    evaluate,
+    heads,
+    heads_evaluate,
+    tokenizer,
+)
+from zoo.registry import ADAPTER, EAGLE, HEADS, TARGET, WEIGHTS, load_prompts
 
 
 def ran(*arguments: object) -> tuple[int, str]:
@@ -55,7 +66,11 @@ def test_the_shipped_target_is_not_taken_for_one_trained_here(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("name", "model", "stages", "measuring"),
-    [("eagle", EAGLE, eagle, eagle_evaluate), ("heads", HEADS, heads, heads_evaluate)],
+    [
+        ("eagle", EAGLE, eagle, eagle_evaluate),
+        ("heads", HEADS, heads, heads_evaluate),
+        ("adapter", ADAPTER, adapter, adapter_evaluate),
+    ],
 )
 def test_what_is_trained_is_measured_on_its_target(
     name: str, model: str, stages: Any, measuring: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -75,6 +90,7 @@ def test_what_is_trained_is_measured_on_its_target(
     )
     monkeypatch.setattr("zoo.card.heads_tables", str)
     monkeypatch.setattr("zoo.card.eagle_table", str)
+    monkeypatch.setattr("zoo.card.adapter_table", str)
     assert ran(name, "--out", out, "--json", figures)[0] == 0
     found = json.loads(figures.read_text())[name]
     assert set(found) >= {path.name for path in (WEIGHTS / TARGET).iterdir()}
@@ -89,6 +105,7 @@ def test_what_is_trained_is_measured_on_its_target(
         ("distill", "--minutes", 0),
         ("pair", "--drafter-minutes", 0),
         ("heads", "--json", "nowhere.json"),
+        ("adapter", "--minutes", 0),
     ],
 )
 def test_what_could_only_fail_in_the_end_is_refused(arguments: tuple[object, ...]) -> None:
