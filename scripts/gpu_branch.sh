@@ -13,11 +13,12 @@ cd "$(dirname "$0")/.."
 weights=zoo/weights
 served="docs helm simulator image Dockerfile deployments/dashboards README.md CONTRIBUTING.md SECURITY.md zoo/README.md"
 served="$served $weights/drafter-chat-2x128 $weights/drafter-summary-1x128 $weights/drafter-vocab1024-2x128"
+served="$served $weights/lora-terse-8x384"
 case $call in
 check | measure) unneeded="docs/images docs/results docs/reproduction" carried=.gpu ;;
 serve) unneeded="$served $weights/eagle-1x384" carried=.gpu-ray ;;
 serve-8b) unneeded="$served $weights/drafter-code-2x128 $weights/heads-3x384" carried=.gpu-ray ;;
-pair) unneeded="docs helm simulator/reproduction $weights/drafter-* $weights/eagle-1x384 $weights/heads-3x384" carried=".gpu-ray .gpu-pair" ;;
+pair) unneeded="docs helm simulator/reproduction $weights/drafter-* $weights/eagle-1x384 $weights/heads-3x384 $weights/lora-terse-8x384" carried=".gpu-ray .gpu-pair" ;;
 *) echo "scripts/gpu_branch.sh: no call named '$call'" >&2 && exit 2 ;;
 esac
 git switch -q -C "gpu-$call-call"
@@ -28,7 +29,7 @@ serve | serve-8b)
     kept='^tests/(conftest|examples|__init__|(emulated|quick|eagle|own|plain|random|masked)_[a-z_]*|gpu/(conftest|waiting|eagle_on_device|__init__)'
     for test in "$@"; do kept="$kept|gpu/test_${test}_on_gpu"; done
     # What tests of GPUs share with others.
-    kept="$kept|(drafters|engine|verifier)/((__init__|[a-su-z][a-z0-9_]*|t[a-df-z][a-z0-9_]*)|test_(runners|attention|static_forwards)))\\.py\$"
+    kept="$kept|(drafters|engine|verifier)/((__init__|[a-su-z][a-z0-9_]*|t[a-df-z][a-z0-9_]*)|test_(adapters|runners|attention|static_forwards)))\\.py\$"
     [ $# -gt 0 ] || kept='^$'
     git ls-files tests | grep -vE "$kept" | xargs git rm -q
     ;;
