@@ -119,7 +119,7 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "no model": {"model": None},
     "a LoRA adapter": {"model": ADAPTER_NAME},
     "a LoRA adapter with logprobs": {"model": ADAPTER_NAME, "logprobs": 2, "max_tokens": 16},
-    "a LoRA adapter with the prompt's": {"model": ADAPTER_NAME, "echo": True, "logprobs": 1},
+    "echo with logprobs and a LoRA adapter": {"model": ADAPTER_NAME, "echo": True, "logprobs": 1},
     "a LoRA adapter in a stream": {"model": ADAPTER_NAME, "stream": True},
     "cache_salt": {"cache_salt": "one client's"},
     "cache_salt of nothing": {"cache_salt": ""},
