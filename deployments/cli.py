@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +38,10 @@ DraftersOption = Annotated[
 ]
 TensorParallelOption = Annotated[int | None, typer.Option(min=1, help="Ranks of the target model.")]
 DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16, of all models.")]
+AdapterOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A LoRA adapter to serve besides, as NAME=DIRECTORY; may repeat.", metavar="NAME=PATH"),
+]
 
 
 @app.command(cls=ServeCommand)
@@ -48,9 +53,10 @@ def serve(
     drafters: DraftersOption = None,
     tensor_parallel: TensorParallelOption = None,
     dtype: DtypeOption = None,
+    adapter: AdapterOption = None,
 ) -> None:
     """Serve models over an OpenAI-compatible HTTP API."""
-    settings = load_config(config, host, port, policy, drafters, tensor_parallel, dtype)
+    settings = load_config(config, host, port, policy, drafters, tensor_parallel, dtype, adapter or ())
     from deployments import preflight
 
     try:
@@ -62,7 +68,9 @@ def serve(
 
         def reload() -> FlotillaConfig:
             try:
-                wanted = load_config(config, host, port, policy, drafters, tensor_parallel, dtype)
+                wanted = load_config(
+                    config, host, port, policy, drafters, tensor_parallel, dtype, adapter or ()
+                )
             except typer.Exit:  # what is wrong has been said
                 raise preflight.StartError("nothing is changed") from None
             preflight.check(wanted, listens=False)
@@ -241,6 +249,7 @@ def load_config(
     drafters: str | None = None,
     tensor_parallel: int | None = None,
     dtype: str | None = None,
+    adapters: Sequence[str] = (),
 ) -> FlotillaConfig:
     """The configuration of a file, or the demo's, with the command line's changes; exits 2 if it is wrong."""
     import yaml
@@ -256,6 +265,7 @@ def load_config(
         _override(tree["http"], host=host, port=port)
         _override(tree["policy"], name=policy)
         _override(tree["target"], tensor_parallel=tensor_parallel, dtype=dtype)
+        tree["target"]["adapters"] += map(_adapter, adapters)
         if drafters is not None:
             tree["drafters"] = _chosen(tree["drafters"], drafters)
         for drafter in tree["drafters"]:
@@ -271,6 +281,13 @@ def load_config(
 
 def _override(section: dict[str, Any], **values: Any) -> None:
     section.update({name: value for name, value in values.items() if value is not None})
+
+
+def _adapter(text: str) -> dict[str, str]:
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        fail(f"--adapter {text}: say NAME=DIRECTORY, such as terse=zoo:lora-terse-8x384")
+    return {"name": name, "path": path}
 
 
 def _chosen(drafters: list[dict[str, Any]], names: str) -> list[dict[str, Any]]:

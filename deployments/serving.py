@@ -371,8 +371,10 @@ def _stop_on_signal() -> None:
 def _print_welcome(console: Console, config: FlotillaConfig, url: str) -> None:
     description = _describe()
     model = description["model"]
+    adapters = [adapter.name for adapter in config.target.adapters]
+    served = f", adapters {', '.join(adapters)}" if adapters else ""
     console.print(
-        f"\n[bold]{model}[/] with {', '.join(description['drafters']) or 'no drafters'}, "
+        f"\n[bold]{model}[/] with {', '.join(description['drafters']) or 'no drafters'}{served}, "
         f"policy {config.policy.name}, on [bold]{url}[/]\nTry:\n",
         soft_wrap=True,
     )

@@ -55,9 +55,7 @@ def test_an_adapter_that_is_not_there_is_refused(tmp_path: Path) -> None:
             check(configured({"name": "terse", "path": path}), listens=False)
 
 
-@pytest.mark.parametrize(
-    "names", [("terse", "terse"), (TARGET,), ("served",), ("",), ("a b",), ("x" * 129,)]
-)
+@pytest.mark.parametrize("names", [("terse", "terse"), (TARGET,), ("served",), ("",), ("a b",), ("x" * 129,)])
 def test_names_tell_models_apart(names: tuple[str, ...]) -> None:
     served = {"served_name": "served"} if "served" in names else {}
     with pytest.raises(ValidationError, match=r"a name of its own|target\.adapters"):

@@ -70,6 +70,11 @@ def test_options_change_the_configuration(tmp_path: Path) -> None:
     assert [drafter.name for drafter in config.drafters] == ["prompt-lookup"]
     assert (config.target.tensor_parallel, config.target.dtype) == (2, "bfloat16")
     assert cli.load_config(None, drafters="none").drafters == ()
+    target = cli.load_config(None, adapters=["terse=zoo:lora", "a/b=/models/a=b"]).target
+    assert [(one.name, one.path) for one in target.adapters] == [
+        ("terse", "zoo:lora"),
+        ("a/b", "/models/a=b"),
+    ]
     file = tmp_path / "config.yaml"
     file.write_text("target: {path: /models/big}\nhttp: {port: 9000}\n")
     assert cli.load_config(file, host="::1") == FlotillaConfig.model_validate(
@@ -83,6 +88,9 @@ def test_options_change_the_configuration(tmp_path: Path) -> None:
         (["--drafters", "nobody"], "no drafter called nobody"),
         (["--drafters", " , "], "say `none`"),
         (["--policy", "luck"], "unknown policy"),
+        (["--adapter", "terse"], "say NAME=DIRECTORY"),
+        (["--adapter", "a=/x", "--adapter", "a=/y"], "two models would be called `a`"),
+        (["--adapter", "a=/nowhere"], "no adapter at /nowhere"),
         (["--dtype", "int4"], "target.dtype"),
         (["--config", "/nowhere.yaml"], "cannot read"),
         (["--config", "BAD"], "target.size"),
