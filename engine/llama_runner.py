@@ -148,7 +148,7 @@ class LlamaRunner:
         positions = np.concatenate([segment.positions for segment in segments])
         plan = self._attention.plan(segments)
         selected = self._selected(keep, len(tokens))
-        adapters = adapters_on(segments, self.device)
+        adapters = self._adapters_of(segments)
         computed = self.compute(self._to_device(tokens), self._to_device(positions), plan, selected, adapters)
         return self._taken(computed, plan)
 
@@ -166,9 +166,12 @@ class LlamaRunner:
         plan = self._attention.plan_rows(segments, rows)
         selected = None if keep is None else self._selected(keep, len(positions))
         tokens = tokens_of(segments, rows)
-        adapters = adapters_on(segments, self.device)
+        adapters = self._adapters_of(segments)
         computed = self.compute(tokens, self._to_device(positions), plan, selected, adapters)
         return self._taken(computed, plan)
+
+    def _adapters_of(self, segments: Sequence[Segment]) -> torch.Tensor | None:
+        return None if self._weights.adapters is None else adapters_on(segments, self.device)
 
     def _selected(self, keep: Int32, num_rows: int) -> torch.Tensor | None:
         return None if len(keep) == num_rows and _is_range(keep) else self._to_device(keep)
