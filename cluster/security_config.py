@@ -47,6 +47,9 @@ class KeyConfig(StrictModel):
     tiers: tuple[str, ...] | None = Field(
         default=None, description="Service tiers its requests may ask for; all if unset."
     )
+    models: tuple[str, ...] | None = Field(
+        default=None, description="Ids of the target and of adapters that it sees and may ask; all if unset."
+    )
     limits: KeyLimits = Field(default=KeyLimits(), description="How much it may ask for.")
     weight: float = Field(
         default=1.0,

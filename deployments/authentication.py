@@ -72,6 +72,10 @@ class Grant:
         if self.refusal is not None:
             raise self.refusal
 
+    def seen(self, info: CellInfo) -> CellInfo:
+        """The cell with those of its models that the key may ask: it is not told that there are others."""
+        return info if self.key is None or self.key.models is None else info.with_models(self.key.models)
+
     def take(self, call: Call, request: GenerationRequest, info: CellInfo) -> None:
         """Check the tier, and reserve the tokens the call may come to; what it uses is counted from here on.
 

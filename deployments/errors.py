@@ -141,13 +141,15 @@ def bad_request(message: str, param: str | None = None, code: str | None = "inva
     return ApiError(400, message, param=param, code=code)
 
 
-def model_not_found(asked: str, served: Sequence[str]) -> ApiError:
-    """A 404 that says which models there are, of which the first answers who names none."""
-    names = ", ".join(f"'{name}'" for name in served[:_MOST_NAMED])
+def model_not_found(asked: str | None, served: Sequence[str], *, needs_one: bool = False) -> ApiError:
+    """A 404 that says which models there are; the first answers who names none, unless that `needs_one`."""
+    names = ", ".join(f"'{name}'" for name in served[:_MOST_NAMED]) or "none that this API key knows"
     more = f" or one of {len(served) - _MOST_NAMED} more (/v1/models)" if len(served) > _MOST_NAMED else ""
+    what = "No `model` is named." if asked is None else f"The model {_shorten(asked)} does not exist here."
+    left_out = "" if needs_one else ", or be left out"
     return ApiError(
         404,
-        f"The model {_shorten(asked)} does not exist here. `model` may be {names}{more}, or be left out.",
+        f"{what} `model` may be {names}{more}{left_out}.",
         param="model",
         code="model_not_found",
     )

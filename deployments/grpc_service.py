@@ -187,8 +187,8 @@ class GenerationService:
 
     async def list_models(self, metadata: Mapping[str, str] = MappingProxyType({})) -> pb.ListModelsResponse:
         """The served model, and its adapters."""
-        with self._admitted(metadata):
-            info = await self._service.info()
+        with self._admitted(metadata) as grant:
+            info = grant.seen(await self._service.info())
             return pb.ListModelsResponse(models=[mapping.model(info, name) for name in info.models])
 
     async def describe(self, metadata: Mapping[str, str] = MappingProxyType({})) -> pb.DescribeResponse:
@@ -296,6 +296,7 @@ class GenerationService:
             read = partial(mapping.generation_request, message, stream=stream)
             request = seeded(await in_thread_if(message.ByteSize() > INLINE_BYTES, read), key)
             headers = asked_by_headers(metadata)
+            grant.seen(await self._service.info()).adapter_of(request.model)
             call = await self._service.begin(
                 request,
                 request_id,

@@ -11,6 +11,7 @@ from deployments.authentication import Authenticator, Grant, unauthenticated
 from deployments.errors import ApiError
 from deployments.idempotency import HEADER
 from deployments.refusals import error_response
+from deployments.sampling_mapping import CellInfo
 
 #: Open to everybody who can connect: they tell nothing but whether the server works, or are but a page.
 OPEN_PATHS = frozenset(("/health", "/ready", "/console", "/console/"))
@@ -41,6 +42,12 @@ def grant_of(scope: Scope) -> Grant | None:
     """What the request was let in by; None where nobody asked."""
     grant: Grant | None = scope.get("state", {}).get("grant")
     return grant
+
+
+def seen_by(scope: Scope, info: CellInfo) -> CellInfo:
+    """The cell with those of its models that the request's key may ask."""
+    grant = grant_of(scope)
+    return info if grant is None else grant.seen(info)
 
 
 class KeyGate:

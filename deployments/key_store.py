@@ -76,6 +76,7 @@ def _unlimited(name: str, key_hash: str) -> KeyConfig:
         hash=key_hash,
         permissions=ALL_PERMISSIONS,
         tiers=None,
+        models=None,
         limits=KeyConfig.model_fields["limits"].default,
         weight=1.0,
     )

@@ -26,6 +26,9 @@ def create(
     tier: Annotated[
         list[str] | None, typer.Option(help="Service tier it may ask for; all if unset. May be repeated.")
     ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Model it sees and may ask; all if unset. May be repeated.")
+    ] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Requests per minute.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Tokens per minute.")] = None,
     max_concurrent: Annotated[int | None, typer.Option(min=1, help="Requests open at once.")] = None,
@@ -42,6 +45,7 @@ def create(
     entry: dict[str, Any] = {"name": name, "hash": hash_key(key)}
     entry |= {"permissions": permission} if permission else {}
     entry |= {"tiers": tier} if tier else {}
+    entry |= {"models": model} if model else {}
     entry |= {"limits": {k: v for k, v in limits.items() if v is not None}} if any(limits.values()) else {}
     text = _added(file, entry)
     if file is None:
@@ -72,7 +76,7 @@ def list_keys(
     file: Annotated[Path, typer.Argument(help="A keys file.")],
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """The keys of a file: names, permissions, tiers and limits."""
+    """The keys of a file: names, permissions, tiers, models and limits."""
     import json
 
     from rich.box import SIMPLE_HEAD
@@ -89,14 +93,14 @@ def list_keys(
         typer.echo(json.dumps([key.model_dump(exclude={"hash"}) for key in keys], indent=1))
         return
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("key", "permissions", "tiers", "requests/min", "tokens/min", "at once"):
+    for heading in ("key", "permissions", "tiers", "models", "requests/min", "tokens/min", "at once"):
         table.add_column(heading)
     for key in keys:
         limits = key.limits
         numbers = (limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrent)
-        tiers = "all" if key.tiers is None else ", ".join(key.tiers)
+        tiers, models = ("all" if some is None else ", ".join(some) for some in (key.tiers, key.models))
         shown = ("-" if number is None else str(number) for number in numbers)
-        table.add_row(key.name, ", ".join(key.permissions), tiers, *shown)
+        table.add_row(key.name, ", ".join(key.permissions), tiers, models, *shown)
     Console(highlight=False).print(table)
 
 

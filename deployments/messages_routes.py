@@ -14,6 +14,7 @@ from starlette.responses import Response
 from deployments.answering import Call
 from deployments.api_service import ApiService
 from deployments.errors import ApiError
+from deployments.key_gate import seen_by
 from deployments.messages_api import MessagesView
 from deployments.messages_errors import MESSAGES
 from deployments.messages_schema import (
@@ -71,7 +72,7 @@ def add_messages_routes(app: FastAPI, service: ApiService, read: ReadBody, respo
         chat = await in_thread_if(len(body) > INLINE_BYTES, partial(parse_messages, data))
         try:
             info = await service.info()
-            info.adapter_of(chat.model)
+            seen_by(request.scope, info).adapter_of(chat.model)
             use = service.tool_use(chat)
             (prompt,), _ = await prompts_of(chat, service.codec, info, use, service.tool_parser)
         except ApiError as error:

@@ -44,7 +44,7 @@ from deployments.head_requests import HeadAsGet
 from deployments.http_limits import RequestTimeout
 from deployments.idempotency import Answers, seeded
 from deployments.idempotent_routes import answer_once, key_of
-from deployments.key_gate import KeyGate, grant_of
+from deployments.key_gate import KeyGate, grant_of, seen_by
 from deployments.messages_errors import speaks_messages
 from deployments.messages_routes import add_messages_routes
 from deployments.metric_gathering import Gatherer, add_metric_routes
@@ -159,6 +159,7 @@ def create_app(
         async def begin() -> Call:
             if grant is not None:
                 grant.check_place()
+                grant.seen(await service.info()).adapter_of(parsed.model)
             request_id = request.state.request_id
             call_id = new_call_id(request_id if grant is None else grant.named(request_id))
             asked = named_in(request.headers)
@@ -228,16 +229,17 @@ def create_app(
         }
 
     @app.get("/v1/models")
-    async def models() -> Response:
+    async def models(request: Request) -> Response:
         """The served model, and its adapters."""
-        info = await service.info()
-        pages = {"has_more": False, "first_id": info.models[0], "last_id": info.models[-1]}
+        info = seen_by(request.scope, await service.info())
+        ends = info.models or (None,)
+        pages = {"has_more": False, "first_id": ends[0], "last_id": ends[-1]}
         return _json({"object": "list", "data": [card(info, one) for one in info.models], **pages})
 
     @app.get("/v1/models/{model_id:path}")
-    async def model(model_id: str) -> Response:
+    async def model(request: Request, model_id: str) -> Response:
         """A served model, by its id."""
-        info = await service.info()
+        info = seen_by(request.scope, await service.info())
         info.adapter_of(model_id)
         return _json(card(info, model_id))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -42,6 +42,7 @@ class CellInfo:
         path: where the model lies; empty where it does not say.
         fingerprint: what its texts depend on (`cluster.served_target.system_fingerprint`).
         adapters: where LoRA adapters lie, by the ids under which they are served besides `model`.
+        serves_target: whether requests may ask the target itself, without an adapter.
     """
 
     model: str
@@ -55,18 +56,24 @@ class CellInfo:
     path: str = ""
     fingerprint: str | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
+    serves_target: bool = True
 
     @property
     def models(self) -> tuple[str, ...]:
         """All ids that a request may name, that of the target first."""
-        return (self.model, *self.adapters)
+        return (self.model, *self.adapters) if self.serves_target else tuple(self.adapters)
+
+    def with_models(self, names: Collection[str]) -> CellInfo:
+        """The same for who may ask these only."""
+        adapters = {name: path for name, path in self.adapters.items() if name in names}
+        return replace(self, adapters=adapters, serves_target=self.model in names)
 
     def adapter_of(self, model: str | None) -> str:
         """The adapter that a request for a model is answered with, empty for none; raises 404 without one."""
-        if model is None or model == self.model:
+        if self.serves_target and (model is None or model == self.model):
             return ""
-        if model not in self.adapters:
-            raise model_not_found(model, self.models)
+        if model is None or model not in self.adapters:
+            raise model_not_found(model, self.models, needs_one=not self.serves_target)
         return model
 
     @classmethod

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from deployments.api_service import ApiService
 from deployments.chat_messages import ChatMessage, check_messages
 from deployments.errors import bad_request
+from deployments.key_gate import seen_by
 from deployments.messages_routes import ReadBody
 from deployments.openai_schema import NEUTRAL_VALUES, validated
 from deployments.openapi import body_schema
@@ -67,7 +68,7 @@ def add_tokenize_routes(app: FastAPI, service: ApiService, read: ReadBody) -> No
         """The tokens of a prompt or conversation."""
         body, data = await read(request, _known(TokenizeRequest))
         asked = await in_thread_if(len(body) > INLINE_BYTES, partial(validated, data, TokenizeRequest))
-        info = await _info(service, asked.model)
+        info = await _info(service, request, asked.model)
         tokens = await _tokens(service, asked)
         strings = None
         if asked.return_token_strs:
@@ -86,7 +87,7 @@ def add_tokenize_routes(app: FastAPI, service: ApiService, read: ReadBody) -> No
         """The text of tokens."""
         body, data = await read(request, _known(DetokenizeRequest))
         asked = await in_thread_if(len(body) > INLINE_BYTES, partial(validated, data, DetokenizeRequest))
-        check_token_ids("tokens", asked.tokens, await _info(service, asked.model))
+        check_token_ids("tokens", asked.tokens, await _info(service, request, asked.model))
         decode = partial(service.codec.decode, asked.tokens, skip_special_tokens=False)
         return _json({"prompt": await in_thread_if(len(asked.tokens) > INLINE_CHARS, decode)})
 
@@ -95,9 +96,9 @@ def _known(kind: type[RequestModel]) -> Container[str]:
     return kind.model_fields.keys() | NEUTRAL_VALUES.keys()
 
 
-async def _info(service: ApiService, model: str | None) -> CellInfo:
+async def _info(service: ApiService, request: Request, model: str | None) -> CellInfo:
     info = await service.info()
-    info.adapter_of(model)  # all have the target's tokenizer
+    seen_by(request.scope, info).adapter_of(model)  # all have the target's tokenizer
     return info
 
 

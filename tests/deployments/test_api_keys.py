@@ -170,6 +170,8 @@ def test_the_command_makes_keys_and_keeps_only_their_hashes(tmp_path: Path) -> N
     options = [
         "--tier",
         "fast",
+        "--model",
+        "terse",
         "--requests-per-minute",
         "60",
         "--permission",
@@ -186,6 +188,7 @@ def test_the_command_makes_keys_and_keeps_only_their_hashes(tmp_path: Path) -> N
     loaded = KeysFile.load(path).keys
     assert [find_key(key, loaded).name for key in keys.values()] == list(keys)  # type: ignore[union-attr]
     assert loaded[0].tiers == ("fast",)
+    assert [key.models for key in loaded] == [("terse",), None]
     assert loaded[0].limits.requests_per_minute == 60
     assert set(loaded[0].permissions) == {"api", "debug"}
     listed = runner.invoke(app, ["keys", "list", str(path), "--json"])

@@ -32,7 +32,13 @@ from tests.fakes.cell_stand_in import CellStandIn, eventually
 from tests.fakes.tiny_tokenizer import ANSWER, ids
 
 BODY = {"prompt": "hi", "max_tokens": 30}
-KEYS = {name: new_key() for name in ("plain", "fast", "all", "metrics", "requests", "tokens", "one", "other")}
+KEYS = {
+    name: new_key()
+    for name in (
+        *("plain", "fast", "all", "metrics", "requests", "tokens", "one", "other"),
+        *("terse", "target", "nothing"),
+    )
+}
 NUM_PROMPT = len(ids("hi")) + 1  # the tokenizer adds its own
 
 
@@ -44,6 +50,9 @@ def key_file(path: Any) -> SecurityConfig:
         "requests": {"limits": {"requests_per_minute": 2}},
         "tokens": {"limits": {"tokens_per_minute": 200}},
         "one": {"limits": {"max_concurrent": 1}},
+        "terse": {"models": ["terse", "unserved"]},
+        "target": {"models": ["demo"]},
+        "nothing": {"models": []},
     }
     keys = [{"name": name, "hash": hash_key(key), **kinds.get(name, {})} for name, key in KEYS.items()]
     path.write_text(yaml.safe_dump({"keys": keys}))
