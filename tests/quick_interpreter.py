@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.quick_functions import quick_functions, quick_reductions
 from tests.quick_operators import quick_methods
 
 
@@ -173,6 +174,7 @@ def _call_directly(interpreter: Any) -> None:
     def builtins_of(owner: Any) -> list[tuple[str, Any, Any]]:
         found = [pair for pair in inspect.getmembers(owner) if core.is_builtin(pair[1])]
         direct = {name: called_directly(member) for name, member in found}
+        direct = quick_functions(interpreter, direct)
         if owner is core.tensor:
             direct = quick_methods(interpreter, direct)
         return [(name, member, direct[name]) for name, member in found]
@@ -181,5 +183,9 @@ def _call_directly(interpreter: Any) -> None:
         for name, member, direct in builtins_of(owner):
             if getattr(owner, name) is member:  # else it is patched already
                 scope.set_attr(owner, name, direct)
+        if owner is interpreter.tl:
+            for name, quick in reductions.items():
+                scope.set_attr(owner, name, quick)
 
+    reductions = quick_reductions(interpreter)
     interpreter._patch_builtin = patch_builtin
