@@ -33,24 +33,43 @@ def make_quick() -> None:
 
 
 def _patch_language_once(interpreter: Any) -> None:
-    """Patch Triton's language once a launch.
+    """Patch Triton's language once a launch, and find out once what of it is to be patched.
 
     Triton 3.9 does so again in every call of a device function, `tl.sum` and the like, and goes through all
     of its modules for it: nothing in them is as it was before the launch until that has ended.
     """
     language, patch, scope_of_none = interpreter.tl, interpreter._patch_lang, interpreter._LangPatchScope
     patched: set[int] = set()
+    known: dict[frozenset[int], list[tuple[Any, str, Any, Any]]] = {}
+    absent = object()
 
     @functools.cache
     def modules_of(function: Any) -> frozenset[int]:
         seen = map(id, function.__globals__.values())
         return frozenset(seen) & {id(language), id(language.core)}
 
+    def patched_for(function: Any, modules: frozenset[int]) -> Any:
+        if patched:
+            return patch(function)
+        scope = scope_of_none()
+        if modules not in known:
+            scope = patch(function)
+            # Of what was changed twice only the first is as it was before.
+            before = {(id(owner), name): (owner, name, was) for owner, name, was in reversed(scope._changes)}
+            known[modules] = [
+                (owner, name, was, getattr(owner, name, absent)) for owner, name, was in before.values()
+            ]
+            return scope
+        for owner, name, was, made in known[modules]:
+            scope._changes.append((owner, name, was))
+            setattr(owner, name, made)
+        return scope
+
     def patch_once(function: Any) -> Any:
         modules = modules_of(function)
         if modules and modules <= patched:
             return scope_of_none()  # of a device function: nothing to restore
-        scope = patch(function)
+        scope = patched_for(function, modules)
         restore = scope.restore
 
         def restore_all() -> None:
