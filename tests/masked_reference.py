@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import apply_token_bitmask_inplace, fill_next_token_bitmask
+from transformers import DynamicCache
 
 from engine.constraint import Constraint
 
@@ -52,12 +53,25 @@ class MaskedReference:
 
     def __init__(self, model: Any, tokenizer: Path, eos: int = 2) -> None:
         self._model, self._eos = model, eos
+        self._tokens: list[int] = []
+        self._keys: Any = None
         self._tokenizer = LLTokenizer(tokenizer.read_text(), eos_token=eos)
+
+    def _forward(self, tokens: list[int]) -> torch.Tensor:
+        """[1, vocab] after `tokens`; where they go on from those before, Transformers keeps their keys."""
+        known = len(self._tokens)
+        if self._keys is None or tokens[:known] != self._tokens or known == len(tokens):
+            self._keys, known = DynamicCache(), 0
+        found: torch.Tensor = self._model(
+            torch.tensor([tokens[known:]]), past_key_values=self._keys, use_cache=True
+        ).logits[0, -1:]
+        self._tokens = tokens
+        return found
 
     @torch.inference_mode()
     def logits(self, constraint: Constraint, prompt: list[int], output: list[int]) -> torch.Tensor:
         """float32 [1, vocab] after prompt and output, by a new matcher."""
-        logits = self._model(torch.tensor([[*prompt, *output]])).logits[0, -1:].float().clone()
+        logits = self._forward([*prompt, *output]).float().clone()
         answer = answer_in(constraint, output)
         if answer is None:
             logits[0, self._eos] = -torch.inf

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.quick_functions import quick_functions, quick_reductions
 from tests.quick_operators import quick_methods
 
 
@@ -32,24 +33,43 @@ def make_quick() -> None:
 
 
 def _patch_language_once(interpreter: Any) -> None:
-    """Patch Triton's language once a launch.
+    """Patch Triton's language once a launch, and find out once what of it is to be patched.
 
     Triton 3.9 does so again in every call of a device function, `tl.sum` and the like, and goes through all
     of its modules for it: nothing in them is as it was before the launch until that has ended.
     """
     language, patch, scope_of_none = interpreter.tl, interpreter._patch_lang, interpreter._LangPatchScope
     patched: set[int] = set()
+    known: dict[frozenset[int], list[tuple[Any, str, Any, Any]]] = {}
+    absent = object()
 
     @functools.cache
     def modules_of(function: Any) -> frozenset[int]:
         seen = map(id, function.__globals__.values())
         return frozenset(seen) & {id(language), id(language.core)}
 
+    def patched_for(function: Any, modules: frozenset[int]) -> Any:
+        if patched:
+            return patch(function)
+        scope = scope_of_none()
+        if modules not in known:
+            scope = patch(function)
+            # Of what was changed twice only the first is as it was before.
+            before = {(id(owner), name): (owner, name, was) for owner, name, was in reversed(scope._changes)}
+            known[modules] = [
+                (owner, name, was, getattr(owner, name, absent)) for owner, name, was in before.values()
+            ]
+            return scope
+        for owner, name, was, made in known[modules]:
+            scope._changes.append((owner, name, was))
+            setattr(owner, name, made)
+        return scope
+
     def patch_once(function: Any) -> Any:
         modules = modules_of(function)
         if modules and modules <= patched:
             return scope_of_none()  # of a device function: nothing to restore
-        scope = patch(function)
+        scope = patched_for(function, modules)
         restore = scope.restore
 
         def restore_all() -> None:
@@ -173,6 +193,7 @@ def _call_directly(interpreter: Any) -> None:
     def builtins_of(owner: Any) -> list[tuple[str, Any, Any]]:
         found = [pair for pair in inspect.getmembers(owner) if core.is_builtin(pair[1])]
         direct = {name: called_directly(member) for name, member in found}
+        direct = quick_functions(interpreter, direct)
         if owner is core.tensor:
             direct = quick_methods(interpreter, direct)
         return [(name, member, direct[name]) for name, member in found]
@@ -181,5 +202,9 @@ def _call_directly(interpreter: Any) -> None:
         for name, member, direct in builtins_of(owner):
             if getattr(owner, name) is member:  # else it is patched already
                 scope.set_attr(owner, name, direct)
+        if owner is interpreter.tl:
+            for name, quick in reductions.items():
+                scope.set_attr(owner, name, quick)
 
+    reductions = quick_reductions(interpreter)
     interpreter._patch_builtin = patch_builtin

@@ -32,6 +32,12 @@ _DIVISIONS: dict[str, _Computes] = {
     "__floordiv__": lambda a, b: (a - np.fmod(a, b)) // b,
     "__mod__": np.fmod,
 }
+_EXTREMA: dict[
+    str, tuple[_Computes, _Computes]
+] = {  # of integers, and of floats, where numbers win over NaNs
+    "minimum": (np.minimum, np.fmin),
+    "maximum": (np.maximum, np.fmax),
+}
 _TURNED = {name.replace("__", "__r", 1): name for name in (*_ARITHMETIC, *_DIVISIONS)}
 _OPERATORS = {**_COMPARISONS, **_ARITHMETIC, **_BITWISE, **_DIVISIONS}
 
@@ -52,7 +58,7 @@ def quick_operator(interpreter: Any, name: str, plain: Callable[[Any, Any], Any]
     Operands whose like was not met before are given to `plain`, and what numpy makes of them is compared with
     what comes of it: only if that is the same, the next of their kind go to numpy.
     """
-    tensor, constant, like = interpreter.tl.tensor, interpreter.tl.constexpr, _maker(interpreter)
+    tensor, constant, like = interpreter.tl.tensor, interpreter.tl.constexpr, maker(interpreter)
     ways: dict[Any, Any] = {}
 
     def operate(self: Any, other: Any, **_: Any) -> Any:
@@ -78,7 +84,7 @@ def quick_operator(interpreter: Any, name: str, plain: Callable[[Any, Any], Any]
 
 def quick_index(interpreter: Any, plain: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     """Does what `plain`, indexing of tensors, does: it adds axes of size one and nothing else."""
-    like, whole = _maker(interpreter), slice(None)
+    like, whole = maker(interpreter), slice(None)
     ways: dict[Any, Any] = {}
 
     def index(self: Any, slices: Any, **_: Any) -> Any:
@@ -96,7 +102,7 @@ def quick_index(interpreter: Any, plain: Callable[[Any, Any], Any]) -> Callable[
     return index
 
 
-def _maker(interpreter: Any) -> Callable[[Any, Any], Any]:
+def maker(interpreter: Any) -> Callable[[Any, Any], Any]:
     """Makes tensors like one there is, of other data, without what their initialisation checks."""
     tensor, handle_of, new = interpreter.tl.tensor, interpreter.TensorHandle, object.__new__
 
@@ -135,9 +141,12 @@ def _way(interpreter: Any, name: str, left: Any, right: Any) -> _Computes | None
     types = left.dtype, right.dtype if is_tensor else semantic.to_tensor_type(right)
     if types[0].is_ptr():
         width = max(1, types[0].element_ty.primitive_bitwidth // 8)
-        if name == "__add__" and is_tensor and types[1].is_int_signed():
+        if name != "__add__" or not types[1].is_int_signed():
+            return None
+        if is_tensor:
             return lambda a, b: a + width * b.astype(np.uint64)
-        return None
+        bytes_on = np.array([width * right], dtype=np.int64).astype(np.uint64)
+        return lambda a, _: a + bytes_on
     plain_name = _TURNED.get(name, name)
     divides = plain_name in _DIVISIONS
     common = semantic.computation_type_impl(types[0], False, types[1], not is_tensor, divides)
@@ -147,7 +156,8 @@ def _way(interpreter: Any, name: str, left: Any, right: Any) -> _Computes | None
         return None
     if common.is_int() and plain_name == "__truediv__":
         return None
-    dtype, operate = interpreter._get_np_dtype(common), _OPERATORS[plain_name]
+    dtype = interpreter._get_np_dtype(common)
+    operate = _EXTREMA[name][common.is_floating()] if name in _EXTREMA else _OPERATORS[plain_name]
 
     def turned(a: Any, b: Any) -> Any:
         return operate(b, a)

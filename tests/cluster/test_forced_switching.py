@@ -10,7 +10,9 @@ from cluster.stream_messages import Submit
 from deployments.demo import demo_config
 from engine.sampling_params import SamplingParams
 from tests.cluster.rotating import Rotate
-from tests.cluster.test_local_engine import NUM_REQUESTS, requests
+from tests.cluster.test_local_engine import requests
+
+NUM_REQUESTS = 6  # two greedy, two sampled and two penalised ones
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def use(engine: LocalEngine, policy: str, selector: dict[str, object]) -> None:
 def longer() -> list[Submit]:
     """Greedy, sampled and penalised requests, long enough to visit all drafters."""
     made = []
-    for submit in requests():
+    for submit in requests()[:NUM_REQUESTS]:
         fields = {name: getattr(submit.sampling, name) for name in submit.sampling.__struct_fields__}
         fields["max_tokens"] = 40
         made.append(

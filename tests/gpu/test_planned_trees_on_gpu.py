@@ -20,7 +20,15 @@ from verifier.verifier import Verifier
 STEPS = 4
 
 
-@pytest.mark.parametrize(("width", "samplings"), [(1, SAMPLINGS[:1]), (2, SAMPLINGS[:1]), (1, SAMPLINGS)])
+@pytest.mark.parametrize(
+    ("width", "samplings"),
+    [
+        # Chains of greedy requests are among those of all samplings, and greedy layers those of the trees.
+        pytest.param(1, SAMPLINGS[:1], marks=pytest.mark.thorough),
+        (2, SAMPLINGS[:1]),
+        (1, SAMPLINGS),
+    ],
+)
 def test_planned_trees_are_those_that_would_have_been_sent(
     target: Path, tmp_path: Path, cuda: torch.device, width: int, samplings: list[SamplingParams]
 ) -> None:

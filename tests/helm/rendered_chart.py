@@ -36,7 +36,15 @@ def files(
     loaded: Any = None,
 ) -> dict[str, str]:
     """Rendered text by template."""
-    return dict((loaded or chart()).render(dict(values or {}), name=name, namespace=namespace))
+    if loaded is not None:
+        return dict(loaded.render(dict(values or {}), name=name, namespace=namespace))
+    return dict(_rendered(json.dumps(values or {}), name, namespace))
+
+
+@cache
+def _rendered(values: str, name: str, namespace: str) -> dict[str, str]:
+    """By the chart as it stands, which is asked for the same several times, and takes long."""
+    return dict(chart().render(json.loads(values), name=name, namespace=namespace))
 
 
 def objects(values: Mapping[str, Any] | None = None, **options: Any) -> list[Object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import msgspec
 import numpy as np
@@ -27,7 +28,9 @@ from tests.simulator.known_machine import (
 AHEAD = msgspec.structs.replace(TRIPS, ahead_s=4e-4, ahead_request_s=5e-5)
 
 
+@cache
 def plain_runs(trips: Trips, *, ahead: bool) -> list[ServedRun]:
+    """To be read only: several tests ask for the same."""
     return [
         served(machine(trips=trips), log(), "autoregressive", CALIBRATION, load, seed, ahead=ahead)
         for seed, load in ((1, 0.3), (2, 0.8))

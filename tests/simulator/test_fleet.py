@@ -64,6 +64,11 @@ def detailed(processes: int) -> FleetResult:
     return run_detailed(SMALL, processes)
 
 
+@cache
+def large() -> FleetResult:
+    return run_large(SMALL, surface())
+
+
 @pytest.mark.thorough
 def test_processes_do_not_change_what_happens() -> None:
     assert without_wall(detailed(1)) == without_wall(detailed(2))
@@ -75,7 +80,7 @@ def without_wall(result: FleetResult) -> str:
 
 @pytest.mark.parametrize("is_detailed", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_every_request_ends_although_cells_are_lost_and_removed(*, is_detailed: bool) -> None:
-    result = detailed(1) if is_detailed else run_large(SMALL, surface())
+    result = detailed(1) if is_detailed else large()
     assert result.num_lost > 0
     assert result.num_moved > 0
     assert result.decisions
@@ -85,14 +90,14 @@ def test_every_request_ends_although_cells_are_lost_and_removed(*, is_detailed: 
 
 
 def test_large_fleets_are_determined_by_their_seed() -> None:
-    one, other = run_large(SMALL, surface()), run_large(SMALL, surface())
+    one, other = large(), run_large(SMALL, surface())
     assert without_wall(one) == without_wall(other)
     changed = run_large(SMALL.model_copy(update={"seed": 4}), surface())
     assert without_wall(changed) != without_wall(one)
 
 
 def test_response_surfaces_come_near_the_scheduler_that_serves() -> None:
-    near, true = run_large(SMALL, surface()), detailed(1)
+    near, true = large(), detailed(1)
     assert near.all.num_requests == true.all.num_requests
     assert near.all.attainment == pytest.approx(true.all.attainment, abs=0.1)
     assert near.gpu_hours == pytest.approx(true.gpu_hours, rel=0.15)

@@ -31,6 +31,7 @@ def two_cells(shared_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
     raw = {
         "target": {"path": "zoo:target-8x384", "num_slots": 8192},
         "drafters": [{"kind": "prompt_lookup", "name": "lookup"}],
+        "pool": {"standby": 0},  # processes that nobody here would take
         "http": {"port": 0},
         # Room for a third, so that Serve asks the policy; there is no time for one to be added. Answers take
         # longer than cells have to drain.

@@ -64,6 +64,7 @@ def secured(shared_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     raw["security"] |= {"keys_file": directory / "keys.yaml", "require_keys": True}
     raw["debug"] |= {"decisions_file": directory / "records" / "decisions.jsonl", "timeline": 1000}
     raw["log"] |= {"file": directory / "records" / "log.jsonl", "format": "json", "level": "debug"}
+    raw["pool"] |= {"standby": 0}  # a process in reserve would have none of it
     (directory / "records").mkdir()
     config = with_profile(FlotillaConfig.model_validate(raw), directory / "costs.json")
     pass_self_tests(config)

@@ -39,7 +39,7 @@ PROMPT = "def read_lines(path):\n    "
 def test_outputs_are_the_targets_own_whatever_is_drafted(server: Server) -> None:
     """Greedy against Transformers, sampling against this server without speculation, all at once."""
     drafters = tuple(drafter.name for drafter in server.config.drafters)
-    options = LosslessOptions(server.url, server.model, num_prompts=6, max_tokens=28, drafters=drafters)
+    options = LosslessOptions(server.url, server.model, num_prompts=4, max_tokens=20, drafters=drafters)
     report = asyncio.run(run(options))
     assert report["num_unproven"] == 0
     variants = {(r["mode"], r["variant"]) for r in report["results"]}
