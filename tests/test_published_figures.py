@@ -192,3 +192,22 @@ def test_beside_vllm() -> None:
                     assert as_written(times[engine][key]["p50"], said, digits), (name, streams, key, engine)
             ratios = " / ".join(f"{rates['flotilla'] / rates[engine]:.1f}x" for engine in engines[1:])
             assert f"{short}{ratios} |" in in_readme or f"{short}{ratios};" in in_readme, ratios
+
+
+def test_what_adapters_cost_a_forward() -> None:
+    rows = table("adapters.md", "| requests, rows each |")
+    held = record("adapter-cost")["results"]
+    assert len(rows) == len(held)
+    for row, one in zip(rows, held, strict=True):
+        without, *others = one["ms"].values()
+        assert row[0] == f"{one['requests']}, {one['rows']}"
+        assert as_written(without, numbers(row[1])[0], 1), row
+        for milliseconds, cell in zip(others, row[2:], strict=True):
+            assert as_written(milliseconds / without, numbers(cell)[0], 2), row
+
+
+def test_outputs_with_an_adapter() -> None:
+    (suite,) = record("lossless-adapter")["configurations"].values()
+    outputs = sum(one["num_outputs"] for one in suite["results"])
+    assert not any(one["differences"] for one in suite["results"])
+    assert f"0 of {outputs:,}" in (DOCS / "measurements.md").read_text()
