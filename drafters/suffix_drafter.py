@@ -81,7 +81,8 @@ class SuffixAutomatonDrafter(ModellessDrafter["_Held", _Grown]):
             vocab_size: of the target.
             max_tokens: longest sequence (prompt and output), in tokens.
             min_match, max_match: shortest and longest suffix looked up, in tokens.
-            scope: whose outputs are searched: the request's own, or those of all requests of the cell.
+            scope: whose outputs are searched: the request's own, or those of all requests of the cell but
+                the ones with a `cache_salt`, which are neither remembered nor told of others'.
             capacity: tokens of recent outputs remembered, at most; about 500 bytes each.
             max_depth, max_width: bounds of every plan; larger plans are cut down to them.
 
@@ -108,7 +109,7 @@ class SuffixAutomatonDrafter(ModellessDrafter["_Held", _Grown]):
     def _released(self, ended: Sequence[_Held]) -> None:
         if self._recent is not None:
             for held in ended:
-                self._recent.add(held.output)
+                self._remember(held)
             self._recent.take_in(_TAKE_IN)
 
     def draft_ahead(self) -> bool:
@@ -121,9 +122,14 @@ class SuffixAutomatonDrafter(ModellessDrafter["_Held", _Grown]):
         return self._recent.num_waiting > 0
 
     def _open(self, spec: RequestSpec, before: _Held | None) -> _Held:
-        if before is not None and self._recent is not None:
-            self._recent.add(before.output)
+        if before is not None:
+            self._remember(before)
         return _Held(spec, [], SuffixAutomaton(self._max_match), frozenset(spec.sampling.stop_token_ids))
+
+    def _remember(self, held: _Held) -> None:
+        """For others, unless the request is kept apart from them: how soon they draft would tell of it."""
+        if self._recent is not None and not held.spec.cache_salt:
+            self._recent.add(held.output)
 
     def _read(self, held: _Held, kept: int, new: list[int]) -> tuple[int, int]:
         # A committed output token counts as scored also where no suffix matched: nothing would have been
@@ -163,7 +169,7 @@ class SuffixAutomatonDrafter(ModellessDrafter["_Held", _Grown]):
 
     def _look_up(self, held: _Held) -> None:
         """Find the request's tail in recent outputs, unless nothing was added there since."""
-        if self._recent is None:
+        if self._recent is None or held.spec.cache_salt:
             return
         known = tuple(automaton for automaton, _ in held.shared)
         if known != self._recent.automata or held.num_stored != self._recent.num_tokens:

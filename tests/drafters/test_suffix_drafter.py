@@ -7,12 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafters.messages import DraftCall, DraftPlan
+from drafters.messages import DraftCall, DraftItem, DraftPlan
 from drafters.suffix_automaton import Context, SuffixAutomaton
 from drafters.suffix_drafter import SuffixAutomatonDrafter
 from drafters.suffix_escapes import EscapeRecord, Source
@@ -121,6 +122,27 @@ def test_outputs_of_others_are_drafted_from_if_they_may_be(scope: str, drafted: 
     # Prompts are not shared.
     tree = trees(d.draft(call(opening("c", [9, 9], plan))))["c"]
     assert len(tree) == 1
+
+
+def test_requests_with_a_salt_are_neither_remembered_nor_told_of_others() -> None:
+    def salted(name: str, tokens: list[int], plan: DraftPlan, salt: str, prompt_len: int = 1) -> DraftItem:
+        item = opening(name, tokens, plan, prompt_len=prompt_len)
+        assert item.spec is not None
+        spec = msgspec.structs.replace(item.spec, cache_salt=salt)
+        return msgspec.structs.replace(item, spec=spec)
+
+    d, plan = suffix(), DraftPlan(3)
+    d.draft(call(salted("a", [9, 9, 1, 2, 4, 6, 8], DraftPlan(0), "mine", prompt_len=2)))
+    d.draft(call(opening("b", [5, 1, 2], plan), release=["a"]))
+    assert len(trees(d.draft(call(following("b", 3, [], plan))))["b"]) == 1
+    d.draft(call(opening("c", [9, 9, 1, 2, 4, 6, 8], DraftPlan(0), prompt_len=2), release=["b"]))
+    d.draft(call(salted("d", [5, 1, 2], plan, "mine"), opening("e", [5, 1, 2], plan), release=["c"]))
+    drafted = trees(d.draft(call(following("d", 3, [], plan), following("e", 3, [], plan))))
+    assert drafted["e"].token.tolist() == [2, 4, 6, 8]
+    assert len(drafted["d"]) == 1
+    # What it wrote itself it is still told of.
+    d.draft(call(salted("f", [1, 2, 4, 1, 2], plan, "mine")))
+    assert trees(d.draft(call(following("f", 5, [], plan))))["f"].token.tolist()[:2] == [2, 4]
 
 
 def test_long_outputs_are_taken_in_piece_by_piece() -> None:
