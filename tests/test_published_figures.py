@@ -211,3 +211,20 @@ def test_outputs_with_an_adapter() -> None:
     outputs = sum(one["num_outputs"] for one in suite["results"])
     assert not any(one["differences"] for one in suite["results"])
     assert f"0 of {outputs:,}" in (DOCS / "measurements.md").read_text()
+    page = (DOCS / "adapters.md").read_text()
+    (without,) = record("lossless-adapter-without")["configurations"].values()
+
+    def tokens_a_step(suite: Any, mode: str) -> dict[str, float]:
+        return {
+            one["variant"]: one["receipts"]["mean_acceptance_length"]
+            for one in suite["results"]
+            if one["mode"] == mode and not one["variant"].startswith("off")
+        }
+
+    greedy, greedy_without = tokens_a_step(suite, "greedy"), tokens_a_step(without, "greedy")
+    every, every_without = greedy.pop("all drafters"), greedy_without.pop("all drafters")
+    assert f"with all drafters {every:.2f} tokens a step and {every_without:.2f}" in page
+    best, best_without = max(greedy.values()), max(greedy_without.values())
+    assert f"with the best single one {best:.2f} and {best_without:.2f}" in page
+    both = [tokens_a_step(one, "sampled")["all drafters"] for one in (suite, without)]
+    assert f"{both[0]:.2f} and {both[1]:.2f}: its answers" in page

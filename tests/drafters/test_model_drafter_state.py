@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -103,6 +104,23 @@ def test_accepted_paths_cost_one_row_and_no_more() -> None:
     d.draft(call(following("a", 24, [], DraftPlan(0))))
     d.draft(call(following("a", 24, [], DraftPlan(0))))
     assert rows == [1]  # asked again: known
+
+
+def test_prompts_are_shared_among_requests_of_one_salt() -> None:
+    d = drafter(MODEL)
+    rows, context = count_rows(d), prompt(1, 33)
+
+    def read(name: str, salt: str) -> int:
+        """Rows that its prompt takes."""
+        item = opening(name, context, DraftPlan(1))
+        assert item.spec is not None
+        before = sum(rows)
+        d.draft(call(msgspec.structs.replace(item, spec=msgspec.structs.replace(item.spec, cache_salt=salt))))
+        d.draft(call(release=[name]))
+        return sum(rows) - before
+
+    assert [read(f"a{salt}", salt) for salt in ("", "mine", "yours")] == [33, 33, 33]
+    assert [read(f"b{salt}", salt) for salt in ("", "mine", "yours")] == [1, 1, 1]
 
 
 def test_what_was_drafted_ahead_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
