@@ -15,6 +15,7 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2
 
+from cluster.metric_set import flotilla_version
 from deployments import grpc_mapping as mapping
 from deployments.answering import Call, translated
 from deployments.api_service import ApiService
@@ -25,7 +26,6 @@ from deployments.front_end_metrics import FrontEndMetrics
 from deployments.grpc_retries import KEY, KeyedCalls, refuse_keys
 from deployments.idempotency import Key, seeded
 from deployments.objectives import ObjectiveError, asked_by_headers
-from deployments.openai_api import flotilla_version
 from deployments.prompt_preparation import INLINE_BYTES, in_thread_if
 from deployments.proto.flotilla.v1 import generation_pb2 as pb
 from deployments.refusals import code_of, log_refusal

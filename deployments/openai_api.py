@@ -17,7 +17,6 @@ from collections.abc import (
 )
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
@@ -28,6 +27,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.idempotency_config import IdempotencyConfig
+from cluster.metric_set import flotilla_version
 from cluster.stream_messages import NOBODY
 from deployments.admin_api import PoolControl, add_admin_routes
 from deployments.answering import Call, answer, stream
@@ -285,14 +285,6 @@ def named_in(headers: Mapping[str, str]) -> Asked:
         return asked_by_headers(headers)
     except ObjectiveError as error:
         raise bad_request(error.message, error.place) from None
-
-
-def flotilla_version() -> str:
-    """The installed version, or that of a checkout."""
-    try:
-        return version("flotilla")
-    except PackageNotFoundError:
-        return "0+checkout"
 
 
 def check_is_json(headers: Mapping[str, str]) -> None:
