@@ -38,6 +38,10 @@ def vllm(
     max_tokens: MaxTokens = None,
     draft_model: Annotated[str | None, typer.Option(help="vLLM's draft model; our general drafter.")] = None,
     num_speculative_tokens: Annotated[int, typer.Option(min=1, help="Tokens vLLM drafts a step.")] = 4,
+    adapter: Annotated[
+        str | None,
+        typer.Option(help="A LoRA adapter that all requests ask of both, as `zoo:NAME` or a directory."),
+    ] = None,
     eager: Annotated[
         bool, typer.Option(help="vLLM without compilation: starts sooner, runs slower.")
     ] = False,
@@ -66,6 +70,7 @@ def vllm(
         num_speculative_tokens=num_speculative_tokens,
         eager=eager,
         seed=seed,
+        adapter=adapter,
     )
     if draft_model is not None:
         options = replace(options, draft_model=draft_model)

@@ -16,19 +16,15 @@ from typing import Any
 from benchmarks import answer_differences, demo, environment, tables, vllm_install
 from benchmarks.answer_differences import Difference
 from benchmarks.transformers_engine import Reference
-from benchmarks.vllm_completion_requests import ADAPTER_NAME
 from benchmarks.vllm_known_differences import KNOWN, explained
-from benchmarks.vllm_peer import OWN, SERVED_NAME, VllmOptions, start_servers
+from benchmarks.vllm_peer import OWN, SERVED_NAME, VllmOptions, start_servers, with_adapter
 from benchmarks.vllm_requests import Question, questions
-from cluster.adapter_config import AdapterConfig
-from cluster.model_paths import adapter_directory
 from zoo.registry import ADAPTER
 
-#: What vLLM needs for calls of tools, to tell what it had cached, and to serve an adapter.
+#: What vLLM needs for calls of tools, and to tell what it had cached.
 VLLM_ARGUMENTS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     "--enable-prompt-tokens-details",
-    "--enable-lora",
 )
 _TIMEOUT_S = 120.0
 
@@ -87,17 +83,15 @@ def differences(ours: Answer, theirs: Answer) -> list[Difference]:
 def run(venv: Path, config_file: Path | None) -> dict[str, Any]:
     """Install vLLM if needed, ask both servers everything, print what differs and return the record."""
     vllm_install.install(venv)
-    adapter = adapter_directory(f"zoo:{ADAPTER}")
     options = VllmOptions(
         venv=venv,
         config=config_file,
         modes=("base",),
         eager=True,
-        arguments=(*VLLM_ARGUMENTS, "--lora-modules", f"{ADAPTER_NAME}={adapter}"),
+        arguments=VLLM_ARGUMENTS,
+        adapter=f"zoo:{ADAPTER}",
     )
-    config = demo.load_config(config_file)
-    adapters = (AdapterConfig(name=ADAPTER_NAME, path=str(adapter)),)
-    config = config.model_copy(update={"target": config.target.model_copy(update={"adapters": adapters})})
+    config = with_adapter(options, demo.load_config(config_file))
     reference = Reference(demo.directory(config.target.path), config.target.dtype)
     length = int(reference.model.config.max_position_embeddings)
     logs = Path(tempfile.mkdtemp(prefix="flotilla-bench-vllm-"))

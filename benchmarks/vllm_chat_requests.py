@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.vllm_completion_requests import ADAPTER_NAME, SCHEMA
+from benchmarks.vllm_completion_requests import SCHEMA
+from benchmarks.vllm_peer import ADAPTER_NAME
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Tell me about the sea."}]
 TOOL: dict[str, Any] = {

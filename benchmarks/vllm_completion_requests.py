@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-#: What both servers call the LoRA adapter that they serve besides the model.
-ADAPTER_NAME = "terse"
+from benchmarks.vllm_peer import ADAPTER_NAME
+
 PROMPT = "def merge(left, right):\n"
 SCHEMA = {
     "type": "object",

@@ -25,10 +25,14 @@ from benchmarks.http_engine import HttpEngine
 from benchmarks.report import Distribution
 from benchmarks.server_process import ServerProcess, free_port
 from benchmarks.transformers_engine import Reference
+from cluster.adapter_config import AdapterConfig
 from cluster.config import FlotillaConfig
+from cluster.model_paths import adapter_directory
 
 OWN = "flotilla"
 SERVED_NAME = "demo"
+#: What both call the LoRA adapter that they serve besides.
+ADAPTER_NAME = "terse"
 MODES = ("base", "ngram", "draft")
 # vLLM's processes look for messages without a pause for a second after the last one (0.32), which takes the
 # cores from whoever is asked next. A server is idle again once it uses no more than this beyond its usual.
@@ -54,6 +58,20 @@ class VllmOptions:
     eager: bool = False
     seed: int = 0
     arguments: tuple[str, ...] = ()
+    adapter: str | None = None
+
+    @property
+    def asked_model(self) -> str:
+        """Whom requests are for: the adapter, where there is one."""
+        return SERVED_NAME if self.adapter is None else ADAPTER_NAME
+
+
+def with_adapter(options: VllmOptions, config: FlotillaConfig) -> FlotillaConfig:
+    """The configuration of a cell that serves the LoRA adapter of the options, if there is one."""
+    if options.adapter is None:
+        return config
+    adapters = (AdapterConfig(name=ADAPTER_NAME, path=options.adapter),)
+    return config.model_copy(update={"target": config.target.model_copy(update={"adapters": adapters})})
 
 
 def speculation(options: VllmOptions, mode: str) -> dict[str, Any] | None:
@@ -77,6 +95,9 @@ def vllm_command(
     if options.eager:
         command.append("--enforce-eager")
     command += options.arguments
+    if options.adapter is not None:
+        path = adapter_directory(options.adapter)
+        command += ["--enable-lora", "--lora-modules", f"{ADAPTER_NAME}={path}"]
     config = speculation(options, mode)
     if config is not None:
         command += ["--speculative-config", json.dumps(config)]
@@ -186,7 +207,7 @@ def summary(comparison: Comparison, names: Sequence[str], domains: Sequence[str]
 def run(options: VllmOptions) -> dict[str, Any]:
     """Install vLLM if needed, run the comparison, print its tables and return its JSON record."""
     vllm_install.install(options.venv)
-    config = demo.load_config(options.config)
+    config = with_adapter(options, demo.load_config(options.config))
     if config.target.quantization is not None:
         raise ValueError("vLLM rounds weights otherwise than `target.quantization` does: leave it out")
     reference = Reference(demo.directory(config.target.path), config.target.dtype)
@@ -200,7 +221,7 @@ def run(options: VllmOptions) -> dict[str, Any]:
         idle = idle_cores(list(servers.values()))
         engines = []
         for name, server in servers.items():
-            engine = HttpEngine(name, server.url, SERVED_NAME)
+            engine = HttpEngine(name, server.url, options.asked_model)
             stack.callback(engine.close)
             engines.append(engine)
         comparison = compare(
@@ -214,8 +235,9 @@ def run(options: VllmOptions) -> dict[str, Any]:
             before_run=lambda: settle(list(servers.values()), idle),
         )
     names = list(servers)
+    beside = "" if options.adapter is None else f" with {options.adapter}"
     tables.console.print(
-        f"{os.path.basename(reference.path)} in {config.target.dtype}, greedy, HTTP, medians of "
+        f"{os.path.basename(reference.path)}{beside} in {config.target.dtype}, greedy, HTTP, medians of "
         f"{options.rounds} rounds; vLLM {vllm_install.VERSION} {'eager' if options.eager else 'compiled'}."
     )
     baselines = [name for name in names if name != OWN]

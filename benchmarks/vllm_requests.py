@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.vllm_chat_requests import CHATS, HELLO, TOOL
-from benchmarks.vllm_completion_requests import ADAPTER_NAME, COMPLETIONS, PROMPT, SCHEMA
+from benchmarks.vllm_completion_requests import COMPLETIONS, PROMPT, SCHEMA
+from benchmarks.vllm_peer import ADAPTER_NAME
 
 FLAT_TOOL = {"type": "function", **TOOL["function"]}
 
