@@ -81,8 +81,8 @@ class CellMetrics:
         for objective in OBJECTIVES:
             self.set.histogram("flotilla_admission_prediction_ratio", objective)
         self.set.counter("flotilla_worker_restarts_total", "verifier")
-        for adapter in config.target.adapters:
-            self.set.counter("flotilla_adapter_requests_total", adapter.name)
+        for adapter in ("", *(adapter.name for adapter in config.target.adapters)):
+            self.set.counter("flotilla_adapter_requests_total", adapter)
         for tier in ("default", *config.tiers):
             for code in REFUSALS:
                 self.set.counter("flotilla_requests_rejected_total", code, tier)
@@ -170,8 +170,7 @@ class CellMetrics:
         terms = receipt.terms or Terms(objective=submit.objective, tier=submit.tier, priority=submit.priority)
         tier = terms.tier
         self.set.counter("flotilla_requests_total", reason, tier).inc()
-        if submit.adapter:
-            self.set.counter("flotilla_adapter_requests_total", submit.adapter).inc()
+        self.set.counter("flotilla_adapter_requests_total", submit.adapter).inc()
         if receipt.ttft_ms is not None:
             self.set.counter("flotilla_prompt_tokens_total").inc(receipt.num_prompt_tokens)
             self.set.counter("flotilla_prefix_cache_query_tokens_total").inc(receipt.num_prompt_tokens)

@@ -52,7 +52,11 @@ _REQUESTS = (
         "finish_reason",
         "tier",
     ),
-    _counter("flotilla_adapter_requests_total", "Requests ended that a LoRA adapter answered.", "adapter"),
+    _counter(
+        "flotilla_adapter_requests_total",
+        "Requests ended, by the LoRA adapter that answered; empty for the target alone.",
+        "adapter",
+    ),
     _counter(
         "flotilla_requests_rejected_total",
         "Requests refused by a cell, by reason; another cell may have taken them.",

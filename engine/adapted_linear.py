@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.devices import to_device
+from engine.devices import CPU, to_device
 from engine.fp8_linear import Fp8Linear
 from engine.linear import Linear
 from engine.runner import Segment
@@ -33,7 +33,7 @@ class AdapterRows:
         self.mask: torch.Tensor | None = None
         self.groups: list[tuple[int, torch.Tensor | None]] = []
         self._adapters: torch.Tensor | None = None
-        table = torch.zeros(len(ranks) + 1, self.columns, dtype=dtype)
+        table = torch.zeros(len(ranks) + 1, self.columns, dtype=dtype, device=CPU)
         for number, (start, rank) in enumerate(zip(starts_of(ranks), ranks, strict=True), 1):
             table[number, start : start + rank] = 1
         self._table = table.to(device)

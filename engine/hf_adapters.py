@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from engine.adapted_linear import AdapterRows, starts_of
 from engine.adapter_files import Adapter, LowRank
+from engine.devices import CPU
 from engine.fp8_module import StoredFp8Linear
 from engine.unsupported_model import UnsupportedModel
 
@@ -35,8 +36,8 @@ def attach_adapters(model: PreTrainedModel, adapters: Sequence[Adapter]) -> Adap
     for name, parts in found.items():
         module = model.get_submodule(name)
         first = parts[0][1]
-        down = torch.zeros(rows.columns, first.down.shape[1])
-        up = torch.zeros(len(first.up), rows.columns)
+        down = torch.zeros(rows.columns, first.down.shape[1], device=CPU)
+        up = torch.zeros(len(first.up), rows.columns, device=CPU)
         for start, low in parts:
             own = slice(start, start + len(low.down))
             down[own], up[:, own] = low.down, low.up

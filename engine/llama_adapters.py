@@ -16,6 +16,7 @@ from engine.adapted_linear import (
     starts_of,
 )
 from engine.adapter_files import Adapter, LowRank
+from engine.devices import CPU
 from engine.fp8_linear import Fp8Linear
 from engine.linear import Linear
 from engine.unsupported_model import UnsupportedModel
@@ -74,7 +75,7 @@ class LlamaAdapters:
         added = [self._cut(part) for part in parts]
         if not any(added):
             return base
-        outputs = [len(part.cut(_nothing(part)).up) for part in parts]
+        outputs = [len(part.cut(_empty(*part.shape)).up) for part in parts]
         scale = None if base.gain is not None else scale  # else the input has it already
         if self._device.type == "cpu":
             numbers = sorted({number for one in added for number in one})
@@ -122,8 +123,7 @@ class LlamaAdapters:
         """Both halves for a map of fused layers: of each part its own columns go to its own outputs."""
         inputs = next(low.down.shape[1] for low in parts if low is not None)
         given = [
-            LowRank(torch.zeros(0, inputs), torch.zeros(size, 0)) if low is None else low
-            for low, size in zip(parts, outputs, strict=True)
+            _empty(size, inputs) if low is None else low for low, size in zip(parts, outputs, strict=True)
         ]
         down = torch.cat([low.down.cpu() for low in given])
         up = torch.block_diag(*(low.up.cpu() for low in given))
@@ -137,8 +137,8 @@ def _beside(adapters: dict[int, LowRank], ranks: Sequence[int]) -> LowRank | Non
     if not adapters:
         return None
     first = next(iter(adapters.values()))
-    down = torch.zeros(sum(ranks), first.down.shape[1])
-    up = torch.zeros(len(first.up), sum(ranks))
+    down = torch.zeros(sum(ranks), first.down.shape[1], device=CPU)
+    up = torch.zeros(len(first.up), sum(ranks), device=CPU)
     for number, start in enumerate(starts_of(ranks), 1):
         if number in adapters:
             own = slice(start, start + len(adapters[number].down))
@@ -146,6 +146,5 @@ def _beside(adapters: dict[int, LowRank], ranks: Sequence[int]) -> LowRank | Non
     return LowRank(down, up)
 
 
-def _nothing(part: Part) -> LowRank:
-    outputs, inputs = part.shape
-    return LowRank(torch.zeros(0, inputs), torch.zeros(outputs, 0))
+def _empty(outputs: int, inputs: int) -> LowRank:
+    return LowRank(torch.zeros(0, inputs, device=CPU), torch.zeros(outputs, 0, device=CPU))

@@ -84,10 +84,10 @@ def loaded(model: Path, adapters: Sequence[Path], kind: RunnerKind = "auto", **o
     ("name", "kind"),
     [
         ("llama", "lean"),
-        ("llama_bias", "lean"),
-        ("qwen2", "lean"),
+        pytest.param("llama_bias", "lean", marks=pytest.mark.thorough),
+        pytest.param("qwen2", "lean", marks=pytest.mark.thorough),
         ("qwen3", "lean"),
-        ("qwen3", "hf"),
+        pytest.param("qwen3", "hf", marks=pytest.mark.thorough),
         ("gpt_neox", "hf"),
     ],
 )

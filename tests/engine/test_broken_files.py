@@ -84,7 +84,7 @@ def test_weights_under_names_that_nobody_looks_for_are_told(tmp_path: Path) -> N
     one = tiny_models.write("llama", tmp_path / "one")
     (one / "model.safetensors").rename(one / "adapter_model.safetensors")
     (one / "adapter_config.json").write_text("{}")
-    refused(one, r"adapter_model\.safetensors is neither\. It holds an adapter: merge")
+    refused(one, r"adapter_model\.safetensors is neither\. It holds an adapter: name its model here")
 
 
 def test_a_directory_in_the_place_of_a_file_is_told(tmp_path: Path) -> None:

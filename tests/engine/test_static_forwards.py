@@ -230,7 +230,8 @@ def test_a_batch_for_whose_capture_there_is_no_memory_goes_the_ordinary_way(
 )
 def test_a_shape_serves_what_it_holds(one: Shape, other: Shape) -> None:
     holds = one.requests >= other.requests and one.rows >= other.rows and one.num_rows >= other.num_rows
-    assert one.serves(other) == (holds and one.num_rows - other.num_rows <= 32)
+    is_near = one.num_rows - other.num_rows <= 32
+    assert one.serves(other) == (holds and is_near and one.is_adapted == other.is_adapted)
     assert one.serves(one)
     assert not Shape(4, 4, 512).serves(Shape(4, 4, 256))  # twice the keys, read for nothing
 

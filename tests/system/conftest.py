@@ -20,7 +20,7 @@ from deployments.application import WORKER_ENVIRONMENT
 from deployments.demo import demo_config
 from tests.cluster.test_profile_file import profile_of
 from tests.own_processes import own_processes
-from zoo.registry import EAGLE
+from zoo.registry import ADAPTER, EAGLE
 
 #: Processes of a cell; when its server has stopped there must be none.
 WORKERS = ("DrafterWorker", "VerifierWorker")
@@ -162,6 +162,7 @@ def server(own_ray: None) -> Iterator[Server]:
     tiers = {"strict": {"e2e_ms": 1.0, "downgrade_to": "bulk"}, "bulk": {"priority": 1}}
     changes = {f"tiers__{name}": tier for name, tier in tiers.items()}
     changes |= {"policy__name": "adaserve", "grpc__enabled": True, "grpc__port": free_port()}
+    changes["target__adapters"] = [{"name": "terse", "path": f"zoo:{ADAPTER}"}]
     # The other models of the family would be more of the same, and each is a process to start; that any of
     # them drafts without a change of the text is shown in tests/cluster/test_local_engine.py.
     yield from start(small_demo(("general-2x192", "eagle", "prompt-lookup"), **changes))

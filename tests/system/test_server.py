@@ -27,7 +27,7 @@ from cluster.metric_catalog import CATALOG, exposed_by
 from deployments.proto.flotilla.v1 import generation_pb2, generation_pb2_grpc
 from tests.browser import needs_chromium
 from tests.own_processes import own_processes
-from tests.system import api_over_http, console_in_browser, objectives_over_http
+from tests.system import adapter_over_http, api_over_http, console_in_browser, objectives_over_http
 from tests.system.conftest import Server
 from tests.system.scraping import scrape, value
 
@@ -51,6 +51,10 @@ def test_outputs_are_the_targets_own_whatever_is_drafted(server: Server) -> None
         drafted[result["variant"]] += result["receipts"]["num_verified"]
     for name in drafters:
         assert drafted[f"{name} alone"] > 0, f"{name} never drafted"
+
+
+def test_an_adapter_is_a_model_of_its_own(server: Server) -> None:
+    adapter_over_http.check_adapter(server)
 
 
 def test_workers_have_the_priority_of_other_programs(server: Server) -> None:
