@@ -10,28 +10,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 from rich.table import Table
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.environment import describe
-from benchmarks.forward_cost import GRID, batch
+from benchmarks.forward_cost import GRID, batch, in_turns
 from benchmarks.tables import console
 from engine.adapter_files import Adapter, LowRank
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import load_llama_weights
 from engine.process import tune_process
-from engine.runner import Segment
+from engine.runner import ModelRunner, Segment
 
 PLAIN, UNASKED, ONE, EACH = "no adapters", "loaded, not asked for", "one for all", "one for each"
 _SLOTS = 32768
@@ -63,7 +60,7 @@ def measure(
     """Median milliseconds of processor time per forward, one row per grid point, in turns."""
     results = []
     for requests, rows in grid:
-        segments = batch(requests, rows, context, plain.shape.vocab_size, _SLOTS)
+        segments = batch(requests, rows, context, plain.shape.vocab_size, plain.num_slots)
 
         def with_adapters(numbers: Sequence[int], segments: list[Segment] = segments) -> list[Segment]:
             return [
@@ -71,22 +68,13 @@ def measure(
                 for index, segment in enumerate(segments)
             ]
 
-        ways = {
+        ways: dict[str, tuple[ModelRunner, list[Segment]]] = {
             PLAIN: (plain, segments),
             UNASKED: (adapted, segments),
             ONE: (adapted, with_adapters([1])),
             EACH: (adapted, with_adapters(range(1, num_adapters + 1))),
         }
-        keep = np.arange(requests * rows, dtype=np.int32)
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        for repeat in range(repeats + 2):
-            for name, (runner, made) in ways.items():
-                start = time.thread_time()
-                runner.forward(made, keep)
-                if repeat >= 2:
-                    times[name].append((time.thread_time() - start) * 1e3)
-        medians = {name: statistics.median(values) for name, values in times.items()}
-        results.append({"requests": requests, "rows": rows, "ms": medians})
+        results.append({"requests": requests, "rows": rows, "ms": in_turns(ways, repeats)})
     return results
 
 

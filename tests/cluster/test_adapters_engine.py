@@ -11,7 +11,7 @@ import torch
 
 from cluster.config import FlotillaConfig
 from cluster.local import LocalEngine
-from cluster.stream_messages import Speculation, Submit
+from cluster.stream_messages import Submit
 from deployments.demo import demo_config
 from engine.sampling_params import SamplingParams
 from tests.engine import tiny_adapters
@@ -41,7 +41,7 @@ def engine(adapters: list[Path]) -> LocalEngine:
     return LocalEngine(FlotillaConfig.model_validate(raw))
 
 
-def submits(**speculation: object) -> list[Submit]:
+def submits() -> list[Submit]:
     """The same prompts with every adapter and with none, side by side."""
     return [
         Submit(
@@ -49,7 +49,6 @@ def submits(**speculation: object) -> list[Submit]:
             prompt=prompt,
             sampling=msgspec.structs.replace(params, seed=number),
             adapter=name,
-            speculation=Speculation(**speculation),  # type: ignore[arg-type]
         )
         for number, prompt in enumerate(PROMPTS)
         for name in NAMES
