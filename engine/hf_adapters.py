@@ -76,11 +76,10 @@ def _linear_of(model: PreTrainedModel, adapter: Adapter, name: str, low: LowRank
             f"adapter {adapter.name!r} changes experts (`{name}`), which see some rows only; merge it into "
             "its model"
         )
-    shape = (len(low.up), low.down.shape[1])
-    if shape != (module.out_features, module.in_features):
+    own, shape = tuple(module.weight.shape), (len(low.up), low.down.shape[1])
+    if shape != own:
         raise UnsupportedModel(
-            f"adapter {adapter.name!r} is another model's: `{name}` is "
-            f"{(module.out_features, module.in_features)} here, and {shape} there"
+            f"adapter {adapter.name!r} is another model's: `{name}` is {own} here, and {shape} there"
         )
     return module
 

@@ -59,19 +59,13 @@ def session(runner: ModelRunner, adapters: Sequence[int]) -> list[tuple[np.ndarr
     return found
 
 
-def two_adapters(model: Path, parent: Path, **second: Any) -> list[Path]:
-    """One of all layers, and one of higher rank of some."""
+def two_adapters(model: Path, parent: Path) -> list[Path]:
+    """One of all layers, and one of other ranks of some."""
+    some = ("q_proj", "v_proj", "down_proj", "dense_4h_to_h")
+    ranks = {"v_proj": 2}
     return [
         tiny_adapters.write(model, parent / "first", seed=1, rank=4, alpha=8.0),
-        tiny_adapters.write(
-            model,
-            parent / "second",
-            seed=2,
-            rank=6,
-            alpha=12.0,
-            targets=("q_proj", "v_proj", "down_proj", "dense_4h_to_h"),
-            **second,
-        ),
+        tiny_adapters.write(model, parent / "second", seed=2, rank=6, alpha=12.0, targets=some, ranks=ranks),
     ]
 
 
@@ -155,6 +149,15 @@ def test_an_adapter_of_half_precision_weights_is_the_same_model(tmp_path: Path) 
     oracle = tiny_adapters.merged(tmp_path / "model", path)
     for tokens, logits in session(loaded(tmp_path / "model", [path]), (1,)):
         torch.testing.assert_close(logits, tiny_adapters.logits(oracle, tokens)[-1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["lean", pytest.param("hf", marks=pytest.mark.thorough)])
+def test_adapters_beside_weights_of_eight_bits(kind: RunnerKind, tmp_path: Path) -> None:
+    """Loading compares them with Transformers, whose weights are rounded alike."""
+    model = tiny_models.write("llama", tmp_path / "model")
+    runner = loaded(model, two_adapters(model, tmp_path), kind, quantization="fp8")
+    found, without = session(runner, (1, 2)), session(runner, (0, 0))
+    assert all(not torch.equal(one, other) for (_, one), (_, other) in zip(found, without, strict=True))
 
 
 def of_rank(rank: int, directories: list[str]) -> list[np.ndarray]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,23 +38,32 @@ def write(
     rank: int = 4,
     alpha: float = 8.0,
     targets: Sequence[str] = ALL,
+    ranks: Mapping[str, int] = MappingProxyType({}),
     **config: Any,
 ) -> Path:
-    """Save an adapter of all linear layers of `model` whose names end with one of `targets`."""
+    """Save an adapter of all linear layers of `model` whose names end with one of `targets`.
+
+    Layers whose names end with one of `ranks` have that; the scale is that of the others.
+    """
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, module in AutoModelForCausalLM.from_pretrained(model).named_modules():
         if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2] in targets:
             outputs, inputs = module.weight.shape
+            own = ranks.get(name.rpartition(".")[2], rank)
             down, up = (
-                torch.randn(rank, inputs, generator=generator),
-                torch.randn(outputs, rank, generator=generator),
+                torch.randn(own, inputs, generator=generator),
+                torch.randn(outputs, own, generator=generator),
             )
             tensors[f"base_model.model.{name}.lora_A.weight"] = down / inputs**0.5
             tensors[f"base_model.model.{name}.lora_B.weight"] = up / 8
     directory.mkdir()
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
-    described = {**_CONFIG, "r": rank, "lora_alpha": alpha, "target_modules": list(targets), **config}
+    described = {**_CONFIG, "r": rank, "lora_alpha": alpha, "target_modules": list(targets)}
+    if ranks:
+        described["rank_pattern"] = dict(ranks)
+        described["alpha_pattern"] = {name: alpha / rank * own for name, own in ranks.items()}
+    described |= config
     (directory / "adapter_config.json").write_text(json.dumps(described))
     return directory
 

@@ -12,7 +12,7 @@ from engine.attention_kinds import AttentionKind
 from engine.cuda_graphs import GraphedRunner
 from engine.llama_runner import LlamaRunner
 from engine.llama_weights import LlamaWeights, load_llama_weights
-from engine.loading import RunnerKind, load_runner
+from engine.loading import RunnerKind
 from tests import emulated_cuda
 from tests.engine import tiny_models
 from tests.engine.test_adapters import SLOTS, loaded, session, two_adapters
@@ -25,14 +25,7 @@ def test_adapters_in_captured_forwards(kind: RunnerKind, tmp_path: Path) -> None
     on_cpu = loaded(model, paths)
     # Passes a self-test for each. Triton's interpreter would take half a minute.
     attention: AttentionKind = "padded" if emulated_cuda.IS_NEEDED else "auto"
-    on_gpu = load_runner(
-        model,
-        num_slots=SLOTS,
-        runner=kind,
-        adapters=[(path.name, path) for path in paths],
-        attention=attention,
-        device="cuda",
-    )
+    on_gpu = loaded(model, paths, kind, attention=attention, device="cuda")
     assert isinstance(on_gpu, GraphedRunner)
     # Each shape is captured when it comes again, and replayed with other adapters in the same rows.
     for adapters in ((1, 0, 2), (2, 2, 1), (0, 1, 0), (0, 0, 0), (0, 0, 0)):
@@ -55,4 +48,21 @@ def test_adapters_beside_norms_that_attention_does(tmp_path: Path, cuda: torch.d
     for (_, got), (_, right) in zip(
         session(late, (1, 2)), session(loaded(model, paths), (1, 2)), strict=True
     ):
+        torch.testing.assert_close(got.cpu(), right, atol=1e-3, rtol=1e-4)
+
+
+def test_adapters_beside_weights_of_eight_bits(
+    tmp_path: Path, emulation: emulated_cuda.Emulation | None
+) -> None:
+    """Whose input has the scales of the norm before it, which others have in their weights."""
+    model = tiny_models.write("llama_least", tmp_path / "model")
+    paths = two_adapters(model, tmp_path)
+    on_cpu = loaded(model, paths, quantization="fp8")
+    attention: AttentionKind = "padded" if emulated_cuda.IS_NEEDED else "auto"
+    on_gpu = loaded(model, paths, quantization="fp8", attention=attention, device="cuda", graphs=False)
+    before = len(emulation.launches) if emulation else 0
+    found = session(on_gpu, (1, 0, 2))
+    if emulation:
+        assert "multiply" in emulation.launches[before:]
+    for (_, got), (_, right) in zip(found, session(on_cpu, (1, 0, 2)), strict=True):
         torch.testing.assert_close(got.cpu(), right, atol=1e-3, rtol=1e-4)
