@@ -228,3 +228,19 @@ def test_outputs_with_an_adapter() -> None:
     assert f"with the best single one {best:.2f} and {best_without:.2f}" in page
     both = [tokens_a_step(one, "sampled")["all drafters"] for one in (suite, without)]
     assert f"{both[0]:.2f} and {both[1]:.2f}: its answers" in page
+
+
+def test_an_adapter_beside_vllm() -> None:
+    held = record("vllm-adapter")
+    one, eight = (held["summary"][number] for number in ("1", "8"))
+    row = (
+        f"{one['vs_base']:.1f}x / {one['vs_best']:.1f}x; eight streams "
+        f"{eight['vs_base']:.1f}x / {eight['vs_best']:.1f}x"
+    )
+    assert row in (DOCS / "measurements.md").read_text()
+    beside = (DOCS.parent / "benchmarks" / "README.md").read_text()
+    assert (
+        f"one stream is {one['vs_base']:.1f} times vLLM's, eight are {eight['vs_base']:.1f} times" in beside
+    )
+    assert held["outputs_different"] == 0
+    assert f"all {held['outputs_compared']} outputs were equal" in (DOCS / "adapters.md").read_text()
