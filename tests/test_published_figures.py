@@ -242,5 +242,6 @@ def test_an_adapter_beside_vllm() -> None:
     assert (
         f"one stream is {one['vs_base']:.1f} times vLLM's, eight are {eight['vs_base']:.1f} times" in beside
     )
-    assert held["outputs_different"] == 0
-    assert f"all {held['outputs_compared']} outputs were equal" in (DOCS / "adapters.md").read_text()
+    assert not any(held["outputs_different"].values())
+    compared = sum(held["outputs_compared"].values())
+    assert f"all {compared} outputs were equal" in (DOCS / "adapters.md").read_text()
